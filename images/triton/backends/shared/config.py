@@ -1,0 +1,41 @@
+"""Reading a model's config.pbtxt as Triton hands it to a Python-based backend (JSON)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+
+def parameter(config: dict, key: str, default: str = "") -> str:
+    return config.get("parameters", {}).get(key, {}).get("string_value", default).strip() or default
+
+
+def int_parameter(config: dict, key: str, default: int) -> int:
+    text = parameter(config, key, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"parameter '{key}' must be a whole number, not '{text}'") from None
+
+
+def choice_parameter(config: dict, key: str, choices: tuple[str, ...], default: str) -> str:
+    value = parameter(config, key, default)
+    if value not in choices:
+        raise ConfigError(f"parameter '{key}' must be one of {', '.join(choices)}, not '{value}'")
+    return value
+
+
+def instance_count(config: dict) -> int:
+    return sum(group.get("count", 1) for group in config.get("instance_group", [])) or 1
+
+
+def usable_cpus() -> int:
+    """CPUs this process may use: its affinity mask, cut by the container's quota where there is one."""
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cpus
+    return cpus if quota == "max" else max(1, min(cpus, int(quota) // int(period)))

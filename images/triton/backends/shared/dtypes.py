@@ -1,0 +1,33 @@
+"""Element types: ONNX's name, Triton's config name, the name on the wire, numpy's type. One table for all."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class ElementType(NamedTuple):
+    onnx: str
+    config: str
+    wire: str
+    numpy: type
+
+
+_TYPES = (
+    ElementType("tensor(bool)", "TYPE_BOOL", "BOOL", np.bool_),
+    ElementType("tensor(uint8)", "TYPE_UINT8", "UINT8", np.uint8),
+    ElementType("tensor(uint16)", "TYPE_UINT16", "UINT16", np.uint16),
+    ElementType("tensor(uint32)", "TYPE_UINT32", "UINT32", np.uint32),
+    ElementType("tensor(uint64)", "TYPE_UINT64", "UINT64", np.uint64),
+    ElementType("tensor(int8)", "TYPE_INT8", "INT8", np.int8),
+    ElementType("tensor(int16)", "TYPE_INT16", "INT16", np.int16),
+    ElementType("tensor(int32)", "TYPE_INT32", "INT32", np.int32),
+    ElementType("tensor(int64)", "TYPE_INT64", "INT64", np.int64),
+    ElementType("tensor(float16)", "TYPE_FP16", "FP16", np.float16),
+    ElementType("tensor(float)", "TYPE_FP32", "FP32", np.float32),
+    ElementType("tensor(double)", "TYPE_FP64", "FP64", np.float64),
+    ElementType("tensor(string)", "TYPE_STRING", "BYTES", np.object_),
+)
+
+BY_ONNX = {t.onnx: t for t in _TYPES}

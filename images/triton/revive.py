@@ -1,0 +1,143 @@
+"""Reloads a model whose Python process died. Triton answers 500 for such a model for ever, and still calls it ready.
+
+serve.sh starts this beside tritonserver, whose child it is; it watches its siblings, the Python stubs, and ends with
+their parent, taking along those that outlive it. A reload goes through the model-control API with the configuration the
+model has at that moment, so an override in force (a running comparison's) stays in force. Standard library only: it
+runs in every image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+POLL_S = 1.0
+# A model that dies again and again is reloaded ever more rarely, up to this pause.
+LONGEST_PAUSE_S = 60.0
+# Lived this long since its last reload: the next death counts as the first again.
+FORGIVEN_AFTER_S = 300.0
+
+
+def stubs_of(server: int) -> dict[int, str]:
+    """pid -> model of the server's living Python stubs."""
+    stubs = {}
+    for task in Path(f"/proc/{server}/task").iterdir():
+        try:
+            children = (task / "children").read_text().split()
+        except OSError:  # the thread has ended
+            continue
+        for child in children:
+            arguments = stub_arguments(int(child))
+            if arguments:
+                stubs[int(child)] = Path(arguments[1]).parts[-3]
+    return stubs
+
+
+def stub_arguments(pid: int) -> list[str]:
+    """<stub> <repository>/<model>/<version>/model.py <shared memory region> ...; none if it is no living stub."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
+    return arguments if len(arguments) > 2 and arguments[0].endswith("triton_python_backend_stub") else []
+
+
+def end(stubs: dict[int, str]) -> None:
+    """Stubs that outlive a killed server hold its sockets open, and clients wait on them for an answer."""
+    for pid in stubs:
+        if arguments := stub_arguments(pid):
+            log(f"ending process {pid}, which outlived its server")
+            os.kill(pid, signal.SIGKILL)
+            Path("/dev/shm", arguments[2]).unlink(missing_ok=True)
+
+
+class Triton:
+    def __init__(self) -> None:
+        address = {"0.0.0.0": "127.0.0.1"}.get(bind := os.environ["BIND_ADDRESS"], bind)
+        self.url = f"http://{address}:{os.environ.get('TRITON_HTTP_PORT', '8000')}"
+        # A company's proxy is for the world outside.
+        self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self.headers = {"triton-admin-key": os.environ["TRITON_ADMIN_KEY"]}
+
+    def call(self, path: str, body: object = None) -> object:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers=self.headers)
+        with self.opener.open(request, timeout=300) as response:
+            return json.loads(response.read() or "null")
+
+    def processes_wanted(self, model: str) -> int:
+        """How many Python processes the model runs when it is well; 0 if it is not loaded."""
+        index = self.call("/v2/repository/index", {})
+        if not any(entry["name"] == model and entry.get("state") == "READY" for entry in index):
+            return 0
+        groups = self.call(f"/v2/models/{model}/config")["instance_group"]
+        return sum(group["count"] * max(1, len(group.get("gpus", []))) for group in groups)
+
+    def reload(self, model: str) -> None:
+        config = self.call(f"/v2/models/{model}/config")
+        self.call(f"/v2/repository/models/{model}/load", {"parameters": {"config": json.dumps(config)}})
+
+
+def log(message: str) -> None:
+    print(f"revive: {message}", flush=True)
+
+
+class Watch:
+    """Which models lost a process, and when each may be reloaded."""
+
+    def __init__(self, triton: Triton) -> None:
+        self.triton = triton
+        self.known: dict[int, str] = {}
+        self.suspects: Counter[str] = Counter()  # model -> polls since it lost a process
+        self.deaths: Counter[str] = Counter()
+        self.reloaded: dict[str, float] = {}
+
+    def poll(self, stubs: dict[int, str]) -> None:
+        self.suspects.update({model for pid, model in self.known.items() if pid not in stubs} - self.suspects.keys())
+        self.known = stubs
+        for model in list(self.suspects):
+            living = sum(name == model for name in stubs.values())
+            if living >= self.triton.processes_wanted(model):  # it was reloaded or unloaded
+                del self.suspects[model]
+            elif self.suspects[model] < 2:  # an unload that is still going on looks the same: look again
+                self.suspects[model] += 1
+            elif time.monotonic() >= self.reloaded.get(model, 0) + self.pause(model):
+                self.revive(model)
+
+    def pause(self, model: str) -> float:
+        return min(LONGEST_PAUSE_S, 2.0 ** self.deaths[model])
+
+    def revive(self, model: str) -> None:
+        if time.monotonic() - self.reloaded.get(model, 0) > FORGIVEN_AFTER_S:
+            self.deaths[model] = 0
+        self.deaths[model] += 1
+        log(f"a process of model '{model}' died; reloading the model")
+        try:
+            self.triton.reload(model)
+            log(f"model '{model}' is back")
+        finally:
+            self.reloaded[model] = time.monotonic()
+
+
+def main() -> None:
+    server = os.getppid()
+    watch = Watch(Triton())
+    while os.getppid() == server:
+        time.sleep(POLL_S)
+        try:
+            watch.poll(stubs_of(server))
+        except urllib.error.HTTPError as error:
+            log(f"Triton did not reload it: {error.read().decode(errors='replace')}")
+        except (OSError, ValueError):
+            pass  # not up yet, or going down: the next poll looks again
+    end(watch.known)
+
+
+if __name__ == "__main__":
+    main()

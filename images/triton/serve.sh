@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Starts Triton from the settings of .env.example. The one place that turns them into tritonserver's flags, in every runtime.
+set -euo pipefail
+
+home=${TRITON_HOME:-/opt/tritonserver}
+# Restricted to whoever has the key: what loads code, maps memory or changes the server.
+restricted=model-repository,shared-memory,trace,logging
+# HTTP wants the header's name, gRPC wants the metadata key's; the key's value is the same.
+key="triton-admin-key=${TRITON_ADMIN_KEY:?is empty: run make up, which makes one}"
+
+export BIND_ADDRESS=${BIND_ADDRESS:-127.0.0.1}
+
+flags=(
+  --model-repository="${MODEL_REPOSITORY:-/models}"
+  --backend-directory="$home/backends"
+  --cache-directory="$home/caches"
+  --model-control-mode=explicit
+  # A model that does not load leaves the others served; readiness and `make status` tell.
+  --exit-on-error=false
+  # Requests in flight get this long. After a failed reload Triton waits it out in vain, and its own default is 30.
+  --exit-timeout-secs=10
+  --http-address="$BIND_ADDRESS" --http-port="${TRITON_HTTP_PORT:-8000}"
+  --grpc-address="$BIND_ADDRESS" --grpc-port="${TRITON_GRPC_PORT:-8001}"
+  --metrics-address="$BIND_ADDRESS" --metrics-port="${TRITON_METRICS_PORT:-8002}"
+  --http-restricted-api="$restricted:$key"
+  --grpc-restricted-protocol="$restricted:$key"
+  --backend-config="python,shm-default-byte-size=${TRITON_SHM_BYTES:-67108864}"
+  --log-verbose="${TRITON_LOG_VERBOSE:-0}"
+)
+# On a machine without a GPU Triton looks for one all the same, and complains.
+[[ ${PROFILE:-cpu} != cpu ]] || flags+=(--allow-gpu-metrics=false)
+for system in ${SYSTEMS:-}; do
+  flags+=(--load-model="$system")
+done
+
+# ONNX Runtime 1.29 and later report usage by default.
+export ORT_DISABLE_TELEMETRY=1
+# Model repositories and backends are read-only in containers.
+export PYTHONDONTWRITEBYTECODE=1
+
+# Brings back a model whose Python process died, which Triton by itself does not.
+python3 "$(dirname "$(readlink -f "$0")")/revive.py" &
+
+pin=()
+[[ -z ${TRITON_CPUS:-} ]] || pin=(taskset -c "$TRITON_CPUS")
+exec "${pin[@]}" "$home/bin/tritonserver" "${flags[@]}"
