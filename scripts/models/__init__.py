@@ -1,0 +1,1 @@
+"""Assembling the model repository: the weights that belong beside each config.pbtxt."""

@@ -1,0 +1,91 @@
+"""Settings: .env.example holds every name with its default, .env overrides it, the environment overrides both."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+from pathlib import Path
+
+from dotenv import dotenv_values, set_key
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / ".env.example"
+DOTENV = ROOT / ".env"
+
+
+class UserError(Exception):
+    """Something the person at the keyboard can mend. The message says what, where, and how."""
+
+
+class Settings(dict[str, str]):
+    @classmethod
+    def load(cls) -> Settings:
+        defaults = _read(EXAMPLE)
+        environment = {name: os.environ[name] for name in defaults if os.environ.get(name)}
+        if "STY" in os.environ and "WINDOW=" not in os.environ.get("MAKEFLAGS", ""):
+            environment.pop("WINDOW", None)  # GNU screen's, the number of its window
+        own = {name: value for name, value in _read(DOTENV).items() if value}
+        unknown = own.keys() - defaults.keys()
+        if unknown:
+            raise UserError(f".env: no such setting {', '.join(sorted(unknown))} (.env.example lists them all)")
+        return cls(defaults | own | environment)
+
+    def path(self, name: str) -> Path:
+        return ROOT / self[name]
+
+    def words(self, name: str) -> list[str]:
+        return self[name].split()
+
+    def integer(self, name: str, least: int = 0) -> int:
+        return int(self._number(name, int, "a whole number", least))
+
+    def number(self, name: str, least: float = 0.0) -> float:
+        return self._number(name, float, "a number", least)
+
+    def port(self, name: str) -> int:
+        port = self.integer(name, least=1)
+        if port > 65535:
+            raise UserError(f"{name}={port}: a port is at most 65535")
+        return port
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        if self[name] not in choices:
+            raise UserError(f"{name}={self[name]}: must be one of {', '.join(choices)}")
+        return self[name]
+
+    def address(self) -> str:
+        """Where a client on this machine reaches what listens on BIND_ADDRESS."""
+        try:
+            bind = ipaddress.IPv4Address(self["BIND_ADDRESS"])
+        except ValueError:
+            raise UserError(f"BIND_ADDRESS={self['BIND_ADDRESS']}: must be an IPv4 address") from None
+        return "127.0.0.1" if bind.is_unspecified else str(bind)
+
+    def url(self, port: str) -> str:
+        return f"http://{self.address()}:{self.port(port)}"
+
+    def _number(self, name: str, kind: type, noun: str, least: float):
+        try:
+            value = kind(self[name])
+        except ValueError:
+            raise UserError(f"{name}={self[name]}: must be {noun}") from None
+        if not least <= value < float("inf"):
+            raise UserError(f"{name}={self[name]}: must be at least {least:g}")
+        return value
+
+
+def with_admin_key(settings: Settings) -> Settings:
+    """The settings with an admin key; where there is none yet, a random one is made and kept in .env, mode 600."""
+    if settings["TRITON_ADMIN_KEY"]:
+        return settings
+    key = secrets.token_urlsafe(32)
+    DOTENV.touch(mode=0o600)
+    DOTENV.chmod(0o600)
+    set_key(DOTENV, "TRITON_ADMIN_KEY", key, quote_mode="never")
+    return Settings(settings | {"TRITON_ADMIN_KEY": key})
+
+
+def _read(path: Path) -> dict[str, str]:
+    values = dotenv_values(path, interpolate=False) if path.exists() else {}
+    return {name: value or "" for name, value in values.items()}

@@ -1,0 +1,72 @@
+"""Settings: who overrides whom, and what a wrong one says."""
+
+import re
+import stat
+
+import pytest
+
+from scripts import settings as module
+from scripts.settings import ROOT, Settings, UserError, with_admin_key
+
+
+@pytest.fixture
+def dotenv(tmp_path, monkeypatch):
+    for name in module.dotenv_values(module.EXAMPLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "DOTENV", tmp_path / ".env")
+    return tmp_path / ".env"
+
+
+def test_environment_over_dotenv_over_example(dotenv, monkeypatch):
+    assert Settings.load()["TRITON_HTTP_PORT"] == "8000"
+    dotenv.write_text("TRITON_HTTP_PORT=8100\nROUNDS=7\n")
+    monkeypatch.setenv("ROUNDS", "9")
+    loaded = Settings.load()
+    assert (loaded["TRITON_HTTP_PORT"], loaded["ROUNDS"]) == ("8100", "9")
+
+
+def test_an_empty_value_is_no_value(dotenv, monkeypatch):
+    dotenv.write_text("ROUNDS=\n")
+    monkeypatch.setenv("WARMUP", "")
+    loaded = Settings.load()
+    assert (loaded["ROUNDS"], loaded["WARMUP"]) == ("5", "3")
+
+
+def test_a_misspelt_name_is_said(dotenv):
+    dotenv.write_text("USERZ=3\n")
+    with pytest.raises(UserError, match="USERZ"):
+        Settings.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read"),
+    [
+        ("ROUNDS", "x", lambda s: s.integer("ROUNDS")),
+        ("ROUNDS", "1", lambda s: s.integer("ROUNDS", least=2)),
+        ("WARMUP", "-1", lambda s: s.number("WARMUP")),
+        ("WARMUP", "nan", lambda s: s.number("WARMUP")),
+        ("WARMUP", "inf", lambda s: s.number("WARMUP")),
+        ("LOCUST_PORT", "70000", lambda s: s.port("LOCUST_PORT")),
+        ("PROTOCOL", "carrier pigeon", lambda s: s.choice("PROTOCOL", ("http", "grpc"))),
+    ],
+)
+def test_a_wrong_value_names_itself(dotenv, name, value, read):
+    with pytest.raises(UserError, match=re.escape(f"{name}={value}")):
+        read(Settings(Settings.load() | {name: value}))
+
+
+def test_the_admin_key_is_made_once_and_kept_private(dotenv):
+    first = with_admin_key(Settings.load())["TRITON_ADMIN_KEY"]
+    assert len(first) >= 40
+    assert stat.S_IMODE(dotenv.stat().st_mode) == 0o600
+    assert with_admin_key(Settings.load())["TRITON_ADMIN_KEY"] == first
+
+
+def test_every_setting_is_used_somewhere(dotenv):
+    code = "".join(
+        path.read_text()
+        for folder in ("scripts", "loadtest", "images")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".sh", ".conf")
+    )
+    assert [name for name in Settings.load() if not re.search(rf"\b(ENV_)?{name}\b", code)] == []
