@@ -1,0 +1,41 @@
+"""Is a port free, and if not, who has it?"""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+from scripts.settings import Settings, UserError
+
+
+def check_free(settings: Settings, names: list[str]) -> None:
+    taken: dict[int, str] = {}
+    for name in names:
+        port = settings.port(name)
+        if port in taken:
+            raise UserError(f"{name} and {taken[port]} are both {port}: set one of them in .env")
+        taken[port] = name
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((settings["BIND_ADDRESS"], port))
+            except OSError as error:
+                raise UserError(
+                    f"port {port} cannot be opened on {settings['BIND_ADDRESS']} ({_holder(port) or error.strerror}): "
+                    f"stop what holds it, or set another {name} in .env"
+                ) from None
+
+
+def _holder(port: int) -> str:
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.AccessDenied:
+        return ""
+    for connection in connections:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            try:
+                return f"taken by {psutil.Process(connection.pid).name()}, pid {connection.pid}"
+            except psutil.NoSuchProcess:
+                break
+    return ""

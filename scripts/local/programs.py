@@ -1,0 +1,97 @@
+"""Where the local runtime's programs come from. Nothing is installed system-wide and nothing needs root."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from scripts.settings import ROOT, UserError
+
+BACKENDS = ROOT / "images/triton/backends"
+
+
+def triton(state: Path) -> Path:
+    """A TRITON_HOME made of links: PyPI's server and its Python backend, with this Python's stub and our backends.
+
+    The wheel's libraries find each other by relative paths, so its layout is kept.
+    """
+    packages = Path(site.getsitepackages()[0])
+    wheel = packages / "pytriton/tritonserver"
+    stub = wheel / f"python_backend_stubs/{sys.version_info.major}.{sys.version_info.minor}/triton_python_backend_stub"
+    if not stub.exists():
+        raise UserError(f"the Triton wheel has no stub for Python {sys.version_info.major}.{sys.version_info.minor}")
+    home = state / "triton/pytriton/tritonserver"
+    shutil.rmtree(state / "triton", ignore_errors=True)
+    python = home / "backends/python"
+    shutil.copytree(wheel / "backends/python", python)
+    shutil.copy(stub, python)
+    for backend in BACKENDS.iterdir():
+        if (backend / "model.py").exists():
+            (home / "backends" / backend.name).symlink_to(backend)
+    for part in ("bin", "caches"):
+        (home / part).symlink_to(wheel / part)
+    (state / "triton/nvidia_pytriton.libs").symlink_to(packages / "nvidia_pytriton.libs")
+    return home
+
+
+def library_path(state: Path) -> str:
+    """LD_LIBRARY_PATH for the stub, which links to libpython: empty where the loader finds it by itself."""
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
+    soname = f"{name}.so.1.0"
+    try:
+        ctypes.CDLL(soname)
+        return ""
+    except OSError:
+        pass
+    own = Path(sys.base_prefix) / "lib"
+    if (own / soname).exists():
+        return str(own)
+    unpacked = debian_package(name, state)
+    if unpacked is None:
+        raise UserError(f"{soname} is not on this machine, and Triton's Python backend needs it: install {name}")
+    return str(next(unpacked.rglob(soname)).parent)
+
+
+def prometheus(state: Path) -> Path | None:
+    """From the PATH, else from Debian's package; None where there is neither."""
+    if found := shutil.which("prometheus"):
+        return Path(found)
+    unpacked = debian_package("prometheus", state)
+    return unpacked and unpacked / "usr/bin/prometheus"
+
+
+def debian_package(name: str, state: Path) -> Path | None:
+    """Debian's package, unpacked under the state folder without being installed; None where that cannot be done."""
+    target = state / "debian" / name
+    if target.exists():
+        return target
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        return None
+    (state / "debian").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=state / "debian", prefix=".unpacking-") as folder:
+        work = Path(folder)
+        # A private package list: the system's belongs to root and may be empty.
+        for part in ("lists/partial", "cache/archives/partial"):
+            (work / part).mkdir(parents=True)
+        apt = ["apt-get", "-qq", "-o", f"Dir::State::Lists={work}/lists", "-o", f"Dir::Cache={work}/cache"]
+        apt += ["-o", "APT::Sandbox::User=" + ("root" if os.geteuid() == 0 else "")]
+        try:
+            subprocess.run([*apt, "update"], cwd=work, check=True, capture_output=True, timeout=300)
+            subprocess.run([*apt, "download", name], cwd=work, check=True, capture_output=True, timeout=300)
+            (package,) = work.glob("*.deb")
+            subprocess.run(["dpkg-deb", "-x", package, work / "root"], check=True, capture_output=True, timeout=120)
+        except (subprocess.SubprocessError, ValueError):
+            return None
+        (work / "root").rename(target)
+    return target
+
+
+def path_with_this_python() -> str:
+    """Triton's stub takes its packages from the environment of the python3 it finds on the PATH."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,0 +1,94 @@
+"""A small client for what the commands ask of Triton's HTTP API: readiness, the repository, model control."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from typing import Any
+
+ADMIN_HEADER = "triton-admin-key"
+
+
+class TritonError(Exception):
+    """What Triton answered, or why it did not."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+# A company's proxy is for the world outside, not for this machine's own server.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def answers(url: str) -> bool:
+    try:
+        with _opener.open(url, timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def reason(text: str) -> str:
+    """Triton's message without the Python stack that its Python backend appends."""
+    return re.sub(r"\s*At:\n.*?(\n\s*;|$)", "", text, flags=re.DOTALL).strip().rstrip(";").strip()
+
+
+class Triton:
+    def __init__(self, url: str, admin_key: str = "") -> None:
+        self.url = url.rstrip("/")
+        self.admin_key = admin_key
+
+    def live(self) -> bool:
+        return answers(f"{self.url}/v2/health/live")
+
+    def metadata(self) -> dict:
+        return self._call("/v2")
+
+    def index(self) -> dict[str, tuple[str, str]]:
+        """model -> (state, reason) of its newest version, of every model that was ever asked for."""
+        entries = self._call("/v2/repository/index", {})
+        return {e["name"]: (e["state"], e.get("reason", "")) for e in entries if "state" in e}
+
+    def config(self, model: str) -> dict:
+        return self._call(f"/v2/models/{model}/config")
+
+    def load(self, model: str, config: dict | None = None) -> None:
+        """Load or reload; with a config, that one instead of the model's config.pbtxt."""
+        parameters = {} if config is None else {"config": json.dumps(config)}
+        self._call(f"/v2/repository/models/{model}/load", {"parameters": parameters}, timeout=600)
+
+    def composing(self, system: str) -> dict[str, dict]:
+        """name -> configuration of the system and of all that it is made of, the ensemble before its steps."""
+        config = self.config(system)
+        found = {system: config}
+        for step in config.get("ensemble_scheduling", {}).get("step", []):
+            if step["model_name"] not in found:
+                found |= self.composing(step["model_name"])
+        return found
+
+    def statistics(self) -> dict[str, dict]:
+        return {entry["name"]: entry for entry in self._call("/v2/models/stats")["model_stats"]}
+
+    def infer(self, model: str, request: dict, version: str = "") -> dict:
+        return self._call(f"/v2/models/{model}{'/versions/' + version if version else ''}/infer", request)
+
+    def _call(self, path: str, body: Any = None, timeout: float = 30) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers={ADMIN_HEADER: self.admin_key})
+        try:
+            with _opener.open(request, timeout=timeout) as response:
+                return json.loads(response.read() or "null")
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")
+            try:
+                text = json.loads(text)["error"]
+            except (ValueError, KeyError, TypeError):
+                text = text or error.reason
+            raise TritonError(reason(str(text)), error.code) from None
+        except OSError as error:
+            raise TritonError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from None
+        except ValueError:
+            raise TritonError(f"{self.url} is not a Triton server: it answered {path} with something else") from None
