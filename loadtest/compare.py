@@ -1,0 +1,188 @@
+"""make loadtest: compare dynamic batching with none on the running server; print the table, write the report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import gevent
+import greenlet
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from loadtest import report, results
+from loadtest.batching import Switch, composing, plan, restore_after_kill, server_name
+from loadtest.experiment import Experiment, Plan, Window
+from loadtest.table import print_table
+from loadtest.users import USERS, target, traffic, user_class
+from loadtest.workload import Workload
+from scripts.cli import err, out
+from scripts.files import exclusive
+from scripts.settings import Settings, UserError
+from scripts.triton import Triton, TritonError
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass
+class Comparison:
+    settings: Settings
+    windows: list[Window] = field(default_factory=list)
+    stopped: str = ""  # why the rounds ended early
+    server_version: str = ""
+
+    @cached_property
+    def triton(self) -> Triton:
+        return Triton(self.settings.url("TRITON_HTTP_PORT"), self.settings["TRITON_ADMIN_KEY"])
+
+    @cached_property
+    def workload(self) -> Workload:
+        return Workload.of(self.settings)
+
+    @cached_property
+    def plan(self) -> Plan:
+        s = self.settings
+        return Plan(
+            system=s["SYSTEM"],
+            rounds=s.integer("ROUNDS", least=2),
+            window_s=s.number("WINDOW", least=1) if s["WINDOW"] else None,
+            warmup_s=s.number("WARMUP"),
+        )
+
+    @cached_property
+    def protocol(self) -> str:
+        return self.settings.choice("PROTOCOL", tuple(USERS))
+
+    @cached_property
+    def least_ratio(self) -> float:
+        return self.settings.number("MIN_RATIO") if self.settings["MIN_RATIO"] else 0.0
+
+    @cached_property
+    def seed(self) -> int:
+        return self.settings.integer("SEED")
+
+    def measure(self) -> None:
+        """Fill `windows`. The server is as it was when this returns, also after an interrupt."""
+        folder = self.settings.path("REPORTS")
+        # Every setting is right before anything starts.
+        _ = self.plan, self.workload, self.protocol, self.least_ratio, self.seed
+        pin(self.settings["LOADTEST_CPUS"])
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = folder / f".lock-{server_name(self.triton)}"
+        with exclusive(lock, "another comparison is running against this stack", wait=False):
+            if restored := restore_after_kill(self.triton, folder):
+                err.print(f"[yellow]a comparison was killed here before:[/] restored {', '.join(restored)}")
+            report.sweep(folder)
+            self.server_version = self.triton.metadata()["version"]
+            models = plan(composing(self.triton, self.plan.system), self.workload.max_batch)
+            try:
+                with (
+                    progress_bar(2 * self.plan.rounds) as (show, say),
+                    interruptible() as interrupt,
+                    Switch(self.triton, models, folder, on_restore=interrupt.ignore) as switch,
+                ):
+                    self._run(switch, show, say)
+            except (UserError, TritonError, KeyboardInterrupt) as reason:
+                if not self.windows:
+                    raise
+                self.stopped = str(reason) or INTERRUPTED
+
+    def _run(self, switch: Switch, show: Callable[[str, float], None], say: Callable[[str], None]) -> None:
+        experiment = Experiment(
+            self.plan,
+            user_class(self.protocol, target(self.settings, self.protocol)),
+            traffic(self.protocol, self.plan.system, self.workload, self.seed),
+            self.triton,
+            switch,
+            lambda label, part: show(label, len(self.windows) + part),
+        )
+        say(f"{'round':>5}  {'mode':<8}{'requests/s':>11}{'p95 ms':>9}{'batch':>8}{'failed':>8}")
+
+        def on_window(window: Window) -> None:
+            self.windows.append(window)
+            say(results.window_line(window))
+
+        experiment.run(on_window)
+
+
+def main() -> int:
+    comparison = Comparison(Settings.load())
+    comparison.measure()
+    if not results.paired(comparison.windows):
+        err.print(f"[red]not proven:[/] no round is complete: nothing to compare. {escape(comparison.stopped)}")
+        return 130 if comparison.stopped == INTERRUPTED else 1
+    found = report.results_of(comparison)
+    folder = report.write(found, comparison)
+    print_table(found, out)
+    shown = os.path.relpath(folder)
+    out.print(f"\nreport  {shown}/report.html  (numbers: {shown}/results.json)")
+    out.print("The stack stays up: `make status` shows it, `make locust` loads it by hand, `make down` stops it.")
+    for complaint in found["complaints"]:
+        err.print(f"[red]not proven:[/] {escape(complaint)}")
+    if comparison.stopped == INTERRUPTED:
+        return 130
+    return 1 if found["complaints"] else 0
+
+
+@contextlib.contextmanager
+def progress_bar(total: int) -> Iterator[tuple]:
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("", total=total)
+
+        def show(label: str, done: float) -> None:
+            progress.update(task, description=label, completed=done)
+
+        yield show, lambda line: progress.console.print(line)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupt:
+    """Ctrl-C and its like raise KeyboardInterrupt at the next wait, but not while the server is being put right."""
+
+    def __init__(self) -> None:
+        self.greenlet = greenlet.getcurrent()
+        self.ignored = False
+
+    def ignore(self) -> None:
+        self.ignored = True
+
+    def __call__(self) -> None:
+        err.print("stopping: putting the server's configuration back")
+        if not self.ignored:
+            self.ignored = True
+            gevent.kill(self.greenlet, KeyboardInterrupt)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    interrupt = Interrupt()
+    handlers = [gevent.signal_handler(number, interrupt) for number in SIGNALS]
+    try:
+        yield interrupt
+    finally:
+        for handler in handlers:
+            handler.cancel()
+        # gevent leaves the kernel's default behind, which would end us without a word while the report is written.
+        for number in SIGNALS:
+            signal.signal(number, signal.default_int_handler)
+
+
+def pin(cpus: str) -> None:
+    """Keep this process to the CPUs of a `taskset -c` list."""
+    if not cpus:
+        return
+    try:
+        wanted: set[int] = set()
+        for part in cpus.split(","):
+            first, _, last = part.partition("-")
+            wanted |= set(range(int(first), int(last or first) + 1))
+        os.sched_setaffinity(0, wanted)
+    except (ValueError, OSError):
+        raise UserError(f"LOADTEST_CPUS={cpus}: CPUs of this machine as in 1 or 0-3,6") from None

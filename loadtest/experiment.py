@@ -1,0 +1,212 @@
+"""The rounds: the same users, the same server, dynamic batching off and on in turn, and what each window saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import gevent
+import psutil
+from locust.env import Environment
+from locust.runners import LocalRunner
+
+from loadtest.batching import MODES, Switch
+from loadtest.users import Traffic, TritonUser
+from scripts.settings import UserError
+from scripts.triton import Triton
+
+# A window that is not given in seconds lasts until it holds this many requests, and this long at least.
+WINDOW_REQUESTS = 1000
+LEAST_WINDOW_S = 5.0
+LONGEST_WINDOW_S = 600.0
+DRAIN_S = 60.0
+QUIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    system: str
+    rounds: int
+    window_s: float | None
+    warmup_s: float
+
+    def schedule(self) -> list[tuple[int, str]]:
+        """(round, mode) of each window: A B, B A, A B ... so that a steady drift of the machine cancels."""
+        return [(n + 1, mode) for n in range(self.rounds) for mode in (MODES if n % 2 == 0 else MODES[::-1])]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request: when its answer came (seconds since the run began), how long it took, and what went wrong."""
+
+    at: float
+    latency_ms: float
+    error: str
+
+
+@dataclass
+class Counters:
+    """Triton's counters of one model, or the difference of two readings of them."""
+
+    requests: int
+    rows: int
+    executions: int
+    queue_ns: int
+    compute_ns: int
+    batches: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, statistics: dict) -> Counters:
+        timing = statistics["inference_stats"]
+        return cls(
+            requests=timing["success"]["count"],
+            rows=statistics["inference_count"],
+            executions=statistics["execution_count"],
+            queue_ns=timing["queue"]["ns"],
+            compute_ns=sum(timing[part]["ns"] for part in ("compute_input", "compute_infer", "compute_output")),
+            batches={b["batch_size"]: b["compute_infer"]["count"] for b in statistics["batch_stats"]},
+        )
+
+    def since(self, before: Counters) -> Counters:
+        if self.executions < before.executions:
+            raise UserError("the model was reloaded or the server restarted in the middle of a window")
+        return Counters(
+            self.requests - before.requests,
+            self.rows - before.rows,
+            self.executions - before.executions,
+            self.queue_ns - before.queue_ns,
+            self.compute_ns - before.compute_ns,
+            {
+                size: count - before.batches.get(size, 0)
+                for size, count in self.batches.items()
+                if count > before.batches.get(size, 0)
+            },
+        )
+
+
+@dataclass
+class Window:
+    round: int
+    mode: str
+    start: float
+    end: float
+    samples: list[Sample]
+    counters: dict[str, Counters]
+    client_cpu: float  # CPU seconds a second of Locust's process; 1.0 is all that one process of it can use
+    began_at: float  # wall clock, for whoever looks it up in Prometheus
+
+
+class Experiment:
+    """Drives Locust in this process; hands over each window as it ends, so that an interrupt keeps what there is."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        user: type[TritonUser],
+        traffic: Traffic,
+        triton: Triton,
+        switch: Switch,
+        progress: Callable[[str, float], None],
+    ) -> None:
+        self.plan = plan
+        self.traffic = traffic
+        self.triton = triton
+        self.switch = switch
+        self.progress = progress
+        self.samples: list[Sample] = []
+        self.process = psutil.Process()
+        self.began = time.perf_counter()
+        self.environment = Environment(user_classes=[user])
+        self.environment.traffic = traffic
+        self.environment.events.request.add_listener(self._on_request)
+        self.runner: LocalRunner = self.environment.create_local_runner()
+
+    def run(self, on_window: Callable[[Window], None]) -> None:
+        try:
+            for number, mode in self.plan.schedule():
+                on_window(self._window(number, mode))
+        finally:
+            self.traffic.gate.clear()
+            # Locust waits for every user, and one whose connection broke may never end.
+            with gevent.Timeout(QUIT_S, False):
+                self.runner.quit()
+
+    def _window(self, number: int, mode: str) -> Window:
+        label = f"round {number} of {self.plan.rounds}, {mode}"
+        self.traffic.gate.clear()
+        self._drain()
+        self.progress(f"{label}: switching", 0)
+        self.switch.to(mode)
+        self.traffic.gate.set()
+        self._spawn(label)
+        self._sleep(self.plan.warmup_s, f"{label}: warming up")
+        self.samples.clear()
+        before, cpu = self._counters(), self._cpu()
+        began_at, start = time.time(), self._now()
+        self._measure(label, start)
+        end = self._now()
+        samples = [sample for sample in self.samples if start <= sample.at < end]
+        client_cpu = (self._cpu() - cpu) / (end - start)
+        after = self._counters()
+        counters = {name: after[name].since(before[name]) for name in after}
+        if not self.switch.in_force():
+            raise UserError("a model was reloaded by somebody else in the middle of a window")
+        if not samples:
+            raise UserError("not one request was answered in a whole window: `make status` and `make logs` say more")
+        return Window(number, mode, start, end, samples, counters, client_cpu, began_at)
+
+    def _spawn(self, label: str) -> None:
+        users = self.traffic.workload.users
+        if self.runner.user_count == users:
+            return
+        self.runner.start(users, spawn_rate=self.traffic.workload.spawn_rate or users)
+        deadline = self._now() + DRAIN_S + users / (self.traffic.workload.spawn_rate or users)
+        while self.runner.user_count < users:
+            if self._now() > deadline:
+                raise UserError(f"Locust started only {self.runner.user_count} of {users} users")
+            self.progress(f"{label}: {self.runner.user_count} of {users} users", 0)
+            gevent.sleep(0.1)
+
+    def _measure(self, label: str, start: float) -> None:
+        """Until the window holds what it should."""
+        wanted = self.plan.window_s
+        while True:
+            gevent.sleep(0.05)
+            elapsed = self._now() - start
+            part = (
+                min(elapsed / LEAST_WINDOW_S, len(self.samples) / WINDOW_REQUESTS)
+                if wanted is None
+                else elapsed / wanted
+            )
+            self.progress(f"{label}: measuring", min(part, 1.0))
+            if part >= 1 or elapsed > LONGEST_WINDOW_S:
+                return
+
+    def _sleep(self, seconds: float, label: str) -> None:
+        self.progress(label, 0)
+        gevent.sleep(seconds)
+
+    def _drain(self) -> None:
+        deadline = self._now() + DRAIN_S
+        while self.traffic.in_flight:
+            if self._now() > deadline:
+                raise UserError(f"{self.traffic.in_flight} requests were not answered within {DRAIN_S:.0f} s")
+            gevent.sleep(0.01)
+
+    def _counters(self) -> dict[str, Counters]:
+        statistics = self.triton.statistics()
+        names = [model.name for model in self.switch.models if model.batches]
+        if gone := [name for name in names if name not in statistics]:
+            raise UserError(f"{', '.join(gone)} is no longer served: `make status` and `make logs` say more")
+        return {name: Counters.of(statistics[name]) for name in names}
+
+    def _cpu(self) -> float:
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.began
+
+    def _on_request(self, response_time: float, exception: Exception | None = None, **_) -> None:
+        self.samples.append(Sample(self._now(), response_time, str(exception) if exception else ""))

@@ -1,0 +1,156 @@
+"""What a comparison leaves behind: results.json, requests.csv, the plots as PNG, and report.html with all of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from loadtest import plots, results
+from loadtest.batching import MODES
+from loadtest.host import host
+from loadtest.table import rows, sentence
+from scripts.settings import EXAMPLE, Settings, dotenv_values
+
+LATEST = "latest"
+WRITING = ".writing"
+PLACES = ("REPORTS", "LOCAL_STATE", "MODEL_REPOSITORY")
+
+
+def sweep(reports: Path) -> None:
+    """What a killed run left half-written."""
+    for leftover in reports.glob(f".*{WRITING}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def results_of(comparison) -> dict:
+    found = measured(comparison)
+    return found | {"complaints": complaints(found)}
+
+
+def measured(comparison) -> dict:
+    windows = [w for pair in results.paired(comparison.windows) for w in pair]
+    model = results.heaviest(windows)
+    settings = comparison.settings
+    workload = comparison.workload
+    return {
+        "system": comparison.plan.system,
+        "profile": settings["PROFILE"],
+        "runtime": "local",
+        "host": host(),
+        "triton": {"version": comparison.server_version, "image": None},
+        "settings": {
+            "workload": workload.name,
+            "protocol": comparison.protocol,
+            "users": workload.users,
+            "spawn_rate": workload.spawn_rate,
+            "wait": list(workload.wait),
+            "max_batch": workload.max_batch,
+            "rounds": comparison.plan.rounds,
+            "window_s": comparison.plan.window_s,
+            "warmup_s": comparison.plan.warmup_s,
+            "seed": comparison.seed,
+            "texts": {"file": workload.file, "count": len(workload.texts), "sha256": workload.sha256},
+            "min_ratio": comparison.least_ratio,
+            "triton_cpus": settings["TRITON_CPUS"],
+            "loadtest_cpus": settings["LOADTEST_CPUS"],
+        },
+        "command": command(settings),
+        "model": model,
+        "modes": {mode: results.summary([w for w in windows if w.mode == mode], model) for mode in MODES},
+        "windows": [results.window_record(w, model) for w in comparison.windows],
+        "verdict": results.verdict(windows, model),
+        "stopped": comparison.stopped,
+        "unproven": results.unproven(windows, model),
+    }
+
+
+def command(settings: Settings) -> str:
+    """The command that makes this again: what differs from the defaults, but for secrets and where things lie."""
+    defaults = dotenv_values(EXAMPLE)
+    changed = [
+        f"{name}={shlex.quote(value)}"
+        for name, value in settings.items()
+        if value != (defaults[name] or "") and not name.endswith(("_KEY", "_PORT")) and name not in PLACES
+    ]
+    return " ".join(["make loadtest", *changed])
+
+
+def complaints(found: dict) -> list[str]:
+    """Why the comparison does not count; empty if it does."""
+    said = []
+    if found["stopped"]:
+        said.append(f"stopped early: {found['stopped']}; what was measured until then is kept")
+    if found["unproven"]:
+        said.append(found["unproven"] + likely_cause(found))
+    if failed := sum(window["failures"] for window in found["windows"]):
+        said.append(f"{failed} request(s) failed; requests.csv has their errors")
+    if found["verdict"]["client_bound"]:
+        said.append(
+            "Locust used a whole core, so the server was not the limit: fewer USERS, a heavier model, or PROTOCOL=grpc"
+        )
+    least_ratio = found["settings"]["min_ratio"]
+    if found["verdict"]["throughput_ratio"] < least_ratio:
+        said.append(
+            f"the throughput ratio {found['verdict']['throughput_ratio']:.2f} is below MIN_RATIO={least_ratio:g}"
+        )
+    return said
+
+
+def likely_cause(found: dict) -> str:
+    if found["modes"]["dynamic"]["mean_batch"] >= results.BATCHED_FROM:
+        return ""
+    if found["settings"]["users"] == 1:
+        return ": one user never has two requests waiting; use more USERS"
+    return (
+        ". Likely causes: too few USERS for the model's instances, requests of unequal length on an input that "
+        "does not say allow_ragged_batch, or a max_batch_size of 1 (docs/comparison.md)"
+    )
+
+
+def write(found: dict, comparison) -> Path:
+    """reports/<UTC time>-<system>/, whole or not at all, and reports/latest pointing at it."""
+    reports = comparison.settings.path("REPORTS")
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{found['system']}"
+    work = reports / f".{name}{WRITING}"
+    work.mkdir(parents=True)
+    try:
+        (work / "results.json").write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
+        results.write_csv(comparison.windows, work / "requests.csv")
+        figures = plots.all_figures(found, comparison.windows)
+        for title, figure in figures.items():
+            (work / f"{title}.png").write_bytes(figure(plots.LIGHT, "png"))
+        (work / "report.html").write_text(html(found, figures), encoding="utf-8")
+        target = reports / name
+        work.rename(target)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    link = reports / f".{LATEST}.new"
+    link.unlink(missing_ok=True)
+    link.symlink_to(name)
+    os.replace(link, reports / LATEST)
+    return target
+
+
+def html(found: dict, figures: dict) -> str:
+    environment = Environment(
+        loader=PackageLoader("loadtest", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    pictures = {
+        title: {theme: data_uri(figure(palette, "svg")) for theme, palette in plots.PALETTES.items()}
+        for title, figure in figures.items()
+    }
+    return environment.get_template("report.html.j2").render(
+        found=found, sentence=sentence(found), rows=rows(found), pictures=pictures, complaints=found["complaints"]
+    )
+
+
+def data_uri(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()

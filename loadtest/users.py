@@ -1,0 +1,153 @@
+"""Who sends it: Locust users in a closed loop, over HTTP or gRPC."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import gevent.event
+from locust import FastHttpUser, User, task
+from tritonclient.grpc import service_pb2_grpc
+
+from loadtest.workload import Workload, grpc_request, http_request
+from scripts.settings import Settings
+
+
+def _open_gate() -> gevent.event.Event:
+    gate = gevent.event.Event()
+    gate.set()
+    return gate
+
+
+@dataclass
+class Traffic:
+    """What all users of a run share. Users pause before their next request while the gate is closed."""
+
+    model: str
+    workload: Workload
+    seed: int
+    requests: Sequence
+    gate: gevent.event.Event = field(default_factory=_open_gate)
+    in_flight: int = 0
+    _numbers: itertools.count = field(default_factory=itertools.count)
+
+    def new_random(self) -> random.Random:
+        """One stream a user, the same in every run with the same seed."""
+        return random.Random(f"{self.seed}/{next(self._numbers)}")
+
+
+class TritonUser(User):
+    """Asks for one text's answer, waits for it, thinks, asks again. `environment.traffic` says what and how."""
+
+    abstract = True
+
+    def __init__(self, environment) -> None:
+        super().__init__(environment)
+        self.traffic: Traffic = environment.traffic
+        self.random = self.traffic.new_random()
+
+    def wait_time(self) -> float:
+        return self.random.uniform(*self.traffic.workload.wait)
+
+    @task
+    def ask(self) -> None:
+        self.traffic.gate.wait()
+        self.traffic.in_flight += 1
+        try:
+            self.infer(self.random.choice(self.traffic.requests))
+        finally:
+            self.traffic.in_flight -= 1
+
+    def infer(self, request) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def encode(cls, model: str, text: str):
+        raise NotImplementedError
+
+
+class HttpTritonUser(TritonUser, FastHttpUser):
+    """Binary tensors through Locust's fast client."""
+
+    abstract = True
+
+    @classmethod
+    def encode(cls, model: str, text: str):
+        return http_request(text)
+
+    def infer(self, request) -> None:
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Inference-Header-Content-Length": str(request.header_length),
+        }
+        path = f"/v2/models/{self.traffic.model}/infer"
+        with self.client.post(
+            path, data=request.body, headers=headers, name=self.traffic.model, catch_response=True
+        ) as response:
+            if response.status_code == 200:
+                header_length = int(response.headers.get("Inference-Header-Content-Length", 0))
+                if not 0 < header_length < len(response.content):
+                    response.failure("an answer without a binary tensor")
+            elif response.status_code:
+                response.failure(f"{response.status_code} {response.text[:200]}")
+
+
+class GrpcTritonUser(TritonUser):
+    abstract = True
+
+    @classmethod
+    def encode(cls, model: str, text: str):
+        return grpc_request(model, text)
+
+    def on_start(self) -> None:
+        import grpc
+
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        self.channel = grpc.insecure_channel(self.host, options=options)
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    def on_stop(self) -> None:
+        self.channel.close()
+
+    def infer(self, request) -> None:
+        start = time.perf_counter()
+        exception, length = None, 0
+        try:
+            answer = self.stub.ModelInfer(request, timeout=60)
+            length = sum(map(len, answer.raw_output_contents))
+            if not length:
+                exception = ValueError("an answer without a binary tensor")
+        except Exception as error:
+            exception = error
+        self.environment.events.request.fire(
+            request_type="gRPC",
+            name=self.traffic.model,
+            response_time=(time.perf_counter() - start) * 1000,
+            response_length=length,
+            exception=exception,
+            context={},
+        )
+
+
+USERS = {"http": HttpTritonUser, "grpc": GrpcTritonUser}
+
+
+def target(settings: Settings, protocol: str) -> str:
+    if protocol == "grpc":
+        return settings.url("TRITON_GRPC_PORT").removeprefix("http://")
+    return settings.url("TRITON_HTTP_PORT")
+
+
+def user_class(protocol: str, url: str) -> type[TritonUser]:
+    if protocol == "grpc":
+        import grpc.experimental.gevent
+
+        grpc.experimental.gevent.init_gevent()  # else one call blocks all users
+    return type("Client", (USERS[protocol],), {"host": url, "abstract": False})
+
+
+def traffic(protocol: str, model: str, workload: Workload, seed: int) -> Traffic:
+    return Traffic(model, workload, seed, [USERS[protocol].encode(model, text) for text in workload.texts])

@@ -1,0 +1,27 @@
+"""make locust: Locust's own web page, ready to start with the workload's users."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from loadtest.workload import Workload
+from scripts.cli import out, run
+from scripts.local import ports
+from scripts.settings import ROOT, Settings
+
+
+def main() -> None:
+    settings = Settings.load()
+    ports.check_free(settings, ["LOCUST_PORT"])
+    workload = Workload.of(settings)
+    out.print(f"Locust      {settings.url('LOCUST_PORT')}  (Ctrl-C ends it)")
+    command = [sys.executable, "-m", "locust", "--locustfile", "loadtest/locustfile.py"]
+    command += ["--web-host", settings["BIND_ADDRESS"], "--web-port", str(settings.port("LOCUST_PORT"))]
+    command += ["--users", str(workload.users), "--spawn-rate", str(workload.spawn_rate or workload.users)]
+    os.chdir(ROOT)
+    os.execv(sys.executable, command)
+
+
+if __name__ == "__main__":
+    run(main)
