@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# install.sh VENV LOCK: the locked packages in a virtual environment. Says in one sentence what the machine lacks.
+set -euo pipefail
+venv=$1 lock=$2
+
+fail() {
+  echo "error: $1" >&2
+  exit 1
+}
+
+python=${PYTHON:-python3}
+command -v "$python" >/dev/null || fail "$python is not installed (Debian: apt install python3 python3-venv)"
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' ||
+  fail "$("$python" --version) will not do: Triton's wheel and numpy < 2 need Python 3.11 or 3.12 (say PYTHON=python3.11)"
+"$python" -c 'import ensurepip' 2>/dev/null || fail "Python's venv module is missing (Debian: apt install python3-venv)"
+
+echo "installing the packages of $lock into $venv (2 GB, or 5 with PyTorch's CUDA build; once)"
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv"
+
+# On a terminal, one line that moves; elsewhere, nothing.
+progress() {
+  if [[ -t 1 ]]; then
+    awk '/^(Collecting|Using|Downloading|Installing) / { printf "\r\033[K  %s", substr($0, 1, 76); fflush() } END { printf "\r\033[K" }'
+  else
+    cat >/dev/null
+  fi
+}
+"$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check --requirement "$lock" | progress ||
+  fail "pip could not install $lock; its message is above. Run the same command again to go on"
