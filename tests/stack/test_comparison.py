@@ -1,0 +1,228 @@
+"""make loadtest, short, on the real server: what it writes, what it restores, and when it refuses to be believed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from loadtest.batching import MODES
+from scripts.settings import ROOT
+from tests.stack.test_embedding import embed
+
+SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
+
+
+@pytest.fixture(scope="module")
+def stack(new_stack):
+    stack = new_stack()
+    assert stack.make("up").returncode == 0
+    return stack
+
+
+@pytest.fixture(autouse=True)
+def unchanged(stack):
+    """Whatever a test does, the server's configurations are afterwards what they were."""
+    names = ("tokenizer", "encoder", "embedding")
+    before = {name: stack.triton.config(name) for name in names}
+    yield
+    assert {name: stack.triton.config(name) for name in names} == before
+
+
+def loadtest(stack, **settings) -> subprocess.CompletedProcess[str]:
+    return stack.make("loadtest", **(SHORT | settings))
+
+
+def running(stack, **settings) -> tuple[subprocess.Popen[str], list[str]]:
+    """A comparison in the background, once its first window has begun to be measured or later."""
+    process = stack.start_make("loadtest", **(SHORT | {"ROUNDS": 20} | settings))
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True)
+    reader.start()
+    return process, lines
+
+
+def test_the_comparison(stack):
+    done = loadtest(stack, MIN_RATIO=0.5)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = stack.results()
+    assert found["system"] == "embedding"
+    assert found["verdict"]["batched"] is True
+    assert found["verdict"]["client_bound"] is False
+    low, high = found["verdict"]["ci95"]
+    assert low <= found["verdict"]["throughput_ratio"] <= high
+    assert [w["mode"] for w in found["windows"]] == ["none", "dynamic", "dynamic", "none"]
+    assert found["modes"]["none"]["mean_batch"] == 1.0
+    assert found["modes"]["dynamic"]["mean_batch"] > 1.5
+    for mode in MODES:
+        figures = found["modes"][mode]
+        assert figures["failures"] == 0
+        assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"]
+        assert figures["queue_ms"] >= 0 < figures["compute_ms"]
+        assert 0 < figures["cpu"] < 1
+    assert stack.environment["TRITON_ADMIN_KEY"] not in (stack.folder / "reports/latest/results.json").read_text()
+
+    with (stack.folder / "reports/latest/requests.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(w["requests"] for w in found["windows"])
+    assert {row["mode"] for row in rows} == set(MODES)
+    names = {file.name for file in (stack.folder / "reports/latest/").iterdir()}
+    assert names == {
+        "report.html", "results.json", "requests.csv", "throughput.png", "latency.png", "batches.png", "time.png"
+    }  # fmt: skip
+    # Triton's own count of what it answered, but for what came while its counters were being read.
+    for window in stack.results()["windows"]:
+        assert window["answered_by_triton"] == pytest.approx(window["requests"], rel=0.3, abs=4 * SHORT["USERS"])
+    for word in ("requests/s", "dynamic batching", "report.html", "make down"):
+        assert word in done.stdout
+
+
+def test_grpc(stack):
+    done = loadtest(stack, PROTOCOL="grpc")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert stack.results()["settings"]["protocol"] == "grpc"
+
+
+def test_the_published_workload(stack):
+    done = loadtest(stack, WORKLOAD="published", USERS=40, SPAWN_RATE=40)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = stack.results()
+    assert found["settings"]["max_batch"] == 8
+    assert found["settings"]["wait"] == [0.1, 0.4]
+    sizes = {int(size) for size in found["modes"]["dynamic"]["models"]["encoder"]["batches"]}
+    assert 1 < max(sizes) <= 8
+
+
+def test_batching_that_cannot_happen_fails_loudly(stack):
+    done = loadtest(stack, USERS=1, MIN_RATIO=50)
+    assert done.returncode != 0
+    assert "not proven: with dynamic batching on, 'encoder' ran only 1.00 texts an execution" in done.stderr
+    assert "use more USERS" in done.stderr
+    assert "below MIN_RATIO=50" in done.stderr
+    assert "below MIN_RATIO=50" in (stack.folder / "reports/latest/report.html").read_text()
+    assert stack.results()["verdict"]["batched"] is False
+
+
+def test_somebody_elses_traffic_is_noticed(stack):
+    """Two texts a request, in the mode in which nothing may be batched."""
+    stop = threading.Event()
+
+    def others():
+        while not stop.is_set():
+            embed(stack, "two", "texts")
+
+    noise = threading.Thread(target=others)
+    noise.start()
+    try:
+        done = loadtest(stack)
+    finally:
+        stop.set()
+        noise.join()
+    assert done.returncode != 0
+    assert "something else was using the server" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_restores_the_server_and_keeps_what_was_measured(stack, number):
+    process, lines = running(stack)
+    stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a whole round and the next window", 90)
+    os.killpg(process.pid, number)
+    time.sleep(1)
+    os.killpg(process.pid, number)  # the impatient one, in the middle of the restoring
+    process.wait(timeout=60)
+    text = "".join(lines)
+    assert process.returncode != 0
+    assert "putting the server's configuration back" in text
+    assert "report.html" in text
+    assert "Traceback" not in text
+    assert stack.results()["stopped"] == "interrupted"
+
+
+def test_an_interrupt_before_anything_was_measured(stack):
+    process, lines = running(stack, WARMUP=30)
+    stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait(timeout=60)
+    text = "".join(lines)
+    assert "interrupted" in text
+    assert "Traceback" not in text
+
+
+def test_a_killed_comparison_is_undone_by_the_next(stack):
+    process, _ = running(stack, WARMUP=30)
+    stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=10)
+    assert "dynamic_batching" not in stack.triton.config("encoder")
+    done = loadtest(stack)
+    assert done.returncode == 0, done.stderr
+    assert "a comparison was killed here before: restored" in done.stderr
+
+
+def test_two_comparisons_at_once_are_refused(stack):
+    process, _ = running(stack)
+    try:
+        stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
+        done = loadtest(stack)
+        assert done.returncode != 0
+        assert "another comparison is running against this stack" in done.stderr
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"SYSTEM": "nothing"}, "'nothing' is not served"),
+        ({"WORKLOAD": "odd"}, "WORKLOAD=odd: must be one of mixed, published"),
+        ({"USERS": 0}, "USERS=0: must be at least 1"),
+        ({"ROUNDS": 1}, "ROUNDS=1: must be at least 2"),
+        ({"LOADTEST_CPUS": "99"}, "LOADTEST_CPUS=99"),
+        ({"MAX_BATCH": 1}, "nothing here can batch"),
+        ({"MAX_BATCH": 128}, "MAX_BATCH=128: 'embedding' takes 64"),
+        ({"SEED": "x"}, "SEED=x: must be a whole number"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(stack, settings, message):
+    done = loadtest(stack, **settings)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_key_is_one_sentence(stack):
+    environment = stack.variables(**SHORT, TRITON_ADMIN_KEY="not-the-key")
+    done = subprocess.run(
+        [sys.executable, "-m", "loadtest"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "TRITON_ADMIN_KEY is not the one the server was started with" in done.stderr
+
+
+def test_locusts_own_page(stack):
+    process = stack.start_make("locust", USERS=4)
+    try:
+        url = f"http://127.0.0.1:{stack.environment['LOCUST_PORT']}"
+
+        def curl(*arguments: str) -> str:
+            return subprocess.run(["curl", "-s", *arguments], capture_output=True, text=True, timeout=20).stdout
+
+        stack.wait(lambda: "Locust" in curl(url), "Locust's page", 60)
+        curl("-X", "POST", f"{url}/swarm", "-d", "user_count=4", "-d", "spawn_rate=4")
+        stack.wait(lambda: '"num_requests":' in curl(f"{url}/stats/requests"), "statistics", 30)
+        stack.wait(lambda: stack_requests(curl(f"{url}/stats/requests")) > 20, "requests", 30)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=30)
+
+
+def stack_requests(text: str) -> int:
+    return next((s["num_requests"] for s in json.loads(text)["stats"] if s["name"] == "embedding"), 0)

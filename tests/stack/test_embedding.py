@@ -1,0 +1,193 @@
+"""The embedding system: the published requests as written, and everything a client can do wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+
+from loadtest.workload import WORKLOADS
+from scripts.models.embedding import PACKAGE, parity_texts, verified_weights
+
+# As published, but for the port.
+CURL = """curl -X POST http://localhost:8000/v2/models/{model}/versions/1/infer \\
+   -H 'Content-Type: application/json' \\
+   -d '{{"name": "embedding", "inputs": [{{"name": "input_text", "shape": [2, 1], "datatype": "BYTES", "data": \
+[["비 그친 뒤 골목에…빵 굽는 냄새가 퍼진다"], ["막차를 놓쳤다면? 심야 버스 노선 안내"]]}}]}}'"""
+
+
+def body(*texts: bytes) -> tuple[bytes, dict[str, str]]:
+    """A binary request, which unlike JSON can carry what is not UTF-8."""
+    tensor = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    header = {
+        "inputs": [
+            {
+                "name": "input_text",
+                "shape": [len(texts), 1],
+                "datatype": "BYTES",
+                "parameters": {"binary_data_size": len(tensor)},
+            }
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    encoded = json.dumps(header).encode()
+    return encoded + tensor, {"Inference-Header-Content-Length": str(len(encoded))}
+
+
+def embed(stack, *texts: str | bytes) -> np.ndarray:
+    data, headers = body(*(t.encode() if isinstance(t, str) else t for t in texts))
+    request = urllib.request.Request(stack.http + "/v2/models/embedding/infer", data=data, headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        raw = response.read()[int(response.headers["Inference-Header-Content-Length"]) :]
+    return np.frombuffer(raw, np.float32).reshape(len(texts), -1)
+
+
+def refused(stack, *texts: bytes, model: str = "embedding") -> tuple[int, str]:
+    data, headers = body(*texts)
+    request = urllib.request.Request(stack.http + f"/v2/models/{model}/infer", data=data, headers=headers)
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request, timeout=60)
+    return error.value.code, json.loads(error.value.read())["error"]
+
+
+@pytest.fixture(scope="module")
+def original():
+    """The model itself, without Triton and without ONNX."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(verified_weights()), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("model", "outputs"), [("embedding", ["output__0"]), ("tokenizer", ["input_ids", "attention_mask"])]
+)
+def test_published_curl(stack, model, outputs):
+    command = CURL.format(model=model).replace("http://localhost:8000", stack.http)
+    done = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True)
+    answer = {output["name"]: output for output in json.loads(done.stdout)["outputs"]}
+    assert list(answer) == outputs
+    for output in answer.values():
+        assert output["shape"][0] == 2
+        assert output["datatype"] == ("FP32" if model == "embedding" else "INT64")
+    if model == "embedding":
+        assert answer["output__0"]["shape"] == [2, 384]
+
+
+def test_published_client(stack):
+    text = np.array([["비 그친 뒤 골목에".encode()], ["막차를 놓쳤다면?".encode()]], dtype=np.bytes_)
+    input_text = httpclient.InferInput("input_text", list(text.shape), datatype="BYTES")
+    input_text.set_data_from_numpy(text, binary_data=True)
+    outputs = httpclient.InferRequestedOutput("output__0", binary_data=True)
+    client = httpclient.InferenceServerClient(url=stack.http.removeprefix("http://"))
+    result = client.infer(model_name="embedding", inputs=[input_text], outputs=[outputs])
+    assert result.as_numpy("output__0").shape == (2, 384)
+
+
+def test_grpc_answers_the_same(stack):
+    client = grpcclient.InferenceServerClient(f"127.0.0.1:{stack.environment['TRITON_GRPC_PORT']}")
+    text = grpcclient.InferInput("input_text", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([[b"one answer"]], np.object_))
+    answer = client.infer("embedding", [text]).as_numpy("output__0")
+    client.close()
+    np.testing.assert_allclose(answer, embed(stack, "one answer"), atol=1e-6)
+
+
+def test_the_served_model_is_the_model(stack, original):
+    """Also on nothing, one token, and more than the maximum."""
+    texts = parity_texts()
+    served = np.concatenate([embed(stack, *texts[i : i + 30]) for i in range(0, len(texts), 30)])
+    expected = original.encode(texts, batch_size=16, show_progress_bar=False)
+    assert PACKAGE
+    assert (served * expected).sum(axis=1).min() > 0.9999
+    np.testing.assert_allclose(served, expected, atol=1e-4)
+
+
+def test_text_beyond_the_maximum_is_cut(stack):
+    long = "word " * 400
+    np.testing.assert_allclose(embed(stack, long), embed(stack, long + "and a different end"), atol=1e-6)
+
+
+def test_64_clients_get_each_their_own_answer(stack):
+    """In any batch, the answer it would have had alone; several rows keep their order."""
+    texts = WORKLOADS["mixed"].texts[:192]
+    alone = {text: embed(stack, text)[0] for text in texts}
+    before = stack.triton.statistics()["encoder"]
+    with ThreadPoolExecutor(64) as clients:
+        triples = [texts[i : i + 3] for i in range(0, len(texts), 3)] * 4
+        answers = list(clients.map(lambda triple: embed(stack, *triple), triples))
+    after = stack.triton.statistics()["encoder"]
+    for triple, answer in zip(triples, answers, strict=True):
+        np.testing.assert_allclose(answer, [alone[text] for text in triple], atol=1e-5)
+    executions = after["execution_count"] - before["execution_count"]
+    assert after["inference_count"] - before["inference_count"] == 3 * len(triples)
+    assert executions < len(triples), "nothing was batched, so nothing was tested"
+
+
+def test_a_poisoned_request_hurts_nobody_else(stack):
+    good = ["a sound request", "잘못이 없는 요청", ""]
+    alone = {text: embed(stack, text)[0] for text in good}
+
+    def ask(n: int):
+        if n % 4 == 3:
+            return refused(stack, b"fine", b"\xff\xfe never quoted")
+        return embed(stack, good[n % 4])[0]
+
+    with ThreadPoolExecutor(64) as clients:
+        answers = list(clients.map(ask, range(128)))
+    for n, answer in enumerate(answers):
+        if n % 4 == 3:
+            code, message = answer
+            assert code == 400
+            assert "input 'input_text': row 1 is not valid UTF-8 (byte 0)" in message
+            assert "never quoted" not in message
+        else:
+            np.testing.assert_allclose(answer, alone[good[n % 4]], atol=1e-5)
+    assert "never quoted" not in stack.log
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"name": "input_text", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]},
+        {"name": "input_text", "shape": [1, 2], "datatype": "BYTES", "data": ["a", "b"]},
+        {"name": "input_text", "shape": [1, 1], "datatype": "FP32", "data": [1.0]},
+        {"name": "input_text", "shape": [65, 1], "datatype": "BYTES", "data": ["a"] * 65},
+        {"name": "input_texts", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]},
+    ],
+    ids=["no batch dimension", "two columns", "numbers", "more than the largest batch", "another name"],
+)
+@pytest.mark.parametrize("model", ["embedding", "tokenizer"])
+def test_a_wrong_request_is_a_400_that_says_so(stack, model, tensor):
+    request = urllib.request.Request(
+        f"{stack.http}/v2/models/{model}/infer", data=json.dumps({"inputs": [tensor]}).encode()
+    )
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request, timeout=60)
+    assert error.value.code == 400
+    message = json.loads(error.value.read())["error"]
+    assert tensor["name"] in message or "batch-size must be <= 64" in message
+
+
+def encoder_refuses(stack, ids, mask) -> str:
+    def tensor(name, rows):
+        return {"name": name, "shape": np.shape(rows), "datatype": "INT64", "data": np.ravel(rows).tolist()}
+
+    request = {"inputs": [tensor("input_ids", ids), tensor("attention_mask", mask)]}
+    with pytest.raises(Exception) as error:
+        stack.triton.infer("encoder", request)
+    assert error.value.status == 400
+    return str(error.value)
+
+
+def test_the_encoder_refuses_what_it_cannot_run(stack):
+    assert "input 'input_ids' has shape [1, 3], but 'attention_mask' has [1, 2]" in encoder_refuses(
+        stack, [[101, 7, 102]], [[1, 1]]
+    )
+    assert "the model refused the values" in encoder_refuses(stack, [[101, 10**9, 102]], [[1, 1, 1]])

@@ -1,0 +1,293 @@
+"""Bringing the stack up and down, and what happens to it in between. Each test has a stack of its own to break."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+
+from scripts.settings import ROOT
+from scripts.triton import Triton, TritonError
+from tests.stack.test_embedding import embed
+
+
+@pytest.fixture(scope="module")
+def stack(new_stack):
+    return new_stack()
+
+
+@pytest.fixture(autouse=True)
+def up(stack):
+    done = stack.make("up")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def answers(stack) -> bool:
+    try:
+        return embed(stack, "are you there?").shape == (1, 384)
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def test_up_twice_starts_nothing_twice(stack):
+    before = stack.server().pid, stack.stub("encoder").pid
+    done = stack.make("up")
+    assert done.returncode == 0
+    assert stack.http in done.stdout
+    assert (stack.server().pid, stack.stub("encoder").pid) == before
+
+
+def test_two_ups_at_once(stack):
+    stack.make("down")
+    both = [stack.start_make("up") for _ in range(2)]
+    outputs = [each.communicate(timeout=120)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], outputs
+    assert stack.server()
+
+
+def test_status_and_smoke(stack):
+    """Behind a company's proxy too: it is not for this machine's own server."""
+    status = stack.make("status", http_proxy="http://127.0.0.1:9")
+    assert status.returncode == 0
+    for word in ("triton", "prometheus", "running", "encoder", "tokenizer", "embedding", "ready", stack.http):
+        assert word in status.stdout
+    smoke = stack.make("smoke", http_proxy="http://127.0.0.1:9")
+    assert smoke.returncode == 0
+    assert smoke.stdout.split() == ["ok", "embedding", "ok", "tokenizer"]
+
+
+def test_logs_without_a_terminal_end(stack):
+    done = stack.make("logs", timeout=20)
+    assert done.returncode == 0
+    assert "Started HTTPService" in done.stdout
+
+
+def test_down_leaves_nothing_behind(stack):
+    group = [stack.server(), *stack.server().children(recursive=True)]
+    assert stack.make("down").returncode == 0
+    _, alive = psutil.wait_procs(group, timeout=10)
+    assert alive == []
+    assert stack.make("down").stdout == "not running\n"
+    assert "not running" in stack.make("status").stdout
+    smoke = stack.make("smoke")
+    assert smoke.returncode != 0
+    assert "is the stack up?" in smoke.stderr
+
+
+def test_a_taken_port_is_one_sentence(stack):
+    stack.make("down")
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        done = stack.make("up", TRITON_GRPC_PORT=port)
+    assert done.returncode != 0
+    assert f"port {port} cannot be opened on 127.0.0.1" in done.stderr
+    assert f"pid {os.getpid()}" in done.stderr
+    assert "set another TRITON_GRPC_PORT in .env" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert stack.processes("tritonserver") == []
+
+
+def test_changed_settings_restart_the_server(stack):
+    before = stack.server().pid
+    done = stack.make("up", TRITON_LOG_VERBOSE=1)
+    assert "settings changed" in done.stdout
+    assert stack.server().pid != before
+    assert "verbose" in stack.log or "GRPC" in stack.log
+
+
+def test_an_edited_config_is_loaded_by_up_and_a_broken_one_changes_nothing(stack):
+    config = stack.folder / "models/tokenizer/config.pbtxt"
+    good = config.read_text()
+    try:
+        config.write_text(good.replace("max_batch_size: 64", "max_batch_size: 128"))
+        assert stack.make("up").returncode == 0
+        assert stack.triton.config("tokenizer")["max_batch_size"] == 128
+        config.write_text(good.replace('"none"', '"wide"'))
+        broken = stack.make("up")
+        assert broken.returncode != 0
+        assert "parameter 'padding' must be one of none, bucket, max_length, longest, not 'wide'" in broken.stderr
+        assert answers(stack)
+    finally:
+        config.write_text(good)
+
+
+def test_a_model_that_cannot_load_at_start_says_why(stack):
+    stack.make("down")
+    config = stack.folder / "models/encoder/config.pbtxt"
+    good = config.read_text()
+    try:
+        config.write_text(good.replace("dims: [ 384 ]", "dims: [ 385 ]"))
+        done = stack.make("up")
+        assert done.returncode != 0
+        assert "output 'sentence_embedding' has dims [384], not [385]" in done.stderr
+        assert "Traceback" not in done.stderr
+    finally:
+        config.write_text(good)
+    # Mending the config and saying the same again is all it takes.
+    mended = stack.make("up")
+    assert mended.returncode == 0, mended.stderr
+    assert answers(stack)
+    stack.make("down")
+
+
+def test_a_prometheus_that_does_not_stay_up_is_said(stack):
+    stack.make("down")
+    done = stack.make("up", PROMETHEUS_RETENTION="banana")
+    assert done.returncode != 0
+    assert "prometheus does not stay up" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"LOCAL_STATE": "/tmp/two words"}, "'/tmp/two words': Triton starts its Python backends through a shell"),
+        ({"LOCAL_STATE": "/tmp/" + "long/" * 20}, "too long for a socket: set LOCAL_STATE to a shorter folder"),
+        ({"LOCAL_STATE": "/proc/nowhere"}, "/proc/nowhere"),
+        ({"BIND_ADDRESS": "::1"}, "BIND_ADDRESS=::1: must be an IPv4 address"),
+        ({"TRITON_HTTP_PORT": "http"}, "TRITON_HTTP_PORT=http: must be a whole number"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(stack, settings, message):
+    stack.make("down")
+    done = stack.make("up", **settings)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("model", ["encoder", "tokenizer"])
+def test_a_dead_python_process_is_replaced(stack, model):
+    stack.stub(model).send_signal(signal.SIGKILL)
+    stack.wait(lambda: f"revive: model '{model}' is back" in stack.log, f"{model} reloaded", 40)
+    assert answers(stack)
+    (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith(model)]
+    assert line.split()[-1] == "1"
+
+
+def test_a_dead_process_keeps_the_configuration_in_force(stack):
+    config = stack.triton.config("encoder")
+    del config["dynamic_batching"]
+    stack.triton.load("encoder", config)
+    stack.stub("encoder").send_signal(signal.SIGKILL)
+    before = stack.log.count("revive: model 'encoder' is back")
+    stack.wait(lambda: stack.log.count("revive: model 'encoder' is back") > before, "encoder reloaded", 60)
+    assert "dynamic_batching" not in stack.triton.config("encoder")
+    stack.make("down")
+
+
+def test_a_dead_server_is_replaced(stack):
+    before = stack.server()
+    before.send_signal(signal.SIGKILL)
+    stack.wait(lambda: stack.processes("tritonserver") and stack.server().pid != before.pid, "another server")
+    stack.wait(lambda: answers(stack), "answers again")
+    (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("triton ")]
+    assert line.split()[-1] == "1"
+
+
+def test_a_dead_supervisor_leaves_no_orphans(stack):
+    pid = int((stack.folder / "state/run/supervisord.pid").read_text())
+    group = psutil.Process(pid).children(recursive=True)
+    os.kill(pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(group, timeout=40)
+    assert alive == []
+    assert stack.make("up").returncode == 0
+    assert answers(stack)
+
+
+def test_dangerous_endpoints_want_the_key(stack):
+    stranger = Triton(stack.http)
+    for call in (stranger.index, lambda: stranger.load("encoder", {})):
+        with pytest.raises(TritonError) as error:
+            call()
+        assert error.value.status == 403
+    for path in ("/v2/systemsharedmemory/status", "/v2/trace/setting", "/v2/logging"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(stack.http + path, timeout=10)
+        assert refused.value.code == 403
+
+
+def test_everything_listens_on_loopback_only(stack):
+    pid = int((stack.folder / "state/run/supervisord.pid").read_text())
+    listening = {
+        connection.laddr.ip.removeprefix("::ffff:")  # gRPC's IPv4 through an IPv6 socket
+        for process in psutil.Process(pid).children(recursive=True)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+
+
+def test_no_secret_lies_open(stack):
+    key = stack.environment["TRITON_ADMIN_KEY"]
+    for file in (stack.folder / "state").rglob("*"):
+        if file.is_file() and file.stat().st_size < 10**7 and key.encode() in file.read_bytes():
+            assert file.stat().st_mode & 0o077 == 0, file
+
+
+def test_prometheus_scrapes_triton(stack):
+    if not stack.processes("prometheus"):
+        pytest.fail("Prometheus is to be had on this machine")
+    answers(stack)
+
+    def value() -> float:
+        query = stack.prometheus + "/api/v1/query?query=nv_inference_count%7Bmodel%3D%22encoder%22%7D"
+        with urllib.request.urlopen(query, timeout=10) as response:
+            found = json.loads(response.read())["data"]["result"]
+        return float(found[0]["value"][1]) if found else 0
+
+    stack.wait(lambda: value() >= 1, "Prometheus has Triton's counter", 40)
+
+
+def test_models_twice_at_once_and_killed_leaves_the_old_ones(new_stack, tmp_path):
+    """A repository elsewhere: the second waits for the first and finds all in place; a killed one leaves nothing."""
+    stack = new_stack()
+    elsewhere = {"MODEL_REPOSITORY": tmp_path / "elsewhere"}
+    first = stack.start_make("models", **elsewhere)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("elsewhere/.assembling-*/encoder/1/*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait(timeout=10)
+    assert not (tmp_path / "elsewhere/encoder/1/model.onnx").exists()
+
+    both = [stack.start_make("models", **elsewhere) for _ in range(2)]
+    outputs = [each.communicate(timeout=200)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], outputs
+    assert sorted("in place" in output for output in outputs) == [False, True]
+    assert list((tmp_path / "elsewhere").glob(".assembling-*")) == []
+    assert (tmp_path / "elsewhere/encoder/config.pbtxt").read_text() == (
+        ROOT / "model_repository/encoder/config.pbtxt"
+    ).read_text()
+
+
+def test_an_unknown_system_is_one_sentence(stack):
+    done = stack.make("models", SYSTEMS="embedding nonsense")
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: no system 'nonsense'; there are embedding\n")
+
+
+def test_a_full_disk_leaves_the_old_repository(stack, tmp_path):
+    """On a file system of 40 MB, which the weights do not fit."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", mount], capture_output=True).returncode:
+        pytest.skip("mounting takes root")
+    try:
+        done = stack.make("models", MODEL_REPOSITORY=mount / "models")
+        assert done.returncode != 0
+        assert "could not be written" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert list((mount / "models").rglob("*.onnx")) == []
+    finally:
+        subprocess.run(["umount", mount], check=True)

@@ -1,0 +1,155 @@
+"""The two ONNX backends on small graphs: every type, batching or not, auto-completed, and each request on its own."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from scripts.triton import TritonError
+from tests.stack.conftest import TYPES
+
+
+@pytest.fixture(scope="module")
+def loaded(stack):
+    for model in ("alltypes", "fixed", "lookup", "tokens"):
+        stack.triton.load(model)
+    return stack
+
+
+def infer(stack, model: str, tensors: dict[str, tuple[str, np.ndarray]], outputs: list[str] | None = None):
+    inputs = []
+    for name, (dtype, array) in tensors.items():
+        each = httpclient.InferInput(name, list(array.shape), dtype)
+        each.set_data_from_numpy(array)
+        inputs.append(each)
+    client = httpclient.InferenceServerClient(stack.http.removeprefix("http://"))
+    wanted = outputs and [httpclient.InferRequestedOutput(name) for name in outputs]
+    return client.infer(model, inputs, outputs=wanted)
+
+
+def of_type(dtype: str, rows: int = 3) -> np.ndarray:
+    if dtype == "BYTES":
+        return np.array([["한국".encode(), b""], [b"x", b"tail\x00"], [b"1", b"2"]], np.object_)[:rows]
+    return np.arange(rows * 2).reshape(rows, 2).astype(triton_to_np_dtype(dtype))
+
+
+def test_every_type_there_and_back(loaded):
+    tensors = {t.lower(): (t, of_type(t)) for t in TYPES}
+    result = infer(loaded, "alltypes", tensors)
+    for name, (_, array) in tensors.items():
+        np.testing.assert_array_equal(result.as_numpy(f"{name}_out"), array)
+
+
+def test_completed_as_the_cpp_backend_does(loaded):
+    config = loaded.triton.config("alltypes")
+    assert config["max_batch_size"] == 4
+    assert "dynamic_batching" in config
+    assert {i["name"]: (i["data_type"], i["dims"]) for i in config["input"]} == {
+        t.lower(): ("TYPE_STRING" if t == "BYTES" else f"TYPE_{t}", [2]) for t in TYPES
+    }
+    assert len(config["output"]) == len(TYPES)
+
+
+def test_without_batching(loaded):
+    config = loaded.triton.config("fixed")
+    assert config["max_batch_size"] == 0
+    assert [(i["name"], i["dims"]) for i in config["input"]] == [("x", [2, -1]), ("scale", [1])]
+    array = np.arange(6, dtype=np.int64).reshape(2, 3)
+    result = infer(loaded, "fixed", {"x": ("INT64", array), "scale": ("FP32", np.array([0.5], np.float32))})
+    np.testing.assert_array_equal(result.as_numpy("x_out"), array)
+    np.testing.assert_array_equal(result.as_numpy("scale_out"), [0.5])
+
+
+def test_only_the_requested_outputs(loaded):
+    tensors = {t.lower(): (t, of_type(t)) for t in TYPES}
+    response = infer(loaded, "alltypes", tensors, outputs=["fp32_out", "bytes_out"]).get_response()
+    assert {output["name"] for output in response["outputs"]} == {"fp32_out", "bytes_out"}
+
+
+def test_one_batch_each_its_own_error(loaded):
+    """Requests of one execution: the graph refuses one's values, and text that is no UTF-8 never gets to the graph."""
+    before = loaded.triton.statistics()["lookup"]["execution_count"]
+
+    def ask(n: int):
+        value = 10**6 if n % 8 == 5 else n
+        try:
+            return infer(loaded, "lookup", {"ids": ("INT64", np.array([[value]]))}).as_numpy("row").item()
+        except InferenceServerException as error:
+            return error
+
+    with ThreadPoolExecutor(32) as clients:
+        answers = list(clients.map(ask, range(32)))
+    for n, answer in enumerate(answers):
+        if n % 8 == 5:
+            assert answer.status() == "400"
+            assert "the model refused the values" in answer.message()
+        else:
+            assert answer == n
+    assert loaded.triton.statistics()["lookup"]["execution_count"] - before < 16
+
+    broken = of_type("BYTES")
+    broken[2, 1] = b"\xff"
+    tensors = {t.lower(): (t, of_type(t) if t != "BYTES" else broken) for t in TYPES}
+    with pytest.raises(InferenceServerException, match="input 'bytes': element 5 is not valid UTF-8"):
+        infer(loaded, "alltypes", tensors)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("wrongtype", "input 'ids' is TYPE_INT64, not TYPE_FP32"),
+        ("ongpu", "GPU"),
+    ],
+)
+def test_a_model_that_cannot_be_served_says_why(loaded, model, reason):
+    with pytest.raises(TritonError) as error:
+        loaded.triton.load(model)
+    assert error.value.status == 400
+    assert reason in str(error.value)
+
+
+def tokens(rows: list[list[int]], width: int | None = None) -> dict:
+    width = width or max(map(len, rows))
+    ids = np.zeros((len(rows), width), np.int64)
+    mask = np.zeros((len(rows), width), np.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+        mask[i, : len(row)] = 1
+    return {"input_ids": ("INT64", ids), "attention_mask": ("INT64", mask)}
+
+
+def test_ragged_requests_of_several_rows_in_one_execution(loaded):
+    rng = np.random.default_rng(5)
+    requests = [
+        [rng.integers(1, 1000, rng.integers(1, 90)).tolist() for _ in range(rng.integers(1, 5))] for _ in range(24)
+    ]
+    before = loaded.triton.statistics()["tokens"]["execution_count"]
+
+    def ask(rows):
+        # Wider than the longest row, as a client that pads does it.
+        return infer(loaded, "tokens", tokens(rows, width=95))
+
+    with ThreadPoolExecutor(24) as clients:
+        answers = list(clients.map(ask, requests))
+    for rows, answer in zip(requests, answers, strict=True):
+        assert answer.as_numpy("pooled").ravel().tolist() == [sum(row) for row in rows]
+        per_token = answer.as_numpy("per_token")
+        assert per_token.shape == (len(rows), 95, 1)
+        for row, values in zip(rows, per_token, strict=True):
+            assert values.ravel().tolist() == row + [0] * (95 - len(row))
+    assert loaded.triton.statistics()["tokens"]["execution_count"] - before < len(requests) // 2
+
+
+def test_entirely_masked_rows_have_an_answer_too(loaded):
+    tensors = tokens([[5, 6]])
+    tensors["attention_mask"] = ("INT64", np.zeros((1, 2), np.int64))
+    assert infer(loaded, "tokens", tensors).as_numpy("pooled").item() == 0
+
+
+def test_packed_answers_only_what_is_asked_for(loaded):
+    response = infer(loaded, "tokens", tokens([[1, 2, 3]]), outputs=["pooled"]).get_response()
+    assert [output["name"] for output in response["outputs"]] == ["pooled"]

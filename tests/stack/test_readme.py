@@ -1,0 +1,58 @@
+"""The README's commands do what it says. `make test` is this."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from scripts.settings import EXAMPLE, ROOT, dotenv_values
+from tests.stack.test_comparison import SHORT
+
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def stack(new_stack):
+    return new_stack()
+
+
+def run(stack, block: str) -> str:
+    command = block.replace("http://localhost:8000", stack.http)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=ROOT,
+        env=stack.variables(**SHORT),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_first_screen(stack):
+    first, second = BLOCKS[:2]
+    assert first == "make loadtest\n"
+    said = run(stack, first)
+    for line in ("requests/s", "latency p95, ms", "texts a batch (encoder)", "report.html", "The stack stays up"):
+        assert line in said
+    assert (stack.folder / "reports/latest/report.html").exists()
+    said = run(stack, second)
+    assert '"shape":[2,384]' in said
+    assert "ready" in said
+    assert said.endswith("stopped\n")
+    assert stack.processes("tritonserver") == []
+
+
+def test_every_setting_it_names_exists():
+    named = {name for block in BLOCKS for name in re.findall(r"\b([A-Z][A-Z_]+)=", block)}
+    assert named
+    assert named <= dotenv_values(EXAMPLE).keys()
+
+
+def test_every_file_it_links_exists():
+    for text in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text.read_text()):
+            assert (text.parent / link).exists(), f"{text.name}: {link}"
