@@ -115,18 +115,18 @@ class Switch:
     def __exit__(self, *exception) -> None:
         self.on_restore()
         failed = []
+        deadline = time.monotonic() + RESTART_S
         # Steps before the ensemble: growing again, it may not batch more than they do.
         for model in reversed(self.models):
             try:
-                self._load(model.name, model.original, patience_s=RESTART_S)
+                self._load(model.name, model.original, deadline)
             except UserError as error:
                 failed.append(str(error))
         if failed:
             raise UserError("; ".join(failed) + ". The next comparison tries again")
         self.journal.unlink(missing_ok=True)
 
-    def _load(self, model: str, config: dict, patience_s: float = 0) -> None:
-        deadline = time.monotonic() + patience_s
+    def _load(self, model: str, config: dict, deadline: float = 0) -> None:
         try:
             while True:
                 try:

@@ -8,9 +8,11 @@ runs in every image.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -40,21 +42,33 @@ def stubs_of(server: int) -> dict[int, str]:
 
 
 def stub_arguments(pid: int) -> list[str]:
-    """<stub> <repository>/<model>/<version>/model.py <shared memory region> ...; none if it is no living stub."""
+    """Empty if it is no living stub; else what Triton started it with:
+
+    <stub> <repository>/<model>/<version>/model.py <shared memory region> <size> <growth> <pid of the server> ...
+    """
     try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
     return arguments if len(arguments) > 2 and arguments[0].endswith("triton_python_backend_stub") else []
 
 
-def end(stubs: dict[int, str]) -> None:
-    """Stubs that outlive a killed server hold its sockets open, and clients wait on them for an answer."""
-    for pid in stubs:
-        if arguments := stub_arguments(pid):
+def end_orphans(server: int) -> None:
+    """Stubs that outlive a killed server hold its sockets open, and clients wait on them for an answer.
+
+    Found by the server's pid among their arguments, for one that was just being started is in no list of ours. Two
+    looks, for in its first milliseconds it is still a shell.
+    """
+    for _ in range(2):
+        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
+            arguments = stub_arguments(pid)
+            if arguments[5:6] != [str(server)]:
+                continue
             log(f"ending process {pid}, which outlived its server")
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             Path("/dev/shm", arguments[2]).unlink(missing_ok=True)
+        time.sleep(POLL_S)
 
 
 class Triton:
@@ -85,7 +99,9 @@ class Triton:
 
 
 def log(message: str) -> None:
-    print(f"revive: {message}", flush=True)
+    """Also when whoever read our output closed it, as supervisord does when the server has died."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), f"revive: {message}\n".encode())
 
 
 class Watch:
@@ -136,7 +152,7 @@ def main() -> None:
             log(f"Triton did not reload it: {error.read().decode(errors='replace')}")
         except (OSError, ValueError):
             pass  # not up yet, or going down: the next poll looks again
-    end(watch.known)
+    end_orphans(server)
 
 
 if __name__ == "__main__":

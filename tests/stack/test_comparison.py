@@ -166,6 +166,18 @@ def test_a_killed_comparison_is_undone_by_the_next(stack):
     assert "a comparison was killed here before: restored" in done.stderr
 
 
+def test_a_server_that_dies_is_noticed_and_the_rest_kept(stack):
+    process, lines = running(stack)
+    stack.wait(lambda: sum("dynamic " in line for line in lines) >= 2, "a whole round", 90)
+    stack.server().send_signal(signal.SIGKILL)
+    assert process.wait(timeout=120) != 0
+    text = "".join(lines)
+    assert "stopped early" in text
+    assert "Traceback" not in text
+    stack.wait(lambda: stack.triton.live(), "the server again")
+    stack.make("up")
+
+
 def test_two_comparisons_at_once_are_refused(stack):
     process, _ = running(stack)
     try:

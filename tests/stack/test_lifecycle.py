@@ -10,6 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -192,6 +193,22 @@ def test_a_dead_server_is_replaced(stack):
     stack.wait(lambda: answers(stack), "answers again")
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("triton ")]
     assert line.split()[-1] == "1"
+
+
+def test_a_server_killed_while_it_loads_keeps_nobody_waiting(stack):
+    """The process it was just starting inherited its sockets, and with them the caller of the load."""
+    stubs = {process.pid for process in stack.processes("triton_python_backend_stub")}
+    before = stack.server()
+    with ThreadPoolExecutor() as pool:
+        load = pool.submit(stack.triton.load, "encoder", stack.triton.config("encoder"))
+        stack.wait(
+            lambda: {p.pid for p in stack.processes("triton_python_backend_stub")} - stubs, "another process", 30
+        )
+        before.send_signal(signal.SIGKILL)
+        with pytest.raises(TritonError, match="does not answer"):
+            load.result(timeout=30)
+    stack.wait(lambda: stack.processes("tritonserver") and stack.server().pid != before.pid, "another server")
+    stack.wait(lambda: answers(stack), "answers again")
 
 
 def test_a_dead_supervisor_leaves_no_orphans(stack):
