@@ -51,7 +51,7 @@ class TritonPythonModel:
             if array.dtype == np.object_:
                 array = onnx.decode_strings(array, name)
             feed[name] = array if self.model.inputs[name].shape else array.reshape(())
-        return request.requested_output_names(), feed
+        return serving.wanted_outputs(request, self.model.outputs), feed
 
     def run_batch(self, jobs):
         feeds = [feed for _, feed in jobs]
@@ -71,12 +71,11 @@ class TritonPythonModel:
 
     def run_single(self, jobs):
         ((wanted, feed),) = jobs
-        return [dict(zip(wanted, self.model.run(list(wanted), feed), strict=True))]
+        return [dict(zip(wanted, self.model.run(wanted, feed), strict=True))]
 
     def reply(self, request, arrays):
-        return pb_utils.InferenceResponse(
-            [self.tensor(name, arrays[name]) for name in request.requested_output_names()]
-        )
+        wanted = serving.wanted_outputs(request, self.model.outputs)
+        return pb_utils.InferenceResponse([self.tensor(name, arrays[name]) for name in wanted])
 
     def tensor(self, name, array):
         if array.dtype == np.object_:

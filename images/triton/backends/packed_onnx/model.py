@@ -85,7 +85,7 @@ class TritonPythonModel:
                 raise BadRequest(
                     f"input '{name}' has shape {list(array.shape)}, but '{self.mask}' has {list(mask.shape)}"
                 )
-        return Texts(tokens, row_lengths(mask), mask.shape[1], list(request.requested_output_names()))
+        return Texts(tokens, row_lengths(mask), mask.shape[1], serving.wanted_outputs(request, self.model.outputs))
 
     def run(self, batch: list[Texts]) -> list[dict[str, np.ndarray]]:
         """The answers of all requests, in their order, whatever runs their rows went through."""

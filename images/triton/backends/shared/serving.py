@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import triton_python_backend_utils as pb_utils
@@ -18,6 +18,12 @@ def input_tensor(request, name: str):
     if tensor is None:
         raise BadRequest(f"input '{name}' is missing")
     return tensor.as_numpy()
+
+
+def wanted_outputs(request, outputs: Iterable[str]) -> list[str]:
+    """What the request asks for, in the model's order: Triton hands the names over in none."""
+    asked = request.requested_output_names()
+    return [name for name in outputs if name in asked]
 
 
 def serve(

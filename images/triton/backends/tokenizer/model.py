@@ -109,6 +109,5 @@ class TritonPythonModel:
         return own
 
     def reply(self, request, tensors: dict[str, np.ndarray]):
-        return pb_utils.InferenceResponse(
-            [pb_utils.Tensor(name, tensors[name]) for name in request.requested_output_names()]
-        )
+        wanted = serving.wanted_outputs(request, self.outputs)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, tensors[name]) for name in wanted])
