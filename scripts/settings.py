@@ -54,12 +54,15 @@ class Settings(dict[str, str]):
             raise UserError(f"{name}={self[name]}: must be one of {', '.join(choices)}")
         return self[name]
 
-    def address(self) -> str:
-        """Where a client on this machine reaches what listens on BIND_ADDRESS."""
+    def bind_address(self) -> ipaddress.IPv4Address:
         try:
-            bind = ipaddress.IPv4Address(self["BIND_ADDRESS"])
+            return ipaddress.IPv4Address(self["BIND_ADDRESS"])
         except ValueError:
             raise UserError(f"BIND_ADDRESS={self['BIND_ADDRESS']}: must be an IPv4 address") from None
+
+    def address(self) -> str:
+        """Where a client on this machine reaches what listens on BIND_ADDRESS."""
+        bind = self.bind_address()
         return "127.0.0.1" if bind.is_unspecified else str(bind)
 
     def url(self, port: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import urllib.error
@@ -88,7 +89,7 @@ class Triton:
             except (ValueError, KeyError, TypeError):
                 text = text or error.reason
             raise TritonError(reason(str(text)), error.code) from None
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise TritonError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from None
         except ValueError:
             raise TritonError(f"{self.url} is not a Triton server: it answered {path} with something else") from None

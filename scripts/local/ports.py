@@ -10,6 +10,7 @@ from scripts.settings import Settings, UserError
 
 
 def check_free(settings: Settings, names: list[str]) -> None:
+    address = str(settings.bind_address())
     taken: dict[int, str] = {}
     for name in names:
         port = settings.port(name)
@@ -19,10 +20,10 @@ def check_free(settings: Settings, names: list[str]) -> None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((settings["BIND_ADDRESS"], port))
+                probe.bind((address, port))
             except OSError as error:
                 raise UserError(
-                    f"port {port} cannot be opened on {settings['BIND_ADDRESS']} ({_holder(port) or error.strerror}): "
+                    f"port {port} cannot be opened on {address} ({_holder(port) or error.strerror}): "
                     f"stop what holds it, or set another {name} in .env"
                 ) from None
 

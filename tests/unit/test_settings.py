@@ -47,6 +47,7 @@ def test_a_misspelt_name_is_said(dotenv):
         ("WARMUP", "nan", lambda s: s.number("WARMUP")),
         ("WARMUP", "inf", lambda s: s.number("WARMUP")),
         ("LOCUST_PORT", "70000", lambda s: s.port("LOCUST_PORT")),
+        ("BIND_ADDRESS", "::1", lambda s: s.address()),
         ("PROTOCOL", "carrier pigeon", lambda s: s.choice("PROTOCOL", ("http", "grpc"))),
     ],
 )
