@@ -16,9 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import report, results
 from loadtest.batching import Switch, composing, plan, restore_after_kill, server_name
+from loadtest.crowd import Crowd, LocalCrowd
 from loadtest.experiment import Experiment, Plan, Window
+from loadtest.master import MasterCrowd
 from loadtest.table import print_table
-from loadtest.users import USERS, target, traffic, user_class
+from loadtest.users import Job
 from loadtest.workload import Workload
 from scripts.cli import err, out
 from scripts.files import exclusive
@@ -51,25 +53,31 @@ class Comparison:
             rounds=s.integer("ROUNDS", least=2),
             window_s=s.number("WINDOW", least=1) if s["WINDOW"] else None,
             warmup_s=s.number("WARMUP"),
+            users=self.workload.users,
+            spawn_rate=self.workload.spawn_rate,
         )
 
     @cached_property
-    def protocol(self) -> str:
-        return self.settings.choice("PROTOCOL", tuple(USERS))
+    def job(self) -> Job:
+        return Job.of(self.settings, self.workload)
+
+    @cached_property
+    def workers(self) -> int:
+        """Processes beside this one that run the users; none if it does so itself."""
+        workers = self.settings.integer("WORKERS") if self.settings["WORKERS"] else 0
+        if workers > self.workload.users:
+            raise UserError(f"WORKERS={workers}: each needs a user at least, and there are {self.workload.users} USERS")
+        return workers
 
     @cached_property
     def least_ratio(self) -> float:
         return self.settings.number("MIN_RATIO") if self.settings["MIN_RATIO"] else 0.0
 
-    @cached_property
-    def seed(self) -> int:
-        return self.settings.integer("SEED")
-
     def measure(self) -> None:
         """Fill `windows`. The server is as it was when this returns, also after an interrupt."""
         folder = self.settings.path("REPORTS")
         # Every setting is right before anything starts.
-        _ = self.plan, self.workload, self.protocol, self.least_ratio, self.seed
+        _ = self.plan, self.job, self.workers, self.least_ratio
         pin(self.settings["LOADTEST_CPUS"])
         folder.mkdir(parents=True, exist_ok=True)
         lock = folder / f".lock-{server_name(self.triton)}"
@@ -83,22 +91,23 @@ class Comparison:
                 with (
                     progress_bar(2 * self.plan.rounds) as (show, say),
                     interruptible() as interrupt,
+                    self._crowd(lambda label: show(label, 0)) as crowd,
                     Switch(self.triton, models, folder, on_restore=interrupt.ignore) as switch,
                 ):
-                    self._run(switch, show, say)
+                    self._run(crowd, switch, show, say)
             except (UserError, TritonError, KeyboardInterrupt) as reason:
                 if not self.windows:
                     raise
                 self.stopped = str(reason) or INTERRUPTED
 
-    def _run(self, switch: Switch, show: Callable[[str, float], None], say: Callable[[str], None]) -> None:
+    def _crowd(self, progress: Callable[[str], None]) -> Crowd:
+        return MasterCrowd(self.job, self.workers, progress) if self.workers else LocalCrowd(self.job)
+
+    def _run(
+        self, crowd: Crowd, switch: Switch, show: Callable[[str, float], None], say: Callable[[str], None]
+    ) -> None:
         experiment = Experiment(
-            self.plan,
-            user_class(self.protocol, target(self.settings, self.protocol)),
-            traffic(self.protocol, self.plan.system, self.workload, self.seed),
-            self.triton,
-            switch,
-            lambda label, part: show(label, len(self.windows) + part),
+            self.plan, crowd, self.triton, switch, lambda label, part: show(label, len(self.windows) + part)
         )
         say(f"{'round':>5}  {'mode':<8}{'requests/s':>11}{'p95 ms':>9}{'batch':>8}{'failed':>8}")
 
@@ -149,11 +158,13 @@ class Interrupt:
     def __init__(self) -> None:
         self.greenlet = greenlet.getcurrent()
         self.ignored = False
+        self.came = False
 
     def ignore(self) -> None:
         self.ignored = True
 
     def __call__(self) -> None:
+        self.came = True
         err.print("stopping: putting the server's configuration back")
         if not self.ignored:
             self.ignored = True
@@ -169,9 +180,10 @@ def interruptible() -> Iterator[Interrupt]:
     finally:
         for handler in handlers:
             handler.cancel()
-        # gevent leaves the kernel's default behind, which would end us without a word while the report is written.
+        # gevent leaves the kernel's default behind, which would end us without a word while the report is written; and
+        # whoever interrupted us before only waits for that.
         for number in SIGNALS:
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, signal.SIG_IGN if interrupt.came else signal.default_int_handler)
 
 
 def pin(cpus: str) -> None:

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import gevent
-import psutil
-from locust.env import Environment
-from locust.runners import LocalRunner
 
 from loadtest.batching import MODES, Switch
-from loadtest.users import Traffic, TritonUser
+from loadtest.crowd import Crowd, Sample
 from scripts.settings import UserError
 from scripts.triton import Triton
 
@@ -20,7 +17,6 @@ from scripts.triton import Triton
 WINDOW_REQUESTS = 1000
 LEAST_WINDOW_S = 5.0
 LONGEST_WINDOW_S = 600.0
-DRAIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -29,19 +25,12 @@ class Plan:
     rounds: int
     window_s: float | None
     warmup_s: float
+    users: int
+    spawn_rate: float | None
 
     def schedule(self) -> list[tuple[int, str]]:
         """(round, mode) of each window: A B, B A, A B ... so that a steady drift of the machine cancels."""
         return [(n + 1, mode) for n in range(self.rounds) for mode in (MODES if n % 2 == 0 else MODES[::-1])]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One request: when its answer came (seconds since the run began), how long it took, and what went wrong."""
-
-    at: float
-    latency_ms: float
-    error: str
 
 
 @dataclass
@@ -92,59 +81,51 @@ class Window:
     end: float
     samples: list[Sample]
     counters: dict[str, Counters]
-    client_cpu: float  # CPU seconds a second of Locust's process; 1.0 is all that one process of it can use
+    client_cpu: float  # CPU seconds a second of Locust's busiest process; 1.0 is all that one can use
     began_at: float  # wall clock, for whoever looks it up in Prometheus
 
 
 class Experiment:
-    """Drives Locust in this process; hands over each window as it ends, so that an interrupt keeps what there is."""
+    """Drives the crowd and the switch; hands over each window as it ends, so that an interrupt keeps what there is."""
 
     def __init__(
         self,
         plan: Plan,
-        user: type[TritonUser],
-        traffic: Traffic,
+        crowd: Crowd,
         triton: Triton,
         switch: Switch,
         progress: Callable[[str, float], None],
     ) -> None:
         self.plan = plan
-        self.traffic = traffic
+        self.crowd = crowd
         self.triton = triton
         self.switch = switch
         self.progress = progress
-        self.samples: list[Sample] = []
-        self.process = psutil.Process()
         self.began = time.perf_counter()
-        self.environment = Environment(user_classes=[user])
-        self.environment.traffic = traffic
-        self.environment.events.request.add_listener(self._on_request)
-        self.runner: LocalRunner = self.environment.create_local_runner()
 
     def run(self, on_window: Callable[[Window], None]) -> None:
         try:
             for number, mode in self.plan.schedule():
                 on_window(self._window(number, mode))
         finally:
-            self.traffic.gate.clear()
-            self.runner.quit()
+            self.crowd.stop()
 
     def _window(self, number: int, mode: str) -> Window:
         label = f"round {number} of {self.plan.rounds}, {mode}"
-        self.traffic.gate.clear()
-        self._drain()
+        self.crowd.pause()
         self.progress(f"{label}: switching", 0)
         self.switch.to(mode)
-        self.traffic.gate.set()
+        self.crowd.resume()
         self._spawn(label)
-        self._sleep(self.plan.warmup_s, f"{label}: warming up")
-        self.samples.clear()
-        before, cpu = self._counters(), self._cpu()
+        self._warm_up(label)
+        before = self._counters()
+        self.crowd.open_window()
         began_at, start = time.time(), self._now()
         self._measure(label, start)
         end = self._now()
-        samples = [sample for sample in self.samples if start <= sample.at < end]
-        client_cpu = (self._cpu() - cpu) / (end - start)
+        answered, client_cpu = self.crowd.close_window()
+        # A worker opened its window a moment before `start`: all of them have counted for as long as this one lasted.
+        samples = sorted(sample._replace(at=start + sample.at) for sample in answered if sample.at < end - start)
         after = self._counters()
         counters = {name: after[name].since(before[name]) for name in after}
         if not self.switch.in_force():
@@ -154,39 +135,36 @@ class Experiment:
         return Window(number, mode, start, end, samples, counters, client_cpu, began_at)
 
     def _spawn(self, label: str) -> None:
-        users = self.traffic.workload.users
-        if self.runner.user_count == users:
+        if self.crowd.running == self.plan.users:
             return
-        self.runner.start(users, spawn_rate=self.traffic.workload.spawn_rate or users)
-        while self.runner.user_count < users:
-            self.progress(f"{label}: {self.runner.user_count} of {users} users", 0)
+        self.crowd.start(self.plan.users, self.plan.spawn_rate or self.plan.users)
+        while self.crowd.running < self.plan.users:
+            self.progress(f"{label}: {self.crowd.running} of {self.plan.users} users", 0)
+            self.crowd.check()
             gevent.sleep(0.1)
+
+    def _warm_up(self, label: str) -> None:
+        self.progress(f"{label}: warming up", 0)
+        end = self._now() + self.plan.warmup_s
+        while (left := end - self._now()) > 0:
+            self.crowd.check()
+            gevent.sleep(min(left, 0.1))
 
     def _measure(self, label: str, start: float) -> None:
         """Until the window holds what it should."""
         wanted = self.plan.window_s
         while True:
             gevent.sleep(0.05)
+            self.crowd.check()
             elapsed = self._now() - start
             part = (
-                min(elapsed / LEAST_WINDOW_S, len(self.samples) / WINDOW_REQUESTS)
+                min(elapsed / LEAST_WINDOW_S, self.crowd.answered / WINDOW_REQUESTS)
                 if wanted is None
                 else elapsed / wanted
             )
             self.progress(f"{label}: measuring", min(part, 1.0))
             if part >= 1 or elapsed > LONGEST_WINDOW_S:
                 return
-
-    def _sleep(self, seconds: float, label: str) -> None:
-        self.progress(label, 0)
-        gevent.sleep(seconds)
-
-    def _drain(self) -> None:
-        deadline = self._now() + DRAIN_S
-        while self.traffic.in_flight:
-            if self._now() > deadline:
-                raise UserError(f"{self.traffic.in_flight} requests were not answered within {DRAIN_S:.0f} s")
-            gevent.sleep(0.01)
 
     def _counters(self) -> dict[str, Counters]:
         statistics = self.triton.statistics()
@@ -195,12 +173,5 @@ class Experiment:
             raise UserError(f"{', '.join(gone)} is no longer served: `make status` and `make logs` say more")
         return {name: Counters.of(statistics[name]) for name in names}
 
-    def _cpu(self) -> float:
-        times = self.process.cpu_times()
-        return times.user + times.system
-
     def _now(self) -> float:
         return time.perf_counter() - self.began
-
-    def _on_request(self, response_time: float, exception: Exception | None = None, **_) -> None:
-        self.samples.append(Sample(self._now(), response_time, str(exception) if exception else ""))

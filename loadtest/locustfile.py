@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from locust import events
 
-from loadtest.users import USERS, target, traffic, user_class
+from loadtest.users import Job, Traffic, user_class
 from loadtest.workload import Workload
 from scripts.settings import Settings
 
 _settings = Settings.load()
-_protocol = _settings.choice("PROTOCOL", tuple(USERS))
-Client = user_class(_protocol, target(_settings, _protocol))
+_job = Job.of(_settings, Workload.of(_settings))
+Client = user_class(_job)
 
 
 @events.init.add_listener
 def give_traffic(environment, **_) -> None:
-    workload = Workload.of(_settings)
-    environment.traffic = traffic(_protocol, _settings["SYSTEM"], workload, _settings.integer("SEED"))
+    environment.traffic = Traffic(_job)

@@ -20,7 +20,7 @@ from scripts.settings import EXAMPLE, Settings, dotenv_values
 
 LATEST = "latest"
 WRITING = ".writing"
-PLACES = ("REPORTS", "LOCAL_STATE", "MODEL_REPOSITORY")
+PLACES = ("REPORTS", "LOCAL_STATE", "MODEL_REPOSITORY", "BIND_ADDRESS")
 
 
 def sweep(reports: Path) -> None:
@@ -42,20 +42,21 @@ def measured(comparison) -> dict:
     return {
         "system": comparison.plan.system,
         "profile": settings["PROFILE"],
-        "runtime": "local",
+        "runtime": settings["RUNTIME"],
         "host": host(),
-        "triton": {"version": comparison.server_version, "image": None},
+        "triton": {"version": comparison.server_version, "image": os.environ.get("TRITON_IMAGE_BUILT")},
         "settings": {
             "workload": workload.name,
-            "protocol": comparison.protocol,
+            "protocol": comparison.job.protocol,
             "users": workload.users,
+            "workers": comparison.workers,
             "spawn_rate": workload.spawn_rate,
             "wait": list(workload.wait),
             "max_batch": workload.max_batch,
             "rounds": comparison.plan.rounds,
             "window_s": comparison.plan.window_s,
             "warmup_s": comparison.plan.warmup_s,
-            "seed": comparison.seed,
+            "seed": comparison.job.seed,
             "texts": {"file": workload.file, "count": len(workload.texts), "sha256": workload.sha256},
             "min_ratio": comparison.least_ratio,
             "triton_cpus": settings["TRITON_CPUS"],
@@ -93,7 +94,7 @@ def complaints(found: dict) -> list[str]:
         said.append(f"{failed} request(s) failed; requests.csv has their errors")
     if found["verdict"]["client_bound"]:
         said.append(
-            "Locust used a whole core, so the server was not the limit: fewer USERS, a heavier model, or PROTOCOL=grpc"
+            "Locust used a whole core, so the server was not the limit: more WORKERS, fewer USERS, or a heavier model"
         )
     least_ratio = found["settings"]["min_ratio"]
     if found["verdict"]["throughput_ratio"] < least_ratio:

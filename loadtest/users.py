@@ -5,15 +5,39 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import gevent
 import gevent.event
 from locust import FastHttpUser, User, task
 from tritonclient.grpc import service_pb2_grpc
 
 from loadtest.workload import Workload, grpc_request, http_request
-from scripts.settings import Settings
+from scripts.settings import Settings, UserError
+
+DRAIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the users are to do. Plain data, for a master sends it to its workers."""
+
+    protocol: str
+    url: str
+    model: str
+    texts: list[str]
+    wait: tuple[float, float]
+    seed: int
+
+    @classmethod
+    def of(cls, settings: Settings, workload: Workload) -> Job:
+        protocol = settings.choice("PROTOCOL", tuple(USERS))
+        if protocol == "grpc":
+            url = settings.url("TRITON_GRPC_PORT").removeprefix("http://")
+        else:
+            url = settings.url("TRITON_HTTP_PORT")
+        return cls(protocol, url, settings["SYSTEM"], workload.texts, workload.wait, settings.integer("SEED"))
 
 
 def _open_gate() -> gevent.event.Event:
@@ -24,19 +48,32 @@ def _open_gate() -> gevent.event.Event:
 
 @dataclass
 class Traffic:
-    """What all users of a run share. Users pause before their next request while the gate is closed."""
+    """What the users of one process share: the job, its requests, and a gate before each of them."""
 
-    model: str
-    workload: Workload
-    seed: int
-    requests: Sequence
+    job: Job
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # of the users, in the order in which they start
     gate: gevent.event.Event = field(default_factory=_open_gate)
     in_flight: int = 0
-    _numbers: itertools.count = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        encode = USERS[self.job.protocol].encode
+        self.requests: Sequence = [encode(self.job.model, text) for text in self.job.texts]
 
     def new_random(self) -> random.Random:
         """One stream a user, the same in every run with the same seed."""
-        return random.Random(f"{self.seed}/{next(self._numbers)}")
+        return random.Random(f"{self.job.seed}/{next(self.numbers)}")
+
+    def pause(self) -> None:
+        """Close the gate, and wait until no request is in flight."""
+        self.gate.clear()
+        deadline = time.monotonic() + DRAIN_S
+        while self.in_flight:
+            if time.monotonic() > deadline:
+                raise UserError(f"{self.in_flight} requests were not answered within {DRAIN_S:.0f} s")
+            gevent.sleep(0.01)
+
+    def resume(self) -> None:
+        self.gate.set()
 
 
 class TritonUser(User):
@@ -50,7 +87,7 @@ class TritonUser(User):
         self.random = self.traffic.new_random()
 
     def wait_time(self) -> float:
-        return self.random.uniform(*self.traffic.workload.wait)
+        return self.random.uniform(*self.traffic.job.wait)
 
     @task
     def ask(self) -> None:
@@ -83,9 +120,9 @@ class HttpTritonUser(TritonUser, FastHttpUser):
             "Content-Type": "application/octet-stream",
             "Inference-Header-Content-Length": str(request.header_length),
         }
-        path = f"/v2/models/{self.traffic.model}/infer"
+        path = f"/v2/models/{self.traffic.job.model}/infer"
         with self.client.post(
-            path, data=request.body, headers=headers, name=self.traffic.model, catch_response=True
+            path, data=request.body, headers=headers, name=self.traffic.job.model, catch_response=True
         ) as response:
             if response.status_code == 200:
                 header_length = int(response.headers.get("Inference-Header-Content-Length", 0))
@@ -124,7 +161,7 @@ class GrpcTritonUser(TritonUser):
             exception = error
         self.environment.events.request.fire(
             request_type="gRPC",
-            name=self.traffic.model,
+            name=self.traffic.job.model,
             response_time=(time.perf_counter() - start) * 1000,
             response_length=length,
             exception=exception,
@@ -135,19 +172,9 @@ class GrpcTritonUser(TritonUser):
 USERS = {"http": HttpTritonUser, "grpc": GrpcTritonUser}
 
 
-def target(settings: Settings, protocol: str) -> str:
-    if protocol == "grpc":
-        return settings.url("TRITON_GRPC_PORT").removeprefix("http://")
-    return settings.url("TRITON_HTTP_PORT")
-
-
-def user_class(protocol: str, url: str) -> type[TritonUser]:
-    if protocol == "grpc":
+def user_class(job: Job) -> type[TritonUser]:
+    if job.protocol == "grpc":
         import grpc.experimental.gevent
 
         grpc.experimental.gevent.init_gevent()  # else one call blocks all users
-    return type("Client", (USERS[protocol],), {"host": url, "abstract": False})
-
-
-def traffic(protocol: str, model: str, workload: Workload, seed: int) -> Traffic:
-    return Traffic(model, workload, seed, [USERS[protocol].encode(model, text) for text in workload.texts])
+    return type("Client", (USERS[job.protocol],), {"host": job.url, "abstract": False})

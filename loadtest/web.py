@@ -6,16 +6,13 @@ import os
 import sys
 
 from loadtest.workload import Workload
-from scripts.cli import out, run
-from scripts.local import ports
+from scripts.cli import run
 from scripts.settings import ROOT, Settings
 
 
 def main() -> None:
     settings = Settings.load()
-    ports.check_free(settings, ["LOCUST_PORT"])
     workload = Workload.of(settings)
-    out.print(f"Locust      {settings.url('LOCUST_PORT')}  (Ctrl-C ends it)")
     command = [sys.executable, "-m", "locust", "--locustfile", "loadtest/locustfile.py"]
     command += ["--web-host", settings["BIND_ADDRESS"], "--web-port", str(settings.port("LOCUST_PORT"))]
     command += ["--users", str(workload.users), "--spawn-rate", str(workload.spawn_rate or workload.users)]

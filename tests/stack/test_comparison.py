@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from loadtest.batching import MODES
@@ -18,6 +20,7 @@ from scripts.settings import ROOT
 from tests.stack.test_embedding import embed
 
 SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
+TWO = {"WORKERS": 2}
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +32,12 @@ def stack(new_stack):
 
 @pytest.fixture(autouse=True)
 def unchanged(stack):
-    """Whatever a test does, the server's configurations are afterwards what they were."""
+    """Whatever a test does, the server's configurations are afterwards what they were, and no worker is left."""
     names = ("tokenizer", "encoder", "embedding")
     before = {name: stack.triton.config(name) for name in names}
     yield
     assert {name: stack.triton.config(name) for name in names} == before
+    assert workers(stack) == []
 
 
 def loadtest(stack, **settings) -> subprocess.CompletedProcess[str]:
@@ -47,6 +51,23 @@ def running(stack, **settings) -> tuple[subprocess.Popen[str], list[str]]:
     reader = threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True)
     reader.start()
     return process, lines
+
+
+def workers(stack) -> list[psutil.Process]:
+    """This stack's living Locust workers."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get("REPORTS") == stack.environment["REPORTS"]
+            if ours and process.cmdline()[-1] == "loadtest.worker" and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, IndexError):
+            continue
+    return found
+
+
+def connections(process: psutil.Process, port: str) -> int:
+    return sum(c.raddr and c.raddr.port == int(port) for c in process.net_connections("tcp"))
 
 
 def test_the_comparison(stack):
@@ -90,6 +111,41 @@ def test_grpc(stack):
     assert stack.results()["settings"]["protocol"] == "grpc"
 
 
+def test_workers_share_the_users(stack):
+    process, lines = running(stack, WORKERS=2, ROUNDS=2)
+    stack.wait(lambda: any("none " in line for line in lines), "a window", 90)
+    # Locust's users have a connection each.
+    assert [connections(worker, stack.environment["TRITON_HTTP_PORT"]) for worker in workers(stack)] == [8, 8]
+    assert process.wait(timeout=120) == 0, "".join(lines)
+    found = stack.results()
+    assert found["settings"]["workers"] == 2
+    assert found["verdict"]["batched"] is True
+    assert found["verdict"]["client_bound"] is False
+    assert found["modes"]["none"]["mean_batch"] == 1.0
+    assert found["modes"]["none"]["failures"] == found["modes"]["dynamic"]["failures"] == 0
+    with (stack.folder / "reports/latest/requests.csv").open() as file:
+        assert sum(1 for _ in csv.DictReader(file)) == sum(w["requests"] for w in found["windows"])
+    for window in found["windows"]:
+        assert window["answered_by_triton"] == pytest.approx(window["requests"], rel=0.3, abs=4 * SHORT["USERS"])
+    assert "WORKERS=2" in found["command"]
+
+
+def test_grpc_in_workers(stack):
+    done = loadtest(stack, PROTOCOL="grpc", WORKERS=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_worker_that_dies_is_noticed_and_the_rest_kept(stack):
+    process, lines = running(stack, WORKERS=2)
+    stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a whole round and the next window", 90)
+    workers(stack)[0].kill()
+    assert process.wait(timeout=60) != 0
+    text = "".join(lines)
+    assert re.search(r"stopped early: worker \d of 2 was killed by SIGKILL; what was measured until then is kept", text)
+    assert "Traceback" not in text
+    assert "SIGKILL" in stack.results()["stopped"]
+
+
 def test_the_published_workload(stack):
     done = loadtest(stack, WORKLOAD="published", USERS=40, SPAWN_RATE=40)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -129,9 +185,9 @@ def test_somebody_elses_traffic_is_noticed(stack):
     assert "something else was using the server" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_restores_the_server_and_keeps_what_was_measured(stack, number):
-    process, lines = running(stack)
+@pytest.mark.parametrize(("number", "settings"), [(signal.SIGINT, {}), (signal.SIGTERM, {}), (signal.SIGINT, TWO)])
+def test_an_interrupt_restores_the_server_and_keeps_what_was_measured(stack, number, settings):
+    process, lines = running(stack, **settings)
     stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a whole round and the next window", 90)
     os.killpg(process.pid, number)
     time.sleep(1)
@@ -145,8 +201,9 @@ def test_an_interrupt_restores_the_server_and_keeps_what_was_measured(stack, num
     assert stack.results()["stopped"] == "interrupted"
 
 
-def test_an_interrupt_before_anything_was_measured(stack):
-    process, lines = running(stack, WARMUP=30)
+@pytest.mark.parametrize("settings", [{}, TWO])
+def test_an_interrupt_before_anything_was_measured(stack, settings):
+    process, lines = running(stack, WARMUP=30, **settings)
     stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
     os.killpg(process.pid, signal.SIGINT)
     process.wait(timeout=60)
@@ -155,11 +212,14 @@ def test_an_interrupt_before_anything_was_measured(stack):
     assert "Traceback" not in text
 
 
-def test_a_killed_comparison_is_undone_by_the_next(stack):
-    process, _ = running(stack, WARMUP=30)
+@pytest.mark.parametrize("settings", [{}, TWO])
+def test_a_killed_comparison_is_undone_by_the_next(stack, settings):
+    process, _ = running(stack, WARMUP=30, **settings)
     stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
+    assert len(workers(stack)) == settings.get("WORKERS", 0)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=10)
+    stack.wait(lambda: not workers(stack), "the end of the workers, with their master", 1)
     assert "dynamic_batching" not in stack.triton.config("encoder")
     done = loadtest(stack)
     assert done.returncode == 0, done.stderr
@@ -196,6 +256,7 @@ def test_two_comparisons_at_once_are_refused(stack):
         ({"SYSTEM": "nothing"}, "'nothing' is not served"),
         ({"WORKLOAD": "odd"}, "WORKLOAD=odd: must be one of mixed, published"),
         ({"USERS": 0}, "USERS=0: must be at least 1"),
+        ({"WORKERS": 17}, "WORKERS=17: each needs a user at least, and there are 16 USERS"),
         ({"ROUNDS": 1}, "ROUNDS=1: must be at least 2"),
         ({"LOADTEST_CPUS": "99"}, "LOADTEST_CPUS=99"),
         ({"MAX_BATCH": 1}, "nothing here can batch"),

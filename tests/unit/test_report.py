@@ -22,6 +22,7 @@ def found():
         "triton": {"version": "2.51.0", "image": None},
         "settings": {
             "users": 64,
+            "workers": 0,
             "protocol": "http",
             "wait": [0.0, 0.0],
             "rounds": 3,

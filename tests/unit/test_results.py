@@ -32,7 +32,7 @@ def rounds(pairs, **kwargs):
 
 
 def test_the_order_is_abba():
-    assert [mode[0] for _, mode in Plan("s", 4, None, 0).schedule()] == list("nddnnddn")
+    assert [mode[0] for _, mode in Plan("s", 4, None, 0, 1, None).schedule()] == list("nddnnddn")
 
 
 def test_ratio_and_interval():

@@ -1,13 +1,13 @@
 """What is sent."""
 
-import random
+import itertools
 import unicodedata
 
 import numpy as np
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
-from loadtest.users import traffic
+from loadtest.users import Job, Traffic
 from loadtest.workload import WORKLOADS, Workload, grpc_request, http_request
 from scripts.settings import Settings, UserError
 
@@ -47,13 +47,26 @@ def test_the_grpc_request_carries_the_text():
     assert list(request.inputs[0].shape) == [1, 1]
 
 
+def job(seed):
+    return Job("http", "http://127.0.0.1:1", "embedding", WORKLOADS["mixed"].texts, (0.0, 0.0), seed)
+
+
 def test_the_same_seed_sends_the_same_texts():
     def first_choices(seed):
-        shared = traffic("http", "embedding", WORKLOADS["mixed"], seed)
+        shared = Traffic(job(seed))
         return [[shared.new_random().choice(range(240)) for _ in range(5)] for _ in range(3)]
 
     assert first_choices(1) == first_choices(1) != first_choices(2)
-    assert isinstance(traffic("http", "m", WORKLOADS["mixed"], 1).new_random(), random.Random)
+
+
+def test_users_of_workers_have_the_streams_that_they_have_in_one_process():
+    def streams(count, *numbers):
+        traffic = Traffic(job(1), *numbers)
+        return [traffic.new_random().random() for _ in range(count)]
+
+    alone, first, second = streams(5), streams(3, itertools.count(0, 2)), streams(2, itertools.count(1, 2))
+    assert len(set(alone)) == 5
+    assert alone == [first[0], second[0], first[1], second[1], first[2]]
 
 
 def test_settings_override_the_workload(monkeypatch):

@@ -1,0 +1,171 @@
+"""The crowd, in this process and in others. Nothing answers the users here: each of their requests fails at once."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+
+import gevent
+import pytest
+
+from loadtest import master
+from loadtest.compare import Comparison
+from loadtest.crowd import LocalCrowd
+from loadtest.master import MasterCrowd
+from loadtest.users import Job
+from loadtest.worker import address
+from scripts.settings import ROOT, Settings, UserError
+
+JOB = Job("http", "http://127.0.0.1:9", "m", ["a", "b"], (0.01, 0.01), 1)
+
+
+def two_workers() -> MasterCrowd:
+    return MasterCrowd(JOB, 2, lambda _: None)
+
+
+def gone(crowd: MasterCrowd, processes: list[subprocess.Popen]) -> bool:
+    return not crowd.children and all(process.poll() is not None for process in processes)
+
+
+@pytest.mark.parametrize("make", [lambda: LocalCrowd(JOB), two_workers])
+def test_a_window_holds_what_was_answered_in_it(make):
+    with make() as crowd:
+        crowd.pause()
+        crowd.resume()
+        crowd.start(5, 5)
+        with gevent.Timeout(10):
+            while crowd.running < 5:
+                gevent.sleep(0.05)
+        crowd.open_window()
+        gevent.sleep(1)
+        assert crowd.answered > 10  # also before the end: a window may last until it holds enough
+        samples, cores = crowd.close_window()
+        assert len(samples) > 50
+        assert all(0 <= sample.at < 2 and "refused" in sample.error for sample in samples)
+        assert 0 < cores < 1.5
+
+        crowd.pause()
+        crowd.open_window()
+        gevent.sleep(0.5)
+        assert crowd.close_window()[0] == []
+
+        crowd.resume()
+        crowd.open_window()
+        gevent.sleep(0.5)
+        assert crowd.close_window()[0]
+
+
+def test_every_worker_has_its_share_and_ends_with_the_crowd():
+    with two_workers() as crowd:
+        processes = [child.process for child in crowd.children]
+        assert len(processes) == 2
+        crowd.start(5, 5)
+        with gevent.Timeout(10):
+            while crowd.running < 5:
+                gevent.sleep(0.05)
+        assert [crowd.runner.clients[name].user_count for name in crowd.names] == [3, 2]
+    assert gone(crowd, processes)
+    assert [process.returncode for process in processes] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "left or no longer answered")]
+)
+def test_a_worker_that_is_gone_is_said(number, said):
+    crowd = two_workers()
+    with pytest.raises(UserError, match=said), gevent.Timeout(15), crowd:
+        processes = [child.process for child in crowd.children]
+        processes[0].send_signal(number)
+        while True:
+            crowd.check()
+            gevent.sleep(0.05)
+    assert gone(crowd, processes)
+
+
+def test_a_worker_that_cannot_start_says_why(monkeypatch):
+    monkeypatch.setattr(master.sys, "executable", "/bin/false")
+    with pytest.raises(UserError, match=r"worker 1 of 2 ended with exit code 1"), two_workers():
+        pass
+
+
+@pytest.fixture
+def bind(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("LOADTEST_BIND", where)
+    return where
+
+
+@pytest.fixture
+def come(bind, monkeypatch):
+    """Workers that somebody else starts."""
+    monkeypatch.setenv("LOADTEST_MASTER", bind)
+    processes = []
+
+    def one() -> subprocess.Popen:
+        command = [sys.executable, "-m", "loadtest.worker"]
+        processes.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield one
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_workers_that_come_by_themselves(come):
+    workers = [come(), come()]
+    with two_workers() as crowd:
+        assert not crowd.children
+    assert [worker.wait(5) for worker in workers] == [0, 0]
+
+
+def test_one_that_leaves_is_said(come):
+    workers = [come(), come()]
+    with pytest.raises(UserError, match="1 of 2 workers left"), two_workers() as crowd, gevent.Timeout(2):
+        workers[0].terminate()
+        while True:
+            crowd.check()
+            gevent.sleep(0.05)
+    assert [worker.wait(5) for worker in workers] == [130, 0]
+
+
+def test_one_too_many_is_said(come):
+    come(), come()
+    with pytest.raises(UserError, match="3 workers came, but WORKERS=2"), two_workers() as crowd, gevent.Timeout(15):
+        come()
+        while True:
+            crowd.check()
+            gevent.sleep(0.05)
+
+
+def test_a_worker_notices_that_its_master_is_gone(come):
+    workers = [come(), come()]
+    with two_workers() as crowd:
+        crowd.runner.greenlet.kill()  # as if killed: nothing answers the workers any more
+        for worker in workers:
+            assert worker.wait(10) == 1
+            assert worker.stderr.read() == "error: the comparison is gone\n"
+
+
+def test_nobody_comes(bind, monkeypatch):
+    monkeypatch.setattr(master, "GATHER_S", 0.2)
+    with pytest.raises(UserError, match="only 0 of 2 workers came within"), two_workers():
+        pass
+
+
+@pytest.mark.parametrize("value", ["", "5557", "host:", ":1", "host:70000", "host:x"])
+def test_an_address_is_host_and_port(monkeypatch, value):
+    monkeypatch.setenv("LOADTEST_BIND", value)
+    with pytest.raises(UserError, match=r"LOADTEST_BIND=.*: must be host:port"):
+        address("LOADTEST_BIND")
+
+
+def test_more_workers_than_users():
+    settings = Settings(Settings.load() | {"USERS": "3", "WORKERS": "4"})
+    with pytest.raises(UserError, match="WORKERS=4: each needs a user at least, and there are 3 USERS"):
+        _ = Comparison(settings).workers
