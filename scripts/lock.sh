@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
 pip=("$work/venv/bin/python" -m pip --disable-pip-version-check)
 "${pip[@]}" install --quiet --upgrade pip  # dependency groups need pip 25.1
-"${pip[@]}" install --quiet --group serve --group export --group loadtest --group dev
+"${pip[@]}" install --quiet --group local --group export --group loadtest --group dev
 {
   echo "# Written by 'make lock' from the groups of pyproject.toml. Do not edit."
   # A build's label (+cpu) and CUDA's libraries belong to one machine, not to the lock.

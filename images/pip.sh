@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# pip.sh VENV [arguments of pip install]: packages at their locked versions into a virtual environment, at build time.
+# It honours what a company gives its builds as secrets: pip_conf (a pip configuration) and ca (extra certificates).
+set -euo pipefail
+venv=$1
+shift
+
+[[ ! -s /run/secrets/pip_conf ]] || export PIP_CONFIG_FILE=/run/secrets/pip_conf
+if [[ -s /run/secrets/ca ]]; then
+  cat /etc/ssl/certs/ca-certificates.crt /run/secrets/ca >/tmp/ca.pem
+  export PIP_CERT=/tmp/ca.pem
+fi
+# One source for versions; a transformers of the user's choice brings its own tokenizers and hub client.
+constraints=/tmp/constraints.txt
+if [[ ${TRANSFORMERS:-transformers} == transformers ]]; then
+  cp requirements.lock $constraints
+else
+  grep -Ev '^(transformers|tokenizers|huggingface-hub)=' requirements.lock >$constraints
+fi
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
+
+# A pip of its own that knows dependency groups, so that none is left in the image.
+pip=/opt/pip/bin/pip
+if [[ ! -e $pip ]]; then
+  python3 -m venv /opt/pip
+  $pip install pip==26.3
+fi
+[[ -e $venv ]] || python3 -m venv --without-pip "$venv"
+$pip --python "$venv/bin/python" install --constraint $constraints "$@"
