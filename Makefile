@@ -6,72 +6,97 @@ SHELL := /bin/bash
 # ONNX Runtime 1.29 and later report usage by default.
 export ORT_DISABLE_TELEMETRY := 1
 
+# docker or local, unless RUNTIME says which.
+export RUNTIME := $(shell scripts/runtime.sh)
+
 venv := .venv
 python := $(venv)/bin/python
-ready := $(venv)/.installed
+# Everything, and the little that these targets need themselves when the rest is in containers.
+all := $(venv)/.installed
+tools := $(venv)/.installed-tools
+installed := $(if $(filter docker,$(RUNTIME)),$(tools),$(all))
 
-$(ready): requirements.lock
+$(all): requirements.lock
 	@scripts/install.sh $(venv) requirements.lock
+	@touch $@ $(tools)
+
+$(tools): requirements.lock
+	@scripts/install.sh $(venv) requirements.lock tools
 	@touch $@
 
 # What only looks at the stack or stops it installs nothing for that.
-if_installed := [ -e $(ready) ] || { echo "not running: nothing is installed here yet (make up)"; exit 0; };
+if_installed := [ -e $(installed) ] || { echo "not running: nothing is installed here yet (make up)"; exit 0; };
 
 ##@ The stack
 
-up: models ## Start Triton and Prometheus, wait until the models answer, print the addresses
-	@$(python) -m scripts.local up
+up: models ## Start the stack, wait until the models answer, print the addresses: RUNTIME, PROFILE, SYSTEMS
+	@$(python) -m scripts.make up
 
-down: ## Stop them
-	@$(if_installed) $(python) -m scripts.local down
+down: ## Stop it
+	@$(if_installed) $(python) -m scripts.make down
 
 status: ## Show how each process and each model is
-	@$(if_installed) $(python) -m scripts.local status
+	@$(if_installed) $(python) -m scripts.make status
 
 logs: ## Show the logs (and follow them, on a terminal)
-	@$(if_installed) $(python) -m scripts.local logs
+	@$(if_installed) $(python) -m scripts.make logs
 
-smoke: $(ready) ## Send the running models their example requests and check the answers
+smoke: $(installed) ## Send the running models their example requests and check the answers
 	@$(python) -m scripts.smoke
 
-models: $(ready) ## Assemble the model repository: SYSTEMS="embedding"
-	@$(python) -m scripts.models
+models: $(installed) ## Assemble the model repository: SYSTEMS="embedding"
+	@$(python) -m scripts.make models
+
+build: $(installed) ## Build the images of PROFILE (`make up` does it too, and says less)
+	@$(python) -m scripts.make build
+
+build-cpu: ## Build those of PROFILE=cpu
+build-cuda: ## Build those of PROFILE=cuda
+build-neuron: ## Build those of PROFILE=neuron
+build-cpu build-cuda build-neuron: build-%: $(installed)
+	@PROFILE=$* $(python) -m scripts.make build
 
 ##@ Measuring
 
 loadtest: up ## Compare dynamic batching with none on the running server, and write a report
-	@$(python) -m loadtest
+	@$(python) -m scripts.make loadtest
 
 locust: up ## Locust's own web page against the running server
-	@$(python) -m loadtest.web
+	@$(python) -m scripts.make locust
 
-bench: models ## The figures of docs/benchmarks.md on this machine (30 minutes, a server of its own)
+bench: $(all) ## The figures of docs/benchmarks.md on this machine (30 minutes, a server of its own)
+	@$(python) -m scripts.models
 	@$(python) -m scripts.bench
 
 ##@ Working on it
 
-test: lint test-unit test-stack ## Everything below
+test: lint test-unit test-stack ## Everything below that needs no Docker
 
-lint: $(ready) ## ruff, shellcheck
+lint: $(all) ## ruff, shellcheck, hadolint
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
-	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/*.sh .ci/run
+	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/*.sh images/*.sh tests/docker/*.sh .ci/run
+	@$(venv)/bin/hadolint images/*/Dockerfile tests/docker/stand-ins/*/Dockerfile
 
-test-unit: $(ready) ## Tests without a server
+test-unit: $(all) ## Tests without a server
 	@$(python) -m pytest tests/unit
 
-test-stack: models ## Tests on the real Triton, Prometheus and Locust, on ports of their own
+test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust, on ports of their own
+	@$(python) -m scripts.models
 	@$(python) -m pytest tests/stack
+
+test-docker: $(all) ## Tests on a real Docker engine: the images, the composed stack (30 minutes the first time)
+	@tests/docker/run.sh
 
 lock: ## Resolve the groups of pyproject.toml anew into requirements.lock
 	@scripts/lock.sh
 
 clean: ## Stop everything; remove what make made, but not .env and the reports
-	@[ ! -e $(ready) ] || { $(python) -m scripts.local clean && $(python) -m scripts.models --clean; }
+	@[ ! -e $(installed) ] || $(python) -m scripts.make clean
 	@rm -rf $(venv) .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## This list
 	@awk -f scripts/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up down status logs smoke models loadtest locust bench test lint test-unit test-stack lock clean help
+.PHONY: up down status logs smoke models build build-cpu build-cuda build-neuron loadtest locust bench test lint test-unit test-stack test-docker lock clean help

@@ -38,7 +38,8 @@ def main() -> None:
     server, client = two_cpus()
     environment = dict(os.environ) | ports() | {"LOCAL_STATE": f"{settings['LOCAL_STATE']}/bench"}
     environment |= {"TRITON_CPUS": str(server), "LOADTEST_CPUS": str(client), "ROUNDS": str(ROUNDS)}
-    environment |= {"REPORTS": f"{settings['REPORTS']}/bench", "SYSTEM": "embedding", "SYSTEMS": "embedding"}
+    environment |= {"REPORTS": f"{settings['REPORTS']}/bench", "RUNTIME": "local"}
+    environment |= {"SYSTEM": "embedding", "SYSTEMS": "embedding"}
     local("up", environment)
     try:
         raws, found = [measure_raw(server)], {}
@@ -70,7 +71,7 @@ def ports() -> dict[str, str]:
 
 
 def local(command: str, environment: dict[str, str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "scripts.local", command], cwd=ROOT, env=environment, text=True)
+    done = subprocess.run([sys.executable, "-m", "scripts.make", command], cwd=ROOT, env=environment, text=True)
     if done.returncode:
         raise UserError(f"the bench's own server: `{command}` failed, see above")
 

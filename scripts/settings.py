@@ -12,6 +12,7 @@ from dotenv import dotenv_values, set_key
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / ".env.example"
 DOTENV = ROOT / ".env"
+SECRETS = ("TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD")
 
 
 class UserError(Exception):
@@ -66,7 +67,8 @@ class Settings(dict[str, str]):
         return "127.0.0.1" if bind.is_unspecified else str(bind)
 
     def url(self, port: str) -> str:
-        return f"http://{self.address()}:{self.port(port)}"
+        host = self["TRITON_HOST"] if port.startswith("TRITON") else ""
+        return f"http://{host or self.address()}:{self.port(port)}"
 
     def _number(self, name: str, kind: type, noun: str, least: float):
         try:
@@ -78,15 +80,14 @@ class Settings(dict[str, str]):
         return value
 
 
-def with_admin_key(settings: Settings) -> Settings:
-    """The settings with an admin key; where there is none yet, a random one is made and kept in .env, mode 600."""
-    if settings["TRITON_ADMIN_KEY"]:
-        return settings
-    key = secrets.token_urlsafe(32)
-    DOTENV.touch(mode=0o600)
-    DOTENV.chmod(0o600)
-    set_key(DOTENV, "TRITON_ADMIN_KEY", key, quote_mode="never")
-    return Settings(settings | {"TRITON_ADMIN_KEY": key})
+def with_secrets(settings: Settings) -> Settings:
+    """The settings with their secrets; one that is empty is made at random and kept in .env, mode 600."""
+    made = {name: secrets.token_urlsafe(32) for name in SECRETS if not settings[name]}
+    for name, value in made.items():
+        DOTENV.touch(mode=0o600)
+        DOTENV.chmod(0o600)
+        set_key(DOTENV, name, value, quote_mode="never")
+    return Settings(settings | made)
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.settings import ROOT
+from scripts.settings import EXAMPLE, ROOT, dotenv_values
 from scripts.triton import Triton
 from tests import models
 
@@ -43,10 +43,12 @@ class TestStack:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = ("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT", "PROMETHEUS_PORT", "LOCUST_PORT")
+        names = [name for name in dotenv_values(EXAMPLE) if name.endswith("_PORT")]
         self.environment |= dict(zip(names, map(str, free_ports(len(names))), strict=True))
         self.environment |= {
+            "RUNTIME": "local",
             "TRITON_ADMIN_KEY": KEY,
+            "GRAFANA_ADMIN_PASSWORD": "a-password-of-the-tests",
             "LOCAL_STATE": str(self.folder / "state"),
             "MODEL_REPOSITORY": str(self.folder / "models"),
             "REPORTS": str(self.folder / "reports"),
@@ -96,8 +98,17 @@ class TestStack:
         )
 
     def server(self) -> psutil.Process:
-        (found,) = self.processes("tritonserver")
-        return found
+        """A child that it is just starting has its name for a moment, and a dead one may not be gone yet."""
+
+        def only() -> psutil.Process | None:
+            found = self.processes("tritonserver")
+            return found[0] if len(found) == 1 else None
+
+        return self.wait(only, "one server", 60)
+
+    def replaced(self, before: psutil.Process) -> psutil.Process:
+        """The server that came after one that died."""
+        return self.wait(lambda: now if (now := self.server()) != before else None, "another server")
 
     def stub(self, model: str) -> psutil.Process:
         """The model's Python process; after a reload the one before may still be going."""

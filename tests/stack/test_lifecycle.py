@@ -189,7 +189,7 @@ def test_a_dead_process_keeps_the_configuration_in_force(stack):
 def test_a_dead_server_is_replaced(stack):
     before = stack.server()
     before.send_signal(signal.SIGKILL)
-    stack.wait(lambda: stack.processes("tritonserver") and stack.server().pid != before.pid, "another server")
+    stack.replaced(before)
     stack.wait(lambda: answers(stack), "answers again")
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("triton ")]
     assert line.split()[-1] == "1"
@@ -207,7 +207,7 @@ def test_a_server_killed_while_it_loads_keeps_nobody_waiting(stack):
         before.send_signal(signal.SIGKILL)
         with pytest.raises(TritonError, match="does not answer"):
             load.result(timeout=30)
-    stack.wait(lambda: stack.processes("tritonserver") and stack.server().pid != before.pid, "another server")
+    stack.replaced(before)
     stack.wait(lambda: answers(stack), "answers again")
 
 

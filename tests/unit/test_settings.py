@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from scripts import settings as module
-from scripts.settings import ROOT, Settings, UserError, with_admin_key
+from scripts.settings import ROOT, Settings, UserError, with_secrets
 
 
 @pytest.fixture
@@ -57,17 +57,15 @@ def test_a_wrong_value_names_itself(dotenv, name, value, read):
 
 
 def test_the_admin_key_is_made_once_and_kept_private(dotenv):
-    first = with_admin_key(Settings.load())["TRITON_ADMIN_KEY"]
+    first = with_secrets(Settings.load())["TRITON_ADMIN_KEY"]
     assert len(first) >= 40
     assert stat.S_IMODE(dotenv.stat().st_mode) == 0o600
-    assert with_admin_key(Settings.load())["TRITON_ADMIN_KEY"] == first
+    assert with_secrets(Settings.load())["TRITON_ADMIN_KEY"] == first
 
 
 def test_every_setting_is_used_somewhere(dotenv):
+    files = [path for folder in ("scripts", "loadtest", "images") for path in (ROOT / folder).rglob("*")]
     code = "".join(
-        path.read_text()
-        for folder in ("scripts", "loadtest", "images")
-        for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".sh", ".conf")
+        path.read_text() for path in (*files, ROOT / "compose.yaml") if path.suffix in (".py", ".sh", ".conf", ".yaml")
     )
     assert [name for name in Settings.load() if not re.search(rf"\b(ENV_)?{name}\b", code)] == []

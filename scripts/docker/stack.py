@@ -1,0 +1,230 @@
+"""The composed stack: containers of compose.yaml."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+
+from dotenv import dotenv_values
+
+from scripts.cli import err, out
+from scripts.docker import preflight
+from scripts.models.catalogue import system
+from scripts.models.repository import is_assembled, remove_all
+from scripts.ports import check_free
+from scripts.settings import ROOT, UserError
+from scripts.stack import Process, Stack
+
+PROFILES = ("cpu", "cuda", "neuron")
+SOURCES = ("pypi", "pypi-transformers", "ngc")
+PORTS = {
+    "triton": ["TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"],
+    "prometheus": ["PROMETHEUS_PORT"],
+    "grafana": ["GRAFANA_PORT"],
+}
+# Brought back so often without staying up: it will not.
+HOPELESS_AFTER = 3
+
+
+@dataclass
+class DockerStack(Stack):
+    @cached_property
+    def pins(self) -> dict[str, str]:
+        return {name: value or "" for name, value in dotenv_values(ROOT / "versions.env").items()}
+
+    @cached_property
+    def profile(self) -> str:
+        return self.settings.choice("PROFILE", PROFILES)
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """What compose.yaml is filled in with."""
+        self.settings.choice("TRITON_SOURCE", SOURCES)
+        user = f"{os.getuid()}:{os.getgid()}"
+        places = {name: str(self.settings.path(name).resolve()) for name in ("MODEL_REPOSITORY", "REPORTS")}
+        return {
+            **self.pins,
+            **os.environ,
+            **self.settings,
+            **places,
+            **{name: self.build_secret(name) for name in ("BUILD_PIP_CONF", "BUILD_CA")},
+            "BIND_ADDRESS": str(self.settings.bind_address()),
+            "CHECKOUT": str(ROOT),
+            "HOST_USER": user,
+            "TTY": "true" if sys.stdout.isatty() else "false",
+            "COLUMNS": str(shutil.get_terminal_size().columns),
+            # It only reads; and never as root, whoever runs make.
+            "TRITON_USER": user if os.getuid() else "1000:1000",
+            "TRITON_IMAGE_BUILT": f"triton-transformers:{self.image_tag}",
+        }
+
+    def build_secret(self, name: str) -> str:
+        if not self.settings[name]:
+            return "/dev/null"
+        path = self.settings.path(name)
+        if not path.is_file():
+            raise UserError(f"{name}={self.settings[name]}: there is no such file")
+        return str(path)
+
+    @property
+    def image_tag(self) -> str:
+        return f"cpu-{self.settings['TRITON_SOURCE']}" if self.profile == "cpu" else self.profile
+
+    def command(self, *arguments: str, profile: str | None = None) -> list[str]:
+        return ["docker", "compose", "--project-directory", str(ROOT), "--profile", profile or self.profile, *arguments]
+
+    def compose(self, *arguments: str, profile: str | None = None) -> str:
+        """Its output; where it fails, the end of what it said is the error."""
+        done = subprocess.run(
+            self.command(*arguments, profile=profile), env=self.environment, cwd=ROOT, capture_output=True, text=True
+        )
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise UserError(f"docker compose {arguments[0]} failed:\n" + "\n".join(said[-15:]))
+        return done.stdout
+
+    def service(self, program: str) -> str:
+        return f"triton-{self.profile}" if program == "triton" else program
+
+    # --- up and down ------------------------------------------------------------------------------------------------
+
+    def running(self) -> bool:
+        preflight.check_engine()
+        return bool(self.compose("ps", "--quiet", profile="*").strip())
+
+    def start(self) -> bool:
+        preflight.check(self.settings, self.pins)
+        for program, ports in PORTS.items():
+            if not self.inspect(program):
+                check_free(self.settings, ports)
+        self.settings.path("MODEL_REPOSITORY").mkdir(parents=True, exist_ok=True)
+        # Another profile's Triton has the ports and the name.
+        others = [f"triton-{profile}" for profile in PROFILES if profile != self.profile]
+        self.compose("rm", "--stop", "--force", *others, profile="*")
+        self.build_quietly(self.service("triton"))
+        before = self.started_at("triton")
+        self.compose("up", "--detach", "--remove-orphans")
+        return bool(before) and self.started_at("triton") == before
+
+    def stop(self) -> None:
+        self.compose("down", "--remove-orphans", profile="*")
+
+    def clean(self) -> None:
+        preflight.check_engine()
+        self.compose("down", "--remove-orphans", "--volumes", profile="*")
+        built = preflight.run("docker", "image", "ls", "--quiet", "--filter", "reference=triton-transformers*").stdout
+        if images := sorted(set(built.split())):
+            preflight.run("docker", "image", "rm", "--force", *images)
+        remove_all(self.settings)
+        with contextlib.suppress(OSError):  # the local runtime's things are in it, or it is not there
+            self.state.rmdir()
+
+    # --- building ---------------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """make build: everything this profile needs, with Docker's own progress."""
+        preflight.check(self.settings, self.pins)
+        services = [self.service("triton"), "exporter", "loadtest"]
+        done = subprocess.run(self.command("build", *services, profile="*"), env=self.environment, cwd=ROOT)
+        if done.returncode:
+            raise UserError("the build failed; what it said is above")
+
+    def build_quietly(self, service: str) -> None:
+        with err.status(f"building the image of {service} (minutes, the first time; `make build` shows more)"):
+            self.compose("build", "--quiet", service, profile="*")
+
+    # --- one-shot services ------------------------------------------------------------------------------------------
+
+    def models(self) -> None:
+        repository = self.settings.path("MODEL_REPOSITORY").resolve()
+        wanted = [system(name) for name in self.settings.words("SYSTEMS")]
+        if all(is_assembled(each, repository) for each in wanted):
+            for each in wanted:
+                out.print(f"{each.name}: in place")
+            return
+        preflight.check_engine()
+        preflight.check_compose()
+        repository.mkdir(parents=True, exist_ok=True)
+        self.build_quietly("exporter")
+        self.run_service("exporter", "another `make models` is at work here")
+
+    def loadtest(self) -> None:
+        self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
+        self.build_quietly("loadtest")
+        if workers := self.settings["WORKERS"]:
+            # They look for the comparison until it is there, and end with it.
+            scale = f"loadtest-worker={workers}"
+            self.compose("up", "--detach", "--no-deps", "--scale", scale, "loadtest-worker", profile="*")
+        self.run_service("loadtest", "another comparison is running against this stack")
+
+    def locust(self) -> None:
+        self.build_quietly("loadtest")
+        self.run_service("locust", "another `make locust` is running")
+
+    def run_service(self, service: str, taken: str) -> None:
+        """Show what it says until it ends, and end with its exit code.
+
+        Signals go to the container, and what it says after them is still shown: docker's own attach and compose's run
+        leave at the first one.
+        """
+        record = self.inspect(service)
+        if record and record["State"]["Running"]:
+            raise UserError(f"{taken}: wait for it, or stop it")
+        self.compose("create", "--no-build", "--force-recreate", service, profile="*")
+        container = self.inspect(service)["Id"]
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda n, _: preflight.run("docker", "kill", "--signal", str(n), container))
+        started = preflight.run("docker", "start", container)
+        if started.returncode:
+            raise UserError(f"{service} did not start: {started.stderr.strip()}")
+        # In a session of its own, out of Ctrl-C's reach.
+        subprocess.run(["docker", "logs", "--follow", container], start_new_session=True)
+        sys.exit(int(preflight.run("docker", "wait", container).stdout))
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def programs(self) -> list[str]:
+        return list(PORTS)
+
+    def inspect(self, program: str) -> dict | None:
+        """Docker's record of the program's container; None where it has none."""
+        found = self.compose("ps", "--all", "--quiet", self.service(program), profile="*").split()
+        if not found:
+            return None
+        return json.loads(preflight.run("docker", "inspect", found[0]).stdout)[0]
+
+    def started_at(self, program: str) -> str:
+        record = self.inspect(program)
+        return record["State"]["StartedAt"] if record and record["State"]["Running"] else ""
+
+    def process(self, program: str) -> Process:
+        record = self.inspect(program)
+        if not record:
+            return Process("not there", running=False, lost=True, seconds=0, crashes=0)
+        state, restarts = record["State"], record["RestartCount"]
+        health = state.get("Health", {}).get("Status", "")
+        started = datetime.fromisoformat(state["StartedAt"][:19]).replace(tzinfo=UTC)
+        return Process(
+            state=health if state["Running"] and health not in ("", "healthy") else state["Status"],
+            running=state["Running"] and health in ("", "healthy"),
+            lost=state["Status"] in ("exited", "dead") or restarts >= HOPELESS_AFTER,
+            seconds=(datetime.now(UTC) - started).total_seconds(),
+            crashes=restarts,
+        )
+
+    def log_tail(self, program: str, lines: int) -> str:
+        return self.compose("logs", "--no-log-prefix", "--no-color", "--tail", str(lines), self.service(program))
+
+    def logs(self, follow: bool) -> None:
+        if self.running():
+            line = self.command("logs", "--tail", "100", *(["--follow"] if follow else []))
+            os.chdir(ROOT)
+            os.execvpe(line[0], line, self.environment)
