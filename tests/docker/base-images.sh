@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Builds STAND-INS for the images of versions.env that cannot be pulled here, from Debian packages, under the names of
+# what they stand for. Each says so in its label; an image without that label is a real
+# one and is never touched. Run again, it rebuilds what changed below stand-ins/.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=tests/docker/common.sh
+. "$here/common.sh"
+# shellcheck source=/dev/null
+. "${VERSIONS:-$here/../../versions.env}"
+export DOCKER_BUILDKIT=1
+
+label=org.opencontainers.image.description
+made_by="made by tests/docker/base-images.sh"
+
+is_there() { docker image inspect "$1" >/dev/null 2>&1; }
+is_real() { is_there "$1" && [[ $(docker image inspect -f "{{json .Config.Labels}}" "$1") != *"$made_by"* ]]; }
+
+# Where a registry is reached, the real one.
+pull() { is_there "$1" || timeout 300 docker pull --quiet "$1" >/dev/null 2>&1 || true; }
+
+# As the official slim image: debootstrap's smallest variant, without documentation, and these settings for apt.
+settle_debian() {
+  local root=$1
+  cat >"$root/etc/dpkg/dpkg.cfg.d/docker" <<-'SETTINGS'
+		force-unsafe-io
+		path-exclude /usr/share/doc/*
+		path-include /usr/share/doc/*/copyright
+		path-exclude /usr/share/info/*
+		path-exclude /usr/share/locale/*
+		path-exclude /usr/share/man/*
+	SETTINGS
+  cat >"$root/etc/apt/apt.conf.d/docker" <<-'SETTINGS'
+		Acquire::Languages "none";
+		APT::Keep-Downloaded-Packages "false";
+		Dir::Cache::pkgcache "";
+		Dir::Cache::srcpkgcache "";
+	SETTINGS
+  # Packages must not start their services in a build.
+  printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
+  chmod +x "$root/usr/sbin/policy-rc.d"
+  find "$root/usr/share/doc" -type f ! -name copyright -delete
+  rm -rf "$root"/usr/share/{info,locale,man}/* "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/*.bin \
+    "$root"/var/cache/apt/archives/*.deb "$root"/var/log/{apt,*.log}
+  # A company's own root certificates, without which nothing inside reaches a package index through its proxy.
+  if compgen -G '/usr/local/share/ca-certificates/*.crt' >/dev/null; then
+    cp /usr/local/share/ca-certificates/*.crt "$root/usr/local/share/ca-certificates/"
+    quietly chroot "$root" update-ca-certificates
+  fi
+}
+
+debian() {
+  is_there "$DEBIAN_IMAGE" && return
+  local suite
+  case ${DEBIAN_IMAGE##*:} in
+  12* | bookworm*) suite=bookworm ;;
+  13* | trixie*) suite=trixie ;;
+  *) die "base-images.sh does not know which Debian $DEBIAN_IMAGE is." ;;
+  esac
+  can_install || die "$DEBIAN_IMAGE is missing, and only root on a Debian with apt can make its stand-in."
+  command -v debootstrap >/dev/null || install_packages debootstrap || die "debootstrap could not be installed."
+
+  work=$(mktemp -d)
+  # An interrupted debootstrap leaves /proc mounted inside.
+  trap 'umount "$work/proc" 2>/dev/null || true; rm -rf --one-file-system "$work"' EXIT
+  chmod 755 "$work" # it becomes the image's /
+  quietly debootstrap --variant=minbase --include=ca-certificates "$suite" "$work" "$(debian_mirror)" ||
+    die "debootstrap failed; what it said is above."
+  settle_debian "$work"
+  tar -C "$work" --numeric-owner -c . |
+    docker import --change "LABEL $label=\"stand-in for Debian slim, $made_by\"" --change 'CMD ["bash"]' \
+      - "$DEBIAN_IMAGE" >/dev/null
+}
+
+stand_in() { # name, image, what it stands for
+  is_real "$2" && return
+  docker build --quiet --tag "$2" --file "$here/stand-ins/$1/Dockerfile" --build-arg "DEBIAN_IMAGE=$DEBIAN_IMAGE" \
+    --label "$label=stand-in for $3, $made_by" "$here/stand-ins/$1" >/dev/null ||
+    die "The stand-in for $2 could not be built."
+}
+
+docker info >/dev/null 2>&1 || die "No Docker engine answers; tests/docker/engine.sh starts one."
+# Not NVIDIA's: 15 GB, and a GPU to use them.
+for image in "$DEBIAN_IMAGE" "$PROMETHEUS_IMAGE" "$GRAFANA_IMAGE"; do pull "$image"; done
+debian
+stand_in prometheus "$PROMETHEUS_IMAGE" "Prometheus (Debian's package, an older release)"
+stand_in grafana "$GRAFANA_IMAGE" "Grafana (answers health and shows what is provisioned, draws nothing)"
+stand_in triton "$TRITON_IMAGE" "NVIDIA's Triton (its paths only, it serves nothing)"

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Makes sure that a Docker engine, compose v2 and buildx answer: does nothing where they do, installs and starts them
+# on a Debian without any (a CI machine). The engine stays up; its log is ${DOCKER_STATE}/dockerd.log.
+set -euo pipefail
+# shellcheck source=tests/docker/common.sh
+. "$(dirname "$0")/common.sh"
+
+engine_answers() { timeout 10 docker info >/dev/null 2>&1; }
+plugins_answer() { docker compose version >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1; }
+
+install_engine() {
+  command -v dockerd >/dev/null && command -v iptables >/dev/null || install_packages docker.io iptables ||
+    die "docker.io could not be installed; what apt said is above."
+}
+
+start_engine() {
+  local log=$state/dockerd.log
+  for _ in {1..60}; do
+    engine_answers && return
+    if ! pidof dockerd >/dev/null; then
+      # A killed engine leaves its pid file, and the next one believes it while that number is anybody's.
+      rm -f /var/run/docker.pid
+      # In a session of its own, to outlive the caller's terminal; without our lock, which it would hold for good.
+      setsid nohup dockerd >>"$log" 2>&1 </dev/null 9>&- &
+    fi
+    sleep 0.5
+  done
+  die "dockerd did not come up within 30 s; see $log."
+}
+
+# bookworm has neither plugin. trixie's are static programs: taken from its packages, without adding trixie to the
+# system's apt.
+install_plugins() {
+  local work=$state/trixie plugins=${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins
+  rm -rf "$work"
+  mkdir -p "$work"/{lists,cache,unpacked} "$plugins"
+  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(debian_mirror) trixie main" \
+    >"$work/sources.list"
+  local private=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=/dev/null
+    -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=root)
+  (
+    cd "$work" && quietly apt-get "${private[@]}" update &&
+      quietly apt-get "${private[@]}" download docker-compose docker-buildx
+  ) || die "compose and buildx could not be downloaded from Debian trixie; what apt said is above."
+  for package in "$work"/*.deb; do dpkg -x "$package" "$work/unpacked"; done
+  install "$work"/unpacked/usr/libexec/docker/cli-plugins/* "$plugins"
+  rm -rf "$work"
+}
+
+engine_answers && plugins_answer && exit
+can_install || die "No Docker engine with compose v2 and buildx answers, and only root on Debian can install one here."
+
+mkdir -p "$state"
+exec 9>"$state/lock"
+# Two at once would fight over apt and the pid file. An apt that outlives its killed run holds on to the lock, too.
+flock 9
+engine_answers || { install_engine && start_engine; }
+plugins_answer || install_plugins
+plugins_answer || die "docker does not find compose and buildx in ${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins."

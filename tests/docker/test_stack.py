@@ -1,0 +1,274 @@
+"""The composed stack: up, asked, compared, killed, and what it is not allowed to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+
+import pytest
+
+from scripts.settings import ROOT
+from tests.docker.conftest import docker
+from tests.stack.test_embedding import CURL, embed
+
+pytestmark = pytest.mark.timeout(1800)
+SERVICES = ("triton-cpu", "prometheus", "grafana")
+SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
+
+
+@pytest.fixture(autouse=True)
+def up(stack):
+    done = stack.make("up")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def ask(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return response.read().decode()
+
+
+def grafana(stack) -> str:
+    return f"http://127.0.0.1:{stack.environment['GRAFANA_PORT']}"
+
+
+def test_up_says_where_everything_is(stack):
+    done = stack.make("up")
+    for url in (stack.http, stack.prometheus, grafana(stack)):
+        assert url in done.stdout
+    assert "runtime     docker" in done.stdout
+    assert "embedding: in place" in done.stdout
+
+
+def test_up_twice_starts_nothing_twice(stack):
+    before = {service: stack.inspect(service)["State"]["StartedAt"] for service in SERVICES}
+    assert stack.make("up").returncode == 0
+    assert {service: stack.inspect(service)["State"]["StartedAt"] for service in SERVICES} == before
+
+
+def test_status_smoke_and_logs(stack):
+    status = stack.make("status")
+    assert status.returncode == 0
+    for word in ("triton", "prometheus", "grafana", "running", "encoder", "tokenizer", "embedding", "ready"):
+        assert word in status.stdout
+    smoke = stack.make("smoke")
+    assert smoke.stdout.split() == ["ok", "embedding", "ok", "tokenizer"]
+    assert "Started HTTPService" in stack.make("logs").stdout
+
+
+@pytest.mark.parametrize("model", ["embedding", "tokenizer"])
+def test_published_curl(stack, model):
+    command = CURL.format(model=model).replace("http://localhost:8000", stack.http)
+    done = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True)
+    assert all(output["shape"][0] == 2 for output in json.loads(done.stdout)["outputs"])
+
+
+def test_the_exporter_owns_nothing_it_should_not(stack):
+    made = stack.folder / "models/encoder/1/model.onnx"
+    assert (made.stat().st_uid, made.stat().st_gid) == (os.getuid(), os.getgid())
+    assert not list((stack.folder / "models").glob(".assembling-*"))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_least_privilege(stack, service):
+    record = stack.inspect(service)
+    host = record["HostConfig"]
+    assert host["ReadonlyRootfs"] is True
+    assert host["CapDrop"] == ["ALL"]
+    assert "no-new-privileges:true" in host["SecurityOpt"]
+    assert host["Memory"] > 0
+    assert host["LogConfig"]["Config"] == {"max-size": "10m", "max-file": "3"}
+    assert host["RestartPolicy"]["Name"] == "unless-stopped"
+    assert stack.inside(service, "id", "-u") != "0"
+    status = stack.inside(service, "cat", "/proc/self/status")
+    assert "CapEff:\t0000000000000000" in status
+    assert "NoNewPrivs:\t1" in status
+    for folder in ("/", "/etc", "/opt"):
+        refused = subprocess.run(
+            ["docker", "exec", stack.container(service), "touch", f"{folder}/x"], capture_output=True
+        )
+        assert refused.returncode != 0
+
+
+def test_triton_cannot_change_the_models(stack):
+    (models,) = [m for m in stack.inspect("triton-cpu")["Mounts"] if m["Destination"] == "/models"]
+    assert models["RW"] is False
+
+
+def test_nothing_listens_beyond_loopback(stack):
+    for service in SERVICES:
+        for bindings in stack.inspect(service)["NetworkSettings"]["Ports"].values():
+            assert {binding["HostIp"] for binding in bindings or []} <= {"127.0.0.1"}
+
+
+def test_no_secret_lies_open(stack):
+    key = stack.environment["TRITON_ADMIN_KEY"]
+    assert key not in stack.make("logs").stdout
+    assert key not in docker("history", "--no-trunc", "triton-transformers:cpu-pypi")
+
+
+def test_prometheus_finds_triton_by_its_name(stack):
+    def up() -> bool:
+        found = json.loads(ask(f"{stack.prometheus}/api/v1/query?query=up%7Bjob%3D%22triton%22%7D"))["data"]["result"]
+        return [(each["metric"]["instance"], each["value"][1]) for each in found] == [("triton:8002", "1")]
+
+    stack.wait(up, "Prometheus scrapes triton:8002", 40)
+
+
+def test_grafana_is_given_its_data_source(stack):
+    """A stand-in where the real Grafana cannot be had: that the file reaches its place is all it can tell."""
+    image = stack.inspect("grafana")["Config"]
+    if "stand-in" not in image["Labels"].get("org.opencontainers.image.description", ""):
+        assert json.loads(ask(f"{grafana(stack)}/api/search")) is not None
+    assert "http://prometheus:9090" in stack.inside(
+        "grafana", "cat", "/etc/grafana/provisioning/datasources/prometheus.yaml"
+    )
+    assert json.loads(ask(f"{grafana(stack)}/api/health"))["database"] == "ok"
+
+
+def test_the_comparison(stack):
+    done = stack.make("loadtest", **SHORT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = stack.results()
+    assert (found["runtime"], found["triton"]["image"]) == ("docker", "triton-transformers:cpu-pypi")
+    assert found["verdict"]["batched"] is True
+    assert found["modes"]["none"]["mean_batch"] == 1.0
+    report = (stack.folder / "reports/latest/report.html").resolve()
+    assert report.stat().st_uid == os.getuid()
+    # What it prints is true on this side, too.
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("report  ")]
+    assert os.path.abspath(line.split()[1]) == str(report)
+    for word in ("requests/s", "dynamic batching", "make down"):
+        assert word in done.stdout
+
+
+def test_the_comparison_with_workers(stack):
+    done = stack.make("loadtest", **SHORT, WORKERS=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert stack.results()["settings"]["workers"] == 2
+    stack.wait(lambda: not stack.inspect("loadtest-worker")["State"]["Running"], "the workers end with it", 30)
+
+
+def test_an_interrupt_restores_the_server_and_keeps_what_was_measured(stack):
+    before = stack.triton.config("encoder")
+    process = stack.start_make("loadtest", **(SHORT | {"ROUNDS": 20}))
+    lines: list[str] = []
+    threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True).start()
+    stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a whole round and the next window", 90)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) != 0
+    text = "".join(lines)
+    assert "report.html" in text
+    assert "Traceback" not in text
+    assert stack.triton.config("encoder") == before
+
+
+def test_locusts_own_page(stack):
+    process = stack.start_make("locust", USERS=4)
+    try:
+        url = f"http://127.0.0.1:{stack.environment['LOCUST_PORT']}"
+
+        def page() -> bool:
+            try:
+                return "Locust" in ask(url)
+            except OSError:
+                return False
+
+        stack.wait(page, "Locust's page", 60)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=30)
+
+
+def test_a_dead_server_is_replaced(stack):
+    restarts = stack.inspect("triton-cpu")["RestartCount"]
+    stack.kill_inside("triton-cpu", "bin/[t]ritonserver")
+    stack.wait(lambda: stack.inspect("triton-cpu")["RestartCount"] > restarts, "another start", 60)
+    stack.wait(stack.healthy, "healthy again", 90)
+    assert embed(stack, "are you there?").shape == (1, 384)
+    (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("triton ")]
+    assert int(line.split()[-1]) > 0
+
+
+def test_docker_kill_and_up_again(stack):
+    """Docker itself does not restart what was killed by its own command."""
+    docker("kill", stack.container("triton-cpu"))
+    assert stack.make("status").returncode != 0
+    assert stack.make("up").returncode == 0
+    assert embed(stack, "are you there?").shape == (1, 384)
+
+
+def test_a_dead_python_process_is_replaced(stack):
+    stack.kill_inside("triton-cpu", "[b]ackend_stub.*encoder")
+    stack.wait(lambda: "revive: model 'encoder' is back" in stack.log, "encoder reloaded", 60)
+    assert embed(stack, "are you there?").shape == (1, 384)
+
+
+def test_an_edited_config_is_loaded_by_up(stack):
+    config = stack.folder / "models/tokenizer/config.pbtxt"
+    good = config.read_text()
+    before = stack.container("triton-cpu")
+    try:
+        config.write_text(good.replace("max_batch_size: 64", "max_batch_size: 128"))
+        assert stack.make("up").returncode == 0
+        assert stack.triton.config("tokenizer")["max_batch_size"] == 128
+    finally:
+        config.write_text(good)
+    assert stack.make("up").returncode == 0
+    assert stack.container("triton-cpu") == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"PROFILE": "cuda"}, "this Docker engine has no NVIDIA runtime"),
+        ({"PROFILE": "neuron"}, "there is no /dev/neuron0 here"),
+        ({"PROFILE": "tpu"}, "PROFILE=tpu: must be one of cpu, cuda, neuron"),
+        ({"TRITON_SOURCE": "x"}, "TRITON_SOURCE=x: must be one of"),
+        ({"DOCKER_HOST": "unix:///nowhere.sock"}, "the Docker engine does not answer"),
+        ({"RUNTIME": "podman"}, "RUNTIME=podman: must be one of docker, local"),
+    ],
+)
+def test_what_is_missing_is_one_sentence(stack, settings, message):
+    done = stack.make("up", **settings)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_one_sentence(new_stack, stack):
+    other = new_stack()
+    other.environment |= {"MODEL_REPOSITORY": stack.environment["MODEL_REPOSITORY"]}
+    done = other.make("up", TRITON_GRPC_PORT=stack.environment["TRITON_GRPC_PORT"])
+    assert done.returncode != 0
+    assert f"port {stack.environment['TRITON_GRPC_PORT']} cannot be opened on 127.0.0.1" in done.stderr
+
+
+@pytest.mark.parametrize("profile", ["cpu", "cuda", "neuron"])
+def test_the_compose_file_is_clean(stack, profile):
+    done = stack.compose("config", "--quiet", PROFILE=profile)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_down_keeps_the_volumes(stack):
+    assert stack.make("down").stdout == "stopped\n"
+    assert stack.make("down").stdout == "not running\n"
+    assert "not running" in stack.make("status").stdout
+    label = f"label=com.docker.compose.project={stack.project}"
+    assert docker("ps", "--all", "--quiet", "--filter", label) == ""
+    assert len(docker("volume", "ls", "--quiet", "--filter", label).split()) == 2
+
+
+def test_clean_leaves_nothing(stack):
+    """What `make clean` calls before it removes the virtual environment, which these tests need."""
+    command = [sys.executable, "-m", "scripts.make", "clean"]
+    subprocess.run(command, cwd=ROOT, env=stack.variables(), check=True, capture_output=True, timeout=120)
+    label = f"label=com.docker.compose.project={stack.project}"
+    assert docker("ps", "--all", "--quiet", "--filter", label) == ""
+    assert docker("volume", "ls", "--quiet", "--filter", label) == ""
+    assert docker("image", "ls", "--quiet", "--filter", "reference=triton-transformers*") == ""
+    assert list((stack.folder / "models").rglob("*.onnx")) == []
