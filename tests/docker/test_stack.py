@@ -180,8 +180,7 @@ def test_locusts_own_page(stack):
 
         stack.wait(page, "Locust's page", 60)
     finally:
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=30)
+        stack.interrupt(process)
 
 
 def test_a_dead_server_is_replaced(stack):
