@@ -8,14 +8,14 @@ shift
 [[ ! -s /run/secrets/pip_conf ]] || export PIP_CONFIG_FILE=/run/secrets/pip_conf
 if [[ -s /run/secrets/ca ]]; then
   cat /etc/ssl/certs/ca-certificates.crt /run/secrets/ca >/tmp/ca.pem
-  export PIP_CERT=/tmp/ca.pem
+  export PIP_CERT=/tmp/ca.pem GIT_SSL_CAINFO=/tmp/ca.pem
 fi
 # One source for versions; a transformers of the user's choice brings its own tokenizers and hub client.
 constraints=/tmp/constraints.txt
 if [[ ${TRANSFORMERS:-transformers} == transformers ]]; then
   cp requirements.lock $constraints
 else
-  grep -Ev '^(transformers|tokenizers|huggingface-hub)=' requirements.lock >$constraints
+  grep -Eiv '^(transformers|tokenizers|huggingface[-_]hub)=' requirements.lock >$constraints
 fi
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
 

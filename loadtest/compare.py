@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import report, results
 from loadtest.batching import Switch, composing, plan, restore_after_kill, server_name
-from loadtest.crowd import Crowd, LocalCrowd
+from loadtest.crowd import Crowd, LocalCrowd, pin
 from loadtest.experiment import Experiment, Plan, Window
 from loadtest.master import MasterCrowd
 from loadtest.table import print_table
@@ -184,17 +184,3 @@ def interruptible() -> Iterator[Interrupt]:
         # whoever interrupted us before only waits for that.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN if interrupt.came else signal.default_int_handler)
-
-
-def pin(cpus: str) -> None:
-    """Keep this process to the CPUs of a `taskset -c` list."""
-    if not cpus:
-        return
-    try:
-        wanted: set[int] = set()
-        for part in cpus.split(","):
-            first, _, last = part.partition("-")
-            wanted |= set(range(int(first), int(last or first) + 1))
-        os.sched_setaffinity(0, wanted)
-    except (ValueError, OSError):
-        raise UserError(f"LOADTEST_CPUS={cpus}: CPUs of this machine as in 1 or 0-3,6") from None

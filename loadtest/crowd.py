@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from locust.env import Environment
 from locust.runners import Runner
 
 from loadtest.users import Job, Traffic, user_class
+from scripts.settings import UserError
 
 
 class Sample(NamedTuple):
@@ -133,3 +135,17 @@ class LocalCrowd(Crowd):
     def stop(self) -> None:
         self.traffic.gate.clear()
         self.runner.quit()
+
+
+def pin(cpus: str) -> None:
+    """Keep this process, and those it starts, to the CPUs of a `taskset -c` list."""
+    if not cpus:
+        return
+    try:
+        wanted: set[int] = set()
+        for part in cpus.split(","):
+            first, _, last = part.partition("-")
+            wanted |= set(range(int(first), int(last or first) + 1))
+        os.sched_setaffinity(0, wanted)
+    except (ValueError, OSError):
+        raise UserError(f"LOADTEST_CPUS={cpus}: CPUs of this machine as in 1 or 0-3,6") from None

@@ -17,7 +17,7 @@ import greenlet
 from gevent.queue import Empty, Queue
 from locust.env import Environment
 
-from loadtest.crowd import Meter
+from loadtest.crowd import Meter, pin
 from loadtest.users import Job, Traffic, user_class
 from scripts.cli import run
 from scripts.settings import UserError
@@ -111,6 +111,7 @@ def address(name: str) -> tuple[str, int]:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         gevent.signal_handler(number, gevent.kill, greenlet.getcurrent(), KeyboardInterrupt)
+    pin(os.environ.get("LOADTEST_CPUS", ""))
     worker = Worker(*address("LOADTEST_MASTER"))
     try:
         worker.serve()

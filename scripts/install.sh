@@ -13,7 +13,8 @@ python=${PYTHON:-python3}
 command -v "$python" >/dev/null || fail "$python is not installed (Debian: apt install python3 python3-venv)"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   fail "$("$python" --version) will not do: Python 3.11 is the least (say PYTHON=python3.11)"
-[[ -n $group ]] || "$python" -c 'import sys; sys.exit(sys.version_info >= (3, 13))' ||
+old_enough='import sys; sys.exit(sys.version_info >= (3, 13))'
+[[ -n $group ]] || "$python" -c "$old_enough" ||
   fail "$("$python" --version) will not do: Triton's wheel and numpy < 2 need Python 3.11 or 3.12 (say PYTHON=python3.11)"
 "$python" -c 'import ensurepip' 2>/dev/null || fail "Python's venv module is missing (Debian: apt install python3-venv)"
 
@@ -27,7 +28,11 @@ else
   echo "installing the packages of $lock into $venv (2 GB, or 5 with PyTorch's CUDA build; once)"
   what=(--requirement "$lock")
 fi
-"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv"
+# One that is half made, or was made for less by a Python that is too new for all of it, is made again.
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+  { [[ -z $group ]] && ! "$venv/bin/python" -c "$old_enough"; }; then
+  "$python" -m venv --clear "$venv"
+fi
 
 # On a terminal, one line that moves; elsewhere, nothing.
 progress() {

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 
 import psutil
 
 from scripts.settings import Settings, UserError
 
 
-def check_free(settings: Settings, names: list[str]) -> None:
+def check_free(settings: Settings, names: list[str], ours: Collection[int] = ()) -> None:
+    """A UserError for a port that somebody else has; `ours` are those that this stack holds already."""
     address = str(settings.bind_address())
     taken: dict[int, str] = {}
     for name in names:
@@ -17,6 +19,8 @@ def check_free(settings: Settings, names: list[str]) -> None:
         if port in taken:
             raise UserError(f"{name} and {taken[port]} are both {port}: set one of them in .env")
         taken[port] = name
+        if port in ours:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

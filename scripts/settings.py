@@ -11,6 +11,7 @@ from dotenv import dotenv_values, set_key
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / ".env.example"
+VERSIONS = ROOT / "versions.env"
 DOTENV = ROOT / ".env"
 SECRETS = ("TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD")
 
@@ -27,13 +28,13 @@ class Settings(dict[str, str]):
         if "STY" in os.environ and "WINDOW=" not in os.environ.get("MAKEFLAGS", ""):
             environment.pop("WINDOW", None)  # GNU screen's, the number of its window
         own = {name: value for name, value in _read(DOTENV).items() if value}
-        unknown = own.keys() - defaults.keys()
+        unknown = own.keys() - defaults.keys() - _read(VERSIONS).keys()
         if unknown:
             raise UserError(f".env: no such setting {', '.join(sorted(unknown))} (.env.example lists them all)")
-        return cls(defaults | own | environment)
+        return cls({name: value for name, value in (defaults | own | environment).items() if name in defaults})
 
     def path(self, name: str) -> Path:
-        return ROOT / self[name]
+        return ROOT / Path(self[name]).expanduser()
 
     def words(self, name: str) -> list[str]:
         return self[name].split()
@@ -67,7 +68,8 @@ class Settings(dict[str, str]):
         return "127.0.0.1" if bind.is_unspecified else str(bind)
 
     def url(self, port: str) -> str:
-        host = self["TRITON_HOST"] if port.startswith("TRITON") else ""
+        # Of a comparison that runs elsewhere than its server, in a container for one: docs/comparison.md.
+        host = os.environ.get("TRITON_HOST") if port.startswith("TRITON") else ""
         return f"http://{host or self.address()}:{self.port(port)}"
 
     def _number(self, name: str, kind: type, noun: str, least: float):

@@ -10,15 +10,23 @@ from pathlib import Path
 
 from scripts.settings import Settings, UserError
 
-LEAST_COMPOSE = (2, 20)  # depends_on with required: false
+LEAST_COMPOSE = (2, 26)  # the oldest that this was tried with
+# From here on compose builds through buildx alone.
+COMPOSE_WANTS_BUILDX = (2, 37)
 # NVIDIA's image is 15 GB, its layers as they are downloaded as much again, and torch comes on top.
 NVIDIA_IMAGE_GB = 45
 
 
-def check(settings: Settings, pins: dict[str, str]) -> None:
+def check_build(settings: Settings, nvidia_image: str) -> dict:
+    """Can the images of the profile be built here? What the engine says of itself."""
     engine = check_engine()
     check_compose()
-    profile = settings["PROFILE"]
+    if settings["PROFILE"] != "cpu" or settings["TRITON_SOURCE"] == "ngc":
+        check_disk(Path(engine.get("DockerRootDir", "")), nvidia_image)
+    return engine
+
+
+def check_device(profile: str, engine: dict) -> None:
     if profile == "cuda" and "nvidia" not in engine.get("Runtimes", {}):
         raise UserError(
             "PROFILE=cuda: this Docker engine has no NVIDIA runtime; install the NVIDIA Container Toolkit, "
@@ -28,8 +36,6 @@ def check(settings: Settings, pins: dict[str, str]) -> None:
         raise UserError(
             "PROFILE=neuron: there is no /dev/neuron0 here; the Neuron driver is not loaded, or PROFILE=cpu"
         )
-    if profile != "cpu" or settings["TRITON_SOURCE"] == "ngc":
-        check_disk(Path(engine.get("DockerRootDir", "")), pins["TRITON_IMAGE"])
 
 
 def check_engine() -> dict:
@@ -48,9 +54,20 @@ def check_compose() -> None:
     found = re.match(r"v?(\d+)\.(\d+)", done.stdout)
     if done.returncode or not found:
         raise UserError("docker has no compose plugin: install docker-compose-plugin (v2), or say RUNTIME=local")
-    if tuple(map(int, found.groups())) < LEAST_COMPOSE:
+    version = tuple(map(int, found.groups()))
+    if version < LEAST_COMPOSE:
         least = ".".join(map(str, LEAST_COMPOSE))
         raise UserError(f"docker compose {done.stdout.strip()} is too old: {least} is the least, or say RUNTIME=local")
+
+    if version >= COMPOSE_WANTS_BUILDX and run("docker", "buildx", "version").returncode:
+        raise UserError("docker has no buildx plugin: install docker-buildx-plugin, or say RUNTIME=local")
+
+
+def check_readable(folder: Path) -> None:
+    """What containers of another user are to read, of a checkout made under a strict umask."""
+    for path in (folder, *folder.rglob("*")):
+        if path.stat().st_mode & 0o004 == 0:
+            raise UserError(f"{path} may be read by its owner only, and not in containers: chmod -R a+rX {folder}")
 
 
 def check_disk(folder: Path, image: str) -> None:
@@ -65,5 +82,10 @@ def check_disk(folder: Path, image: str) -> None:
         )
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+def run(*command: str, timeout: float | None = 60) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"`{' '.join(command[:3])}` did not end within {timeout:.0f} s: is the Docker engine well?"
+        ) from None

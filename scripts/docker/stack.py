@@ -17,10 +17,11 @@ from dotenv import dotenv_values
 
 from scripts.cli import err, out
 from scripts.docker import preflight
+from scripts.files import exclusive
 from scripts.models.catalogue import system
 from scripts.models.repository import is_assembled, remove_all
 from scripts.ports import check_free
-from scripts.settings import ROOT, UserError
+from scripts.settings import DOTENV, ROOT, UserError
 from scripts.stack import Process, Stack
 
 PROFILES = ("cpu", "cuda", "neuron")
@@ -30,6 +31,8 @@ PORTS = {
     "prometheus": ["PROMETHEUS_PORT"],
     "grafana": ["GRAFANA_PORT"],
 }
+PROXIES = ("http_proxy", "https_proxy", "no_proxy")
+LOCKS = ("models.lock", "loadtest.lock")
 # Brought back so often without staying up: it will not.
 HOPELESS_AFTER = 3
 
@@ -38,21 +41,34 @@ HOPELESS_AFTER = 3
 class DockerStack(Stack):
     @cached_property
     def pins(self) -> dict[str, str]:
-        return {name: value or "" for name, value in dotenv_values(ROOT / "versions.env").items()}
+        pins = dotenv_values(ROOT / "versions.env")
+        own = dotenv_values(DOTENV) if DOTENV.exists() else {}
+        return {name: os.environ.get(name) or own.get(name) or value or "" for name, value in pins.items()}
 
     @cached_property
     def profile(self) -> str:
         return self.settings.choice("PROFILE", PROFILES)
 
     @cached_property
+    def engine(self) -> dict:
+        return preflight.check_engine()
+
+    @property
+    def workers(self) -> int:
+        return self.settings.integer("WORKERS") if self.settings["WORKERS"] else 0
+
+    @cached_property
     def environment(self) -> dict[str, str]:
         """What compose.yaml is filled in with."""
         self.settings.choice("TRITON_SOURCE", SOURCES)
-        user = f"{os.getuid()}:{os.getgid()}"
+        # A rootless engine's root is whoever started it.
+        rootless = any("rootless" in option for option in self.engine.get("SecurityOptions") or [])
+        user = "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
         places = {name: str(self.settings.path(name).resolve()) for name in ("MODEL_REPOSITORY", "REPORTS")}
         return {
             **self.pins,
             **os.environ,
+            **{name: os.environ.get(name) or os.environ.get(name.upper(), "") for name in PROXIES},
             **self.settings,
             **places,
             **{name: self.build_secret(name) for name in ("BUILD_PIP_CONF", "BUILD_CA")},
@@ -63,6 +79,11 @@ class DockerStack(Stack):
             "COLUMNS": str(shutil.get_terminal_size().columns),
             # It only reads; and never as root, whoever runs make.
             "TRITON_USER": user if os.getuid() else "1000:1000",
+            "LOADTEST_BIND": "0.0.0.0:5557" if self.workers else "",
+            # Else a build that changed nothing makes a new image on newer engines, and Triton is started anew.
+            "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
+            # compose says that it may read the contexts, and forgets the secrets.
+            "BUILDX_BAKE_ENTITLEMENTS_FS": "0",
             "TRITON_IMAGE_BUILT": f"triton-transformers:{self.image_tag}",
         }
 
@@ -97,33 +118,38 @@ class DockerStack(Stack):
     # --- up and down ------------------------------------------------------------------------------------------------
 
     def running(self) -> bool:
-        preflight.check_engine()
         return bool(self.compose("ps", "--quiet", profile="*").strip())
 
     def start(self) -> bool:
-        preflight.check(self.settings, self.pins)
-        for program, ports in PORTS.items():
-            if not self.inspect(program):
-                check_free(self.settings, ports)
-        self.settings.path("MODEL_REPOSITORY").mkdir(parents=True, exist_ok=True)
+        preflight.check_device(self.profile, preflight.check_build(self.settings, self.pins["TRITON_IMAGE"]))
+        preflight.check_readable(ROOT / "monitoring")
+        repository = self.settings.path("MODEL_REPOSITORY")
+        if self.environment["TRITON_USER"] != self.environment["HOST_USER"]:
+            preflight.check_readable(repository)
+        self.build_quietly(self.service("triton"))
         # Another profile's Triton has the ports and the name.
         others = [f"triton-{profile}" for profile in PROFILES if profile != self.profile]
         self.compose("rm", "--stop", "--force", *others, profile="*")
-        self.build_quietly(self.service("triton"))
+        check_free(self.settings, [name for names in PORTS.values() for name in names], self.published())
         before = self.started_at("triton")
-        self.compose("up", "--detach", "--remove-orphans")
-        return bool(before) and self.started_at("triton") == before
+        with err.status("starting"):
+            self.compose("up", "--detach", "--remove-orphans")
+        same = self.started_at("triton") == before
+        if before and not same:
+            out.print("settings changed: restarted Triton")
+        return bool(before) and same
 
     def stop(self) -> None:
         self.compose("down", "--remove-orphans", profile="*")
 
     def clean(self) -> None:
-        preflight.check_engine()
         self.compose("down", "--remove-orphans", "--volumes", profile="*")
         built = preflight.run("docker", "image", "ls", "--quiet", "--filter", "reference=triton-transformers*").stdout
         if images := sorted(set(built.split())):
-            preflight.run("docker", "image", "rm", "--force", *images)
+            preflight.run("docker", "image", "rm", "--force", *images, timeout=None)
         remove_all(self.settings)
+        for lock in LOCKS:
+            (self.state / lock).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the local runtime's things are in it, or it is not there
             self.state.rmdir()
 
@@ -131,7 +157,7 @@ class DockerStack(Stack):
 
     def build(self) -> None:
         """make build: everything this profile needs, with Docker's own progress."""
-        preflight.check(self.settings, self.pins)
+        preflight.check_build(self.settings, self.pins["TRITON_IMAGE"])
         services = [self.service("triton"), "exporter", "loadtest"]
         done = subprocess.run(self.command("build", *services, profile="*"), env=self.environment, cwd=ROOT)
         if done.returncode:
@@ -139,31 +165,34 @@ class DockerStack(Stack):
 
     def build_quietly(self, service: str) -> None:
         with err.status(f"building the image of {service} (minutes, the first time; `make build` shows more)"):
-            self.compose("build", "--quiet", service, profile="*")
+            self.compose("build", service, profile="*")
 
     # --- one-shot services ------------------------------------------------------------------------------------------
 
     def models(self) -> None:
         repository = self.settings.path("MODEL_REPOSITORY").resolve()
         wanted = [system(name) for name in self.settings.words("SYSTEMS")]
-        if all(is_assembled(each, repository) for each in wanted):
-            for each in wanted:
-                out.print(f"{each.name}: in place")
-            return
-        preflight.check_engine()
-        preflight.check_compose()
-        repository.mkdir(parents=True, exist_ok=True)
-        self.build_quietly("exporter")
-        self.run_service("exporter", "another `make models` is at work here")
+        self.state.mkdir(parents=True, exist_ok=True)
+        with exclusive(self.state / LOCKS[0], "another `make models` is at work here"):
+            if all(is_assembled(each, repository) for each in wanted):
+                for each in wanted:
+                    out.print(f"{each.name}: in place")
+                return
+            preflight.check_compose()
+            repository.mkdir(parents=True, exist_ok=True)
+            self.build_quietly("exporter")
+            self.run_service("exporter", "another `make models` is at work here")
 
     def loadtest(self) -> None:
-        self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
-        self.build_quietly("loadtest")
-        if workers := self.settings["WORKERS"]:
-            # They look for the comparison until it is there, and end with it.
-            scale = f"loadtest-worker={workers}"
-            self.compose("up", "--detach", "--no-deps", "--scale", scale, "loadtest-worker", profile="*")
-        self.run_service("loadtest", "another comparison is running against this stack")
+        running = "another comparison is running against this stack"
+        with exclusive(self.state / LOCKS[1], running, wait=False):
+            self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
+            self.build_quietly("loadtest")
+            if self.workers:
+                # They look for the comparison until it is there, and end with it.
+                scale = ["--force-recreate", "--scale", f"loadtest-worker={self.workers}", "loadtest-worker"]
+                self.compose("up", "--detach", "--no-deps", *scale, profile="*")
+            self.run_service("loadtest", running)
 
     def locust(self) -> None:
         self.build_quietly("loadtest")
@@ -187,7 +216,10 @@ class DockerStack(Stack):
             raise UserError(f"{service} did not start: {started.stderr.strip()}")
         # In a session of its own, out of Ctrl-C's reach.
         subprocess.run(["docker", "logs", "--follow", container], start_new_session=True)
-        sys.exit(int(preflight.run("docker", "wait", container).stdout))
+        code = preflight.run("docker", "wait", container, timeout=None).stdout.strip()
+        if not code:
+            raise UserError(f"{service} was removed before it ended")
+        sys.exit(int(code))
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -199,7 +231,14 @@ class DockerStack(Stack):
         found = self.compose("ps", "--all", "--quiet", self.service(program), profile="*").split()
         if not found:
             return None
-        return json.loads(preflight.run("docker", "inspect", found[0]).stdout)[0]
+        records = json.loads(preflight.run("docker", "inspect", found[0]).stdout or "[]")
+        return records[0] if records else None  # gone since
+
+    def published(self) -> set[int]:
+        """The ports on this machine that our running containers hold."""
+        records = [record for program in self.programs() if (record := self.inspect(program))]
+        bindings = [b for record in records for b in record["NetworkSettings"]["Ports"].values() if b]
+        return {int(each["HostPort"]) for binding in bindings for each in binding}
 
     def started_at(self, program: str) -> str:
         record = self.inspect(program)
@@ -215,7 +254,8 @@ class DockerStack(Stack):
         return Process(
             state=health if state["Running"] and health not in ("", "healthy") else state["Status"],
             running=state["Running"] and health in ("", "healthy"),
-            lost=state["Status"] in ("exited", "dead") or restarts >= HOPELESS_AFTER,
+            lost=state["Status"] in ("exited", "dead")
+            or (state["Status"] == "restarting" and restarts >= HOPELESS_AFTER),
             seconds=(datetime.now(UTC) - started).total_seconds(),
             crashes=restarts,
         )

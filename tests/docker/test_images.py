@@ -63,6 +63,12 @@ def test_the_target_with_transformers_has_them(built):
     assert run("triton-transformers:cpu-pypi-transformers", command) == "1.26.4 4.57.6"
 
 
+def test_building_takes_no_device(built):
+    """A build machine has none."""
+    done = built.make("build-cuda", timeout=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("settings", [{"TRITON_SOURCE": "ngc"}, {"PROFILE": "cuda"}], ids=("ngc", "cuda"))
 def test_on_nvidias_image(built, settings):
     """As far as its stand-in goes: what is installed, and that NVIDIA's own onnxruntime backend is not in our way."""
@@ -82,8 +88,8 @@ def test_on_nvidias_image(built, settings):
 def test_another_transformers_by_a_build_argument(built):
     """A model published an hour ago wants a release that is not ours."""
     done = built.compose(
-        "build", "--quiet", "triton-cpu", TRITON_SOURCE="pypi-transformers", TRANSFORMERS="transformers==4.56.2"
+        "build", "--quiet", "triton-cpu", TRITON_SOURCE="pypi-transformers", TRANSFORMERS="transformers==5.0.0"
     )
     assert done.returncode == 0, done.stderr
     command = "python3 -c 'import transformers; print(transformers.__version__)'"
-    assert run("triton-transformers:cpu-pypi-transformers", command) == "4.56.2"
+    assert run("triton-transformers:cpu-pypi-transformers", command) == "5.0.0"

@@ -167,6 +167,18 @@ def test_an_interrupt_restores_the_server_and_keeps_what_was_measured(stack):
     assert stack.triton.config("encoder") == before
 
 
+def test_two_comparisons_at_once_are_refused(stack):
+    process = stack.start_make("loadtest", **(SHORT | {"ROUNDS": 20}))
+    try:
+        stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
+        done = stack.make("loadtest", **SHORT, WORKERS=2)
+        assert done.returncode != 0
+        assert "another comparison is running against this stack" in done.stderr
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=60)
+
+
 def test_locusts_own_page(stack):
     process = stack.start_make("locust", USERS=4)
     try:
@@ -180,7 +192,8 @@ def test_locusts_own_page(stack):
 
         stack.wait(page, "Locust's page", 60)
     finally:
-        stack.interrupt(process)
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=30)
 
 
 def test_a_dead_server_is_replaced(stack):

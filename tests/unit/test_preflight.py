@@ -9,8 +9,6 @@ import pytest
 from scripts.docker import preflight
 from scripts.settings import Settings, UserError
 
-PINS = {"TRITON_IMAGE": "nvidia/triton:1"}
-
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
@@ -18,16 +16,19 @@ def machine(monkeypatch, tmp_path):
     state = SimpleNamespace(
         info={"Runtimes": {"runc": {}, "nvidia": {}}, "DockerRootDir": str(tmp_path)},
         compose="2.26.1",
+        buildx=True,
         free_gb=100,
         image_is_there=False,
     )
 
-    def run(*command):
+    def run(*command, timeout=60):
         said, code = "", 0
         if command[1] == "info":
             said = json.dumps(state.info)
         elif command[1] == "compose":
             said, code = state.compose, int(not state.compose)
+        elif command[1] == "buildx":
+            code = int(not state.buildx)
         elif command[1] == "image":
             code = int(not state.image_is_there)
         return subprocess.CompletedProcess(command, code, said, "")
@@ -39,7 +40,8 @@ def machine(monkeypatch, tmp_path):
 
 
 def check(**settings):
-    preflight.check(Settings(Settings.load() | {"PROFILE": "cuda"} | settings), PINS)
+    filled = Settings(Settings.load() | {"PROFILE": "cuda"} | settings)
+    preflight.check_device(filled["PROFILE"], preflight.check_build(filled, "nvidia/triton:1"))
 
 
 def test_a_machine_on_which_all_is_well(machine):
@@ -60,7 +62,7 @@ def test_an_engine_that_does_not_answer(machine):
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [("", "no compose plugin"), ("2.19.1", "2.19.1 is too old: 2.20"), ("1.29.2", "too old")]
+    ("version", "said"), [("", "no compose plugin"), ("2.20.1", "2.20.1 is too old: 2.26"), ("1.29.2", "too old")]
 )
 def test_compose(machine, version, said):
     machine.compose = version
@@ -68,7 +70,7 @@ def test_compose(machine, version, said):
         check()
 
 
-@pytest.mark.parametrize("version", ["v2.20.0", "5.0.1"])
+@pytest.mark.parametrize("version", ["v2.26.0", "5.0.1"])
 def test_compose_that_will_do(machine, version):
     machine.compose = version
     check()
@@ -93,3 +95,22 @@ def test_a_disk_too_small_for_nvidias_image(machine, settings):
 def test_no_neuron_device(machine):
     with pytest.raises(UserError, match="there is no /dev/neuron0"):
         check(PROFILE="neuron")
+
+
+def test_a_compose_that_builds_through_buildx_alone(machine):
+    machine.buildx = False
+    check()
+    machine.compose = "2.37.0"
+    with pytest.raises(UserError, match="no buildx plugin"):
+        check()
+
+
+def test_a_checkout_made_under_a_strict_umask(tmp_path):
+    (tmp_path / "folder").mkdir()
+    file = tmp_path / "folder/prometheus.yml"
+    file.touch(mode=0o644)
+    tmp_path.chmod(0o755)
+    preflight.check_readable(tmp_path)
+    file.chmod(0o600)
+    with pytest.raises(UserError, match=r"prometheus.yml may be read by its owner only, .* chmod -R a\+rX"):
+        preflight.check_readable(tmp_path)
