@@ -16,7 +16,7 @@ from loadtest import plots, results
 from loadtest.batching import MODES
 from loadtest.host import host
 from loadtest.table import rows, sentence
-from scripts.settings import EXAMPLE, Settings, dotenv_values
+from scripts.settings import EXAMPLE, SECRETS, Settings, dotenv_values
 
 LATEST = "latest"
 WRITING = ".writing"
@@ -78,7 +78,7 @@ def command(settings: Settings) -> str:
     changed = [
         f"{name}={shlex.quote(value)}"
         for name, value in settings.items()
-        if value != (defaults[name] or "") and not name.endswith(("_KEY", "_PORT")) and name not in PLACES
+        if value != (defaults[name] or "") and not name.endswith(("_KEY", "_PORT")) and name not in (*PLACES, *SECRETS)
     ]
     return " ".join(["make loadtest", *changed])
 

@@ -8,6 +8,7 @@ from markupsafe import escape
 
 from loadtest import plots, report, results, table
 from loadtest.batching import MODES
+from scripts.settings import SECRETS, Settings
 from tests.unit.test_results import rounds
 
 
@@ -95,3 +96,11 @@ def test_one_user_is_the_likely_cause(found):
     assert "allow_ragged_batch" in report.complaints(found[0])[0]
     found[0]["settings"]["users"] = 1
     assert "use more USERS" in report.complaints(found[0])[0]
+
+
+def test_the_command_says_what_differs_and_no_secret():
+    secrets = {name: "a-secret" for name in SECRETS}
+    said = report.command(Settings(Settings.load() | secrets | {"USERS": "64", "TRITON_HTTP_PORT": "8010"}))
+    assert "USERS=64" in said
+    assert "a-secret" not in said
+    assert "8010" not in said
