@@ -1,7 +1,13 @@
 """python -m loadtest: the comparison. See compare.py."""
 
-from loadtest.compare import main
 from scripts.cli import run
+
+
+def main() -> int:
+    from loadtest.compare import main  # seconds, in which Ctrl-C is to be as quiet as later
+
+    return main()
+
 
 if __name__ == "__main__":
     run(main)
