@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,16 +95,9 @@ class TestStack:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # Whoever runs the tests in the background may have us ignore it, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-
-    def interrupt(self, process: subprocess.Popen, seconds: float = 60) -> None:
-        """Ctrl-C until it ends, as a person would: Locust's page may miss one in the middle of a request."""
-        deadline = time.monotonic() + seconds
-        while process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
-            assert time.monotonic() < deadline, "not ended by Ctrl-C"
 
     def server(self) -> psutil.Process:
         """A child that it is just starting has its name for a moment, and a dead one may not be gone yet."""

@@ -293,7 +293,8 @@ def test_locusts_own_page(stack):
         stack.wait(lambda: '"num_requests":' in curl(f"{url}/stats/requests"), "statistics", 30)
         stack.wait(lambda: stack_requests(curl(f"{url}/stats/requests")) > 20, "requests", 30)
     finally:
-        stack.interrupt(process)
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=30)
 
 
 def stack_requests(text: str) -> int:
