@@ -14,6 +14,7 @@ import triton_python_backend_utils as pb_utils
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import onnx, serving
+from shared.metrics import Metrics
 
 
 class TritonPythonModel:
@@ -38,6 +39,10 @@ class TritonPythonModel:
     def initialize(self, args):
         self.model = onnx.Model.load(args)
         self.batching = self.model.config["max_batch_size"] > 0
+        self.metrics = Metrics(args, "runs")
+
+    def finalize(self):
+        self.metrics.close()
 
     def execute(self, requests):
         if self.batching:
@@ -62,6 +67,7 @@ class TritonPythonModel:
             for name in feeds[0]
         }
         arrays = self.model.run(wanted, joined)
+        self.metrics.add(runs=1)
         for name, array in zip(wanted, arrays, strict=True):
             if len(array) != sum(rows):
                 raise RuntimeError(f"output '{name}' has {len(array)} rows for {sum(rows)} rows of input")
@@ -71,7 +77,9 @@ class TritonPythonModel:
 
     def run_single(self, jobs):
         ((wanted, feed),) = jobs
-        return [dict(zip(wanted, self.model.run(wanted, feed), strict=True))]
+        arrays = self.model.run(wanted, feed)
+        self.metrics.add(runs=1)
+        return [dict(zip(wanted, arrays, strict=True))]
 
     def reply(self, request, arrays):
         wanted = serving.wanted_outputs(request, self.model.outputs)

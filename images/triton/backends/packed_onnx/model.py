@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from shared import onnx, serving
 from shared.config import parameter
 from shared.errors import BadRequest, ConfigError
+from shared.metrics import Metrics
 from shared.packing import RunCost, cheapest_cut, row_lengths
 
 
@@ -58,6 +59,7 @@ class TritonPythonModel:
         # A GPU's runs share one stream and would only queue.
         self.at_once = 1 if args["model_instance_kind"] == "GPU" else threads
         self.workers = ThreadPoolExecutor(self.at_once)
+        self.metrics = Metrics(args, "tokens", "padding_tokens", "runs")
         self.cost = RunCost.measure(self.seconds_of, max(1, config["max_batch_size"]))
         pb_utils.Logger.log_info(
             f"{args['model_instance_name']}: {threads} thread(s); a run costs "
@@ -71,6 +73,9 @@ class TritonPythonModel:
         start = time.perf_counter()
         list(self.workers.map(lambda _: self.model.run(None, feed), range(self.at_once)))
         return (time.perf_counter() - start) / self.at_once
+
+    def finalize(self):
+        self.metrics.close()
 
     def execute(self, requests):
         return serving.serve(requests, self.prepare, self.run, self.reply)
@@ -104,6 +109,9 @@ class TritonPythonModel:
         cuts = [order[start:end] for start, end in cheapest_cut(lengths[order], self.cost)]
         # The longest first, so that no worker is left with a long one at the end.
         list(self.workers.map(run, reversed(cuts)))
+        tokens = int(lengths.sum())
+        padded = sum(len(packed) * int(lengths[packed[-1]]) for packed in cuts)
+        self.metrics.add(tokens=tokens, padding_tokens=padded - tokens, runs=len(cuts))
         results = []
         first = 0
         for texts in batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from shared import serving
 from shared.config import choice_parameter, int_parameter, parameter
 from shared.errors import BadRequest, ConfigError
+from shared.metrics import Metrics
 
 # Output tensor -> the field of a tokenizers.Encoding that fills it.
 FIELDS = {
@@ -45,6 +47,7 @@ class TritonPythonModel:
             if output["name"] not in FIELDS:
                 raise ConfigError(f"no output '{output['name']}' here; there are {', '.join(FIELDS)}")
             self.outputs[output["name"]] = pb_utils.triton_string_to_numpy(output["data_type"])
+        self.metrics = Metrics(args, "texts", "truncated_texts", "tokens", "padding_tokens")
 
     def set_lengths(self, config: dict) -> None:
         """Truncation as in tokenizer.json unless the config says otherwise; padding is always the config's."""
@@ -68,6 +71,9 @@ class TritonPythonModel:
         # What no bucket holds goes to max_length, so that truncated texts of any model have a place.
         self.buckets = sorted(min(int(width), self.max_length) for width in widths)
 
+    def finalize(self):
+        self.metrics.close()
+
     def execute(self, requests):
         return serving.serve(requests, self.prepare, self.run, self.reply)
 
@@ -82,10 +88,20 @@ class TritonPythonModel:
         return texts
 
     def run(self, batch: list[list[str]]) -> list[dict[str, np.ndarray]]:
-        encodings = iter(self.tokenizer.encode_batch_fast([text for texts in batch for text in texts]))
-        groups = [[next(encodings) for _ in texts] for texts in batch]
-        longest = max((len(encoding) for group in groups for encoding in group), default=0)
-        return [self.rectangle(group, longest) for group in groups]
+        encodings = self.tokenizer.encode_batch_fast([text for texts in batch for text in texts])
+        lengths = [len(encoding) for encoding in encodings]
+        longest = max(lengths, default=0)
+        ends = itertools.accumulate(map(len, batch))
+        groups = [encodings[end - len(texts) : end] for texts, end in zip(batch, ends, strict=True)]
+        rectangles = [self.rectangle(group, longest) for group in groups]
+        cells = sum(next(iter(tensors.values())).size for tensors in rectangles)
+        self.metrics.add(
+            texts=len(encodings),
+            truncated_texts=sum(bool(encoding.overflowing) for encoding in encodings),
+            tokens=sum(lengths),
+            padding_tokens=cells - sum(lengths),
+        )
+        return rectangles
 
     def rectangle(self, encodings: list, longest: int) -> dict[str, np.ndarray]:
         """One request's rows as tensors, padded as the policy says."""

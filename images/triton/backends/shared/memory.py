@@ -1,0 +1,28 @@
+"""How much memory there is where Triton runs, and how much of it is in use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def memory(cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> tuple[int, int]:
+    """(used, limit) in bytes: of the control group where it has a limit, else of the machine. Page cache is not use."""
+    total, available = (_field(proc / "meminfo", name) * 1024 for name in ("MemTotal:", "MemAvailable:"))
+    for folder, used, limit, inactive in (
+        (cgroups, "memory.current", "memory.max", "inactive_file"),
+        (cgroups / "memory", "memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most = int((folder / limit).read_text())  # "max" is not a number
+            if most < total:
+                return int((folder / used).read_text()) - _field(folder / "memory.stat", inactive), most
+        except (OSError, ValueError):
+            continue
+    return total - available, total
+
+
+def _field(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        if line.startswith(f"{name} "):
+            return int(line.split()[1])
+    raise ValueError(f"{path} has no {name}")
