@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,12 +167,7 @@ def restore_after_kill(triton: Triton, folder: Path) -> list[str]:
 
 
 def _journal(triton: Triton, folder: Path) -> Path:
-    return folder / f".restore-{server_name(triton)}.json"
-
-
-def server_name(triton: Triton) -> str:
-    """The server's address as part of a file name."""
-    return re.sub(r"\W+", "-", triton.url.partition("://")[2])
+    return folder / f".restore-{triton.name}.json"
 
 
 def _same(current: dict, posted: dict) -> bool:

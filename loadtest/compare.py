@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 
 import gevent
@@ -15,15 +16,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import report, results
-from loadtest.batching import Switch, composing, plan, restore_after_kill, server_name
+from loadtest.batching import Switch, composing, plan, restore_after_kill
 from loadtest.crowd import Crowd, LocalCrowd, pin
 from loadtest.experiment import Experiment, Plan, Window
 from loadtest.master import MasterCrowd
+from loadtest.metrics import Metrics
 from loadtest.table import print_table
 from loadtest.users import Job
 from loadtest.workload import Workload
 from scripts.cli import err, out
-from scripts.files import exclusive
+from scripts.files import comparison_lock, exclusive
+from scripts.ports import check_free
 from scripts.settings import Settings, UserError
 from scripts.triton import Triton, TritonError
 
@@ -36,6 +39,7 @@ class Comparison:
     windows: list[Window] = field(default_factory=list)
     stopped: str = ""  # why the rounds ended early
     server_version: str = ""
+    run: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")  # its name, in reports and metrics
 
     @cached_property
     def triton(self) -> Triton:
@@ -73,24 +77,29 @@ class Comparison:
     def least_ratio(self) -> float:
         return self.settings.number("MIN_RATIO") if self.settings["MIN_RATIO"] else 0.0
 
+    @cached_property
+    def metrics(self) -> Metrics:
+        return Metrics(self.run, self.plan.system)
+
     def measure(self) -> None:
         """Fill `windows`. The server is as it was when this returns, also after an interrupt."""
         folder = self.settings.path("REPORTS")
         # Every setting is right before anything starts.
         _ = self.plan, self.job, self.workers, self.least_ratio
         pin(self.settings["LOADTEST_CPUS"])
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = folder / f".lock-{server_name(self.triton)}"
-        with exclusive(lock, "another comparison is running against this stack", wait=False):
+        with exclusive(comparison_lock(self.settings), "another comparison is running against this stack", wait=False):
             if restored := restore_after_kill(self.triton, folder):
                 err.print(f"[yellow]a comparison was killed here before:[/] restored {', '.join(restored)}")
             report.sweep(folder)
             self.server_version = self.triton.metadata()["version"]
             models = plan(composing(self.triton, self.plan.system), self.workload.max_batch)
+            check_free(self.settings, ["LOADTEST_METRICS_PORT"])
+            address, port = str(self.settings.bind_address()), self.settings.port("LOADTEST_METRICS_PORT")
             try:
                 with (
                     progress_bar(2 * self.plan.rounds) as (show, say),
                     interruptible() as interrupt,
+                    self.metrics.served(address, port),
                     self._crowd(lambda label: show(label, 0)) as crowd,
                     Switch(self.triton, models, folder, on_restore=interrupt.ignore) as switch,
                 ):
@@ -107,7 +116,12 @@ class Comparison:
         self, crowd: Crowd, switch: Switch, show: Callable[[str, float], None], say: Callable[[str], None]
     ) -> None:
         experiment = Experiment(
-            self.plan, crowd, self.triton, switch, lambda label, part: show(label, len(self.windows) + part)
+            self.plan,
+            crowd,
+            self.triton,
+            switch,
+            self.metrics,
+            lambda label, part: show(label, len(self.windows) + part),
         )
         say(f"{'round':>5}  {'mode':<8}{'requests/s':>11}{'p95 ms':>9}{'batch':>8}{'failed':>8}")
 
@@ -122,7 +136,8 @@ def main() -> int:
     comparison = Comparison(Settings.load())
     comparison.measure()
     if not results.paired(comparison.windows):
-        err.print(f"[red]not proven:[/] no round is complete: nothing to compare. {escape(comparison.stopped)}")
+        why = escape(comparison.stopped or "nothing was answered in both modes")
+        err.print(f"[red]not proven:[/] {why}, before one round was complete: there is nothing to compare")
         return 130 if comparison.stopped == INTERRUPTED else 1
     found = report.results_of(comparison)
     folder = report.write(found, comparison)

@@ -74,9 +74,14 @@ class Crowd(ABC):
         return self.runner.user_count
 
     @property
-    def answered(self) -> int:
-        """Requests since the window opened, as far as is known."""
-        return len(self.meter.samples)
+    def samples(self) -> list[Sample]:
+        """Requests answered since the window opened, as far as is known."""
+        return self.meter.samples
+
+    @property
+    @abstractmethod
+    def cores(self) -> float:
+        """The busiest process' CPU seconds a second since the window opened, as far as is known."""
 
     @abstractmethod
     def start(self, users: int, rate: float) -> None:
@@ -98,8 +103,8 @@ class Crowd(ABC):
         """Forget what was answered before. When this returns every process has begun to count."""
 
     @abstractmethod
-    def close_window(self) -> tuple[list[Sample], float]:
-        """What was answered since, and the busiest process' CPU seconds a second."""
+    def close_window(self) -> list[Sample]:
+        """What was answered since. `samples` and `cores` are complete, until the next window opens."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -129,8 +134,12 @@ class LocalCrowd(Crowd):
     def open_window(self) -> None:
         self.meter.open()
 
-    def close_window(self) -> tuple[list[Sample], float]:
-        return self.meter.take(), self.meter.cores()
+    @property
+    def cores(self) -> float:
+        return self.meter.cores()
+
+    def close_window(self) -> list[Sample]:
+        return self.meter.samples
 
     def stop(self) -> None:
         self.traffic.gate.clear()

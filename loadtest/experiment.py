@@ -10,6 +10,7 @@ import gevent
 
 from loadtest.batching import MODES, Switch
 from loadtest.crowd import Crowd, Sample
+from loadtest.metrics import Metrics
 from scripts.settings import UserError
 from scripts.triton import Triton
 
@@ -94,12 +95,14 @@ class Experiment:
         crowd: Crowd,
         triton: Triton,
         switch: Switch,
+        metrics: Metrics,
         progress: Callable[[str, float], None],
     ) -> None:
         self.plan = plan
         self.crowd = crowd
         self.triton = triton
         self.switch = switch
+        self.metrics = metrics
         self.progress = progress
         self.began = time.perf_counter()
 
@@ -115,17 +118,21 @@ class Experiment:
         self.crowd.pause()
         self.progress(f"{label}: switching", 0)
         self.switch.to(mode)
+        self.metrics.mode(mode)
         self.crowd.resume()
         self._spawn(label)
         self._warm_up(label)
         before = self._counters()
         self.crowd.open_window()
         began_at, start = time.time(), self._now()
-        self._measure(label, start)
-        end = self._now()
-        answered, client_cpu = self.crowd.close_window()
-        # A worker opened its window a moment before `start`: all of them have counted for as long as this one lasted.
-        samples = sorted(sample._replace(at=start + sample.at) for sample in answered if sample.at < end - start)
+        with self.metrics.window(mode, number) as measured:
+            self._measure(label, start, measured)
+            end = self._now()
+            # A worker opened its window a moment before `start`: all of them count for as long as this one lasted.
+            answered = [sample for sample in self.crowd.close_window() if sample.at < end - start]
+            measured(answered, end - start)
+        client_cpu = self.crowd.cores
+        samples = sorted(sample._replace(at=start + sample.at) for sample in answered)
         after = self._counters()
         counters = {name: after[name].since(before[name]) for name in after}
         if not self.switch.in_force():
@@ -140,8 +147,10 @@ class Experiment:
         self.crowd.start(self.plan.users, self.plan.spawn_rate or self.plan.users)
         while self.crowd.running < self.plan.users:
             self.progress(f"{label}: {self.crowd.running} of {self.plan.users} users", 0)
+            self.metrics.users(self.crowd.running)
             self.crowd.check()
             gevent.sleep(0.1)
+        self.metrics.users(self.crowd.running)
 
     def _warm_up(self, label: str) -> None:
         self.progress(f"{label}: warming up", 0)
@@ -150,15 +159,17 @@ class Experiment:
             self.crowd.check()
             gevent.sleep(min(left, 0.1))
 
-    def _measure(self, label: str, start: float) -> None:
+    def _measure(self, label: str, start: float, measured: Callable[[list[Sample], float], None]) -> None:
         """Until the window holds what it should."""
         wanted = self.plan.window_s
         while True:
             gevent.sleep(0.05)
             self.crowd.check()
             elapsed = self._now() - start
+            measured(self.crowd.samples, elapsed)
+            self.metrics.cores(self.crowd.cores)
             part = (
-                min(elapsed / LEAST_WINDOW_S, self.crowd.answered / WINDOW_REQUESTS)
+                min(elapsed / LEAST_WINDOW_S, len(self.crowd.samples) / WINDOW_REQUESTS)
                 if wanted is None
                 else elapsed / wanted
             )

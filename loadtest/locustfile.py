@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from locust import events
+import time
 
+import gevent
+from locust import events
+from locust.env import Environment
+
+from loadtest.crowd import Meter
+from loadtest.metrics import Metrics
 from loadtest.users import Job, Traffic, user_class
 from loadtest.workload import Workload
 from scripts.settings import Settings
+
+MODE = "as configured"  # as the recording rules say it
+EVERY_S = 0.5
 
 _settings = Settings.load()
 _job = Job.of(_settings, Workload.of(_settings))
@@ -14,5 +23,20 @@ Client = user_class(_job)
 
 
 @events.init.add_listener
-def give_traffic(environment, **_) -> None:
+def prepare(environment: Environment, **_) -> None:
     environment.traffic = Traffic(_job)
+    gevent.spawn(tell_prometheus, environment)
+
+
+def tell_prometheus(environment: Environment) -> None:
+    """What the comparison tells of its windows, all the time; of no run."""
+    metrics = Metrics("", _job.model, modes=[MODE])
+    meter = Meter(environment)
+    with metrics.served(str(_settings.bind_address()), _settings.port("LOADTEST_METRICS_PORT")):
+        while True:
+            gevent.sleep(EVERY_S)
+            users = environment.runner.user_count if environment.runner else 0
+            metrics.users(users)
+            metrics.cores(meter.cores())
+            metrics.count(MODE, meter.samples, time.perf_counter() - meter.opened if users else 0.0)
+            meter.open()

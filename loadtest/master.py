@@ -47,6 +47,7 @@ class MasterCrowd(Crowd):
         self.children: list[Child] = []
         self.names: list[str] = []  # Locust's, of the workers that are counted on
         self.answers: dict[str, dict] = {}
+        self.busy: dict[str, float] = {}  # cores that each worker uses
         self.spawning: gevent.Greenlet | None = None
 
     def __enter__(self) -> Crowd:
@@ -79,18 +80,21 @@ class MasterCrowd(Crowd):
     def resume(self) -> None:
         self._order("resume")
 
+    @property
+    def cores(self) -> float:
+        cores = [self.meter.cores(), *self.busy.values()]
+        # Workers of ours may only use the CPUs that we may, which LOADTEST_CPUS can make fewer than there are of us.
+        together = sum(cores) / len(os.sched_getaffinity(0)) if self.children else 0.0
+        return max(*cores, together)
+
     def open_window(self) -> None:
         self.meter.open()
         self._order("open_window")
 
-    def close_window(self) -> tuple[list[Sample], float]:
-        cores = [self.meter.cores()]
-        for share in self._order("close_window"):
-            self.meter.samples += map(Sample._make, share["samples"])
-            cores.append(share["cores"])
-        # Workers of ours may only use the CPUs that we may, which LOADTEST_CPUS can make fewer than there are of us.
-        together = sum(cores) / len(os.sched_getaffinity(0)) if self.children else 0.0
-        return self.meter.take(), max(*cores, together)
+    def close_window(self) -> list[Sample]:
+        for name, share in self._order("close_window").items():
+            self._add(name, share)
+        return self.meter.samples
 
     def stop(self) -> None:
         if self.spawning:
@@ -130,7 +134,7 @@ class MasterCrowd(Crowd):
         self.names = sorted(self.answers)
         self._order("prepare", asdict(self.job), self.names)
 
-    def _order(self, order: str, *arguments: Any) -> list[Any]:
+    def _order(self, order: str, *arguments: Any) -> dict[str, Any]:
         """What each worker answers, once all have."""
         self.check()
         self.answers = {}
@@ -142,7 +146,7 @@ class MasterCrowd(Crowd):
         for answer in self.answers.values():
             if "error" in answer:
                 raise UserError(answer["error"])
-        return [answer["result"] for answer in self.answers.values()]
+        return {name: answer["result"] for name, answer in self.answers.items()}
 
     def _on_answer(self, msg, **_) -> None:
         if not self.names or msg.node_id in self.names:
@@ -150,7 +154,11 @@ class MasterCrowd(Crowd):
 
     def _on_samples(self, msg, **_) -> None:
         if msg.node_id in self.names:  # and not of a master before us that was killed
-            self.meter.samples += map(Sample._make, msg.data)
+            self._add(msg.node_id, msg.data)
+
+    def _add(self, name: str, share: dict) -> None:
+        self.meter.samples += map(Sample._make, share["samples"])
+        self.busy[name] = share["cores"]
 
 
 @dataclass

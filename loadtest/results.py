@@ -149,6 +149,15 @@ def unproven(windows: list[Window], model: str) -> str:
     return ""
 
 
+def foreign(found: dict) -> str:
+    """Whether Triton answered more than Locust asked for; nothing if it did not, but for what windows cut off."""
+    windows = found["windows"]
+    answered, asked = (sum(window[key] for window in windows) for key in ("answered_by_triton", "requests"))
+    if answered <= 1.25 * asked + 2 * found["settings"]["users"] * len(windows):
+        return ""
+    return f"Triton answered {answered} requests in the windows, and Locust sent {asked}: somebody else used the server"
+
+
 def geometric_mean(values: list[float]) -> float:
     return math.exp(float(np.mean(np.log(values)))) if min(values) > 0 else 0.0
 

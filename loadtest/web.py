@@ -7,11 +7,13 @@ import sys
 
 from loadtest.workload import Workload
 from scripts.cli import run
+from scripts.ports import check_free
 from scripts.settings import ROOT, Settings
 
 
 def main() -> None:
     settings = Settings.load()
+    check_free(settings, ["LOADTEST_METRICS_PORT"])
     workload = Workload.of(settings)
     command = [sys.executable, "-m", "locust", "--locustfile", "loadtest/locustfile.py"]
     command += ["--web-host", settings["BIND_ADDRESS"], "--web-port", str(settings.port("LOCUST_PORT"))]

@@ -72,7 +72,7 @@ class Worker:
 
     def close_window(self) -> dict:
         self.sender.kill()
-        return {"samples": self.meter.take(), "cores": self.meter.cores()}
+        return self._share()
 
     def leave(self) -> None:
         self.environment.events.quitting.fire(environment=self.environment)  # tells the master
@@ -93,7 +93,11 @@ class Worker:
     def _send_samples(self) -> None:
         while True:
             gevent.sleep(SEND_EVERY_S)
-            self.runner.send_message(SAMPLES, self.meter.take())
+            self.runner.send_message(SAMPLES, self._share())
+
+    def _share(self) -> dict:
+        """Of what the window holds: what came since the last time, and the cores used in all of it."""
+        return {"samples": self.meter.take(), "cores": self.meter.cores()}
 
     def _on_heartbeat(self, **_) -> None:
         self.heard = time.monotonic()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.cli import err
-from scripts.settings import UserError
+from scripts.settings import Settings, UserError
+from scripts.triton import Triton
 
 
 @contextlib.contextmanager
@@ -27,6 +28,13 @@ def exclusive(path: Path, who: str, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def comparison_lock(settings: Settings) -> Path:
+    """Held while a comparison runs against this server."""
+    folder = settings.path("REPORTS")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f".lock-{Triton(settings.url('TRITON_HTTP_PORT')).name}"
 
 
 def write_atomically(path: Path, text: str) -> None:

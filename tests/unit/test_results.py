@@ -110,3 +110,10 @@ def test_everything_is_json_and_csv(tmp_path):
     results.write_csv(windows, tmp_path / "requests.csv")
     with (tmp_path / "requests.csv").open() as file:
         assert sum(1 for _ in csv.DictReader(file)) == sum(len(w.samples) for w in windows)
+
+
+@pytest.mark.parametrize(("answered", "said"), [(1000, False), (1300, False), (1500, True)])
+def test_foreign_load_is_said(answered, said):
+    """Triton counts from a moment before the window to a moment after."""
+    windows = [{"answered_by_triton": answered, "requests": 1000}] * 2
+    assert bool(results.foreign({"windows": windows, "settings": {"users": 32}})) is said

@@ -1,0 +1,104 @@
+"""What the load generator and the backends tell Prometheus."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest import metrics as module
+from loadtest.crowd import Sample
+from loadtest.metrics import Metrics
+from scripts.ports import free_ports
+from shared.memory import memory
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"loadtest_{name}", {"run": "r", "system": "s", **labels})
+
+
+def test_all_counts_begin_at_zero():
+    metrics = Metrics("r", "s")
+    for mode in ("none", "dynamic"):
+        assert value(metrics, "measured_seconds_total", mode=mode) == 0
+        assert value(metrics, "request_duration_seconds_count", mode=mode) == 0
+        for outcome in ("ok", "failed"):
+            assert value(metrics, "requests_total", mode=mode, outcome=outcome) == 0
+
+
+def test_a_window_counts_each_sample_once():
+    metrics = Metrics("r", "s")
+    samples = [Sample(0.1, 20.0, ""), Sample(0.2, 40.0, "")]
+    with metrics.window("none", 1) as measured:
+        assert value(metrics, "window", mode="none", round="1") == 1
+        measured(samples, 0.5)
+        samples.append(Sample(0.7, 99.0, "500"))
+        measured(samples, 1.0)
+        measured(samples, 1.0)
+    assert value(metrics, "window", mode="none", round="1") is None
+    assert value(metrics, "measured_seconds_total", mode="none") == 1
+    assert value(metrics, "requests_total", mode="none", outcome="ok") == 2
+    assert value(metrics, "requests_total", mode="none", outcome="failed") == 1
+    assert value(metrics, "requests_total", mode="dynamic", outcome="ok") == 0
+    # Of sound answers only.
+    assert value(metrics, "request_duration_seconds_sum", mode="none") == pytest.approx(0.06)
+
+
+def test_one_mode_at_a_time():
+    metrics = Metrics("r", "s")
+    metrics.mode("none")
+    metrics.mode("dynamic")
+    assert value(metrics, "mode", mode="none") is None
+    assert value(metrics, "mode", mode="dynamic") == 1
+
+
+def test_served_while_it_lasts(monkeypatch):
+    monkeypatch.setattr(module, "LAST_SCRAPE_S", 60)  # nothing was told, so nobody waits
+    (port,) = free_ports(1)
+    with Metrics("r", "s").served("127.0.0.1", port):
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    families = {family.name for family in text_string_to_metric_families(text)}
+    assert families == {
+        "loadtest_users", "loadtest_cpu_cores", "loadtest_mode", "loadtest_window", "loadtest_measured_seconds",
+        "loadtest_requests", "loadtest_request_duration_seconds",
+    }  # fmt: skip
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A machine of 1000 KiB with 300 free; its control groups are yet to be written."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  300 kB\n")
+    (tmp_path / "cgroup/memory").mkdir(parents=True)
+
+    def read() -> tuple[int, int]:
+        return memory(tmp_path / "cgroup", tmp_path / "proc")
+
+    read.cgroup = tmp_path / "cgroup"
+    return read
+
+
+def test_memory_of_the_machine(machine):
+    assert machine() == (700 * 1024, 1000 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("folder", "used", "limit", "inactive"),
+    [
+        ("", "memory.current", "memory.max", "inactive_file"),
+        ("memory", "memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_memory_of_the_container(machine, folder, used, limit, inactive):
+    (machine.cgroup / folder / used).write_text("5000\n")
+    (machine.cgroup / folder / limit).write_text("8000\n")
+    (machine.cgroup / folder / "memory.stat").write_text(f"anon 1\n{inactive} 2000\n")
+    assert machine() == (3000, 8000)
+    # No limit, in the words of either version: the machine's.
+    for none in ("max\n", f"{2**63 - 4096}\n"):
+        (machine.cgroup / folder / limit).write_text(none)
+        assert machine() == (700 * 1024, 1000 * 1024)
