@@ -1,0 +1,92 @@
+"""Prometheus' rules, by Prometheus' own tool: they load, and say what monitoring/prometheus/tests expects of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.local.programs import prometheus
+from scripts.settings import ROOT
+
+FOLDER = ROOT / "monitoring/prometheus"
+RUNBOOK = "docs/alerts.md"
+
+
+def loaded(path: str) -> dict:
+    return yaml.safe_load((FOLDER / path).read_text())
+
+
+def rules(kind: str) -> list[dict]:
+    """All that record something, or all that alert."""
+    files = [loaded(f"rules/{path.name}") for path in sorted((FOLDER / "rules").iterdir())]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"] if kind in rule]
+
+
+ALERTS = {rule["alert"]: rule for rule in rules("alert")}
+RECORDED = sorted({rule["record"] for rule in rules("record")})
+
+
+@pytest.fixture(scope="module")
+def promtool():
+    binary = prometheus(ROOT / ".local")
+    if binary is None:
+        pytest.fail("there is no Prometheus here: it is not on the PATH, nor to be had from Debian's packages")
+    tool = binary.with_name("promtool")
+    if not tool.exists():
+        pytest.fail(f"there is no promtool beside {binary}")
+
+    def run(*arguments: str, folder: Path) -> str:
+        done = subprocess.run([tool, *arguments], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("targets", sorted((FOLDER / "targets").iterdir()), ids=lambda path: path.stem)
+def test_prometheus_takes_its_configuration(promtool, tmp_path, targets):
+    for name, there in (("prometheus.yml", "prometheus.yml"), ("rules", "rules"), ("targets.json", targets)):
+        (tmp_path / name).symlink_to(FOLDER / there)
+    said = promtool("check", "config", "--lint-fatal", "prometheus.yml", folder=tmp_path)
+    # A pattern that matches no file is no error to it, nor is a file of targets that is not there.
+    assert f"{len(list((FOLDER / 'rules').iterdir()))} rule files found" in said
+    assert "WARNING" not in said
+
+
+@pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
+def test_the_rules_load(promtool, name):
+    promtool("check", "rules", "--lint-fatal", name, folder=FOLDER / "rules")
+
+
+@pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
+def test_the_rules_do_what_is_expected(promtool, name):
+    promtool("test", "rules", name, folder=FOLDER / "tests")
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_is_recorded_is_tested(name):
+    cases = [case for test in loaded("tests/recording.yml")["tests"] for case in test["promql_expr_test"]]
+    whole = re.compile(rf"(?<![\w:]){name}(?![\w:])")
+    assert any(whole.search(case["expr"]) and case["exp_samples"] for case in cases)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_is_tested_both_ways(name):
+    cases = [case for test in loaded("tests/alerts.yml")["tests"] for case in test["alert_rule_test"]]
+    expected = [case["exp_alerts"] for case in cases if case["alertname"] == name]
+    assert any(expected), "no test in which it fires"
+    assert not all(expected), "no test in which it must not"
+
+
+def test_the_runbook_has_a_section_for_every_alert_and_no_other():
+    sections = re.findall(r"^## (.*)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)
+    assert sections == list(ALERTS)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_leads_to_its_section(name):
+    assert ALERTS[name]["annotations"]["runbook"] == f"{RUNBOOK}#{name.lower()}"
