@@ -64,6 +64,9 @@ loadtest: up ## Compare dynamic batching with none on the running server, and wr
 locust: up ## Locust's own web page against the running server
 	@$(python) -m scripts.make locust
 
+dashboards: $(installed) ## The dashboards as one page, without Grafana: RANGE, UNTIL
+	@$(python) -m scripts.make dashboards
+
 bench: $(all) ## The figures of docs/benchmarks.md on this machine (30 minutes, a server of its own)
 	@$(python) -m scripts.models
 	@$(python) -m scripts.bench
@@ -72,10 +75,11 @@ bench: $(all) ## The figures of docs/benchmarks.md on this machine (30 minutes, 
 
 test: lint test-unit test-stack ## Everything below that needs no Docker
 
-lint: $(all) ## ruff, shellcheck, hadolint
+lint: $(all) ## ruff, shellcheck, hadolint; the dashboards are as committed
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
 	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/*.sh images/*.sh tests/docker/*.sh .ci/run
+	@$(python) -m scripts.dashboards --check
 	@$(venv)/bin/hadolint images/*/Dockerfile tests/docker/stand-ins/*/Dockerfile
 
 test-unit: $(all) ## Tests without a server
@@ -88,6 +92,9 @@ test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust, on ports 
 test-docker: $(all) ## Tests on a real Docker engine: the images, the composed stack (30 minutes the first time)
 	@tests/docker/run.sh
 
+dashboards-json: $(all) ## Write the dashboards of scripts/dashboards for Grafana
+	@$(python) -m scripts.dashboards
+
 lock: ## Resolve the groups of pyproject.toml anew into requirements.lock
 	@scripts/lock.sh
 
@@ -99,4 +106,4 @@ clean: ## Stop everything; remove what make made, but not .env and the reports
 help: ## This list
 	@awk -f scripts/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up down status logs smoke models build build-cpu build-cuda build-neuron loadtest locust bench test lint test-unit test-stack test-docker lock clean help
+.PHONY: up down status logs smoke models build build-cpu build-cuda build-neuron loadtest locust dashboards bench test lint test-unit test-stack test-docker dashboards-json lock clean help

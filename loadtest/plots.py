@@ -1,77 +1,35 @@
-"""The report's figures. Each is a function of a palette and a format, so that light, dark and PNG are one drawing."""
+"""The report's figures."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from loadtest.batching import MODES
 from loadtest.experiment import Window
+from scripts.drawing import Palette
 
 LABELS = {"none": "no batching", "dynamic": "dynamic batching"}
 
 
 @dataclass(frozen=True)
-class Palette:
-    ink: str
-    faint: str
-    paper: str
-    none: str
-    dynamic: str
-
-    def of(self, mode: str) -> str:
-        return getattr(self, mode)
+class Plot:
+    draw: Callable[[Figure, Palette], None]
+    size: tuple[float, float]
 
 
-LIGHT = Palette(ink="#24292f", faint="#d8dee4", paper="#ffffff", none="#b35900", dynamic="#0969da")
-DARK = Palette(ink="#d5dbe1", faint="#343b43", paper="#161b22", none="#f0a050", dynamic="#58a6ff")
-PALETTES = {"light": LIGHT, "dark": DARK}
-
-Draw = Callable[[Palette, str], bytes]
-
-
-def all_figures(found: dict, windows: list[Window]) -> dict[str, Draw]:
+def all_plots(found: dict, windows: list[Window]) -> dict[str, Plot]:
     return {
-        "throughput": partial(render, partial(draw_throughput, windows), (9.6, 2.9)),
-        "latency": partial(render, partial(draw_latency, windows), (4.7, 3.1)),
-        "batches": partial(render, partial(draw_batches, found), (4.7, 3.1)),
-        "time": partial(render, partial(draw_time, found), (9.6, 2.2)),
+        "throughput": Plot(partial(draw_throughput, windows), (9.6, 2.9)),
+        "latency": Plot(partial(draw_latency, windows), (4.7, 3.1)),
+        "batches": Plot(partial(draw_batches, found), (4.7, 3.1)),
+        "time": Plot(partial(draw_time, found), (9.6, 2.2)),
     }
-
-
-def render(draw: Callable, size: tuple[float, float], palette: Palette, form: str) -> bytes:
-    style = {
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "text.color": palette.ink,
-        "axes.labelcolor": palette.ink,
-        "axes.edgecolor": palette.faint,
-        "axes.facecolor": palette.paper,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": palette.faint,
-        "grid.linewidth": 0.6,
-        "xtick.color": palette.ink,
-        "ytick.color": palette.ink,
-        "legend.frameon": False,
-        "figure.facecolor": palette.paper,
-        "svg.hashsalt": "report",
-    }
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure, palette)
-        out = io.BytesIO()
-        figure.savefig(out, format=form, dpi=160, metadata={"Date": None} if form == "svg" else None)
-    return out.getvalue()
 
 
 def draw_throughput(windows: list[Window], figure: Figure, palette: Palette) -> None:
@@ -102,7 +60,7 @@ def draw_latency(windows: list[Window], figure: Figure, palette: Palette) -> Non
     axes.set(xlabel="milliseconds", ylabel="% of requests answered within")
     axes.set_xlim(left=0)
     axes.set_ylim(0, 101)
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right")
 
 
 def draw_batches(found: dict, figure: Figure, palette: Palette) -> None:

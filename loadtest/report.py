@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shlex
 import shutil
-from datetime import UTC, datetime
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from loadtest import plots, results
 from loadtest.batching import MODES
 from loadtest.host import host
+from loadtest.metrics import LAST_SCRAPE_S
 from loadtest.table import rows, sentence
+from scripts.dashboards.draw import draw
+from scripts.dashboards.evaluate import BATCHING, Range, load
+from scripts.drawing import LIGHT, pictures, render
+from scripts.pages import page
+from scripts.prometheus import Prometheus, PrometheusError
 from scripts.settings import EXAMPLE, SECRETS, Settings, dotenv_values
 
 LATEST = "latest"
 WRITING = ".writing"
-PLACES = ("REPORTS", "LOCAL_STATE", "MODEL_REPOSITORY", "BIND_ADDRESS")
+PLACES = ("REPORTS", "LOCAL_STATE", "MODEL_REPOSITORY", "BIND_ADDRESS", "GRAFANA_HOME", "RANGE", "UNTIL")
 
 
 def sweep(reports: Path) -> None:
@@ -40,6 +44,7 @@ def measured(comparison) -> dict:
     settings = comparison.settings
     workload = comparison.workload
     return {
+        "run": comparison.run,
         "system": comparison.plan.system,
         "profile": settings["PROFILE"],
         "runtime": settings["RUNTIME"],
@@ -90,6 +95,8 @@ def complaints(found: dict) -> list[str]:
         said.append(f"stopped early: {found['stopped']}; what was measured until then is kept")
     if found["unproven"]:
         said.append(found["unproven"] + likely_cause(found))
+    if foreign := results.foreign(found):
+        said.append(foreign)
     if failed := sum(window["failures"] for window in found["windows"]):
         said.append(f"{failed} request(s) failed; requests.csv has their errors")
     if found["verdict"]["client_bound"]:
@@ -118,16 +125,16 @@ def likely_cause(found: dict) -> str:
 def write(found: dict, comparison) -> Path:
     """reports/<UTC time>-<system>/, whole or not at all, and reports/latest pointing at it."""
     reports = comparison.settings.path("REPORTS")
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{found['system']}"
+    name = f"{comparison.run}-{found['system']}"
     work = reports / f".{name}{WRITING}"
     work.mkdir(parents=True)
     try:
         (work / "results.json").write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
         results.write_csv(comparison.windows, work / "requests.csv")
-        figures = plots.all_figures(found, comparison.windows)
-        for title, figure in figures.items():
-            (work / f"{title}.png").write_bytes(figure(plots.LIGHT, "png"))
-        (work / "report.html").write_text(html(found, figures), encoding="utf-8")
+        figures = plots.all_plots(found, comparison.windows)
+        for title, plot in figures.items():
+            (work / f"{title}.png").write_bytes(render(plot.draw, plot.size, LIGHT, "png"))
+        (work / "report.html").write_text(html(found, figures, watched(comparison)), encoding="utf-8")
         target = reports / name
         work.rename(target)
     except BaseException:
@@ -140,18 +147,27 @@ def write(found: dict, comparison) -> Path:
     return target
 
 
-def html(found: dict, figures: dict) -> str:
-    environment = Environment(
-        loader=PackageLoader("loadtest", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    pictures = {
-        title: {theme: data_uri(figure(palette, "svg")) for theme, palette in plots.PALETTES.items()}
-        for title, figure in figures.items()
-    }
-    return environment.get_template("report.html.j2").render(
-        found=found, sentence=sentence(found), rows=rows(found), pictures=pictures, complaints=found["complaints"]
-    )
+def watched(comparison) -> Markup:
+    """The dashboard of this comparison, drawn of what Prometheus saw of it; a sentence where that cannot be."""
+    last = comparison.windows[-1]
+    start, end = comparison.windows[0].began_at, last.began_at + last.end - last.start + LAST_SCRAPE_S
+    prometheus = Prometheus(comparison.settings.url("PROMETHEUS_PORT"))
+    try:
+        if comparison.run not in prometheus.label_values("run", "loadtest_measured_seconds_total", start, end):
+            raise PrometheusError(f"the Prometheus on {prometheus.url} did not see this comparison")
+        return draw(prometheus, load(BATCHING), Range(start, end), {"run": comparison.run})
+    except Exception as error:  # whatever it is, the measurements are worth more
+        return Markup("<p class=note>Not drawn: {}.</p>").format(error)
 
 
-def data_uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+def html(found: dict, figures: dict[str, plots.Plot], dashboard: Markup) -> str:
+    return page(
+        "loadtest",
+        "report.html.j2",
+        found=found,
+        sentence=sentence(found),
+        rows=rows(found),
+        pictures={title: pictures(plot.draw, plot.size) for title, plot in figures.items()},
+        complaints=found["complaints"],
+        dashboard=dashboard,
+    )

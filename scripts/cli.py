@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.markup import escape
 
+from scripts.prometheus import PrometheusError
 from scripts.settings import UserError
 from scripts.triton import TritonError
 
@@ -18,7 +19,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 def run(main: Callable[[], int | None]) -> None:
     try:
         sys.exit(main() or 0)
-    except (UserError, TritonError, OSError) as error:
+    except (UserError, TritonError, PrometheusError, OSError) as error:
         err.print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(1)
     except KeyboardInterrupt:

@@ -58,6 +58,7 @@ COMMANDS = {
     "models": lambda: stack(Settings.load()).models(),
     "loadtest": lambda: stack(Settings.load()).loadtest(),
     "locust": locust,
+    "dashboards": lambda: stack(Settings.load()).dashboards(),
     "build": lambda: stack(Settings.load()).build(),
     "clean": lambda: stack(Settings.load()).clean(),
 }

@@ -9,6 +9,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from scripts.web import answers, opener
+
 ADMIN_HEADER = "triton-admin-key"
 
 
@@ -20,18 +22,6 @@ class TritonError(Exception):
         self.status = status
 
 
-# A company's proxy is for the world outside, not for this machine's own server.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def answers(url: str) -> bool:
-    try:
-        with _opener.open(url, timeout=2):
-            return True
-    except OSError:
-        return False
-
-
 def reason(text: str) -> str:
     """Triton's message without the Python stack that its Python backend appends."""
     return re.sub(r"\s*At:\n.*?(\n\s*;|$)", "", text, flags=re.DOTALL).strip().rstrip(";").strip()
@@ -41,6 +31,11 @@ class Triton:
     def __init__(self, url: str, admin_key: str = "") -> None:
         self.url = url.rstrip("/")
         self.admin_key = admin_key
+
+    @property
+    def name(self) -> str:
+        """Its address as part of a file name."""
+        return re.sub(r"\W+", "-", self.url.partition("://")[2])
 
     def live(self) -> bool:
         return answers(f"{self.url}/v2/health/live")
@@ -80,7 +75,7 @@ class Triton:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers={ADMIN_HEADER: self.admin_key})
         try:
-            with _opener.open(request, timeout=timeout) as response:
+            with opener.open(request, timeout=timeout) as response:
                 return json.loads(response.read() or "null")
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")

@@ -4,10 +4,11 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from loadtest import plots, report, results, table
 from loadtest.batching import MODES
+from scripts.drawing import DARK, LIGHT, render
 from scripts.settings import SECRETS, Settings
 from tests.unit.test_results import rounds
 
@@ -46,7 +47,7 @@ def found():
 
 
 def test_the_page_is_self_contained_and_escaped(found):
-    page = report.html(found[0], plots.all_figures(*found))
+    page = report.html(found[0], plots.all_plots(*found), Markup("<p>drawn</p>"))
     sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', page)
     assert len(sources) == 8
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
@@ -55,7 +56,7 @@ def test_the_page_is_self_contained_and_escaped(found):
 
 
 def test_every_figure_of_the_table_is_on_the_page(found):
-    page = report.html(found[0], plots.all_figures(*found))
+    page = report.html(found[0], plots.all_plots(*found), Markup("<p>drawn</p>"))
     for row in table.rows(found[0]):
         for cell in row:
             assert escape(cell) in page
@@ -65,9 +66,9 @@ def test_every_figure_of_the_table_is_on_the_page(found):
 
 @pytest.mark.parametrize("title", ["throughput", "latency", "batches", "time"])
 def test_figures_draw_in_both_formats(found, title):
-    draw = plots.all_figures(*found)[title]
-    assert draw(plots.LIGHT, "png").startswith(b"\x89PNG")
-    assert b"<svg" in draw(plots.DARK, "svg")
+    plot = plots.all_plots(*found)[title]
+    assert render(plot.draw, plot.size, LIGHT, "png").startswith(b"\x89PNG")
+    assert b"<svg" in render(plot.draw, plot.size, DARK, "svg")
 
 
 def test_the_sentence(found):

@@ -1,0 +1,64 @@
+"""Figures for a light and for a dark page: one drawing, given its colours."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import matplotlib
+from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Palette:
+    ink: str
+    faint: str
+    paper: str
+    none: str
+    dynamic: str
+
+    def of(self, mode: str) -> str:
+        return getattr(self, mode)
+
+
+LIGHT = Palette(ink="#24292f", faint="#d8dee4", paper="#ffffff", none="#b35900", dynamic="#0969da")
+DARK = Palette(ink="#d5dbe1", faint="#343b43", paper="#161b22", none="#f0a050", dynamic="#58a6ff")
+PALETTES = {"light": LIGHT, "dark": DARK}
+
+
+def render(draw: Callable[[Figure, Palette], None], size: tuple[float, float], palette: Palette, form: str) -> bytes:
+    style = {
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "text.color": palette.ink,
+        "axes.labelcolor": palette.ink,
+        "axes.edgecolor": palette.faint,
+        "axes.facecolor": palette.paper,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": palette.faint,
+        "grid.linewidth": 0.6,
+        "xtick.color": palette.ink,
+        "ytick.color": palette.ink,
+        "legend.frameon": False,
+        "figure.facecolor": palette.paper,
+        "svg.hashsalt": "figure",
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure, palette)
+        out = io.BytesIO()
+        figure.savefig(out, format=form, dpi=160, metadata={"Date": None} if form == "svg" else None)
+    return out.getvalue()
+
+
+def pictures(draw: Callable[[Figure, Palette], None], size: tuple[float, float]) -> dict[str, str]:
+    """For an HTML page: theme -> the drawing as a data: address."""
+    return {
+        theme: "data:image/svg+xml;base64," + base64.b64encode(render(draw, size, palette, "svg")).decode()
+        for theme, palette in PALETTES.items()
+    }
