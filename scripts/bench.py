@@ -9,23 +9,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from datetime import UTC, datetime
 
 from rich.table import Table
 
 from scripts.cli import err, out, run
+from scripts.ports import free_ports
 from scripts.settings import ROOT, Settings, UserError
+from scripts.stack import PORTS
 
 USERS = (1, 8, 32, 64)
 ROUNDS = 5
 BATCHES = (4, 8, 16, 32, 64)
-STACK = ("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT", "PROMETHEUS_PORT")
+NEEDED = [name for names in PORTS.values() for name in names] + ["LOADTEST_METRICS_PORT"]
 
 
 def main() -> None:
@@ -36,10 +36,11 @@ def main() -> None:
         return
     settings = Settings.load()
     server, client = two_cpus()
-    environment = dict(os.environ) | ports() | {"LOCAL_STATE": f"{settings['LOCAL_STATE']}/bench"}
+    ports = dict(zip(NEEDED, map(str, free_ports(len(NEEDED))), strict=True))
+    environment = dict(os.environ) | ports | {"LOCAL_STATE": f"{settings['LOCAL_STATE']}/bench"}
     environment |= {"TRITON_CPUS": str(server), "LOADTEST_CPUS": str(client), "ROUNDS": str(ROUNDS)}
     environment |= {"REPORTS": f"{settings['REPORTS']}/bench", "RUNTIME": "local"}
-    environment |= {"SYSTEM": "embedding", "SYSTEMS": "embedding"}
+    environment |= {"SYSTEM": "embedding", "SYSTEMS": "embedding", "GRAFANA_HOME": "none"}
     local("up", environment)
     try:
         raws, found = [measure_raw(server)], {}
@@ -60,14 +61,6 @@ def two_cpus() -> tuple[int, int]:
     if len(cpus) < 2:
         raise UserError("the bench gives the server one core and the load generator another: it needs two")
     return cpus[0], cpus[1]
-
-
-def ports() -> dict[str, str]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in STACK]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return {name: str(each.getsockname()[1]) for name, each in zip(STACK, sockets, strict=True)}
 
 
 def local(command: str, environment: dict[str, str]) -> None:

@@ -1,9 +1,10 @@
-"""Is a port free, and if not, who has it?"""
+"""Which ports are free, and who has one that is not."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Collection
+from contextlib import ExitStack
 
 import psutil
 
@@ -30,6 +31,15 @@ def check_free(settings: Settings, names: list[str], ours: Collection[int] = ())
                     f"port {port} cannot be opened on {address} ({_holder(port) or error.strerror}): "
                     f"stop what holds it, or set another {name} in .env"
                 ) from None
+
+
+def free_ports(count: int) -> list[int]:
+    """As many that nobody has now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _holder(port: int) -> str:

@@ -68,8 +68,8 @@ class Settings(dict[str, str]):
         return "127.0.0.1" if bind.is_unspecified else str(bind)
 
     def url(self, port: str) -> str:
-        # Of a comparison that runs elsewhere than its server, in a container for one: docs/comparison.md.
-        host = os.environ.get("TRITON_HOST") if port.startswith("TRITON") else ""
+        # TRITON_HOST, PROMETHEUS_HOST: of who runs elsewhere than they do, in a container for one (docs/comparison.md).
+        host = os.environ.get(f"{port.partition('_')[0]}_HOST")
         return f"http://{host or self.address()}:{self.port(port)}"
 
     def _number(self, name: str, kind: type, noun: str, least: float):

@@ -16,8 +16,15 @@ from rich.table import Table
 from scripts.cli import err, out
 from scripts.files import exclusive
 from scripts.settings import Settings, UserError
-from scripts.triton import Triton, TritonError, answers, reason
+from scripts.triton import Triton, TritonError, reason
+from scripts.web import answers
 
+# The programs and their ports.
+PORTS = {
+    "triton": ["TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"],
+    "prometheus": ["PROMETHEUS_PORT"],
+    "grafana": ["GRAFANA_PORT"],
+}
 # Setting of its port, and what it answers once it is up.
 PROBES = {"prometheus": ("PROMETHEUS_PORT", "/-/ready"), "grafana": ("GRAFANA_PORT", "/api/health")}
 
@@ -88,6 +95,10 @@ class Stack(ABC):
     @abstractmethod
     def locust(self) -> None:
         """Locust's own page, in place of this process."""
+
+    @abstractmethod
+    def dashboards(self) -> None:
+        """The dashboards as one page, in place of this process."""
 
     # --- up and down ------------------------------------------------------------------------------------------------
 

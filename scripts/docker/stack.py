@@ -22,15 +22,10 @@ from scripts.models.catalogue import system
 from scripts.models.repository import is_assembled, remove_all
 from scripts.ports import check_free
 from scripts.settings import DOTENV, ROOT, UserError
-from scripts.stack import Process, Stack
+from scripts.stack import PORTS, Process, Stack
 
 PROFILES = ("cpu", "cuda", "neuron")
 SOURCES = ("pypi", "pypi-transformers", "ngc")
-PORTS = {
-    "triton": ["TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"],
-    "prometheus": ["PROMETHEUS_PORT"],
-    "grafana": ["GRAFANA_PORT"],
-}
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 LOCKS = ("models.lock", "loadtest.lock")
 # Brought back so often without staying up: it will not.
@@ -129,6 +124,8 @@ class DockerStack(Stack):
         self.build_quietly(self.service("triton"))
         # Another profile's Triton has the ports and the name.
         others = [f"triton-{profile}" for profile in PROFILES if profile != self.profile]
+        if self.profile != "neuron":
+            others.append("neuron-monitor")
         self.compose("rm", "--stop", "--force", *others, profile="*")
         check_free(self.settings, [name for names in PORTS.values() for name in names], self.published())
         before = self.started_at("triton")
@@ -179,6 +176,7 @@ class DockerStack(Stack):
                     out.print(f"{each.name}: in place")
                 return
             preflight.check_compose()
+            preflight.warn_of_torch_index(self.settings["TORCH_INDEX"], "triton-transformers-exporter")
             repository.mkdir(parents=True, exist_ok=True)
             self.build_quietly("exporter")
             self.run_service("exporter", "another `make models` is at work here")
@@ -197,6 +195,11 @@ class DockerStack(Stack):
     def locust(self) -> None:
         self.build_quietly("loadtest")
         self.run_service("locust", "another `make locust` is running")
+
+    def dashboards(self) -> None:
+        self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
+        self.build_quietly("loadtest")
+        self.run_service("dashboards", "another `make dashboards` is at work here")
 
     def run_service(self, service: str, taken: str) -> None:
         """Show what it says until it ends, and end with its exit code.

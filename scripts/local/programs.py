@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import site
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.settings import ROOT, UserError
 
 BACKENDS = ROOT / "images/triton/backends"
+GRAFANA_NAMES = ("grafana", "grafana-server")
+LEAST_GRAFANA = 11  # what the dashboards are written for
 
 
 def triton(state: Path) -> Path:
@@ -58,12 +62,53 @@ def library_path(state: Path) -> str:
     return str(next(unpacked.rglob(soname)).parent)
 
 
+def prometheus_flags(binary: Path, state: Path) -> str:
+    """Debian's looks for its pages where the package would be installed."""
+    assets = state / "debian/prometheus/usr/share/prometheus/web"
+    return f"--web.local-assets={assets}/" if binary.is_relative_to(state) else ""
+
+
 def prometheus(state: Path) -> Path | None:
     """From the PATH, else from Debian's package; None where there is neither."""
     if found := shutil.which("prometheus"):
         return Path(found)
     unpacked = debian_package("prometheus", state)
     return unpacked and unpacked / "usr/bin/prometheus"
+
+
+@dataclass(frozen=True)
+class Grafana:
+    binary: Path
+    home: Path
+
+    @property
+    def command(self) -> str:
+        """What it is told besides its options: the one binary of newer releases does more than serve."""
+        return "server" if self.binary.name == "grafana" else ""
+
+    def release(self) -> int:
+        """11 of 11.6.0; 0 where it does not say."""
+        try:
+            said = subprocess.run([self.binary, "-v"], capture_output=True, text=True, timeout=20).stdout
+        except (OSError, subprocess.SubprocessError):
+            return 0
+        found = re.search(r"(\d+)\.\d+\.\d+", said)
+        return int(found[1]) if found else 0
+
+
+def grafana(home: Path | None) -> Grafana | None:
+    """In GRAFANA_HOME, else from the PATH; None where there is neither. No package index has it."""
+    if home:
+        for name in GRAFANA_NAMES:
+            if os.access(home / "bin" / name, os.X_OK):
+                return Grafana(home / "bin" / name, home)
+        raise UserError(f"GRAFANA_HOME={home}: there is neither bin/grafana nor bin/grafana-server in it")
+    for found in filter(None, map(shutil.which, GRAFANA_NAMES)):
+        # Beside the binary in an unpacked archive, elsewhere in a distribution's package.
+        for folder in (Path(found).resolve().parents[1], Path("/usr/share/grafana")):
+            if (folder / "conf/defaults.ini").exists():
+                return Grafana(Path(found), folder)
+    return None
 
 
 def debian_package(name: str, state: Path) -> Path | None:

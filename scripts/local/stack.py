@@ -13,14 +13,16 @@ from functools import cached_property
 from pathlib import Path
 
 import psutil
+from rich.markup import escape
 
 from scripts.cli import err, out
+from scripts.files import comparison_lock, exclusive, write_atomically
 from scripts.local import programs
 from scripts.local.supervisor import Supervisor
 from scripts.models.repository import assemble_all, remove_all
 from scripts.ports import check_free
-from scripts.settings import ROOT, UserError
-from scripts.stack import Process, Stack
+from scripts.settings import ROOT, Settings, UserError
+from scripts.stack import PORTS, Process, Stack
 
 # The settings that the running programs were started with; a change of one restarts them.
 SERVER_SETTINGS = (
@@ -37,8 +39,14 @@ SERVER_SETTINGS = (
     "TRITON_SHM_BYTES",
     "TRITON_LOG_VERBOSE",
     "PROMETHEUS_RETENTION",
+    "GRAFANA_PORT",
+    "GRAFANA_ADMIN_PASSWORD",
+    "GRAFANA_HOME",
 )
-PORTS = ["TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT", "PROMETHEUS_PORT"]
+
+
+MONITORING = ROOT / "monitoring"
+COMPARING = "a comparison is running against this stack, which other settings would restart"
 
 
 @dataclass
@@ -58,21 +66,51 @@ class LocalStack(Stack):
 
     def start(self) -> bool:
         started = {name: self.settings[name] for name in SERVER_SETTINGS}
-        if self.running():
-            if self.recorded()["settings"] == started:
-                for name in self.programs():
-                    self.supervisor.start_program(name)
-                return True
-            out.print("settings changed: restarting the stack")
-            self.stop()
-        self.start_with(started)
-        return False
-
-    def start_with(self, started: dict[str, str]) -> None:
-        check_free(self.settings, PORTS)
+        running = self.running()
+        self.write_targets()
+        if running and self.recorded()["settings"] == started:
+            for name in self.programs():
+                self.supervisor.start_program(name)
+            return True
+        # What is wrong with the new settings is said while the stack still runs with the old.
+        before = (running and self.recorded()["settings"]) or {}
         for path in (self.state, self.settings.path("MODEL_REPOSITORY")):
             if not re.fullmatch(r"[\w./+@-]+", str(path)):
                 raise UserError(f"'{path}': Triton starts its Python backends through a shell that splits such a path")
+        ours = {int(before[name]) for names in PORTS.values() for name in names if name in before}
+        check_free(self.settings, PORTS["triton"] + PORTS["prometheus"], ours)
+        grafana = self.find_grafana(ours)
+        if running:
+            changed = ", ".join(name for name in started if started[name] != before.get(name))
+            with exclusive(comparison_lock(Settings(self.settings | before)), COMPARING, wait=False):
+                out.print(f"settings changed ({changed}): restarting the stack")
+                self.stop()
+        self.start_with(started, grafana)
+        return False
+
+    def find_grafana(self, ours: set[int]) -> programs.Grafana | None:
+        """One that was asked for; or one that is here by chance, if it will do."""
+        home = self.settings["GRAFANA_HOME"]
+        if home == "none":
+            return None
+        found = programs.grafana(self.settings.path("GRAFANA_HOME") if home else None)
+        if not found:
+            return None
+        old = found.release() < programs.LEAST_GRAFANA
+        if old and home:
+            err.print(f"[yellow]{found.binary} is older than {programs.LEAST_GRAFANA}:[/] panels may stay empty")
+        try:
+            if old and not home:
+                raise UserError(f"{found.binary} is older than {programs.LEAST_GRAFANA}")
+            check_free(self.settings, PORTS["grafana"], ours)
+        except UserError as error:
+            if home:
+                raise
+            err.print(f"[yellow]without Grafana:[/] {escape(str(error))}")
+            return None
+        return found
+
+    def start_with(self, started: dict[str, str], grafana: programs.Grafana | None) -> None:
         self.sweep_stubs()
         home = programs.triton(self.state)
         prometheus = programs.prometheus(self.state)
@@ -81,18 +119,28 @@ class LocalStack(Stack):
                 "[yellow]no Prometheus:[/] it is neither on the PATH nor to be had from Debian's packages here; "
                 "the stack runs without it, and the comparison does not need it"
             )
-        self.write_targets()
+        self.configure_prometheus()
         environment = started | {
             "MODEL_REPOSITORY": str(self.settings.path("MODEL_REPOSITORY")),
             "TRITON_HOME": str(home),
             "PROMETHEUS": str(prometheus or ""),
+            "PROMETHEUS_FLAGS": programs.prometheus_flags(prometheus, self.state) if prometheus else "",
+            "PROMETHEUS_URL": self.settings.url("PROMETHEUS_PORT"),
+            "GRAFANA": str(grafana.binary) if grafana else "",
+            "GRAFANA_COMMAND": grafana.command if grafana else "",
+            "GRAFANA_HOME": str(grafana.home) if grafana else "",
+            "GRAFANA_FILES": str(MONITORING / "grafana"),
+            "GF_SECURITY_ADMIN_PASSWORD": self.settings["GRAFANA_ADMIN_PASSWORD"],
             "PATH": programs.path_with_this_python(),
         }
         if libraries := programs.library_path(self.state):
             environment["LD_LIBRARY_PATH"] = libraries
+        there = {"triton": True, "prometheus": prometheus, "grafana": grafana}
         self.record.parent.mkdir(exist_ok=True)
         self.record.touch(mode=0o600)  # it holds the admin key
-        self.record.write_text(json.dumps({"settings": started, "prometheus": prometheus is not None}))
+        self.record.write_text(
+            json.dumps({"settings": started, "programs": [name for name, found in there.items() if found]})
+        )
         self.supervisor.start(environment)
         for name in self.programs():
             self.supervisor.start_program(name)
@@ -101,17 +149,22 @@ class LocalStack(Stack):
         try:
             return json.loads(self.record.read_text())
         except (OSError, ValueError):
-            return {"settings": None, "prometheus": False}
+            return {"settings": None, "programs": ["triton"]}
+
+    def configure_prometheus(self) -> None:
+        for name in ("prometheus.yml", "rules"):
+            link = self.state / "prometheus" / name
+            link.unlink(missing_ok=True)
+            link.symlink_to(MONITORING / "prometheus" / name)
 
     def write_targets(self) -> None:
-        folder = self.state / "prometheus"
-        (folder / "targets").mkdir(parents=True, exist_ok=True)
-        config = folder / "prometheus.yml"
-        config.unlink(missing_ok=True)
-        config.symlink_to(ROOT / "monitoring/prometheus/prometheus.yml")
-        for job, port in (("triton", "TRITON_METRICS_PORT"), ("prometheus", "PROMETHEUS_PORT")):
-            target = f"{self.settings.address()}:{self.settings.port(port)}"
-            (folder / f"targets/{job}.json").write_text(json.dumps([{"targets": [target]}]))
+        """Prometheus reads them again by itself."""
+        targets = [
+            {"labels": {"job": job}, "targets": [f"{self.settings.address()}:{self.settings.port(port)}"]}
+            for job, port in (("triton", "TRITON_METRICS_PORT"), ("loadtest", "LOADTEST_METRICS_PORT"))
+        ]
+        (self.state / "prometheus").mkdir(exist_ok=True)
+        write_atomically(self.state / "prometheus/targets.json", json.dumps(targets))
 
     def stop(self) -> None:
         self.supervisor.stop()
@@ -129,7 +182,7 @@ class LocalStack(Stack):
     def clean(self) -> None:
         self.down()
         remove_all(self.settings)
-        for made in ("bench", "debian", "log", "prometheus", "run", "triton"):
+        for made in ("bench", "debian", "grafana", "log", "prometheus", "run", "triton"):
             shutil.rmtree(self.state / made, ignore_errors=True)
         with contextlib.suppress(OSError):  # somebody else's files are in it, or it is not there
             self.state.rmdir()
@@ -148,6 +201,9 @@ class LocalStack(Stack):
     def locust(self) -> None:
         self.become("loadtest.web")
 
+    def dashboards(self) -> None:
+        self.become("scripts.dashboards.page")
+
     def become(self, module: str) -> None:
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", module])
@@ -155,7 +211,7 @@ class LocalStack(Stack):
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def programs(self) -> list[str]:
-        return ["triton", "prometheus"] if self.recorded()["prometheus"] else ["triton"]
+        return self.recorded().get("programs", ["triton"])  # one that an earlier release started does not say
 
     def process(self, program: str) -> Process:
         info = self.supervisor.program(program)
@@ -171,6 +227,6 @@ class LocalStack(Stack):
         return self.supervisor.tail(program, lines)
 
     def logs(self, follow: bool) -> None:
-        files = [path for name in ("triton", "prometheus") if (path := self.state / f"log/{name}.log").exists()]
+        files = [path for name in PORTS if (path := self.state / f"log/{name}.log").exists()]
         if files:
             os.execvp("tail", ["tail", "-n", "100", *(["-F"] if follow else []), *map(str, files)])
