@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import ssl
 import subprocess
+import urllib.error
+import urllib.request
 from pathlib import Path
 
+from scripts.cli import err
 from scripts.settings import Settings, UserError
 
 LEAST_COMPOSE = (2, 26)  # the oldest that this was tried with
@@ -80,6 +84,22 @@ def check_disk(folder: Path, image: str) -> None:
             f"{image} and what is built on it take {NVIDIA_IMAGE_GB} GB, and {folder} has {free:.0f} GB free: "
             "make room, or use PROFILE=cpu with TRITON_SOURCE=pypi"
         )
+
+
+def warn_of_torch_index(index: str, image: str) -> None:
+    """pip asks one that does not answer for minutes, at each package. Only said: the build may have ways of its own."""
+    if run("docker", "image", "inspect", image).returncode == 0:
+        return
+    try:
+        urllib.request.urlopen(index, timeout=5).close()
+    except urllib.error.HTTPError:
+        pass  # it answers
+    except OSError as error:
+        if not isinstance(getattr(error, "reason", error), ssl.SSLError):  # BUILD_CA may know its certificate
+            err.print(
+                f"[yellow]TORCH_INDEX={index} does not answer here.[/] If it does not in the build either, that takes "
+                "long and may fail: set TORCH_INDEX to a mirror of it, or to PyPI's (for CUDA, 3 GB more)"
+            )
 
 
 def run(*command: str, timeout: float | None = 60) -> subprocess.CompletedProcess[str]:

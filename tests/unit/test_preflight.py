@@ -1,6 +1,7 @@
 """What is said of a machine that Docker, or a profile, cannot run on. `run` stands in for the docker command."""
 
 import json
+import socket
 import subprocess
 from types import SimpleNamespace
 
@@ -114,3 +115,13 @@ def test_a_checkout_made_under_a_strict_umask(tmp_path):
     file.chmod(0o600)
     with pytest.raises(UserError, match=r"prometheus.yml may be read by its owner only, .* chmod -R a\+rX"):
         preflight.check_readable(tmp_path)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_unreachable_index_of_torch_is_said(machine, capsys, there):
+    machine.image_is_there = there
+    with socket.socket() as nobody:  # bound, and not listening
+        nobody.bind(("127.0.0.1", 0))
+        index = f"http://127.0.0.1:{nobody.getsockname()[1]}/whl/cpu"
+        preflight.warn_of_torch_index(index, "an-image")
+    assert (f"TORCH_INDEX={index} does not answer here" in capsys.readouterr().err.replace("\n", "")) is not there
