@@ -51,12 +51,8 @@ settle_debian() {
 
 debian() {
   is_there "$DEBIAN_IMAGE" && return
-  local suite
-  case ${DEBIAN_IMAGE##*:} in
-  12* | bookworm*) suite=bookworm ;;
-  13* | trixie*) suite=trixie ;;
-  *) die "base-images.sh does not know which Debian $DEBIAN_IMAGE is." ;;
-  esac
+  # The images want Python 3.11, which is Debian 12's.
+  [[ ${DEBIAN_IMAGE##*:} == 12* ]] || die "$DEBIAN_IMAGE cannot be pulled, and its stand-in is always Debian 12."
   can_install || die "$DEBIAN_IMAGE is missing, and only root on a Debian with apt can make its stand-in."
   command -v debootstrap >/dev/null || install_packages debootstrap || die "debootstrap could not be installed."
 
@@ -64,7 +60,7 @@ debian() {
   # An interrupted debootstrap leaves /proc mounted inside.
   trap 'umount "$work/proc" 2>/dev/null || true; rm -rf --one-file-system "$work"' EXIT
   chmod 755 "$work" # it becomes the image's /
-  quietly debootstrap --variant=minbase --include=ca-certificates "$suite" "$work" "$(debian_mirror)" ||
+  quietly debootstrap --variant=minbase --include=ca-certificates bookworm "$work" "$(debian_mirror)" ||
     die "debootstrap failed; what it said is above."
   settle_debian "$work"
   tar -C "$work" --numeric-owner -c . |

@@ -17,7 +17,7 @@ import pytest
 from scripts.docker.stack import DockerStack
 from scripts.settings import Settings
 from tests.docker.mirror import pip_configuration
-from tests.stack.conftest import TestStack
+from tests.stack.conftest import TestStack, brought_up, stacks
 
 
 def docker(*arguments: str, timeout: float = 60) -> str:
@@ -83,27 +83,21 @@ class DockerTestStack(TestStack):
 
 @pytest.fixture(scope="session")
 def new_stack() -> Iterator:
-    made: list[DockerTestStack] = []
     with tempfile.TemporaryDirectory() as folder, pip_configuration(Path(folder) / "pip.conf") as configuration:
 
-        def make_one() -> DockerTestStack:
+        def make() -> DockerTestStack:
             stack = DockerTestStack(Path(tempfile.mkdtemp(prefix="stack-")))
             stack.environment["BUILD_PIP_CONF"] = str(configuration)
             # The mirror has PyTorch's CPU build; as an index it has nothing, and says so at once.
             if mirrors := re.findall(r"http://\S+", configuration.read_text()):
                 stack.environment["TORCH_INDEX"] = mirrors[0]
-            made.append(stack)
             return stack
 
-        yield make_one
-        for stack in made:
-            stack.destroy()
+        with stacks(make) as make_one:
+            yield make_one
 
 
 @pytest.fixture(scope="session")
 def stack(new_stack) -> DockerTestStack:
     """Built, assembled by the exporter, and up."""
-    stack = new_stack()
-    done = stack.make("up", timeout=1500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return stack
+    return brought_up(new_stack(), timeout=1500)

@@ -111,22 +111,23 @@ def test_no_secret_lies_open(stack):
     assert key not in docker("history", "--no-trunc", "triton-transformers:cpu-pypi")
 
 
-def test_prometheus_finds_triton_by_its_name(stack):
+def test_prometheus_finds_triton_by_its_name_and_has_the_rules(stack):
     def up() -> bool:
         found = json.loads(ask(f"{stack.prometheus}/api/v1/query?query=up%7Bjob%3D%22triton%22%7D"))["data"]["result"]
         return [(each["metric"]["instance"], each["value"][1]) for each in found] == [("triton:8002", "1")]
 
     stack.wait(up, "Prometheus scrapes triton:8002", 40)
+    groups = json.loads(ask(f"{stack.prometheus}/api/v1/rules"))["data"]["groups"]
+    assert {group["name"] for group in groups} >= {"mode", "comparison", "serving"}
 
 
-def test_grafana_is_given_its_data_source(stack):
-    """A stand-in where the real Grafana cannot be had: that the file reaches its place is all it can tell."""
+def test_grafana_is_given_its_data_source_and_dashboards(stack):
+    """A stand-in where the real Grafana cannot be had: that the files reach their places is all it can tell."""
+    found = {each["uid"] for each in json.loads(ask(f"{grafana(stack)}/api/search"))}
+    assert found >= {"triton-throughput", "triton-batching", "triton-hardware"}
     image = stack.inspect("grafana")["Config"]
-    if "stand-in" not in image["Labels"].get("org.opencontainers.image.description", ""):
-        assert json.loads(ask(f"{grafana(stack)}/api/search")) is not None
-    assert "http://prometheus:9090" in stack.inside(
-        "grafana", "cat", "/etc/grafana/provisioning/datasources/prometheus.yaml"
-    )
+    if "stand-in" in image["Labels"].get("org.opencontainers.image.description", ""):
+        assert "url: http://prometheus:9090" in ask(f"{grafana(stack)}/api/datasources")
     assert json.loads(ask(f"{grafana(stack)}/api/health"))["database"] == "ok"
 
 
@@ -144,6 +145,19 @@ def test_the_comparison(stack):
     assert os.path.abspath(line.split()[1]) == str(report)
     for word in ("requests/s", "dynamic batching", "make down"):
         assert word in done.stdout
+    # Prometheus found the load generator, and the load generator Prometheus.
+    page = report.read_text()
+    assert "Largest mean batch" in page
+    assert "Nothing measured yet" not in page
+
+
+def test_the_dashboards_as_one_page(stack):
+    done = stack.make("dashboards", RANGE="10m")
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = stack.folder / "reports/dashboards.html"
+    assert page.stat().st_uid == os.getuid()
+    for title in ("Triton: throughput", "Triton: batching comparison", "Triton: hardware"):
+        assert title in page.read_text()
 
 
 def test_the_comparison_with_workers(stack):

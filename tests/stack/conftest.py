@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 
+from scripts.ports import free_ports
 from scripts.settings import EXAMPLE, ROOT, dotenv_values
 from scripts.triton import Triton
 from tests import models
 
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @dataclass
@@ -208,26 +200,40 @@ SMALL_MODELS = {
 }
 
 
-@pytest.fixture(scope="session")
-def new_stack() -> Iterator:
+@contextlib.contextmanager
+def stacks(make: Callable[[], TestStack]) -> Iterator[Callable[[], TestStack]]:
     """Makes stacks; takes them all down at the end."""
     made: list[TestStack] = []
 
     def make_one() -> TestStack:
+        made.append(make())
+        return made[-1]
+
+    try:
+        yield make_one
+    finally:
+        for stack in made:
+            stack.destroy()
+
+
+def brought_up(stack: TestStack, timeout: float = 240) -> TestStack:
+    done = stack.make("up", timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return stack
+
+
+@pytest.fixture(scope="session")
+def new_stack() -> Iterator:
+    def make() -> TestStack:
         stack = TestStack(Path(tempfile.mkdtemp(prefix="stack-")))
-        made.append(stack)
         fill_repository(stack.folder / "models")
         return stack
 
-    yield make_one
-    for stack in made:
-        stack.destroy()
+    with stacks(make) as make_one:
+        yield make_one
 
 
 @pytest.fixture(scope="session")
 def stack(new_stack) -> TestStack:
     """One that is up, shared by the tests that leave it as it was."""
-    stack = new_stack()
-    done = stack.make("up")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return stack
+    return brought_up(new_stack())

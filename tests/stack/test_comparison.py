@@ -17,6 +17,7 @@ import pytest
 
 from loadtest.batching import MODES
 from scripts.settings import ROOT
+from tests.stack.conftest import brought_up
 from tests.stack.test_embedding import embed
 
 SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
@@ -25,9 +26,7 @@ TWO = {"WORKERS": 2}
 
 @pytest.fixture(scope="module")
 def stack(new_stack):
-    stack = new_stack()
-    assert stack.make("up").returncode == 0
-    return stack
+    return brought_up(new_stack())
 
 
 @pytest.fixture(autouse=True)
@@ -245,6 +244,11 @@ def test_two_comparisons_at_once_are_refused(stack):
         done = loadtest(stack)
         assert done.returncode != 0
         assert "another comparison is running against this stack" in done.stderr
+        # Nor does one with other settings restart the server under the first.
+        done = loadtest(stack, PROMETHEUS_RETENTION="8d")
+        assert done.returncode != 0
+        assert "a comparison is running against this stack, which other settings would restart" in done.stderr
+        assert process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.wait(timeout=60)
@@ -292,6 +296,10 @@ def test_locusts_own_page(stack):
         curl("-X", "POST", f"{url}/swarm", "-d", "user_count=4", "-d", "spawn_rate=4")
         stack.wait(lambda: '"num_requests":' in curl(f"{url}/stats/requests"), "statistics", 30)
         stack.wait(lambda: stack_requests(curl(f"{url}/stats/requests")) > 20, "requests", 30)
+        told = curl(f"http://127.0.0.1:{stack.environment['LOADTEST_METRICS_PORT']}/metrics")
+        counted = r'loadtest_requests_total\{mode="as configured",outcome="ok",run="",system="embedding"\} (\S+)'
+        assert float(re.search(counted, told)[1]) > 10
+        assert 'loadtest_users{run="",system="embedding"} 4.0' in told
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.wait(timeout=30)

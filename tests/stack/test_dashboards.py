@@ -1,0 +1,354 @@
+"""Every panel of every dashboard, on the real Prometheus, while a comparison runs; and whether its numbers are right.
+
+GPUs and NeuronCores are not to be had here. What tells of them is served to Prometheus as it was recorded elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+from markupsafe import escape
+
+from scripts.dashboards.evaluate import Evaluator, Range
+from scripts.files import write_atomically
+from scripts.prometheus import Prometheus
+from scripts.settings import ROOT
+from tests import promql
+from tests.stack.conftest import brought_up
+from tests.stack.test_embedding import embed
+from tests.unit.test_dashboards import ALL, PANELS
+
+RECORDED = Path(__file__).with_name("recorded")
+STAND_IN = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
+SHORT = {"ROUNDS": 2, "WINDOW": 10, "WARMUP": 4, "USERS": 16}
+GPU, NEURON = "no GPU here", "no NeuronCore here"
+# Panels of which at least one query needs it.
+NEEDS_HARDWARE = {
+    "GPUs in use": GPU,
+    "Memory of the GPUs": GPU,
+    "Power": GPU,
+    "Energy a request": GPU,
+    "NeuronCores in use": NEURON,
+    "Memory of the Neuron runtime": NEURON,
+    "Latency of an execution": NEURON,
+    "Executions/s": NEURON,
+    "Errors of the hardware/s": NEURON,
+}
+# Queries that only say something when something is wrong, beside one on the same panel that always does.
+ONLY_IN_TROUBLE = {("Failures/s by reason", "{{model}}: {{reason}}")}
+
+
+def recorded_names() -> set[str]:
+    text = "".join(path.read_text() for path in RECORDED.iterdir())
+    return set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """A server of the recorded samples: the addresses of its metrics."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = (RECORDED / Path(self.path).name).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield [
+        {
+            "labels": {"job": path.stem, "__metrics_path__": f"/{path.name}"},
+            "targets": [f"127.0.0.1:{server.server_port}"],
+        }
+        for path in sorted(RECORDED.iterdir())
+    ]
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def grafana_home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("grafana")
+    (home / "bin").mkdir()
+    binary = home / "bin/grafana"
+    binary.write_text(f'#!/bin/sh\nexec python3 "{STAND_IN}" "$@"\n')
+    binary.chmod(0o755)
+    return home
+
+
+@pytest.fixture(scope="module")
+def stack(new_stack, grafana_home):
+    stack = new_stack()
+    stack.environment["GRAFANA_HOME"] = str(grafana_home)
+    return brought_up(stack)
+
+
+@pytest.fixture(scope="module")
+def prometheus(stack):
+    return Prometheus(stack.prometheus)
+
+
+def now(prometheus: Prometheus, expr: str, at: float | None = None) -> float:
+    (series,) = prometheus.at(expr, at or time.time())
+    return series.values[-1]
+
+
+@pytest.fixture(scope="module")
+def run(stack, prometheus, recorded):
+    """A comparison: what each panel showed in the middle of its last window, and its results."""
+    began = time.time()
+    process = stack.start_make("loadtest", **SHORT)
+    stack.wait(lambda: prometheus.at("loadtest_window", time.time()), "a window", 60)
+    targets = stack.folder / "state/prometheus/targets.json"  # `make` has written it and will not again
+    write_atomically(targets, json.dumps(json.loads(targets.read_text()) + recorded))
+    stack.wait(lambda: prometheus.at('loadtest_window{mode="none", round="2"}', time.time()), "the last window", 120)
+    time.sleep(3)
+    shown = {}
+    for name, dashboard in ALL.items():
+        evaluator = Evaluator(prometheus, dashboard, Range(began, time.time()))
+        shown |= {(name, panel["id"]): evaluator.lines(panel) for panel in dashboard["panels"]}
+        shown[name] = evaluator.regions()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return shown, stack.results()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_panel_shows_something(run, name):
+    """Finite numbers, of each of its queries."""
+    shown, _ = run
+    for panel in ALL[name]["panels"]:
+        lines = shown[name, panel["id"]]
+        for target in panel["targets"]:
+            if (panel["title"], target["legendFormat"]) in ONLY_IN_TROUBLE:
+                continue
+            pattern = re.escape(re.sub(r"{{\w+}}", "@", target["legendFormat"])).replace("@", ".+")
+            found = [line for line in lines if re.fullmatch(pattern, line.name)]
+            assert found, f"{panel['title']}: {target['expr']}"
+        for line in lines:
+            assert line.series.values, panel["title"]
+            assert all(map(math.isfinite, line.series.values)), f"{panel['title']}: {line}"
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_only_what_needs_hardware_lives_on_recorded_samples(panel):
+    asked = set().union(*(promql.metrics(target["expr"]) for target in panel["targets"]))
+    assert bool(asked & recorded_names()) == (panel["title"] in NEEDS_HARDWARE)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_windows_are_marked_in_the_colour_of_their_mode(run, name):
+    shown, _ = run
+    assert {colour for colour, _, _ in shown[name]} == {"#e0752d", "#3274d9"}
+    assert all(end - start <= SHORT["WINDOW"] + 2 for _, start, end in shown[name] if end > start)
+
+
+def test_every_metric_asked_for_exists_and_is_documented(run, prometheus):
+    asked = set().union(*(promql.metrics(rule["expr"]) for rule in promql.rules()))
+    for found in ALL.values():
+        queries = [target for panel in found["panels"] for target in panel["targets"]] + found["annotations"]["list"]
+        asked |= set().union(*(promql.metrics(query["expr"]) for query in queries))
+    # What Prometheus makes of firing alerts.
+    asked -= {"ALERTS"}
+    there = set(prometheus.label_values("__name__", '{__name__!=""}', time.time() - 300, time.time()))
+    assert asked - there == set()
+    documented = set(re.findall(r"^\| `([\w:]+)", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
+    ours = {name for name in there if name.startswith(("loadtest_", "transformers_", "nv_", "model", "run", "stack"))}
+    ours = {re.sub(r"_(bucket|sum|count)$", "", n) if n.startswith("loadtest_request_d") else n for n in ours}
+    assert {re.sub(r"_bucket$|(?<=seconds)_count$", "", name) for name in asked} - {"up"} <= documented
+    assert ours - documented == set()
+
+
+def test_every_rule_could_be_evaluated(run, stack):
+    with urllib.request.urlopen(f"{stack.prometheus}/api/v1/rules", timeout=10) as response:
+        groups = json.loads(response.read())["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) == len(promql.rules())
+    assert [rule for rule in rules if rule["health"] != "ok"] == []
+
+
+def total(found: dict, mode: str, key: str) -> float:
+    return sum(window[key] for window in found["windows"] if window["mode"] == mode)
+
+
+@pytest.mark.parametrize("mode", ["none", "dynamic"])
+def test_the_comparisons_own_series_are_its_results(run, prometheus, mode):
+    _, found = run
+    which = f'run="{found["run"]}", mode="{mode}"'
+    counted = now(prometheus, f'max_over_time(loadtest_requests_total{{{which}, outcome="ok"}}[5m])')
+    assert counted == total(found, mode, "requests") - total(found, mode, "failures")
+    measured = now(prometheus, f"max_over_time(loadtest_measured_seconds_total{{{which}}}[5m])")
+    assert measured == pytest.approx(total(found, mode, "end") - total(found, mode, "start"), rel=0.001)
+    recorded = now(prometheus, f"last_over_time(run_mode:throughput:mean{{{which}}}[5m])")
+    assert recorded == pytest.approx(counted / measured, rel=0.01)
+    buckets = f"max by (le) (max_over_time(loadtest_request_duration_seconds_bucket{{{which}}}[5m]))"
+    for quantile in (50, 95, 99):
+        seen = now(prometheus, f"histogram_quantile({quantile / 100}, {buckets})") * 1000
+        assert seen == pytest.approx(found["modes"][mode][f"p{quantile}_ms"], rel=0.125)  # a bucket's width
+
+
+def test_the_ratio_is_that_of_the_results(run, prometheus):
+    _, found = run
+    rates = {
+        mode: total(found, mode, "requests") / (total(found, mode, "end") - total(found, mode, "start"))
+        for mode in ("none", "dynamic")
+    }
+    seen = now(prometheus, f'last_over_time(run:throughput:ratio{{run="{found["run"]}"}}[5m])')
+    assert seen == pytest.approx(rates["dynamic"] / rates["none"], rel=0.02)
+
+
+@pytest.mark.parametrize("mode", ["none", "dynamic"])
+def test_tritons_series_agree_with_locust_and_with_tritons_counters(run, prometheus, mode):
+    _, found = run
+    seen = {"requests": 0.0, "inferences": 0.0, "executions": 0.0}
+    windows = [window for window in found["windows"] if window["mode"] == mode]
+    for window in windows:
+        for series in seen:
+            model = "embedding" if series == "requests" else found["model"]
+            expr = f'avg_over_time(model:{series}:rate{{model="{model}", mode="{mode}"}}[{SHORT["WINDOW"]}s])'
+            seen[series] += SHORT["WINDOW"] * now(prometheus, expr, window["began_at"] + SHORT["WINDOW"])
+    assert seen["requests"] == pytest.approx(total(found, mode, "requests"), rel=0.05)
+    batch = found["modes"][mode]["mean_batch"]
+    assert seen["inferences"] / seen["executions"] == pytest.approx(batch, rel=0.1)
+
+
+def test_the_backends_count_texts_tokens_padding_and_truncations(run, stack, prometheus):
+    def counts() -> dict[str, float]:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics", timeout=5)
+        found = re.findall(r'^(\w+)\{model="(\w+)".*\} (\S+)$', text.read().decode(), re.MULTILINE)
+        return {f"{model} {name}": float(value) for name, model, value in found if "failure" not in name}
+
+    before = counts()
+    assert before["tokenizer transformers_texts_total"] == before["tokenizer nv_inference_count"]
+    embed(stack, "one two three", "one two three four five six seven", "many " * 400)
+    texts = "tokenizer transformers_texts_total"
+    stack.wait(lambda: counts()[texts] == before[texts] + 3, "the backends' threads have told", 5)
+    time.sleep(1)
+    after = counts()
+    more = {name: value - before[name] for name, value in after.items()}
+    assert more["tokenizer transformers_texts_total"] == 3
+    assert more["tokenizer transformers_truncated_texts_total"] == 1
+    tokens = more["tokenizer transformers_tokens_total"]
+    assert tokens == more["encoder transformers_tokens_total"] == 5 + 9 + 256
+    # Three rows as wide as the longest for the encoder, which cuts them apart again.
+    assert more["tokenizer transformers_padding_tokens_total"] == 3 * 256 - tokens
+    assert more["encoder transformers_padding_tokens_total"] < 10
+    assert more["encoder transformers_runs_total"] >= 2
+    assert after["encoder transformers_dynamic_batching"] == 1
+    assert after["encoder transformers_max_batch_size"] == 64
+    used, limit = after["encoder transformers_memory_used_bytes"], after["encoder transformers_memory_limit_bytes"]
+    assert 2**28 < used < limit
+
+
+def without_batching(config: dict) -> dict:
+    return {key: value for key, value in config.items() if key != "dynamic_batching"}
+
+
+def test_the_gauge_of_batching_follows_the_configuration(run, stack):
+    def batching() -> str:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics", timeout=5)
+        return re.search(r'transformers_dynamic_batching\{model="encoder".*\} (\d)', text.read().decode())[1]
+
+    config = stack.triton.config("encoder")
+    stack.triton.load("encoder", without_batching(config))
+    stack.wait(lambda: batching() == "0", "off", 5)
+    stack.triton.load("encoder", config)
+    stack.wait(lambda: batching() == "1", "on", 5)
+
+
+def test_the_processes_that_a_comparison_replaced_ended_in_peace(run, stack):
+    """A Python process that destroys its metrics crashes, and who looks only at the answers does not see it."""
+    kernel = subprocess.run(["dmesg"], capture_output=True, text=True)
+    if kernel.returncode:
+        pytest.skip("reading the kernel's log takes more rights")
+    before = stack.stub("encoder").pid
+    config = stack.triton.config("encoder")
+    stack.triton.load("encoder", without_batching(config))
+    stack.wait(lambda: not psutil.pid_exists(before), "the process before is gone", 40)
+    stack.triton.load("encoder", config)
+    said = subprocess.run(["dmesg"], capture_output=True, text=True).stdout
+    assert not re.search(rf"\[{before}\]: segfault", said)
+
+
+def test_the_report_holds_the_comparison_as_prometheus_saw_it(run, stack):
+    page = (stack.folder / "reports/latest/report.html").read_text()
+    assert "As Prometheus saw it" in page
+    assert "Nothing measured yet" not in page
+    for panel in ALL["dashboards/batching"]["panels"]:
+        assert f"<h3>{escape(panel['title'])}</h3>" in page
+
+
+def test_make_dashboards_draws_one_page(run, stack):
+    done = stack.make("dashboards", RANGE="3m")
+    assert done.returncode == 0, done.stderr
+    page = (stack.folder / "reports/dashboards.html").read_text()
+    assert "reports/dashboards.html" in done.stdout
+    for name in ("dashboards/throughput", "dashboards/batching", "hardware/cpu/hardware"):
+        for panel in ALL[name]["panels"]:
+            assert f"<h3>{escape(panel['title'])}</h3>" in page
+    sources = re.findall(r'(?:src|srcset)="([^"]{0,40})', page)
+    assert sources
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert "nan" not in re.sub(r"data:[^\"]*", "", page).lower().split()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"RANGE": "long"}, "RANGE=long: a length of time above 0"),
+        ({"UNTIL": "noon"}, "UNTIL=noon: a time as in"),
+        ({"UNTIL": "2001-01-01"}, "Prometheus has nothing of the time from 2000-12-31 23:45:00 to"),
+        ({"PROMETHEUS_PORT": "9"}, "no Prometheus answers on http://127.0.0.1:9: `make up` starts the stack"),
+    ],
+)
+def test_make_dashboards_says_what_is_wrong(stack, settings, said):
+    done = stack.make("dashboards", **settings)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_metrics_port_is_said_before_anything_is_changed(stack, recorded):
+    port = recorded[0]["targets"][0].partition(":")[2]
+    done = stack.make("loadtest", **SHORT, LOADTEST_METRICS_PORT=port)
+    assert done.returncode != 0
+    assert f"port {port} cannot be opened" in done.stderr
+    assert "LOADTEST_METRICS_PORT" in done.stderr
+
+
+def test_a_grafana_is_started_with_all_of_it(stack, grafana_home):
+    url = f"http://127.0.0.1:{stack.environment['GRAFANA_PORT']}"
+    assert url in stack.make("status").stdout
+    with urllib.request.urlopen(f"{url}/api/search", timeout=5) as response:
+        found = json.loads(response.read())
+    assert {each["uid"] for each in found} == {"triton-throughput", "triton-batching", "triton-hardware"}
+    assert len(found) == 3
+    with urllib.request.urlopen(f"{url}/api/datasources", timeout=5) as response:
+        assert f"url: {stack.prometheus}" in response.read().decode()
+
+
+def test_a_grafana_home_without_grafana_is_said_and_stops_nothing(stack, tmp_path):
+    done = stack.make("up", GRAFANA_HOME=tmp_path)
+    assert done.returncode != 0
+    assert f"GRAFANA_HOME={tmp_path}: there is neither bin/grafana nor bin/grafana-server in it" in done.stderr
+    assert stack.server().is_running()
+
+
+def test_no_alert_fires_for_a_healthy_stack(run, prometheus):
+    """Not even in a comparison; the recorded machines are no alarm either."""
+    assert prometheus.at('ALERTS{alertstate="firing"}', time.time()) == []
