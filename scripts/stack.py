@@ -25,8 +25,8 @@ PORTS = {
     "prometheus": ["PROMETHEUS_PORT"],
     "grafana": ["GRAFANA_PORT"],
 }
-# Setting of its port, and what it answers once it is up.
-PROBES = {"prometheus": ("PROMETHEUS_PORT", "/-/ready"), "grafana": ("GRAFANA_PORT", "/api/health")}
+# What those with a page answer once they are up.
+PROBES = {"prometheus": "/-/ready", "grafana": "/api/health"}
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,8 @@ class Stack(ABC):
         if not self.triton.live():
             return "Triton does not answer yet"
         for name in self.programs():
-            if name in PROBES:
-                port, path = PROBES[name]
-                if not answers(self.settings.url(port) + path):
-                    return f"{name.capitalize()} does not answer yet"
+            if name in PROBES and not answers(self.page(name) + PROBES[name]):
+                return f"{name.capitalize()} does not answer yet"
         return ""
 
     def not_ready(self) -> str:
@@ -187,13 +185,17 @@ class Stack(ABC):
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
+    def page(self, program: str) -> str:
+        (port,) = PORTS[program]
+        return self.settings.url(port)
+
     def print_urls(self) -> None:
         url = self.settings.url
         out.print(f"Triton      {url('TRITON_HTTP_PORT')}  (gRPC {self.settings.port('TRITON_GRPC_PORT')})")
         out.print(f"metrics     {url('TRITON_METRICS_PORT')}/metrics")
         for name in self.programs():
             if name in PROBES:
-                out.print(f"{name.capitalize():<12}{url(PROBES[name][0])}")
+                out.print(f"{name.capitalize():<12}{self.page(name)}")
 
     def status(self) -> bool:
         """Print how the stack is; true if everything that should run does."""

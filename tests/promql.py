@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+import yaml
 
 from scripts.settings import ROOT
 
@@ -21,7 +22,5 @@ def metrics(expr: str) -> set[str]:
 
 def rules() -> list[dict]:
     """Each `record:` or `alert:` with its `expr:`, of all files."""
-    import yaml
-
-    found = [yaml.safe_load(Path(path).read_text()) for path in sorted(RULES.glob("*.yml"))]
+    found = [yaml.safe_load(path.read_text()) for path in sorted(RULES.glob("*.yml"))]
     return [rule for file in found for group in file["groups"] for rule in group["rules"]]

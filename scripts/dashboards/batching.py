@@ -46,14 +46,6 @@ def mean_seconds(title: str, description: str, parts: str):
 
 
 def batching():
-    made = new_dashboard(
-        "triton-batching",
-        "Triton: batching comparison",
-        "Dynamic batching against none, on the same running server: what make loadtest measures, while it measures.",
-        "now-30m",
-    )
-    query = "label_values(loadtest_measured_seconds_total, run)"
-    made = made.with_variable(variable("run", "Comparison", query, newest=True))
     panels = [
         number(
             "Dynamic batching serves",
@@ -175,6 +167,11 @@ def batching():
         ),
         *locust(f"{{{RUN}}}", NO_RUN, width=4),
     ]
-    for panel in panels:
-        made = made.with_panel(panel)
-    return made
+    return new_dashboard(
+        "triton-batching",
+        "Triton: batching comparison",
+        "Dynamic batching against none, on the same running server: what make loadtest measures, while it measures.",
+        "now-30m",
+        panels,
+        [variable("run", "Comparison", "label_values(loadtest_measured_seconds_total, run)", newest=True)],
+    )

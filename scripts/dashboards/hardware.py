@@ -132,10 +132,10 @@ PROFILES = {"cpu": [machine], "cuda": [cuda, machine], "neuron": [neuron, machin
 
 
 def hardware(profile: str):
-    made = new_dashboard(
-        "triton-hardware", "Triton: hardware", f"What the machine does, with PROFILE={profile}.", "now-15m"
+    return new_dashboard(
+        "triton-hardware",
+        "Triton: hardware",
+        f"What the machine does, with PROFILE={profile}.",
+        "now-15m",
+        [panel for panels in PROFILES[profile] for panel in panels()],
     )
-    for panels in PROFILES[profile]:
-        for panel in panels():
-            made = made.with_panel(panel)
-    return made

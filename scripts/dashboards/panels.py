@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, timeseries
@@ -166,7 +167,9 @@ def by_mode(panel):
     return panel
 
 
-def new_dashboard(uid: str, title: str, description: str, since: str) -> dashboard.Dashboard:
+def new_dashboard(
+    uid: str, title: str, description: str, since: str, panels: Iterable, variables: Iterable = ()
+) -> dashboard.Dashboard:
     links = dashboard.DashboardLink("Triton").type(DashboardLinkType.DASHBOARDS).tags([TAG]).keep_time(True)
     made = (
         dashboard.Dashboard(title)
@@ -190,6 +193,10 @@ def new_dashboard(uid: str, title: str, description: str, since: str) -> dashboa
             .icon_color(colour)
             .expr(f'max by (mode, round) (loadtest_window{{mode="{mode}"}})')
         )
+    for each in variables:
+        made = made.with_variable(each)
+    for panel in panels:
+        made = made.with_panel(panel)
     return made
 
 

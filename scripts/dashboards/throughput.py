@@ -8,10 +8,14 @@ WHICH = '{model=~"$model", mode=~"$mode"}'
 NO_COMPARISON = "No load test (make loadtest, make locust)"
 
 
-def mean(series: str, by: str = "model, mode", where: str = "") -> str:
-    """A recorded series over the time between two points of the graph."""
+def mean(series: str, by: str = "model, mode", where: str = "", runs: str = "avg") -> str:
+    """A recorded series over the time between two points of the graph; `runs`: how several runs are put together."""
     which = WHICH[:-1] + (f", {where}" if where else "") + "}"
-    return f"avg by ({by}) (avg_over_time({series}{which}[$__rate_interval]))"
+    return f"{runs} by ({by}) (avg_over_time({series}{which}[$__rate_interval]))"
+
+
+def total(series: str, by: str = "model, mode") -> str:
+    return mean(series, by, runs="sum")
 
 
 def part(title: str, description: str, parts: str):
@@ -28,14 +32,7 @@ def latency(quantile: float) -> Query:
 
 
 def throughput():
-    made = new_dashboard(
-        "triton-throughput",
-        "Triton: throughput",
-        "What each model answers, in which batches, where a request's time goes, and what fails.",
-        "now-15m",
-    )
-    made = made.with_variable(variable("model", "Model", "label_values(model:requests:rate, model)"))
-    made = made.with_variable(variable("mode", "Mode", "label_values(model:requests:rate, mode)"))
+    padding = total("model:padding_tokens:rate")
     mean_hardware = (
         'avg by (hardware, mode) (avg_over_time(hardware:utilization:ratio{mode=~"$mode"}[$__rate_interval]))'
     )
@@ -91,8 +88,7 @@ def throughput():
             "Inferences an execution. An ensemble itself does not batch: its steps do.",
             "none",
             Query(
-                f"sum by (model, mode) (avg_over_time(model:inferences:rate{WHICH}[$__rate_interval]))"
-                f" / (sum by (model, mode) (avg_over_time(model:executions:rate{WHICH}[$__rate_interval])) > 0)",
+                f"{total('model:inferences:rate')} / ({total('model:executions:rate')} > 0)",
                 "{{model}}, {{mode}}",
             ),
         ),
@@ -124,7 +120,7 @@ def throughput():
             "reqps",
             Query(f"sum(avg_over_time(model_reason:failures:rate{WHICH}[$__rate_interval]))", "all"),
             Query(
-                f"sum by (model, reason) (avg_over_time(model_reason:failures:rate{WHICH}[$__rate_interval])) > 0",
+                f"{total('model_reason:failures:rate', 'model, reason')} > 0",
                 "{{model}}: {{reason}}",
             ),
         ),
@@ -157,9 +153,7 @@ def throughput():
             "The part of what was computed that is not text, but fills rows up to one length.",
             "percentunit",
             Query(
-                f"sum by (model, mode) (avg_over_time(model:padding_tokens:rate{WHICH}[$__rate_interval]))"
-                f" / (sum by (model, mode) (avg_over_time(model:tokens:rate{WHICH}[$__rate_interval]))"
-                f" + sum by (model, mode) (avg_over_time(model:padding_tokens:rate{WHICH}[$__rate_interval])) > 0)",
+                f"{padding} / ({total('model:tokens:rate')} + {padding} > 0)",
                 "{{model}}, {{mode}}",
             ),
         ),
@@ -185,6 +179,14 @@ def throughput():
         ),
         *locust("", NO_COMPARISON),
     ]
-    for panel in panels:
-        made = made.with_panel(panel)
-    return made
+    return new_dashboard(
+        "triton-throughput",
+        "Triton: throughput",
+        "What each model answers, in which batches, where a request's time goes, and what fails.",
+        "now-15m",
+        panels,
+        [
+            variable("model", "Model", "label_values(model:requests:rate, model)"),
+            variable("mode", "Mode", "label_values(model:requests:rate, mode)"),
+        ],
+    )

@@ -11,6 +11,7 @@ import yaml
 
 from scripts.local.programs import prometheus
 from scripts.settings import ROOT
+from tests import promql
 
 FOLDER = ROOT / "monitoring/prometheus"
 RUNBOOK = "docs/alerts.md"
@@ -20,14 +21,8 @@ def loaded(path: str) -> dict:
     return yaml.safe_load((FOLDER / path).read_text())
 
 
-def rules(kind: str) -> list[dict]:
-    """All that record something, or all that alert."""
-    files = [loaded(f"rules/{path.name}") for path in sorted((FOLDER / "rules").iterdir())]
-    return [rule for file in files for group in file["groups"] for rule in group["rules"] if kind in rule]
-
-
-ALERTS = {rule["alert"]: rule for rule in rules("alert")}
-RECORDED = sorted({rule["record"] for rule in rules("record")})
+ALERTS = {rule["alert"]: rule for rule in promql.rules() if "alert" in rule}
+RECORDED = sorted({rule["record"] for rule in promql.rules() if "record" in rule})
 
 
 @pytest.fixture(scope="module")
