@@ -18,8 +18,7 @@ from dotenv import dotenv_values
 from scripts.cli import err, out
 from scripts.docker import preflight
 from scripts.files import exclusive
-from scripts.models.catalogue import system
-from scripts.models.repository import is_assembled, remove_all
+from scripts.models.repository import missing, remove_all
 from scripts.ports import check_free
 from scripts.settings import DOTENV, ROOT, UserError
 from scripts.stack import PORTS, Process, Stack
@@ -168,12 +167,10 @@ class DockerStack(Stack):
 
     def models(self) -> None:
         repository = self.settings.path("MODEL_REPOSITORY").resolve()
-        wanted = [system(name) for name in self.settings.words("SYSTEMS")]
         self.state.mkdir(parents=True, exist_ok=True)
         with exclusive(self.state / LOCKS[0], "another `make models` is at work here"):
-            if all(is_assembled(each, repository) for each in wanted):
-                for each in wanted:
-                    out.print(f"{each.name}: in place")
+            if not missing(self.settings, quietly=True):
+                missing(self.settings)
                 return
             preflight.check_compose()
             preflight.warn_of_torch_index(self.settings["TORCH_INDEX"], "triton-transformers-exporter")

