@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.models.source import Hub, Package, Source
+from scripts.models.tasks import TEXT_TASKS
 
 FORMATS = ("onnx", "onnx-int8", "python")
 
@@ -56,9 +57,10 @@ class System:
 
 
 RECIPES = {
-    "sentence-similarity": Recipe("embedding", ("onnx",)),
+    **{task: Recipe("text") for task in TEXT_TASKS},
     "text-generation": Recipe("generation", ("python",)),
-    "image-feature-extraction": Recipe("vision", ("onnx", "python")),
+    "image-classification": Recipe("vision"),
+    "image-feature-extraction": Recipe("vision"),
     "gpt2": Recipe("gpt2", ("onnx",)),
 }
 
@@ -85,7 +87,7 @@ SYSTEMS = {
         System(
             "falcon7b",
             "text-generation",
-            Hub("tiiuae/falcon-7b", ""),
+            Hub("tiiuae/falcon-7b", "ec89142b67d748a1865ea4451372db8313ada0d8"),
             also=("falcon7b_stream",),
             licence="Apache-2.0",
             gigabytes=14.4,
@@ -94,7 +96,7 @@ SYSTEMS = {
         System(
             "mistral7b",
             "text-generation",
-            Hub("mistralai/Mistral-7B-v0.1", ""),
+            Hub("mistralai/Mistral-7B-v0.1", "27d67f1b5f57dc0953326b2601d68371d40ea8da"),
             also=("mistral7b_stream",),
             licence="Apache-2.0",
             gigabytes=14.5,
@@ -103,7 +105,8 @@ SYSTEMS = {
         System(
             "persimmon8b",
             "text-generation",
-            Hub("adept/persimmon-8b-base", ""),
+            # Its main branch has pickles only; this is the Hub's own conversion of them to safetensors.
+            Hub("adept/persimmon-8b-base", "refs/pr/2"),
             also=("persimmon8b_stream",),
             licence="Apache-2.0",
             gigabytes=18.8,
@@ -112,7 +115,7 @@ SYSTEMS = {
         System(
             "python_vit",
             "image-feature-extraction",
-            Hub("google/vit-base-patch16-224-in21k", ""),
+            Hub("google/vit-base-patch16-224-in21k", "b4569560a39a0f1af58e3ddaf17facf20ab919b0"),
             format="python",
             licence="Apache-2.0",
             gigabytes=0.35,
@@ -121,7 +124,7 @@ SYSTEMS = {
         System(
             "vit_ensemble",
             "image-feature-extraction",
-            Hub("google/vit-base-patch16-224-in21k", ""),
+            Hub("google/vit-base-patch16-224-in21k", "b4569560a39a0f1af58e3ddaf17facf20ab919b0"),
             licence="Apache-2.0",
             gigabytes=0.35,
             about="ViT: features of a picture, preprocessing and ONNX as an ensemble",
@@ -129,7 +132,7 @@ SYSTEMS = {
         System(
             "gpt2_ensemble",
             "gpt2",
-            Hub("openai-community/gpt2", ""),
+            Hub("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"),
             also=("gpt2_generate",),
             licence="MIT",
             gigabytes=0.55,

@@ -7,13 +7,17 @@ import numpy as np
 from scripts.settings import UserError
 
 
-def check_cosine(original: np.ndarray, exported: np.ndarray, least: float) -> float:
-    """The smallest cosine between rows of the two; a UserError where it is below `least`."""
+def compare(original: list[np.ndarray], exported: list[np.ndarray], least: float) -> float:
+    """The smallest cosine between the two's answers to an example; a UserError where it is below `least`."""
+    cosines = [_cosine(a, b) for a, b in zip(original, exported, strict=True)]
+    worst = int(np.argmin(cosines))
+    if cosines[worst] < least:
+        raise UserError(f"the export is not the model: cosine {cosines[worst]:.6f} on example {worst} < {least}")
+    return cosines[worst]
+
+
+def _cosine(original: np.ndarray, exported: np.ndarray) -> float:
     if original.shape != exported.shape:
         raise UserError(f"the export is not the model: it answers {exported.shape}, the original {original.shape}")
-    products = (original.astype(float) * exported.astype(float)).sum(axis=1)
-    cosines = products / np.linalg.norm(original, axis=1) / np.linalg.norm(exported, axis=1)
-    worst = float(np.nan_to_num(cosines, nan=-1.0).min())
-    if worst < least:
-        raise UserError(f"the export is not the model: cosine {worst:.6f} on text {int(cosines.argmin())} < {least}")
-    return worst
+    a, b = original.astype(float).ravel(), exported.astype(float).ravel()
+    return float(np.nan_to_num(a @ b / np.linalg.norm(a) / np.linalg.norm(b), nan=-1.0))

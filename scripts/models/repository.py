@@ -15,6 +15,7 @@ from scripts.cli import err, out
 from scripts.files import exclusive, write_atomically
 from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, Order, Recipe, System, named
 from scripts.models.source import Folder, Hub, Source, identity, of_identity, opened
+from scripts.models.tasks import task_of
 from scripts.settings import ROOT, Settings, UserError
 
 CONFIGS = ROOT / "model_repository"
@@ -67,11 +68,11 @@ def asked_for(name: str, settings: Settings, repository: Path) -> System | None:
             f"make models SYSTEMS={name} HF_MODEL=organisation/model, or SOURCE=folder"
         )
     if system is None:
-        system = System(name, settings["TASK"], source)
+        system = System(name, "", source)
     return replace(
         system,
         source=source or system.source,
-        task=settings["TASK"] or system.task,
+        task=(settings.choice("TASK", tuple(RECIPES)) if settings["TASK"] else "") or system.task,
         format=(settings.choice("FORMAT", FORMATS) if settings["FORMAT"] else "") or system.format,
     )
 
@@ -90,12 +91,13 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
         opened(system.source, settings, repository) as weights,
         tempfile.TemporaryDirectory(dir=repository, prefix=WORK) as folder,
     ):
-        recipe = RECIPES[system.task]
+        task = system.task or task_of(weights.folder)
+        recipe = RECIPES[task]
         if system.format and system.format not in recipe.formats:
-            raise UserError(f"{system.name} ({system.task}) can be had as {', '.join(recipe.formats)} only")
+            raise UserError(f"{system.name} ({task}) can be had as {', '.join(recipe.formats)} only")
         order = Order(
             system=system.name,
-            task=system.task,
+            task=task,
             format=system.format or recipe.formats[0],
             weights=weights.folder,
             movable=weights.movable,

@@ -1,0 +1,293 @@
+"""Text encoders of any task: an ensemble of tokenizer, encoder, and where the task has them, answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from scripts.models import text_configs
+from scripts.models.catalogue import Order
+from scripts.models.configs import write_config
+from scripts.models.export import export, quantized, quiet
+from scripts.models.parity import compare
+from scripts.models.tasks import TEXT_TASKS, TextTask
+from scripts.settings import ROOT, UserError
+
+PARITY_TEXTS = 64
+LEAST_COSINE = 0.9999
+POOLING = ("mean", "cls")  # what shared/encoder.py does
+# Positions of these begin after the padding token's.
+OFFSET_POSITIONS = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "longformer")
+
+
+@dataclass
+class TextModel:
+    """A model of the order, and the Triton models it becomes."""
+
+    order: Order
+
+    @cached_property
+    def task(self) -> TextTask:
+        return TEXT_TASKS[self.order.task]
+
+    @cached_property
+    def config(self):
+        return transformers.AutoConfig.from_pretrained(
+            self.order.weights, trust_remote_code=self.order.trust_remote_code, local_files_only=True
+        )
+
+    @cached_property
+    def hugging_face_tokenizer(self):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            self.order.weights, trust_remote_code=self.order.trust_remote_code, local_files_only=True
+        )
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"{self.order.system}: its {type(tokenizer).__name__} has no fast form, which is the one that is served"
+            )
+        return tokenizer
+
+    @cached_property
+    def max_length(self) -> int:
+        """The longest text, in tokens: what the model was trained for, and has positions for."""
+        positions = getattr(self.config, "max_position_embeddings", None) or 512
+        if self.config.model_type in OFFSET_POSITIONS:
+            positions -= self.config.pad_token_id + 1
+        own = self.order.weights / "sentence_bert_config.json"
+        trained = json.loads(own.read_text()).get("max_seq_length") if own.exists() else None
+        return min(positions, trained or self.hugging_face_tokenizer.model_max_length)
+
+    @cached_property
+    def mask(self) -> str:
+        """The token to be filled in; empty where nothing is."""
+        if "mask_logits" not in self.task.outputs:
+            return ""
+        if not (mask := self.hugging_face_tokenizer.mask_token):
+            raise UserError(f"{self.order.system}: its tokenizer has no mask token to fill in")
+        return mask
+
+    @property
+    def pairs(self) -> bool:
+        return len(self.task.inputs) > 1
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.config.id2label[i] for i in range(len(self.config.id2label))]
+
+    @property
+    def activation(self) -> str:
+        """As transformers' pipeline chooses it."""
+        if self.config.problem_type == "regression":
+            return "none"
+        several = self.config.problem_type == "multi_label_classification" or self.config.num_labels == 1
+        return "sigmoid" if several else "softmax"
+
+    @cached_property
+    def token_inputs(self) -> list[str]:
+        """What the encoder is fed. Which of two texts a token is of says something only where there are two."""
+        told_apart = self.pairs and getattr(self.config, "type_vocab_size", 0) > 1
+        return ["input_ids", "attention_mask", *(["token_type_ids"] if told_apart else [])]
+
+    @cached_property
+    def pooling(self) -> dict[str, str]:
+        """How PyTorch makes one vector of a text's tokens: what is plain in a sentence-transformer's modules."""
+        modules = json.loads((self.order.weights / "modules.json").read_text())
+        kinds = [module["type"].rpartition(".")[2] for module in modules]
+        mode = pooling_mode(json.loads((self.order.weights / "1_Pooling/config.json").read_text()))
+        if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]) or mode not in POOLING:
+            raise UserError(
+                f"{self.order.system}: FORMAT=python knows no such sentence-transformer ({', '.join(kinds)}; {mode} "
+                "pooling); take FORMAT=onnx"
+            )
+        return {"pooling": mode, "normalize": "1" if "Normalize" in kinds else "0"}
+
+    def part(self, name: str) -> Path:
+        """The folder of one of the Triton models. Those of `embedding` have their names from the published guides."""
+        own = self.order.system if name == "ensemble" else f"{self.order.system}_{name}"
+        published = {"ensemble": "embedding", "tokenizer": "tokenizer", "encoder": "encoder"}
+        return self.order.folder / (published[name] if self.order.system == "embedding" else own)
+
+    def version(self, name: str) -> Path:
+        return self.part(name) / "1"
+
+    def torch_model(self):
+        return getattr(transformers, self.task.model_class).from_pretrained(
+            self.order.weights,
+            trust_remote_code=self.order.trust_remote_code,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype=torch.float32,
+        )
+
+
+def pooling_mode(config: dict) -> str:
+    """mean, cls, ... however old the file is."""
+    if "pooling_mode" in config:
+        return config["pooling_mode"]
+    chosen = [key.split("_")[2] for key, value in config.items() if key.startswith("pooling_mode_") and value]
+    return "+".join(chosen)
+
+
+def assemble(order: Order) -> dict:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    model = TextModel(order)
+    for part in ("ensemble", "tokenizer", "encoder", *(["answers"] if model.task.answers else [])):
+        model.version(part).mkdir(parents=True)
+    tokenizer = save_tokenizer(model)
+    if model.task.answers:
+        save_answers(model)
+    with quiet():
+        facts = save_onnx(model, tokenizer) if order.format != "python" else save_python(model)
+    for part, (config, parameters) in text_configs.configs(model, facts.pop("width")).items():
+        # Those of `embedding` are in git, with comments.
+        if order.system != "embedding":
+            write_config(model.part(part), f"{order.task}, written by `make models`", config, parameters)
+    return {"max_length": model.max_length, **facts}
+
+
+def save_tokenizer(model: TextModel) -> Tokenizer:
+    """The model's own, with the length the model takes; what its file says of lengths is not the model's."""
+    tokenizer = Tokenizer.from_str(model.hugging_face_tokenizer.backend_tokenizer.to_str())
+    tokenizer.enable_truncation(model.max_length, strategy="only_second" if model.pairs else "longest_first")
+    theirs = model.hugging_face_tokenizer
+    tokenizer.enable_padding(pad_id=theirs.pad_token_id or 0, pad_token=theirs.pad_token or "[PAD]")
+    tokenizer.save(str(model.version("tokenizer") / "tokenizer.json"))
+    return tokenizer
+
+
+def save_answers(model: TextModel) -> None:
+    if model.mask:
+        shutil.copy(model.version("tokenizer") / "tokenizer.json", model.version("answers"))
+    elif "label" in model.task.answers:
+        (model.version("answers") / "labels.json").write_text(json.dumps(model.labels, ensure_ascii=False) + "\n")
+
+
+# --- the encoder ------------------------------------------------------------------------------------------------------
+
+
+def save_onnx(model: TextModel, tokenizer: Tokenizer) -> dict:
+    target = model.version("encoder") / "model.onnx"
+    sentences = model.order.task == "sentence-similarity"
+    outputs = ["logits"] if model.mask else list(model.task.outputs)
+    export(
+        model.order.weights,
+        "feature-extraction" if sentences else model.order.task,
+        target.parent,
+        outputs,
+        library="sentence_transformers" if sentences else "transformers",
+    )
+    if model.mask:
+        keep_masked(target, tokenizer.token_to_id(model.mask))
+    feeds = [feed(encoding) for encoding in tokenizer.encode_batch(parity_texts(model))]
+    found = run(target, feeds)
+    cosine = compare(reference(model, feeds), found, LEAST_COSINE)
+    facts = {"least_cosine": cosine, "parity_texts": len(feeds), "width": width(model, found)}
+    said = f"cosine with the original at least {cosine:.6f} on {len(feeds)} texts"
+    if model.order.format == "onnx-int8":
+        facts |= quantized(target, lambda: run(target, feeds))
+        said += f"; {facts.pop('said')}"
+    return facts | {"said": said}
+
+
+def save_python(model: TextModel) -> dict:
+    folder = model.version("encoder")
+    code = ["*.py"] if model.order.trust_remote_code else []
+    for pattern in ("config.json", "*.safetensors", "*.safetensors.index.json", *code):
+        for file in model.order.weights.glob(pattern):
+            shutil.copy(file, folder)
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"{model.order.weights} has no *.safetensors: save it anew with save_pretrained")
+    return {"width": width(model)}
+
+
+def width(model: TextModel, found: list[np.ndarray] | None = None) -> int:
+    """Of the vectors the encoder makes. A sentence-transformer may have a last layer of its own."""
+    return found[0].size if found and "sentence_embedding" in model.task.outputs else model.config.hidden_size
+
+
+def keep_masked(path: Path, mask_id: int) -> None:
+    """Logits of the masked token alone leave the graph: of each token they are as many as there are words."""
+    model = onnx.load(path)
+    graph = model.graph
+    (logits,) = graph.output
+    helper = onnx.helper
+    graph.initializer.append(helper.make_tensor("mask_id", onnx.TensorProto.INT64, [], [mask_id]))
+    graph.node.extend(
+        [
+            helper.make_node("Equal", ["input_ids", "mask_id"], ["is_mask"]),
+            helper.make_node("Cast", ["is_mask"], ["is_mask_number"], to=onnx.TensorProto.INT32),
+            helper.make_node("ArgMax", ["is_mask_number"], ["mask_position"], axis=1, keepdims=1),
+            helper.make_node("GatherND", [logits.name, "mask_position"], ["mask_logits"], batch_dims=1),
+        ]
+    )
+    batch, _, words = logits.type.tensor_type.shape.dim
+    shape = [batch.dim_param or "batch_size", words.dim_value]
+    graph.output.append(helper.make_tensor_value_info("mask_logits", onnx.TensorProto.FLOAT, shape))
+    graph.output.remove(logits)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+
+
+# --- is it still the model? -------------------------------------------------------------------------------------------
+
+
+def parity_texts(model: TextModel) -> list:
+    """The committed texts, and what they leave out: nothing, one token, and more than the model takes."""
+    texts = (ROOT / "loadtest/texts.txt").read_text().splitlines()
+    texts = [*texts[:: len(texts) // PARITY_TEXTS], "", " ", "a", "?", "word " * 600, " ".join(texts[:40]), "漢" * 600]
+    if model.pairs:
+        return [("Which one?", text) for text in texts]
+    return [f"{model.mask} {text}" for text in texts] if model.mask else texts
+
+
+def feed(encoding) -> dict[str, np.ndarray]:
+    """One text as the graph takes it, without padding."""
+    used = sum(encoding.attention_mask)
+    columns = {
+        "input_ids": encoding.ids,
+        "attention_mask": encoding.attention_mask,
+        "token_type_ids": encoding.type_ids,
+    }
+    return {name: np.array([column[:used]], np.int64) for name, column in columns.items()}
+
+
+def run(path: Path, feeds: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
+    """All outputs of each text, in one row."""
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    taken = [node.name for node in session.get_inputs()]
+    results = (session.run(None, {name: each[name] for name in taken}) for each in feeds)
+    return [np.concatenate([array.ravel() for array in arrays]) for arrays in results]
+
+
+@torch.inference_mode()
+def reference(model: TextModel, feeds: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
+    """What the original says."""
+    if model.order.task == "sentence-similarity":
+        from sentence_transformers import SentenceTransformer
+
+        original = SentenceTransformer(str(model.order.weights), device="cpu", local_files_only=True)
+    else:
+        original = model.torch_model().eval()
+    rows = []
+    for each in feeds:
+        tensors = {name: torch.from_numpy(array) for name, array in each.items() if name != "token_type_ids"}
+        if getattr(model.config, "type_vocab_size", 0) > 1:
+            tensors["token_type_ids"] = torch.from_numpy(each["token_type_ids"])
+        found = original(tensors) if model.order.task == "sentence-similarity" else original(**tensors)
+        if model.mask:
+            where = int((each["input_ids"][0] == model.hugging_face_tokenizer.mask_token_id).argmax())
+            rows.append(found.logits[0, where].numpy())
+        else:
+            rows.append(np.concatenate([found[name].numpy().ravel() for name in model.task.outputs]))
+    return rows

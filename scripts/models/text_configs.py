@@ -1,0 +1,89 @@
+"""The configs of a text encoder's ensemble, from its task (tasks.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scripts.models.configs import step, tensor
+
+if TYPE_CHECKING:
+    from scripts.models.text import TextModel
+
+MAX_BATCH = 64
+ANSWERS = 5  # words for a mask
+Config = tuple[dict, dict[str, object]]  # Triton's fields, the backend's parameters
+
+
+def configs(model: TextModel, width: int) -> dict[str, Config]:
+    """Of each Triton model of the ensemble. Tensors keep their names from step to step."""
+    axes = {"T": -1, "E": -1, "L": model.config.num_labels, "D": width, "V": model.config.vocab_size, "K": ANSWERS}
+
+    def dims(shape: tuple) -> list[int]:
+        return [axes.get(axis, axis) for axis in shape]
+
+    task = model.task
+    texts = [tensor(name, "STRING", [1]) for name in task.inputs]
+    fed = [tensor(name, "INT64", [-1]) for name in model.token_inputs]
+    of_tokens = [tensor(name, "INT64", [-1, 2] if name == "offsets" else [-1]) for name in task.of_tokens]
+    of_texts = [text for text in texts if text["name"] in task.of_texts]
+    outputs = [tensor(name, "FP32", dims(shape)) for name, shape in task.outputs.items()]
+    answers = [tensor(name, kind, dims(shape)) for name, (kind, shape) in task.answers.items()]
+
+    parts = {
+        "tokenizer": (
+            batched("tokenizer", texts, fed + of_tokens, "KIND_CPU"),
+            {"padding": "none"} | ({"exactly_one": model.mask} if model.mask else {}),
+        ),
+        "encoder": encoder(model, fed, outputs),
+    }
+    if answers:
+        needed = ragged(outputs + of_tokens) + of_texts
+        parts["answers"] = batched("postprocessor", needed, answers, "KIND_CPU"), last_step(model)
+    scheduling = [
+        step(
+            model.part(part).name,
+            {each["name"]: each["name"] for each in config["input"]},
+            {each["name"]: each["name"] for each in config["output"]},
+        )
+        for part, (config, _) in parts.items()
+    ]
+    ensemble = {"platform": "ensemble", "max_batch_size": MAX_BATCH, "input": texts, "output": answers or outputs}
+    return parts | {"ensemble": (ensemble | {"ensemble_scheduling": {"step": scheduling}}, {})}
+
+
+def encoder(model: TextModel, fed: list[dict], outputs: list[dict]) -> Config:
+    if model.order.format != "python":
+        return batched("packed_onnx", ragged(fed), outputs, "KIND_AUTO"), {}
+    parameters = {"task": "text-encoder", "model_class": model.task.model_class}
+    if model.mask:
+        parameters["mask_token_id"] = model.hugging_face_tokenizer.mask_token_id
+    if "sentence_embedding" in model.task.outputs:
+        parameters |= model.pooling
+    if model.order.trust_remote_code:
+        parameters["trust_remote_code"] = 1
+    return batched("transformers", ragged(fed), outputs, "KIND_AUTO"), parameters
+
+
+def last_step(model: TextModel) -> dict[str, object]:
+    parameters: dict[str, object] = {"task": model.order.task}
+    if model.order.task == "text-classification":
+        parameters["activation"] = model.activation
+    if model.mask:
+        parameters["count"] = ANSWERS
+    return parameters
+
+
+def batched(backend: str, inputs: list[dict], outputs: list[dict], kind: str) -> dict:
+    return {
+        "backend": backend,
+        "max_batch_size": MAX_BATCH,
+        "input": inputs,
+        "output": outputs,
+        "dynamic_batching": {},
+        "instance_group": [{"count": 1, "kind": kind}],
+    }
+
+
+def ragged(tensors: list[dict]) -> list[dict]:
+    """Requests are batched whatever the length of their texts."""
+    return [each | ({"allow_ragged_batch": True} if -1 in each["dims"] else {}) for each in tensors]

@@ -1,0 +1,171 @@
+"""Any model by name, for each task and in each format: what is served is what transformers' own pipeline says."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from scripts.triton import TritonError
+from tests.checkpoints import encoders
+from tests.stack.conftest import TestStack
+
+TEXTS = encoders.lines()[:24]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    made = {
+        "mood": (encoders.save_bert, "ForSequenceClassification", encoders.labels(encoders.MOODS)),
+        "topics": (
+            encoders.save_roberta,
+            "ForSequenceClassification",
+            encoders.labels(encoders.MOODS) | {"problem_type": "multi_label_classification"},
+        ),
+        "entities": (encoders.save_roberta, "ForTokenClassification", encoders.labels(encoders.ENTITIES)),
+        "features": (encoders.save_distilbert, "Model", {}),
+        "blanks": (encoders.save_bert, "ForMaskedLM", {}),
+        "questions": (encoders.save_bert, "ForQuestionAnswering", {}),
+    }
+    found = {name: save(folder / name, head, **config) for name, (save, head, config) in made.items()}
+    return found | {"sentences": encoders.save_sentence_transformer(folder / "sentences")}
+
+
+@pytest.fixture(scope="module", params=["onnx", "python"])
+def served(new_stack, checkpoints, request) -> TestStack:
+    """Every task in one format, assembled by the one command and loaded."""
+    stack = new_stack()
+    for name, folder in checkpoints.items():
+        done = stack.make("models", SYSTEMS=name, SOURCE=folder, FORMAT=request.param)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = stack.make("up", SYSTEMS=" ".join(checkpoints))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return stack
+
+
+def ask(stack: TestStack, system: str, **columns: list[str]) -> dict[str, np.ndarray]:
+    inputs = [
+        {"name": name, "shape": [len(texts), 1], "datatype": "BYTES", "data": texts} for name, texts in columns.items()
+    ]
+    answer = stack.triton.infer(system, {"inputs": inputs})
+    return {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in answer["outputs"]}
+
+
+def pipeline(task: str, folder: Path, **settings):
+    return transformers.pipeline(task, model=str(folder), device="cpu", **settings)
+
+
+@pytest.mark.parametrize("system", ["mood", "topics"])
+def test_text_classification(served, checkpoints, system):
+    answer = ask(served, system, input_text=TEXTS)
+    activation = "sigmoid" if system == "topics" else "softmax"
+    expected = pipeline("text-classification", checkpoints[system], top_k=None, function_to_apply=activation)(
+        TEXTS, truncation=True
+    )
+    for row, best in enumerate(expected):
+        scores = {each["label"]: each["score"] for each in best}
+        np.testing.assert_allclose(answer["scores"][row], [scores[name] for name in encoders.MOODS], atol=1e-4)
+        assert answer["label"][row, 0] == best[0]["label"]
+        assert answer["score"][row, 0] == pytest.approx(best[0]["score"], abs=1e-4)
+    assert len(set(answer["label"].ravel())) > 1
+
+
+def test_token_classification(served, checkpoints):
+    answer = ask(served, "entities", input_text=TEXTS)
+    classify = pipeline("token-classification", checkpoints["entities"], aggregation_strategy="simple")
+    classify.tokenizer.model_max_length = encoders.POSITIONS
+    found = 0
+    for row, text in enumerate(TEXTS):
+        expected = classify(text)
+        columns = (answer[name][row] for name in ("label", "start", "end", "score"))
+        entities = [each for each in zip(*columns, strict=True) if each[0]]
+        assert [each[:3] for each in entities] == [(e["entity_group"], e["start"], e["end"]) for e in expected]
+        np.testing.assert_allclose([each[3] for each in entities], [e["score"] for e in expected], atol=1e-4)
+        found += len(entities)
+    assert found > len(TEXTS)
+
+
+def test_feature_extraction(served, checkpoints):
+    extract = pipeline("feature-extraction", checkpoints["features"])
+    for text in TEXTS[:6]:
+        answer = ask(served, "features", input_text=[text])
+        expected = extract(text, truncation=True)
+        np.testing.assert_allclose(answer["last_hidden_state"], expected, atol=1e-4)
+
+
+def test_sentence_similarity(served, checkpoints):
+    from sentence_transformers import SentenceTransformer
+
+    answer = ask(served, "sentences", input_text=TEXTS)
+    expected = SentenceTransformer(str(checkpoints["sentences"]), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(answer["sentence_embedding"], expected, atol=1e-4)
+
+
+def test_fill_mask(served, checkpoints):
+    texts = [f"{text[:20]} [MASK] rain" for text in TEXTS]
+    answer = ask(served, "blanks", input_text=texts)
+    for row, expected in enumerate(pipeline("fill-mask", checkpoints["blanks"])(texts)):
+        assert answer["token"][row].tolist() == [each["token_str"] for each in expected]
+        np.testing.assert_allclose(answer["score"][row], [each["score"] for each in expected], atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["no mask", "[MASK] and [MASK]", "word " * 100 + "[MASK]"])
+def test_what_is_to_be_filled_in_must_be_there_once(served, text):
+    with pytest.raises(TritonError, match=r"each text must have \[MASK\] exactly once") as error:
+        ask(served, "blanks", input_text=[text])
+    assert error.value.status == 400
+
+
+def test_question_answering(served, checkpoints):
+    questions, contexts = ["Which one?"] * len(TEXTS), [text[:60] for text in TEXTS]
+    answer = ask(served, "questions", question=questions, context=contexts)
+    find = pipeline("question-answering", checkpoints["questions"])
+    for row, context in enumerate(contexts):
+        expected = find(question=questions[row], context=context, align_to_words=False, doc_stride=8)
+        where = answer["start"][row, 0], answer["end"][row, 0]
+        assert (answer["answer"][row, 0], *where) == (expected["answer"], expected["start"], expected["end"])
+        assert answer["score"][row, 0] == pytest.approx(expected["score"], abs=1e-4)
+
+
+def test_a_question_without_room_for_its_context_is_the_asker_s_fault(served):
+    with pytest.raises(TritonError, match="input 'question' leaves no room for 'context'") as error:
+        ask(served, "questions", question=["why " * 100], context=["because"])
+    assert error.value.status == 400
+
+
+def test_as_many_questions_as_contexts(served):
+    with pytest.raises(TritonError):
+        ask(served, "questions", question=["a", "b"], context=["c"])
+
+
+def test_together_as_alone(served):
+    """Requests of many lengths at once: batched, and each with its own answer."""
+    alone = [ask(served, "mood", input_text=[text])["scores"] for text in TEXTS]
+    before = served.triton.statistics()["mood_encoder"]
+    with ThreadPoolExecutor(24) as pool:
+        together = list(pool.map(lambda text: ask(served, "mood", input_text=[text])["scores"], TEXTS * 4))
+    after = served.triton.statistics()["mood_encoder"]
+    for i, scores in enumerate(together):
+        np.testing.assert_allclose(scores, alone[i % len(TEXTS)], atol=1e-5)
+    count, batches = (after[key] - before[key] for key in ("inference_count", "execution_count"))
+    assert count == 4 * len(TEXTS)
+    assert batches < count
+
+
+def test_int8_is_another_model_under_the_same_interface(new_stack, checkpoints):
+    stack = new_stack()
+    done = stack.make("models", SYSTEMS="mood", SOURCE=checkpoints["mood"], FORMAT="onnx-int8")
+    assert done.returncode == 0, done.stderr
+    assert "int8: " in done.stdout
+    assert "times as fast" in done.stdout
+    done = stack.make("up", SYSTEMS="mood")
+    assert done.returncode == 0, done.stderr
+    answer = ask(stack, "mood", input_text=TEXTS)
+    assert answer["scores"].shape == (len(TEXTS), len(encoders.MOODS))
+    # Asked for in another format, it is made again; not asked, it stays.
+    assert "in place" in stack.make("models", SYSTEMS="mood").stdout
+    assert "assembled" in stack.make("models", SYSTEMS="mood", SOURCE=checkpoints["mood"], FORMAT="onnx").stdout
