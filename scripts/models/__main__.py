@@ -1,4 +1,4 @@
-"""python -m scripts.models: assemble what SYSTEMS names, unless it is in place."""
+"""python -m scripts.models: assemble what SYSTEMS names, unless it is in place; with LIST=1, list what there is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from scripts.settings import Settings
 
 
 def main() -> None:
-    assemble_all(Settings.load())
+    settings = Settings.load()
+    if settings.choice("LIST", ("0", "1")) == "1":
+        from scripts.models.listing import print_list
+
+        print_list(settings)
+    else:
+        assemble_all(settings)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from scripts.cli import err, out
 from scripts.files import exclusive, write_atomically
 from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, Order, Recipe, System, named
+from scripts.models.hub import DOWNLOADS
 from scripts.models.source import Folder, Hub, Source, identity, of_identity, opened
 from scripts.models.tasks import task_of
 from scripts.settings import ROOT, Settings, UserError
@@ -193,6 +194,7 @@ def copy_config(made: Path, repository: Path) -> None:
 def remove_all(settings: Settings) -> None:
     """The files that were assembled, by their records; a user's own models beside them stay."""
     repository = settings.path("MODEL_REPOSITORY")
+    shutil.rmtree(repository / DOWNLOADS, ignore_errors=True)
     for record in records(repository):
         for file in (*record["files"], f"{record['system']}/1/assembled.json"):
             (repository / file).unlink(missing_ok=True)

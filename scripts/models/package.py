@@ -1,0 +1,125 @@
+"""python -m scripts.models.package: the models of SYSTEMS as the zip that a cloud's model catalogue takes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from zipfile import ZIP_STORED, ZipFile, ZipInfo, is_zipfile
+
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from scripts.cli import err, out, run
+from scripts.files import exclusive
+from scripts.models.catalogue import named
+from scripts.models.repository import records
+from scripts.models.served import models_of
+from scripts.settings import Settings, UserError
+
+TOP = "model_repository"
+LEFT_OUT = ("assembled.json", "__pycache__")
+# The earliest that zip knows: the same models make the same bytes, whenever they were assembled.
+TIME = (1980, 1, 1, 0, 0, 0)
+
+# A path in the zip, and what it is on the disk.
+Entry = tuple[str, Path]
+
+
+def main() -> None:
+    package(Settings.load())
+
+
+def package(settings: Settings) -> None:
+    repository, target = settings.path("MODEL_REPOSITORY"), settings.path("PACKAGE")
+    names = settings.words("SYSTEMS")
+    models = sorted({model for name in names for model in assembled(name, repository)})
+    with exclusive(repository, "`make models` is at work here"):
+        entries = [entry for model in models for entry in entries_of(model, repository / model)]
+        if is_packed(target, entries):
+            out.print(f"{target}: packed already, {decimal(target.stat().st_size)}")
+            return
+        pack(target, entries)
+    out.print(f"{target}: {', '.join(models)}, {decimal(target.stat().st_size)}")
+
+
+def assembled(name: str, repository: Path) -> list[str]:
+    """Triton's models that make up a system, all of them there."""
+    record = next((record for record in records(repository) if name in (record["system"], *record["also"])), None)
+    if record:
+        whole = all((repository / file).exists() for file in record["files"])
+    else:
+        whole = not named(name) and (repository / name / "config.pbtxt").exists()
+    if not whole:
+        raise UserError(f"{name} is not assembled in {repository}: make models SYSTEMS={name}")
+    return models_of(name, repository)
+
+
+def entries_of(name: str, path: Path) -> Iterator[Entry]:
+    """Links are followed. A folder is an entry too: an ensemble's version has nothing in it and is asked for."""
+    if path.is_dir():
+        yield f"{TOP}/{name}/", path
+        for each in sorted(path.iterdir()):
+            if not each.name.startswith(".") and each.name not in LEFT_OUT:
+                yield from entries_of(f"{name}/{each.name}", each)
+    elif path.is_file():
+        yield f"{TOP}/{name}", path
+    else:
+        raise UserError(f"{path}: there is no such file, or it is a link that leads nowhere")
+
+
+def is_packed(target: Path, entries: list[Entry]) -> bool:
+    """As they are now. A file that was moved into place may be older than its place, but its inode is not."""
+    if not is_zipfile(target):
+        return False
+    packed = target.stat().st_mtime
+    if any(path.stat().st_ctime >= packed for _, path in entries if path.is_file()):
+        return False
+    with ZipFile(target) as before:
+        return before.namelist() == [name for name, _ in entries]
+
+
+def pack(target: Path, entries: list[Entry]) -> None:
+    size = sum(path.stat().st_size for _, path in entries if path.is_file())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(target.parent).free
+    if size > free:
+        raise UserError(
+            f"the package takes {decimal(size)}, and the disk of {target.parent} has {decimal(free)} free: "
+            "make room there, or say PACKAGE=file on another disk"
+        )
+    unfinished = target.with_name(target.name + ".tmp")
+    columns = (TextColumn("packing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    try:
+        # Stored: weights do not get smaller.
+        with (
+            ZipFile(unfinished, "w", ZIP_STORED) as archive,
+            Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar,
+        ):
+            task = bar.add_task("", total=size)
+            for name, path in entries:
+                add(archive, name, path, lambda written: bar.advance(task, written))
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def add(archive: ZipFile, name: str, path: Path, advance: Callable[[int], None]) -> None:
+    entry = ZipInfo(name, TIME)
+    entry.create_system = 3  # Unix, whose permissions follow
+    if path.is_dir():
+        entry.external_attr = (stat.S_IFDIR | 0o755) << 16
+        archive.writestr(entry, b"")
+        return
+    entry.external_attr = (stat.S_IFREG | 0o644) << 16
+    entry.file_size = os.path.getsize(path)  # so that it knows to be ZIP64
+    with path.open("rb") as content, archive.open(entry, "w") as packed:
+        while chunk := content.read(1 << 20):
+            packed.write(chunk)
+            advance(len(chunk))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,147 @@
+"""A stand-in for the Hugging Face Hub, which no test can reach: as much of its API as a download of a model takes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import unquote, urlsplit
+
+LFS = (".safetensors", ".bin", ".onnx")
+TOKEN = "hf_a_token_of_the_tests"
+CHUNK = 1 << 16
+
+
+@dataclass
+class Published:
+    """A model on the stand-in: one commit of one folder, and what else it is called by."""
+
+    folder: Path
+    commit: str = "c0ffee" * 6 + "c0ff"
+    refs: tuple[str, ...] = ("main",)
+    gated: bool = False
+    private: bool = False
+
+    def files(self) -> dict[str, Path]:
+        return {str(path.relative_to(self.folder)): path for path in sorted(self.folder.rglob("*")) if path.is_file()}
+
+
+@dataclass
+class HubStandIn:
+    models: dict[str, Published]
+    bytes_per_second: float = float("inf")
+    # Every file's GET, in order: its name and the first byte asked for.
+    served: list[tuple[str, int]] = field(default_factory=list)
+    requests: int = 0
+    url: str = ""
+
+
+class Refused(Exception):
+    def __init__(self, status: int, code: str = "", message: str = ""):
+        self.status, self.headers = status, {"X-Error-Code": code, "X-Error-Message": message}
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def hub(self) -> HubStandIn:
+        return self.server.hub
+
+    def do_GET(self) -> None:
+        self.hub.requests += 1
+        path = unquote(urlsplit(self.path).path).strip("/")
+        try:
+            if path.startswith("api/models/"):
+                name, _, revision = path.removeprefix("api/models/").partition("/revision/")
+                self.answer_info(name, self.model(name, revision or "main"))
+            else:
+                name, _, rest = path.partition("/resolve/")
+                revision, _, file = rest.partition("/")
+                self.answer_file(self.model(name, revision), file)
+        except Refused as refused:
+            self.answer(refused.status, refused.headers)
+        except (BrokenPipeError, ConnectionResetError):  # whoever asked was killed
+            self.close_connection = True
+
+    do_HEAD = do_GET
+
+    def model(self, name: str, revision: str) -> Published:
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token not in ("", TOKEN):
+            raise Refused(401, message="Invalid credentials in Authorization header")
+        model = self.hub.models.get(name)
+        if model is None or (model.private and not token):
+            raise Refused(404 if token else 401, "RepoNotFound")
+        if revision not in (model.commit, *model.refs):
+            raise Refused(404, "RevisionNotFound")
+        return model
+
+    def answer_info(self, name: str, model: Published) -> None:
+        files = [described(file, path) for file, path in model.files().items()]
+        self.answer(200, body=json.dumps({"id": name, "sha": model.commit, "siblings": files}).encode())
+
+    def answer_file(self, model: Published, name: str) -> None:
+        if model.gated and not self.headers.get("Authorization"):
+            raise Refused(401, "GatedRepo")
+        if name not in model.files():
+            raise Refused(404, "EntryNotFound")
+        content = model.files()[name].read_bytes()
+        first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        headers = {"ETag": f'"{etag(name, content)}"', "X-Repo-Commit": model.commit, "Accept-Ranges": "bytes"}
+        if name.endswith(LFS):
+            headers |= {"X-Linked-Size": str(len(content)), "X-Linked-Etag": headers["ETag"]}
+        if first:
+            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        if self.command == "GET":
+            self.hub.served.append((name, first))
+        self.answer(206 if first else 200, headers, content[first:])
+
+    def answer(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
+            if value:
+                self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        for start in range(0, len(body), CHUNK):
+            self.wfile.write(body[start : start + CHUNK])
+            time.sleep(CHUNK / self.hub.bytes_per_second)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def described(name: str, path: Path) -> dict:
+    content = path.read_bytes()
+    entry = {"rfilename": name, "size": len(content), "blobId": etag("", content)}
+    if name.endswith(LFS):
+        entry["lfs"] = {"sha256": etag(name, content), "size": len(content), "pointerSize": 135}
+    return entry
+
+
+def etag(name: str, content: bytes) -> str:
+    """As git has it, and the content's SHA-256 for what is in Git LFS."""
+    if name.endswith(LFS):
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@contextlib.contextmanager
+def hub_stand_in(models: dict[str, Published]) -> Iterator[HubStandIn]:
+    hub = HubStandIn(models)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads, server.hub = True, hub
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield hub
+        finally:
+            server.shutdown()
