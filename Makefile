@@ -44,8 +44,14 @@ logs: ## Show the logs (and follow them, on a terminal)
 smoke: $(installed) ## Send the running models their example requests and check the answers
 	@$(python) -m scripts.smoke
 
-models: $(installed) ## Assemble the model repository: SYSTEMS="embedding"
+models: $(installed) ## Assemble the model repository: SYSTEMS="embedding", or HF_MODEL, SOURCE; LIST=1 lists what there is
 	@$(python) -m scripts.make models
+
+generate: $(installed) ## Have the running model continue PROMPT="..."
+	@$(python) -m scripts.generate
+
+package: models ## The models of SYSTEMS as one zip, for a cloud's model catalogue
+	@$(python) -m scripts.models.package
 
 build: $(installed) ## Build the images of PROFILE (`make up` does it too, and says less)
 	@$(python) -m scripts.make build
@@ -106,4 +112,4 @@ clean: ## Stop everything; remove what make made, but not .env and the reports
 help: ## This list
 	@awk -f scripts/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up down status logs smoke models build build-cpu build-cuda build-neuron loadtest locust dashboards bench test lint test-unit test-stack test-docker dashboards-json lock clean help
+.PHONY: up down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test lint test-unit test-stack test-docker dashboards-json lock clean help

@@ -7,6 +7,7 @@ import json
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 from scripts.web import answers, opener
@@ -71,12 +72,17 @@ class Triton:
     def infer(self, model: str, request: dict, version: str = "") -> dict:
         return self._call(f"/v2/models/{model}{'/versions/' + version if version else ''}/infer", request)
 
-    def _call(self, path: str, body: Any = None, timeout: float = 30) -> Any:
+    def stream(self, model: str, fields: dict) -> list[dict]:
+        """What a model that answers piece by piece says, all of it."""
+        events = self._call(f"/v2/models/{model}/generate_stream", fields, read=bytes.decode)
+        return [json.loads(line.removeprefix("data: ")) for line in events.splitlines() if line.startswith("data: ")]
+
+    def _call(self, path: str, body: Any = None, timeout: float = 30, read: Callable[[bytes], Any] = json.loads) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers={ADMIN_HEADER: self.admin_key})
         try:
             with opener.open(request, timeout=timeout) as response:
-                return json.loads(response.read() or "null")
+                return read(response.read() or b"null")
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
             try:

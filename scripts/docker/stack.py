@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,13 +19,16 @@ from dotenv import dotenv_values
 from scripts.cli import err, out
 from scripts.docker import preflight
 from scripts.files import exclusive
-from scripts.models.repository import missing, remove_all
+from scripts.models.repository import CONFIGS, missing, remove_all
+from scripts.models.served import config_of, models_of
 from scripts.ports import check_free
 from scripts.settings import DOTENV, ROOT, UserError
 from scripts.stack import PORTS, Process, Stack
 
 PROFILES = ("cpu", "cuda", "neuron")
 SOURCES = ("pypi", "pypi-transformers", "ngc")
+# The backends that run on torch and transformers.
+NEED_TRANSFORMERS = re.compile(r'^\s*backend\s*:\s*"(image_processor|transformers)"', re.MULTILINE)
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 LOCKS = ("models.lock", "loadtest.lock")
 # Brought back so often without staying up: it will not.
@@ -54,7 +58,6 @@ class DockerStack(Stack):
     @cached_property
     def environment(self) -> dict[str, str]:
         """What compose.yaml is filled in with."""
-        self.settings.choice("TRITON_SOURCE", SOURCES)
         # A rootless engine's root is whoever started it.
         rootless = any("rootless" in option for option in self.engine.get("SecurityOptions") or [])
         user = "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
@@ -65,6 +68,8 @@ class DockerStack(Stack):
             **{name: os.environ.get(name) or os.environ.get(name.upper(), "") for name in PROXIES},
             **self.settings,
             **places,
+            "SOURCE": str(self.settings.path("SOURCE").resolve()) if self.settings["SOURCE"] else "",
+            "TRITON_SOURCE": self.triton_source,
             **{name: self.build_secret(name) for name in ("BUILD_PIP_CONF", "BUILD_CA")},
             "BIND_ADDRESS": str(self.settings.bind_address()),
             "CHECKOUT": str(ROOT),
@@ -91,7 +96,16 @@ class DockerStack(Stack):
 
     @property
     def image_tag(self) -> str:
-        return f"cpu-{self.settings['TRITON_SOURCE']}" if self.profile == "cpu" else self.profile
+        return f"cpu-{self.triton_source}" if self.profile == "cpu" else self.profile
+
+    @property
+    def triton_source(self) -> str:
+        if self.settings["TRITON_SOURCE"]:
+            return self.settings.choice("TRITON_SOURCE", SOURCES)
+        repository = self.settings.path("MODEL_REPOSITORY")
+        models = {model for name in self.settings.words("SYSTEMS") for model in models_of(name, repository)}
+        configs = filter(None, (config_of(model, repository, CONFIGS) for model in models))
+        return "pypi-transformers" if any(NEED_TRANSFORMERS.search(path.read_text()) for path in configs) else "pypi"
 
     def command(self, *arguments: str, profile: str | None = None) -> list[str]:
         return ["docker", "compose", "--project-directory", str(ROOT), "--profile", profile or self.profile, *arguments]
@@ -169,11 +183,13 @@ class DockerStack(Stack):
         repository = self.settings.path("MODEL_REPOSITORY").resolve()
         self.state.mkdir(parents=True, exist_ok=True)
         with exclusive(self.state / LOCKS[0], "another `make models` is at work here"):
-            if not missing(self.settings, quietly=True):
+            if self.settings["LIST"] != "1" and not missing(self.settings, quietly=True):
                 missing(self.settings)
                 return
             preflight.check_compose()
             preflight.warn_of_torch_index(self.settings["TORCH_INDEX"], "triton-transformers-exporter")
+            if self.settings["SOURCE"] and not self.settings.path("SOURCE").is_dir():
+                raise UserError(f"SOURCE={self.settings['SOURCE']}: there is no such folder")
             repository.mkdir(parents=True, exist_ok=True)
             self.build_quietly("exporter")
             self.run_service("exporter", "another `make models` is at work here")

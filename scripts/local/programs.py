@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.cli import err
 from scripts.settings import ROOT, UserError
 
 BACKENDS = ROOT / "images/triton/backends"
@@ -60,6 +62,30 @@ def library_path(state: Path) -> str:
     if unpacked is None:
         raise UserError(f"{soname} is not on this machine, and Triton's Python backend needs it: install {name}")
     return str(next(unpacked.rglob(soname)).parent)
+
+
+def transformers(wanted: str, state: Path) -> str:
+    """PYTHONPATH of another transformers than the locked one: a release or a git URL, with what it brings along."""
+    if wanted == "transformers":
+        return ""
+    target = state / "transformers" / hashlib.sha256(wanted.encode()).hexdigest()[:12]
+    if target.exists():
+        return str(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".installing-") as folder:
+        constraints = Path(folder) / "constraints.txt"
+        locked = (ROOT / "requirements.lock").read_text().splitlines()
+        # It says which of these it wants; the rest are the server's.
+        free = re.compile(r"(transformers|tokenizers|huggingface[-_]hub)=", re.IGNORECASE)
+        constraints.write_text("\n".join(line for line in locked if not free.match(line)))
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip += ["--target", f"{folder}/packages", "--constraint", str(constraints), wanted]
+        with err.status(f"TRANSFORMERS: installing {wanted}"):
+            done = subprocess.run(pip, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"TRANSFORMERS={wanted}: pip could not install it:\n{done.stderr.strip()[-1000:]}")
+        (Path(folder) / "packages").rename(target)
+    return str(target)
 
 
 def prometheus_flags(binary: Path, state: Path) -> str:

@@ -19,7 +19,7 @@ from scripts.cli import err, out
 from scripts.files import comparison_lock, exclusive, write_atomically
 from scripts.local import programs
 from scripts.local.supervisor import Supervisor
-from scripts.models.repository import assemble_all, remove_all
+from scripts.models.repository import remove_all
 from scripts.ports import check_free
 from scripts.settings import ROOT, Settings, UserError
 from scripts.stack import PORTS, Process, Stack
@@ -29,6 +29,7 @@ SERVER_SETTINGS = (
     "SYSTEMS",
     "PROFILE",
     "MODEL_REPOSITORY",
+    "TRANSFORMERS",
     "BIND_ADDRESS",
     "TRITON_HTTP_PORT",
     "TRITON_GRPC_PORT",
@@ -132,6 +133,7 @@ class LocalStack(Stack):
             "GRAFANA_FILES": str(MONITORING / "grafana"),
             "GF_SECURITY_ADMIN_PASSWORD": self.settings["GRAFANA_ADMIN_PASSWORD"],
             "PATH": programs.path_with_this_python(),
+            "PYTHONPATH": programs.transformers(self.settings["TRANSFORMERS"], self.state),
         }
         if libraries := programs.library_path(self.state):
             environment["LD_LIBRARY_PATH"] = libraries
@@ -182,7 +184,7 @@ class LocalStack(Stack):
     def clean(self) -> None:
         self.down()
         remove_all(self.settings)
-        for made in ("bench", "debian", "grafana", "log", "prometheus", "run", "triton"):
+        for made in ("bench", "debian", "grafana", "log", "prometheus", "run", "transformers", "triton"):
             shutil.rmtree(self.state / made, ignore_errors=True)
         with contextlib.suppress(OSError):  # somebody else's files are in it, or it is not there
             self.state.rmdir()
@@ -193,7 +195,7 @@ class LocalStack(Stack):
         raise UserError("there are no images to build without Docker: say RUNTIME=docker")
 
     def models(self) -> None:
-        assemble_all(self.settings)
+        self.become("scripts.models", PYTHONPATH=programs.transformers(self.settings["TRANSFORMERS"], self.state))
 
     def loadtest(self) -> None:
         self.become("loadtest")
@@ -204,9 +206,9 @@ class LocalStack(Stack):
     def dashboards(self) -> None:
         self.become("scripts.dashboards.page")
 
-    def become(self, module: str) -> None:
+    def become(self, module: str, **environment: str) -> None:
         os.chdir(ROOT)
-        os.execv(sys.executable, [sys.executable, "-m", module])
+        os.execve(sys.executable, [sys.executable, "-m", module], os.environ | environment)
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,8 @@ class Supervisor:
         for old in (self.state / "log").glob("*.log*"):
             old.unlink()
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", CONF]
-        variables = {**os.environ, **environment, "STATE": str(self.state), "ROOT": str(ROOT)}
+        own = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}  # it is for `make models`
+        variables = {**own, **environment, "STATE": str(self.state), "ROOT": str(ROOT)}
         done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
         if done.returncode:
             raise UserError(f"supervisord did not start: {(done.stderr or done.stdout).strip()}")

@@ -31,7 +31,7 @@ def activate(logits: np.ndarray, activation: str) -> np.ndarray:
     logits = logits.astype(np.float32)
     if activation == "softmax":
         return softmax(logits)
-    return 1 / (1 + np.exp(-logits)) if activation == "sigmoid" else logits
+    return (1 + np.tanh(logits / 2)) / 2 if activation == "sigmoid" else logits
 
 
 def classify(logits: np.ndarray, labels: list[str], activation: str = "softmax") -> dict[str, np.ndarray]:

@@ -1,0 +1,82 @@
+"""make generate: PROMPT, and how a served language model goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scripts.cli import err, run
+from scripts.settings import Settings, UserError
+from scripts.triton import Triton, TritonError
+
+USUAL = "gpt2_ensemble"
+
+
+def main() -> None:
+    settings = Settings.load()
+    if not settings["PROMPT"]:
+        raise UserError('nothing to continue: make generate PROMPT="My dog is cute, but"')
+    tokens = settings.integer("TOKENS", least=1)
+    triton = Triton(settings.url("TRITON_HTTP_PORT"))
+    if not triton.live():
+        raise UserError(f'no server at {triton.url}: make up SYSTEMS="{USUAL}"')
+    model, inputs = chosen(triton, settings["SYSTEM"])
+    err.print(f"[dim]{model}[/]")
+    show(settings["PROMPT"], pieces(triton, model, inputs, settings["PROMPT"], tokens))
+
+
+def show(prompt: str, continuation: Iterator[str]) -> None:
+    """As it comes. The line ends however that ends, so that what is said of an interrupt has one of its own."""
+    try:
+        print(prompt, end="", flush=True)
+        for piece in continuation:
+            print(piece, end="", flush=True)
+    finally:
+        print()
+
+
+def chosen(triton: Triton, system: str) -> tuple[str, set[str]]:
+    """The model that is asked, and its inputs: SYSTEM where that continues texts, else the usual one."""
+    for model in (system, USUAL):
+        inputs = served_inputs(triton, model)
+        if inputs & {"TEXT", "prompt"}:
+            return model, inputs
+    raise UserError(f'{USUAL} is not loaded: make up SYSTEMS="{USUAL}", or say another with SYSTEM=')
+
+
+def served_inputs(triton: Triton, model: str) -> set[str]:
+    try:
+        return {tensor["name"] for tensor in triton.config(model)["input"]}
+    except TritonError as error:
+        if error.status is None:  # it did not answer at all
+            raise
+        return set()
+
+
+def pieces(triton: Triton, model: str, inputs: set[str], prompt: str, tokens: int) -> Iterator[str]:
+    if "prompt" in inputs:
+        yield ask(triton, model, "prompt", prompt, tokens).removeprefix(prompt)
+    elif "max_new_tokens" in inputs:
+        yield ask(triton, model, "TEXT", prompt, tokens)
+    else:
+        yield from one_by_one(triton, model, prompt, tokens)
+
+
+def one_by_one(triton: Triton, model: str, text: str, tokens: int) -> Iterator[str]:
+    """A token a call, each with all the text before it, until the model ends the text: with a token of no text."""
+    for _ in range(tokens):
+        piece = ask(triton, model, "TEXT", text)
+        if not piece:
+            return
+        text += piece
+        yield piece
+
+
+def ask(triton: Triton, model: str, name: str, text: str, tokens: int | None = None) -> str:
+    inputs = [{"name": name, "shape": [1], "datatype": "BYTES", "data": [text]}]
+    if tokens is not None:
+        inputs.append({"name": "max_new_tokens", "shape": [1], "datatype": "INT32", "data": [tokens]})
+    return triton.infer(model, {"inputs": inputs})["outputs"][0]["data"][0]
+
+
+if __name__ == "__main__":
+    run(main)
