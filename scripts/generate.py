@@ -9,6 +9,7 @@ from scripts.settings import Settings, UserError
 from scripts.triton import Triton, TritonError
 
 USUAL = "gpt2_ensemble"
+TIMEOUT_S = 600  # a large model on a CPU
 
 
 def main() -> None:
@@ -75,7 +76,7 @@ def ask(triton: Triton, model: str, name: str, text: str, tokens: int | None = N
     inputs = [{"name": name, "shape": [1], "datatype": "BYTES", "data": [text]}]
     if tokens is not None:
         inputs.append({"name": "max_new_tokens", "shape": [1], "datatype": "INT32", "data": [tokens]})
-    return triton.infer(model, {"inputs": inputs})["outputs"][0]["data"][0]
+    return triton.infer(model, {"inputs": inputs}, TIMEOUT_S)["outputs"][0]["data"][0]
 
 
 if __name__ == "__main__":
