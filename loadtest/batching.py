@@ -171,8 +171,13 @@ def _journal(triton: Triton, folder: Path) -> Path:
 
 
 def _same(current: dict, posted: dict) -> bool:
-    """As posted, but for what Triton fills in by itself."""
+    """As posted, but for what Triton fills in by itself, and revive.py's count."""
+    current, posted = _uncounted(current), _uncounted(posted)
     ours = {key: value for key, value in posted.items() if key != "dynamic_batching"}
     return all(current.get(key) == value for key, value in ours.items()) and (
         ("dynamic_batching" in current) == ("dynamic_batching" in posted)
     )
+
+
+def _uncounted(config: dict) -> dict:
+    return config | {"parameters": {k: v for k, v in config.get("parameters", {}).items() if k != "revived"}}

@@ -22,6 +22,8 @@ from pathlib import Path
 POLL_S = 1.0
 # A model that dies again and again is reloaded ever more rarely, up to this pause.
 LONGEST_PAUSE_S = 60.0
+# The parameter of its configuration that counts a model's reloads.
+REVIVED = "revived"
 # Lived this long since its last reload: the next death counts as the first again.
 FORGIVEN_AFTER_S = 300.0
 
@@ -95,6 +97,9 @@ class Triton:
 
     def reload(self, model: str) -> None:
         config = self.call(f"/v2/models/{model}/config")
+        # Triton reloads nothing where nothing changed since the last load, such as the reload after the last death.
+        count = config.setdefault("parameters", {}).setdefault(REVIVED, {"string_value": "0"})
+        count["string_value"] = str(int(count["string_value"]) + 1)
         self.call(f"/v2/repository/models/{model}/load", {"parameters": {"config": json.dumps(config)}})
 
 

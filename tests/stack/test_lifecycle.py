@@ -168,11 +168,12 @@ def test_a_wrong_setting_is_one_sentence(stack, settings, message):
 
 @pytest.mark.parametrize("model", ["encoder", "tokenizer"])
 def test_a_dead_python_process_is_replaced(stack, model):
-    stack.stub(model).send_signal(signal.SIGKILL)
-    stack.wait(lambda: f"revive: model '{model}' is back" in stack.log, f"{model} reloaded", 40)
-    assert answers(stack)
+    for death in (1, 2):  # a second one, for Triton takes a load that changes nothing for done
+        stack.stub(model).send_signal(signal.SIGKILL)
+        stack.wait(lambda n=death: stack.log.count(f"revive: model '{model}' is back") == n, f"{model} reloaded", 40)
+        assert answers(stack)
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith(model)]
-    assert line.split()[-1] == "1"
+    assert line.split()[-1] == "2"
 
 
 def test_a_dead_process_keeps_the_configuration_in_force(stack):
@@ -291,7 +292,7 @@ def test_models_twice_at_once_and_killed_leaves_the_old_ones(new_stack, tmp_path
 def test_an_unknown_system_is_one_sentence(stack):
     done = stack.make("models", SYSTEMS="embedding nonsense")
     assert done.returncode != 0
-    assert done.stderr.startswith("error: no system 'nonsense'; there are embedding\n")
+    assert done.stderr.startswith("error: no system 'nonsense'; there are embedding, ")
 
 
 def test_a_full_disk_leaves_the_old_repository(stack, tmp_path):
