@@ -69,8 +69,8 @@ class Triton:
     def statistics(self) -> dict[str, dict]:
         return {entry["name"]: entry for entry in self._call("/v2/models/stats")["model_stats"]}
 
-    def infer(self, model: str, request: dict, version: str = "") -> dict:
-        return self._call(f"/v2/models/{model}{'/versions/' + version if version else ''}/infer", request)
+    def infer(self, model: str, request: dict, timeout: float = 30) -> dict:
+        return self._call(f"/v2/models/{model}/infer", request, timeout)
 
     def stream(self, model: str, fields: dict) -> list[dict]:
         """What a model that answers piece by piece says, all of it."""

@@ -19,7 +19,7 @@ from dotenv import dotenv_values
 from scripts.cli import err, out
 from scripts.docker import preflight
 from scripts.files import exclusive
-from scripts.models.repository import CONFIGS, missing, remove_all
+from scripts.models.repository import CONFIGS, all_in_place, remove_all
 from scripts.models.served import config_of, models_of
 from scripts.ports import check_free
 from scripts.settings import DOTENV, ROOT, UserError
@@ -183,8 +183,7 @@ class DockerStack(Stack):
         repository = self.settings.path("MODEL_REPOSITORY").resolve()
         self.state.mkdir(parents=True, exist_ok=True)
         with exclusive(self.state / LOCKS[0], "another `make models` is at work here"):
-            if self.settings["LIST"] != "1" and not missing(self.settings, quietly=True):
-                missing(self.settings)
+            if self.settings["LIST"] != "1" and all_in_place(self.settings):
                 return
             preflight.check_compose()
             preflight.warn_of_torch_index(self.settings["TORCH_INDEX"], "triton-transformers-exporter")

@@ -27,17 +27,21 @@ CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT")
 
 def assemble_all(settings: Settings) -> None:
     repository = settings.path("MODEL_REPOSITORY")
-    systems = missing(settings)
-    if not systems:
+    if all_in_place(settings):
         return
     try:
         repository.mkdir(parents=True, exist_ok=True)
         with exclusive(repository, "another `make models` is at work here"):
             sweep(repository)
-            for system in missing(settings, quietly=True):
+            for system in missing(settings):
                 assemble(system, settings, repository)
     except OSError as error:
         raise UserError(f"{repository} could not be written, what was there stays: {error}") from None
+
+
+def all_in_place(settings: Settings) -> bool:
+    """Said only if it is so: else it is said under the lock, by when another run may have done it."""
+    return not missing(settings, quietly=True) and not missing(settings)
 
 
 def missing(settings: Settings, quietly: bool = False) -> list[System]:
@@ -106,10 +110,28 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
             trust_remote_code=settings["TRUST_REMOTE_CODE"] == "1",
         )
         with err.status(f"{system.name}: assembling {weights.name}"):
-            facts = recipe.assemble(order)
+            facts = made(recipe, order, weights.name)
         said = facts.pop("said", "")
         put_in_place(system, order, recipe, repository, {"source": weights.name, "identity": weights.identity} | facts)
     out.print(f"{system.name}: {weights.name} assembled in {time.monotonic() - start:.0f} s{said and '; '}{said}")
+
+
+def made(recipe: Recipe, order: Order, name: str) -> dict:
+    if not any(order.weights.rglob("*.safetensors")):
+        raise UserError(
+            f"{name} has no *.safetensors, and other formats can run code when they are read. To convert a model that "
+            "you trust: load it with from_pretrained(folder), and save_pretrained(another)"
+        )
+    try:
+        return recipe.assemble(order)
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno:  # the disk's; transformers' have no number
+            raise
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        hint = " (TRANSFORMERS= takes another release)" if "Transformers does not recognize" in said else ""
+        raise UserError(f"{name} cannot be served as {order.task}, FORMAT={order.format}{hint}: {said}") from error
 
 
 # --- what is there ----------------------------------------------------------------------------------------------------

@@ -121,14 +121,25 @@ class TextModel:
     def version(self, name: str) -> Path:
         return self.part(name) / "1"
 
-    def torch_model(self):
-        return getattr(transformers, self.task.model_class).from_pretrained(
+    @cached_property
+    def original(self):
+        """In PyTorch, with all that its task needs: what the weights lack would be drawn at random."""
+        kind = getattr(transformers, self.task.model_class)
+        model, found = kind.from_pretrained(
             self.order.weights,
             trust_remote_code=self.order.trust_remote_code,
             local_files_only=True,
             use_safetensors=True,
             dtype=torch.float32,
+            output_loading_info=True,
         )
+        if missing := sorted(key for key in found["missing_keys"] if "pooler" not in key or self.classifies):
+            raise UserError(f"{self.order.weights} is no model for {self.order.task}: it has no weights '{missing[0]}'")
+        return model.eval()
+
+    @property
+    def classifies(self) -> bool:
+        return self.order.task == "text-classification"
 
 
 def pooling_mode(config: dict) -> str:
@@ -201,19 +212,18 @@ def save_onnx(model: TextModel, tokenizer: Tokenizer) -> dict:
 
 
 def save_python(model: TextModel) -> dict:
+    _ = model.original  # it loads
     folder = model.version("encoder")
     code = ["*.py"] if model.order.trust_remote_code else []
     for pattern in ("config.json", "*.safetensors", "*.safetensors.index.json", *code):
         for file in model.order.weights.glob(pattern):
             shutil.copy(file, folder)
-    if not list(folder.glob("*.safetensors")):
-        raise UserError(f"{model.order.weights} has no *.safetensors: save it anew with save_pretrained")
-    return {"width": width(model)}
+    return {"width": model.config.hidden_size}
 
 
-def width(model: TextModel, found: list[np.ndarray] | None = None) -> int:
+def width(model: TextModel, found: list[np.ndarray]) -> int:
     """Of the vectors the encoder makes. A sentence-transformer may have a last layer of its own."""
-    return found[0].size if found and "sentence_embedding" in model.task.outputs else model.config.hidden_size
+    return found[0].size if "sentence_embedding" in model.task.outputs else model.config.hidden_size
 
 
 def keep_masked(path: Path, mask_id: int) -> None:
@@ -243,12 +253,17 @@ def keep_masked(path: Path, mask_id: int) -> None:
 
 
 def parity_texts(model: TextModel) -> list:
-    """The committed texts, and what they leave out: nothing, one token, and more than the model takes."""
-    texts = (ROOT / "loadtest/texts.txt").read_text().splitlines()
-    texts = [*texts[:: len(texts) // PARITY_TEXTS], "", " ", "a", "?", "word " * 600, " ".join(texts[:40]), "漢" * 600]
+    texts = example_texts(model.max_length)
     if model.pairs:
         return [("Which one?", text) for text in texts]
     return [f"{model.mask} {text}" for text in texts] if model.mask else texts
+
+
+def example_texts(max_length: int) -> list[str]:
+    """Some of the committed ones, and what they leave out: nothing, one token, what just fits, one more, too much."""
+    texts = (ROOT / "loadtest/texts.txt").read_text().splitlines()
+    edges = ["", " ", "a", "?", "word " * (max_length - 2), "word " * (max_length - 1), " ".join(texts[:40])]
+    return [*texts[:: len(texts) // PARITY_TEXTS], *edges, "漢" * 2 * max_length]
 
 
 def feed(encoding) -> dict[str, np.ndarray]:
@@ -278,7 +293,7 @@ def reference(model: TextModel, feeds: list[dict[str, np.ndarray]]) -> list[np.n
 
         original = SentenceTransformer(str(model.order.weights), device="cpu", local_files_only=True)
     else:
-        original = model.torch_model().eval()
+        original = model.original
     rows = []
     for each in feeds:
         tensors = {name: torch.from_numpy(array) for name, array in each.items() if name != "token_type_ids"}

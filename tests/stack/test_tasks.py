@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -156,6 +158,18 @@ def test_together_as_alone(served):
     assert batches < count
 
 
+@pytest.mark.parametrize("format", ["onnx", "python"])
+def test_weights_of_another_task_are_refused(new_stack, checkpoints, format):
+    """transformers would draw at random what they lack."""
+    stack = new_stack()
+    done = stack.make(
+        "models", SYSTEMS="mood", SOURCE=checkpoints["features"], TASK="text-classification", FORMAT=format
+    )
+    assert done.returncode != 0
+    assert "is no model for text-classification: it has no weights 'classifier.bias'" in done.stderr
+    assert not (stack.folder / "models/mood").exists()
+
+
 def test_int8_is_another_model_under_the_same_interface(new_stack, checkpoints):
     stack = new_stack()
     done = stack.make("models", SYSTEMS="mood", SOURCE=checkpoints["mood"], FORMAT="onnx-int8")
@@ -169,3 +183,22 @@ def test_int8_is_another_model_under_the_same_interface(new_stack, checkpoints):
     # Asked for in another format, it is made again; not asked, it stays.
     assert "in place" in stack.make("models", SYSTEMS="mood").stdout
     assert "assembled" in stack.make("models", SYSTEMS="mood", SOURCE=checkpoints["mood"], FORMAT="onnx").stdout
+
+
+def test_what_cannot_be_served_is_one_sentence(new_stack, checkpoints, tmp_path):
+    stack = new_stack()
+    odd = shutil.copytree(checkpoints["mood"], tmp_path / "odd")
+    config = json.loads((odd / "config.json").read_text())
+    (odd / "config.json").write_text(json.dumps(config | {"model_type": "nonsense"}))
+    pickled = shutil.copytree(checkpoints["mood"], tmp_path / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    for source, sentence in (
+        (odd, "cannot be served as text-classification, FORMAT=onnx (TRANSFORMERS= takes another release)"),
+        (pickled, "has no *.safetensors, and other formats can run code when they are read"),
+        (tmp_path / "nowhere", "there is no such folder"),
+    ):
+        done = stack.make("models", SYSTEMS="mood", SOURCE=source)
+        assert done.returncode != 0
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (stack.folder / "models/mood").exists()
