@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from shared.config import choice_parameter
 # Parameter `task` -> the module and class that serve it. Imported only when asked for: torch takes seconds.
 TASKS = {
     "text-generation": ("shared.generation", "TextGeneration"),
+    "text-encoder": ("shared.encoder", "TextEncoder"),
     "image-feature-extraction": ("shared.vision", "ImageTask"),
+    "image-classification": ("shared.vision", "ImageTask"),
 }
 
 
@@ -24,6 +27,7 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args):
+        os.environ["HF_HUB_OFFLINE"] = "1"  # what is served lies in the model repository
         task = choice_parameter(json.loads(args["model_config"]), "task", tuple(TASKS), "text-generation")
         module, name = TASKS[task]
         self.task = getattr(importlib.import_module(module), name)(args)

@@ -1,0 +1,52 @@
+"""Vision models: their real architectures and image processors, small enough to be made in a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+
+SIDE = 32
+SIZE = {
+    "image_size": SIDE,
+    "patch_size": 8,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "initializer_range": 0.5,  # wider than for training, so that what a model says depends on the picture
+}
+LABELS = ("cat", "dog", "우산", "bird")
+
+
+def save_vit(folder: Path, pooler: bool = True) -> Path:
+    config = transformers.ViTConfig(**SIZE)
+    return save(folder, lambda: transformers.ViTModel(config, add_pooling_layer=pooler), vit_processor())
+
+
+def save_vit_classifier(folder: Path) -> Path:
+    labels = dict(enumerate(LABELS))
+    config = transformers.ViTConfig(**SIZE, id2label=labels, label2id={label: i for i, label in labels.items()})
+    return save(folder, lambda: transformers.ViTForImageClassification(config), vit_processor())
+
+
+def save_dinov2(folder: Path) -> Path:
+    """Its processor resizes the shorter edge and cuts out the middle."""
+    config = transformers.Dinov2Config(**{key: value for key, value in SIZE.items() if key != "intermediate_size"})
+    processor = transformers.BitImageProcessor(
+        size={"shortest_edge": SIDE + 4}, crop_size={"height": SIDE, "width": SIDE}
+    )
+    return save(folder, lambda: transformers.Dinov2Model(config), processor)
+
+
+def vit_processor() -> transformers.ViTImageProcessor:
+    return transformers.ViTImageProcessor(size={"height": SIDE, "width": SIDE})
+
+
+def save(folder: Path, make, processor: transformers.BaseImageProcessor) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        make().save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder

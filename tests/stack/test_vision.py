@@ -1,0 +1,331 @@
+"""Vision systems on the real server: both ways, every size of picture, every bad request, and the comparison."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import subprocess
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import tritonclient.http as httpclient
+from PIL import Image
+from transformers.image_utils import load_image
+from tritonclient.utils import InferenceServerException
+
+from scripts.models.repository import assemble_all
+from scripts.settings import ROOT, Settings
+from tests.checkpoints import vision
+from tests.stack.conftest import TestStack, brought_up
+
+BOTH_WAYS = ("vit_ensemble", "python_vit")
+SIZES = ((40, 30), (32, 32), (7, 5), (3, 200), (180, 320), (1, 1))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {
+        "vit": vision.save_vit(folder / "vit"),
+        "classifier": vision.save_vit_classifier(folder / "classifier"),
+        "dinov2": vision.save_dinov2(folder / "dinov2"),
+    }
+
+
+@pytest.fixture(scope="module")
+def stack(new_stack, checkpoints) -> TestStack:
+    stack = new_stack()
+    make_models(stack, SYSTEMS="vit_ensemble", SOURCE=checkpoints["vit"])
+    # As `make models` does it, in this process, which has imported PyTorch already.
+    for system, checkpoint, form in (
+        ("python_vit", "vit", ""),
+        ("pets", "classifier", ""),
+        ("pets_python", "classifier", "python"),
+    ):
+        chosen = {"SYSTEMS": system, "SOURCE": str(checkpoints[checkpoint]), "FORMAT": form}
+        assemble_all(Settings(Settings.load() | stack.environment | chosen))
+    stack.environment["SYSTEMS"] = "vit_ensemble python_vit pets pets_python"
+    return brought_up(stack)
+
+
+def make_models(stack: TestStack, **settings) -> str:
+    done = stack.make("models", **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """Smooth, so that a resize means something, and different from seed to seed."""
+    small = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), np.uint8)
+    return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options) -> bytes:
+    file = io.BytesIO()
+    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def header_only(side: int) -> bytes:
+    """A PNG that promises side x side pixels and has none: whoever gets as far as decoding it finds it broken."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
+
+
+# --- requests and what is right ---------------------------------------------------------------------------------------
+
+
+def ask(stack, model: str, image: np.ndarray | None = None, image_bytes: list[bytes] | None = None):
+    inputs = []
+    if image is not None:
+        inputs.append(httpclient.InferInput("image", list(image.shape), "FP32"))
+        inputs[-1].set_data_from_numpy(image.astype(np.float32))
+    if image_bytes is not None:
+        inputs.append(httpclient.InferInput("image_bytes", [len(image_bytes), 1], "BYTES"))
+        inputs[-1].set_data_from_numpy(np.array(image_bytes, np.object_).reshape(-1, 1))
+    return httpclient.InferenceServerClient(stack.http.removeprefix("http://")).infer(model, inputs)
+
+
+@torch.inference_mode()
+def plain(folder: Path, pictures: list, kind: type = transformers.AutoModel):
+    """What transformers answers without a server."""
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False)
+    given = processor(pictures, return_tensors="pt", input_data_format="channels_last")
+    return kind.from_pretrained(folder)(**given)
+
+
+def check_features(answer, expected) -> None:
+    for name in ("last_hidden_state", "pooler_output"):
+        np.testing.assert_allclose(answer.as_numpy(name), expected[name].numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("model", BOTH_WAYS)
+@pytest.mark.parametrize("size", SIZES)
+def test_any_size_is_plain_transformers(stack, checkpoints, model, size):
+    picture = pixels(*size)
+    expected = plain(checkpoints["vit"], [Image.fromarray(picture)])
+    check_features(ask(stack, model, image=picture[None]), expected)
+    check_features(ask(stack, model, image_bytes=[encoded(picture)]), expected)
+
+
+@pytest.mark.parametrize("model", BOTH_WAYS)
+def test_many_sizes_in_one_request(stack, checkpoints, model):
+    pictures = [pixels(*size, seed) for seed, size in enumerate(SIZES[:4])]
+    expected = plain(checkpoints["vit"], [Image.fromarray(picture) for picture in pictures])
+    check_features(ask(stack, model, image_bytes=[encoded(picture) for picture in pictures]), expected)
+    same = np.stack([pixels(40, 30, seed) for seed in range(4)])
+    check_features(ask(stack, model, image=same), plain(checkpoints["vit"], list(same)))
+
+
+@pytest.mark.parametrize("model", BOTH_WAYS)
+def test_files_as_transformers_loads_them(stack, checkpoints, model):
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a phone held upright
+    colours = Image.fromarray(pixels(60, 90))
+    files = [
+        encoded(colours, "JPEG", exif=turned),
+        encoded(colours.convert("CMYK"), "JPEG"),
+        encoded(colours.convert("P"), "PNG"),
+        encoded(colours, "WEBP"),
+    ]
+    expected = plain(checkpoints["vit"], [load_image(Image.open(io.BytesIO(file))) for file in files])
+    check_features(ask(stack, model, image_bytes=files), expected)
+
+
+def test_vit_has_no_config_and_is_completed(stack):
+    assert not (stack.folder / "models/vit/config.pbtxt").exists()
+    config = stack.triton.config("vit")
+    assert config["max_batch_size"] == 4
+    assert "dynamic_batching" in config
+
+
+# --- requests together ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class patient:
+    """While in it, the model waits for more requests, so that those that arrive together are one batch."""
+
+    stack: TestStack
+    model: str
+
+    def __enter__(self):
+        self.config = self.stack.triton.config(self.model)
+        batching = {"dynamic_batching": {"max_queue_delay_microseconds": 300_000}}
+        self.stack.triton.load(self.model, self.config | batching)
+        return self
+
+    def executions(self) -> int:
+        return self.stack.triton.statistics()[self.model]["execution_count"]
+
+    def __exit__(self, *exception):
+        self.stack.triton.load(self.model, self.config)
+
+
+@pytest.mark.parametrize(("model", "batches"), [("python_vit", "python_vit"), ("vit_ensemble", "preprocessing")])
+def test_requests_of_any_size_are_one_batch_and_each_has_its_own_answer(stack, checkpoints, model, batches):
+    pictures = [pixels(20 + 9 * n, 90 - 7 * n, n) for n in range(8)]
+    expected = plain(checkpoints["vit"], [Image.fromarray(picture) for picture in pictures])
+    wrong = (3, 7)
+    given = {
+        "image": [picture[None] - 1000.0 * (n in wrong) for n, picture in enumerate(pictures)],
+        "image_bytes": [[encoded(picture)[: 300 if n in wrong else None]] for n, picture in enumerate(pictures)],
+    }
+
+    def answer(name: str, picture):
+        try:
+            return ask(stack, model, **{name: picture})
+        except InferenceServerException as error:
+            return error
+
+    with patient(stack, batches) as batching, ThreadPoolExecutor(8) as clients:
+        for name, requests in given.items():
+            before = batching.executions()
+            answers = list(clients.map(partial(answer, name), requests))
+            assert batching.executions() - before < 4
+            for n, found in enumerate(answers):
+                if n in wrong:
+                    assert found.status() == "400"
+                    assert f"input '{name}'" in found.message()
+                else:
+                    check_features(found, {name: value[n : n + 1] for name, value in expected.items()})
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+GOOD = pixels(20, 20)
+REFUSED = {
+    "no file": ({"image_bytes": [b"hello"]}, "input 'image_bytes': row 0 is not a whole JPEG, PNG or WebP file"),
+    "an empty file": ({"image_bytes": [b""]}, "input 'image_bytes': row 0 is not a whole"),
+    "half a file": ({"image_bytes": [encoded(GOOD, "JPEG")[:-100]]}, "input 'image_bytes': row 0 is not a whole"),
+    "one of two": ({"image_bytes": [encoded(GOOD), encoded(GOOD)[:60]]}, "input 'image_bytes': row 1 is not a whole"),
+    "another format": ({"image_bytes": [encoded(GOOD, "GIF")]}, "input 'image_bytes': row 0 is not a whole"),
+    "a bomb": ({"image_bytes": [header_only(60_000)]}, "60000 x 60000 pixels, too many for max_pixels=50000000"),
+    "below 0": ({"image": GOOD[None] - 1000.0}, "input 'image' must hold numbers from 0 to 255"),
+    "above 255": ({"image": GOOD[None] + 255.0}, "input 'image' must hold numbers from 0 to 255"),
+    "not a number": ({"image": GOOD[None] * np.nan}, "input 'image' must hold numbers from 0 to 255"),
+    "four channels": ({"image": np.zeros((1, 20, 20, 4))}, "input 'image'"),
+    "no channel": ({"image": np.zeros((1, 20, 20))}, "input 'image'"),
+    "nothing high": ({"image": np.zeros((1, 0, 20, 3))}, "input 'image'"),
+    "no pictures": ({"image": np.zeros((0, 20, 20, 3))}, "image"),
+    "both": ({"image": GOOD[None], "image_bytes": [encoded(GOOD)]}, "'image' and 'image_bytes'"),
+    "neither": ({}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", BOTH_WAYS)
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_a_sentence(stack, model, case):
+    inputs, said = REFUSED[case]
+    with pytest.raises(InferenceServerException) as error:
+        ask(stack, model, **inputs)
+    assert error.value.status() == "400", error.value.message()
+    assert said in error.value.message()
+
+
+# --- any model --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["pets", "pets_python"])
+def test_a_classifier_answers_labels(stack, checkpoints, model):
+    pictures = [pixels(*size, seed) for seed, size in enumerate(SIZES)]
+    found = plain(
+        checkpoints["classifier"],
+        [Image.fromarray(picture) for picture in pictures],
+        transformers.AutoModelForImageClassification,
+    )
+    scores = found.logits.softmax(-1).numpy()
+    answer = ask(stack, model, image_bytes=[encoded(picture) for picture in pictures])
+    np.testing.assert_allclose(answer.as_numpy("scores"), scores, atol=1e-4)
+    np.testing.assert_allclose(answer.as_numpy("score"), scores.max(axis=1, keepdims=True), atol=1e-4)
+    labels = [[vision.LABELS[best]] for best in scores.argmax(axis=1)]
+    assert [[label.decode() for label in row] for row in answer.as_numpy("label")] == labels
+    assert len({label for (label,) in labels}) > 1
+
+
+@pytest.fixture(scope="module")
+def dino(stack, checkpoints) -> str:
+    said = make_models(stack, SYSTEMS="dino", SOURCE=checkpoints["dinov2"], FORMAT="onnx-int8")
+    stack.triton.load("dino")
+    return said
+
+
+def test_int8_says_what_it_gains_and_is_still_the_model(stack, checkpoints, dino):
+    picture = pixels(180, 320)
+    expected = plain(checkpoints["dinov2"], [Image.fromarray(picture)]).pooler_output.numpy().ravel()
+    found = ask(stack, "dino", image=picture[None]).as_numpy("pooler_output").ravel()
+    assert not np.allclose(found, expected, atol=1e-6)
+    assert found @ expected / np.linalg.norm(found) / np.linalg.norm(expected) > 0.95
+    for word in ("int8: ", "times as fast", "cosine with fp32 at least"):
+        assert word in dino
+
+
+def test_a_strip_is_not_blown_up(stack, dino):
+    """This processor makes the shorter edge 36 pixels, and of each pixel of the longer one as many."""
+    with pytest.raises(InferenceServerException, match="50000 x 1 pixels, too many for max_pixels"):
+        ask(stack, "dino", image_bytes=[encoded(np.zeros((1, 50_000, 3), np.uint8))])
+
+
+def test_weights_that_do_not_fit_the_system_say_so(stack, checkpoints):
+    done = stack.make("models", SYSTEMS="vit_ensemble", SOURCE=checkpoints["classifier"])
+    assert done.returncode != 0
+    assert "has no pooler" in done.stderr
+    check_features(ask(stack, "vit_ensemble", image=GOOD[None]), plain(checkpoints["vit"], [GOOD]))
+
+
+def test_larger_batches_with_a_config_of_ones_own(stack, checkpoints):
+    (config,) = blocks("protobuf")
+    (stack.folder / "models/vit/config.pbtxt").write_text(config)
+    ensemble = stack.folder / "models/vit_ensemble/config.pbtxt"
+    ensemble.write_text(ensemble.read_text().replace("max_batch_size: 4", "max_batch_size: 32"))
+    done = stack.make("up")
+    assert done.returncode == 0, done.stdout + done.stderr
+    pictures = np.stack([pixels(40, 30, seed) for seed in range(7)])
+    check_features(ask(stack, "vit_ensemble", image=pictures), plain(checkpoints["vit"], list(pictures)))
+
+
+# --- what docs/vision.md says -----------------------------------------------------------------------------------------
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "docs/vision.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("sh") if "curl" in block])
+def test_the_documented_requests(stack, tmp_path, block):
+    (tmp_path / "picture.jpg").write_bytes(encoded(pixels(200, 300), "JPEG"))
+    command = ["bash", "-euo", "pipefail", "-c", block.replace("http://localhost:8000", stack.http)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert '"name":"pooler_output"' in done.stdout, done.stdout + done.stderr
+
+
+def test_the_documented_program(stack, tmp_path):
+    (tmp_path / "picture.jpg").write_bytes(encoded(pixels(200, 300), "JPEG"))
+    (program,) = blocks("python")
+    command = [sys.executable, "-c", program.replace("localhost:8000", stack.http.removeprefix("http://"))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "(1, 32)\n", done.stderr
+
+
+def test_the_comparison_runs_on_pictures(stack):
+    # Over gRPC and with workers, for a picture is more to pass on than a text.
+    load = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16, "PROTOCOL": "grpc", "WORKERS": 2}
+    done = stack.make("loadtest", SYSTEM="vit_ensemble", **load)
+    assert "pictures a batch (" in done.stdout, done.stdout + done.stderr
+    found = stack.results()
+    assert found["verdict"]["batched"], done.stdout + done.stderr
+    assert found["settings"]["pictures"]["count"] >= 24
+    assert found["modes"]["dynamic"]["failures"] == found["modes"]["none"]["failures"] == 0
