@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from loadtest import report, results
 from loadtest.batching import Switch, composing, plan, restore_after_kill
 from loadtest.crowd import Crowd, LocalCrowd, pin
+from loadtest.examples import Examples
 from loadtest.experiment import Experiment, Plan, Window
 from loadtest.master import MasterCrowd
 from loadtest.metrics import Metrics
@@ -62,8 +63,12 @@ class Comparison:
         )
 
     @cached_property
+    def examples(self) -> Examples:
+        return Examples.of(self.settings, self.workload.texts)
+
+    @cached_property
     def job(self) -> Job:
-        return Job.of(self.settings, self.workload)
+        return Job.of(self.settings, self.workload, self.examples)
 
     @cached_property
     def workers(self) -> int:
@@ -85,7 +90,7 @@ class Comparison:
         """Fill `windows`. The server is as it was when this returns, also after an interrupt."""
         folder = self.settings.path("REPORTS")
         # Every setting is right before anything starts.
-        _ = self.plan, self.job, self.workers, self.least_ratio
+        _ = self.plan, self.workers, self.least_ratio, self.job
         pin(self.settings["LOADTEST_CPUS"])
         with exclusive(comparison_lock(self.settings), "another comparison is running against this stack", wait=False):
             if restored := restore_after_kill(self.triton, folder):

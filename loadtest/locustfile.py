@@ -9,6 +9,7 @@ from locust import events
 from locust.env import Environment
 
 from loadtest.crowd import Meter
+from loadtest.examples import Examples
 from loadtest.metrics import Metrics
 from loadtest.users import Job, Traffic, user_class
 from loadtest.workload import Workload
@@ -18,7 +19,8 @@ MODE = "as configured"  # as the recording rules say it
 EVERY_S = 0.5
 
 _settings = Settings.load()
-_job = Job.of(_settings, Workload.of(_settings))
+_workload = Workload.of(_settings)
+_job = Job.of(_settings, _workload, Examples.of(_settings, _workload.texts))
 Client = user_class(_job)
 
 

@@ -64,21 +64,21 @@ def draw_latency(windows: list[Window], figure: Figure, palette: Palette) -> Non
 
 
 def draw_batches(found: dict, figure: Figure, palette: Palette) -> None:
-    """How many texts ran in batches of each size: what a text met, not what an execution was."""
+    """How many examples ran in batches of each size: what an example met, not what an execution was."""
     axes = figure.add_subplot()
     largest = 1
     for mode, offset in zip(MODES, (-0.22, 0.22), strict=True):
         batches = {int(size): n for size, n in found["modes"][mode]["models"][found["model"]]["batches"].items()}
-        texts = sum(size * n for size, n in batches.items()) or 1
+        examples = sum(size * n for size, n in batches.items()) or 1
         largest = max(largest, *batches)
         axes.bar(
             [size + offset for size in batches],
-            [size * n / texts * 100 for size, n in batches.items()],
+            [size * n / examples * 100 for size, n in batches.items()],
             width=0.44,
             color=palette.of(mode),
             label=f"{LABELS[mode]}, mean {found['modes'][mode]['mean_batch']:.2f}",
         )
-    axes.set(xlabel=f"texts in the batch ({found['model']})", ylabel="% of texts")
+    axes.set(xlabel=f"{found['noun']} in the batch ({found['model']})", ylabel=f"% of {found['noun']}")
     axes.set_xlim(0, largest + 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(loc="upper right")

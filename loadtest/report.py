@@ -62,19 +62,27 @@ def measured(comparison) -> dict:
             "window_s": comparison.plan.window_s,
             "warmup_s": comparison.plan.warmup_s,
             "seed": comparison.job.seed,
-            "texts": {"file": workload.file, "count": len(workload.texts), "sha256": workload.sha256},
+            comparison.examples.noun: examples(comparison),
             "min_ratio": comparison.least_ratio,
             "triton_cpus": settings["TRITON_CPUS"],
             "loadtest_cpus": settings["LOADTEST_CPUS"],
         },
         "command": command(settings),
         "model": model,
+        "noun": comparison.examples.noun,
         "modes": {mode: results.summary([w for w in windows if w.mode == mode], model) for mode in MODES},
         "windows": [results.window_record(w, model) for w in comparison.windows],
         "verdict": results.verdict(windows, model),
         "stopped": comparison.stopped,
-        "unproven": results.unproven(windows, model),
+        "unproven": results.unproven(windows, model, comparison.examples.noun),
     }
+
+
+def examples(comparison) -> dict:
+    sent, workload = comparison.examples, comparison.workload
+    if sent.noun == "texts":
+        return {"file": workload.file, "count": len(workload.texts), "sha256": workload.sha256}
+    return {"count": len(sent.requests), "sha256": sent.sha256}
 
 
 def command(settings: Settings) -> str:

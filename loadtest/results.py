@@ -133,19 +133,19 @@ def paired(windows: list[Window]) -> list[tuple[Window, Window]]:
     return [(pair["none"], pair["dynamic"]) for pair in found.values() if len(pair) == 2]
 
 
-def unproven(windows: list[Window], model: str) -> str:
+def unproven(windows: list[Window], model: str, noun: str = "texts") -> str:
     """Why Triton's counters do not show batching off in the one mode and on in the other; nothing if they do."""
     for window in windows:
         for name, counters in window.counters.items():
             if window.mode == "none" and counters.rows != counters.executions:
                 mean = ModelBatches.of([counters]).mean_batch
                 return (
-                    f"with dynamic batching off, '{name}' still ran {mean:.2f} texts an execution: "
+                    f"with dynamic batching off, '{name}' still ran {mean:.2f} {noun} an execution: "
                     "something else was using the server"
                 )
         mean = ModelBatches.of([window.counters[model]]).mean_batch
         if window.mode == "dynamic" and mean < BATCHED_FROM:
-            return f"with dynamic batching on, '{model}' ran only {mean:.2f} texts an execution"
+            return f"with dynamic batching on, '{model}' ran only {mean:.2f} {noun} an execution"
     return ""
 
 

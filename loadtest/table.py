@@ -39,7 +39,7 @@ def rows(found: dict) -> list[tuple[str, str, str, str]]:
         row("latency p50, ms", "p50_ms", ".0f"),
         row("latency p95, ms", "p95_ms", ".0f"),
         row("latency p99, ms", "p99_ms", ".0f"),
-        row(f"texts a batch ({found['model']})", "mean_batch", ".2f"),
+        row(f"{found['noun']} a batch ({found['model']})", "mean_batch", ".2f"),
         row("waiting in Triton's queues, ms", "queue_ms", ".1f"),
         row("computing, ms", "compute_ms", ".1f"),
         row("Locust, cores", "cpu", ".2f", compare=False),

@@ -13,6 +13,7 @@ import gevent.event
 from locust import FastHttpUser, User, task
 from tritonclient.grpc import service_pb2_grpc
 
+from loadtest.examples import Examples, Tensor
 from loadtest.workload import Workload, grpc_request, http_request
 from scripts.settings import Settings, UserError
 
@@ -26,18 +27,18 @@ class Job:
     protocol: str
     url: str
     model: str
-    texts: list[str]
+    requests: list[list[Tensor]]
     wait: tuple[float, float]
     seed: int
 
     @classmethod
-    def of(cls, settings: Settings, workload: Workload) -> Job:
+    def of(cls, settings: Settings, workload: Workload, examples: Examples) -> Job:
         protocol = settings.choice("PROTOCOL", tuple(USERS))
         if protocol == "grpc":
             url = settings.url("TRITON_GRPC_PORT").removeprefix("http://")
         else:
             url = settings.url("TRITON_HTTP_PORT")
-        return cls(protocol, url, settings["SYSTEM"], workload.texts, workload.wait, settings.integer("SEED"))
+        return cls(protocol, url, settings["SYSTEM"], examples.requests, workload.wait, settings.integer("SEED"))
 
 
 def _open_gate() -> gevent.event.Event:
@@ -57,7 +58,9 @@ class Traffic:
 
     def __post_init__(self) -> None:
         encode = USERS[self.job.protocol].encode
-        self.requests: Sequence = [encode(self.job.model, text) for text in self.job.texts]
+        # Through a master they come as plain lists.
+        requests = [[Tensor(*tensor) for tensor in request] for request in self.job.requests]
+        self.requests: Sequence = [encode(self.job.model, request) for request in requests]
 
     def new_random(self) -> random.Random:
         """One stream a user, the same in every run with the same seed."""
@@ -77,7 +80,7 @@ class Traffic:
 
 
 class TritonUser(User):
-    """Asks for one text's answer, waits for it, thinks, asks again. `environment.traffic` says what and how."""
+    """Asks for one example's answer, waits for it, thinks, asks again. `environment.traffic` says what and how."""
 
     abstract = True
 
@@ -102,7 +105,7 @@ class TritonUser(User):
         raise NotImplementedError
 
     @classmethod
-    def encode(cls, model: str, text: str):
+    def encode(cls, model: str, tensors: list[Tensor]):
         raise NotImplementedError
 
 
@@ -112,8 +115,8 @@ class HttpTritonUser(TritonUser, FastHttpUser):
     abstract = True
 
     @classmethod
-    def encode(cls, model: str, text: str):
-        return http_request(text)
+    def encode(cls, model: str, tensors: list[Tensor]):
+        return http_request(tensors)
 
     def infer(self, request) -> None:
         headers = {
@@ -136,8 +139,8 @@ class GrpcTritonUser(TritonUser):
     abstract = True
 
     @classmethod
-    def encode(cls, model: str, text: str):
-        return grpc_request(model, text)
+    def encode(cls, model: str, tensors: list[Tensor]):
+        return grpc_request(model, tensors)
 
     def on_start(self) -> None:
         import grpc

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from loadtest.examples import Examples
 from loadtest.workload import Workload
 from scripts.cli import run
 from scripts.ports import check_free
@@ -15,6 +16,7 @@ def main() -> None:
     settings = Settings.load()
     check_free(settings, ["LOADTEST_METRICS_PORT"])
     workload = Workload.of(settings)
+    Examples.of(settings, workload.texts)  # what is wrong with it is one sentence here, and a traceback in Locust
     command = [sys.executable, "-m", "locust", "--locustfile", "loadtest/locustfile.py"]
     command += ["--web-host", settings["BIND_ADDRESS"], "--web-port", str(settings.port("LOCUST_PORT"))]
     command += ["--users", str(workload.users), "--spawn-rate", str(workload.spawn_rate or workload.users)]

@@ -1,4 +1,4 @@
-"""What is sent: the texts, and the requests made of them, encoded once before the load begins."""
+"""What is sent by how many users, and the requests made of it, encoded once before the load begins."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from loadtest.examples import Tensor
 from scripts.settings import Settings, UserError
 
 FOLDER = Path(__file__).parent
@@ -65,34 +66,32 @@ class HttpRequest:
     header_length: int
 
 
-def http_request(text: str) -> HttpRequest:
-    encoded = text.encode()
-    tensor = len(encoded).to_bytes(4, "little") + encoded
+def http_request(tensors: list[Tensor]) -> HttpRequest:
     header = json.dumps(
         {
             "inputs": [
                 {
-                    "name": "input_text",
-                    "shape": [1, 1],
-                    "datatype": "BYTES",
-                    "parameters": {"binary_data_size": len(tensor)},
+                    "name": tensor.name,
+                    "shape": tensor.shape,
+                    "datatype": tensor.datatype,
+                    "parameters": {"binary_data_size": len(tensor.data)},
                 }
+                for tensor in tensors
             ],
             "parameters": {"binary_data_output": True},
         },
         separators=(",", ":"),
     ).encode()
-    return HttpRequest(header + tensor, len(header))
+    return HttpRequest(header + b"".join(tensor.data for tensor in tensors), len(header))
 
 
-def grpc_request(model: str, text: str):
+def grpc_request(model: str, tensors: list[Tensor]):
     from tritonclient.grpc import service_pb2
 
-    encoded = text.encode()
     request = service_pb2.ModelInferRequest(model_name=model)
-    tensor = request.inputs.add(name="input_text", datatype="BYTES", shape=[1, 1])
-    tensor.ClearField("contents")
-    request.raw_input_contents.append(len(encoded).to_bytes(4, "little") + encoded)
+    for tensor in tensors:
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        request.raw_input_contents.append(tensor.data)
     return request
 
 

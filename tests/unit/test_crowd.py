@@ -13,12 +13,14 @@ import pytest
 from loadtest import master
 from loadtest.compare import Comparison
 from loadtest.crowd import LocalCrowd
+from loadtest.examples import Tensor
 from loadtest.master import MasterCrowd
 from loadtest.users import Job
 from loadtest.worker import address
 from scripts.settings import ROOT, Settings, UserError
 
-JOB = Job("http", "http://127.0.0.1:9", "m", ["a", "b"], (0.01, 0.01), 1)
+EXAMPLES = [[Tensor("input_text", "BYTES", [1, 1], bytes([n]))] for n in (0, 255)]
+JOB = Job("http", "http://127.0.0.1:9", "m", EXAMPLES, (0.01, 0.01), 1)
 
 
 def two_workers() -> MasterCrowd:

@@ -37,6 +37,7 @@ def found():
         },
         "command": "make loadtest NOTE='<script>'",
         "model": "encoder",
+        "noun": "texts",
         "modes": {mode: results.summary([w for w in windows if w.mode == mode], "encoder") for mode in MODES},
         "windows": [results.window_record(w, "encoder") for w in windows],
         "verdict": results.verdict(windows, "encoder"),
@@ -62,6 +63,20 @@ def test_every_figure_of_the_table_is_on_the_page(found):
             assert escape(cell) in page
     assert escape(table.sentence(found[0])) in page
     assert "the ratio is below" in page
+
+
+def test_the_page_says_what_was_sent(found):
+    result = found[0]
+    page = report.html(result, plots.all_plots(*found), Markup("<p>drawn</p>"))
+    assert "240 of <code>loadtest/texts.txt</code>" in page
+    assert "texts a batch (encoder)" in page
+    del result["settings"]["texts"]
+    result["settings"]["pictures"] = {"count": 36}
+    result["noun"] = "pictures"
+    page = report.html(result, plots.all_plots(*found), Markup("<p>drawn</p>"))
+    assert "<dt>pictures</dt><dd>36, made up" in page
+    assert "pictures a batch (encoder)" in page
+    assert "texts" not in page
 
 
 @pytest.mark.parametrize("title", ["throughput", "latency", "batches", "time"])

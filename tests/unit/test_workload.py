@@ -1,12 +1,17 @@
 """What is sent."""
 
+import io
 import itertools
+import json
 import unicodedata
 
 import numpy as np
 import pytest
+from PIL import Image
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
+from loadtest import examples
+from loadtest.examples import Examples
 from loadtest.users import Job, Traffic
 from loadtest.workload import WORKLOADS, Workload, grpc_request, http_request
 from scripts.settings import Settings, UserError
@@ -30,25 +35,97 @@ def test_the_published_texts():
     assert (len(short.split()), len(long.split())) == (12, 35)
 
 
-@pytest.mark.parametrize("text", ["", "plain", "슈퍼 엔저 장기화에…"])
-def test_the_http_body_is_what_tritonclient_makes(text):
+def config(*inputs, **more) -> dict:
+    """As Triton describes a model: (name, type, dims, optional)."""
+    keys = ("name", "data_type", "dims", "optional")
+    return {"name": "m", "max_batch_size": 8, "input": [dict(zip(keys, each, strict=False)) for each in inputs]} | more
+
+
+TEXT = config(("input_text", "TYPE_STRING", ["1"]))
+TEXTS = ["", "plain", "슈퍼 엔저 장기화에…"]
+
+
+@pytest.mark.parametrize("row", range(3))
+def test_a_text_is_sent_as_tritonclient_sends_it(row):
     tensor = InferInput("input_text", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[text.encode()]], np.object_))
+    tensor.set_data_from_numpy(np.array([[TEXTS[row].encode()]], np.object_))
     theirs, length = InferenceServerClient.generate_request_body(
         [tensor], outputs=[InferRequestedOutput("output__0", binary_data=True)]
     )
-    ours = http_request(text)
+    ours = http_request(Examples.wanted(TEXT, TEXTS).requests[row])
     assert ours.body[ours.header_length :] == theirs[length:]
+    assert json.loads(ours.body[: ours.header_length])["inputs"] == json.loads(theirs[:length])["inputs"]
 
 
 def test_the_grpc_request_carries_the_text():
-    request = grpc_request("embedding", "한국")
+    request = grpc_request("embedding", Examples.wanted(TEXT, ["한국"]).requests[0])
     assert request.raw_input_contents[0][4:].decode() == "한국"
     assert list(request.inputs[0].shape) == [1, 1]
 
 
+def test_a_model_without_a_batch_dimension():
+    prompt = config(("prompt", "TYPE_STRING", ["1"]), ("seed", "TYPE_INT64", ["1"], True), max_batch_size=0)
+    ((tensor,),) = Examples.wanted(prompt, ["hello"]).requests
+    assert (tensor.name, tensor.shape, tensor.data[4:]) == ("prompt", [1], b"hello")
+
+
+def test_two_texts_that_belong_together():
+    both = config(("question", "TYPE_STRING", ["1"]), ("context", "TYPE_STRING", ["1"]))
+    found = Examples.wanted(both, ["a", "b", "c"])
+    assert [[t.name for t in request] for request in found.requests] == [["question", "context"]] * 3
+    assert [[t.data[4:] for t in request] for request in found.requests] == [
+        [b"a", b"b"],
+        [b"b", b"c"],
+        [b"c", b"a"],
+    ]
+    request = grpc_request("m", found.requests[0])
+    assert (len(request.inputs), len(request.raw_input_contents)) == (2, 2)
+    body = http_request(found.requests[0])
+    assert body.body[body.header_length :] == b"\x01\0\0\0a\x01\0\0\0b"
+
+
+IMAGE, FILE = ("image", "TYPE_FP32", ["-1", "-1", "3"], True), ("image_bytes", "TYPE_STRING", ["1"], True)
+
+
+def test_pictures_of_many_sizes_the_same_in_every_run():
+    found = Examples.wanted(config(IMAGE, FILE), TEXTS)
+    assert found.noun == "pictures"
+    assert found.sha256 == Examples.wanted(config(IMAGE, FILE), TEXTS).sha256
+    files = [tensor.data[4:] for (tensor,) in found.requests]
+    assert len(set(files)) == len(files) >= 24
+    sizes = [Image.open(io.BytesIO(file), formats=["JPEG"]).size for file in files]
+    areas = sorted(width * height for width, height in sizes)
+    assert areas[0] < 10_000
+    assert 900_000 < areas[-1] < 1_200_000
+    assert all((tensor.name, tensor.shape) == ("image_bytes", [1, 1]) for (tensor,) in found.requests)
+
+
+def test_pixels_where_files_are_not_taken():
+    found = Examples.wanted(config(IMAGE), TEXTS)
+    assert found.noun == "pictures"
+    for (tensor,) in found.requests:
+        pixels = np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
+        assert tensor.shape[0] == 1
+        assert tensor.shape[3] == 3
+        assert 0 <= pixels.min() < pixels.max() <= 255
+
+
+def test_a_text_has_the_mask_that_the_model_fills_in(monkeypatch):
+    tokenizer = TEXT | {"parameters": {"exactly_one": {"string_value": "<mask>"}}}
+    monkeypatch.setattr(examples, "composing", lambda triton, system: {system: TEXT, "tokenizer": tokenizer})
+    ((tensor,),) = Examples.of(Settings.load(), ["hello"]).requests
+    assert tensor.data[4:] == b"<mask> hello"
+
+
+def test_a_model_that_wants_something_else():
+    with pytest.raises(UserError, match="SYSTEM=m takes input_ids: only texts and pictures"):
+        Examples.wanted(config(("input_ids", "TYPE_INT64", ["-1"])), TEXTS)
+    with pytest.raises(UserError, match="SYSTEM=m takes seed: only texts and pictures"):
+        Examples.wanted(config(("seed", "TYPE_INT64", ["1"], True)), TEXTS)
+
+
 def job(seed):
-    return Job("http", "http://127.0.0.1:1", "embedding", WORKLOADS["mixed"].texts, (0.0, 0.0), seed)
+    return Job("http", "http://127.0.0.1:1", "embedding", Examples.wanted(TEXT, TEXTS).requests, (0.0, 0.0), seed)
 
 
 def test_the_same_seed_sends_the_same_texts():
