@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import urllib.error
 import urllib.request
 
@@ -12,6 +13,7 @@ from loadtest import metrics as module
 from loadtest.crowd import Sample
 from loadtest.metrics import Metrics
 from scripts.ports import free_ports
+from scripts.settings import ROOT
 from shared.memory import memory
 
 
@@ -102,3 +104,15 @@ def test_memory_of_the_container(machine, folder, used, limit, inactive):
     for none in ("max\n", f"{2**63 - 4096}\n"):
         (machine.cgroup / folder / limit).write_text(none)
         assert machine() == (700 * 1024, 1000 * 1024)
+
+
+def test_every_counter_of_the_backends_is_documented():
+    """Read as text: the module itself wants to be inside Triton."""
+    module = ast.parse((ROOT / "images/triton/backends/shared/metrics.py").read_text())
+    (counters,) = (
+        ast.literal_eval(node.value)
+        for node in module.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "COUNTERS"
+    )
+    documented = (ROOT / "docs/metrics.md").read_text()
+    assert [name for name in counters if f"| `transformers_{name}_total` | counter |" not in documented] == []

@@ -13,8 +13,10 @@ from shared.memory import memory
 
 COUNTERS = {
     "texts": "Texts tokenized",
+    "images": "Pictures that a model's image processor was given",
     "truncated_texts": "Texts that were longer than max_length and were cut",
     "tokens": "Tokens of the texts themselves",
+    "generated_tokens": "Tokens that the model added to texts",
     "padding_tokens": "Tokens added so that rows are of one length",
     "runs": "Runs of the model's graph; packing makes several of one execution",
 }

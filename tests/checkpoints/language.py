@@ -1,0 +1,113 @@
+"""Causal language models: their real architectures and tokenizers, small enough to be made in a second.
+
+Weights are drawn wider than for training, so that what a model says depends on the whole prompt.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import TemplateProcessing
+
+CONTEXT = 256
+SPREAD = 0.5
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": CONTEXT}
+
+LINES = """\
+I am going to the market with my brother, and then we go home.
+Which battery fits the small torch? The second one, she said.
+It was raining when the train left the station at half past nine.
+Dynamic batching serves many requests together, each with its own answer.
+비 그친 뒤 골목에 빵 굽는 냄새가 퍼진다. 날씨가 좋다.
+Grüße aus München: schönes Wetter, süße Brötchen! ☀ 🥖
+"""
+
+
+def save_falcon(folder: Path, context: int = CONTEXT) -> Path:
+    tokenizer = byte_level_bpe("<|endoftext|>")
+    config = transformers.FalconConfig(
+        **SIZE | {"max_position_embeddings": context},
+        **vocabulary(tokenizer),
+        initializer_range=SPREAD,
+        alibi=False,
+        multi_query=True,
+        parallel_attn=True,
+        new_decoder_architecture=False,
+        bias=False,
+    )
+    return save(folder, transformers.FalconForCausalLM, config, tokenizer)
+
+
+def save_mistral(folder: Path, context: int = CONTEXT) -> Path:
+    tokenizer = byte_level_bpe("</s>", bos="<s>")
+    config = transformers.MistralConfig(
+        **SIZE | {"max_position_embeddings": context},
+        **vocabulary(tokenizer),
+        initializer_range=SPREAD,
+        intermediate_size=64,
+        num_key_value_heads=2,
+    )
+    return save(folder, transformers.MistralForCausalLM, config, tokenizer)
+
+
+def save_persimmon(folder: Path, context: int = CONTEXT) -> Path:
+    tokenizer = byte_level_bpe("|ENDOFTEXT|", bos="<s>")
+    config = transformers.PersimmonConfig(
+        **SIZE | {"max_position_embeddings": context},
+        **vocabulary(tokenizer),
+        initializer_range=SPREAD,
+        intermediate_size=64,
+        tie_word_embeddings=False,
+    )
+    return save(folder, transformers.PersimmonForCausalLM, config, tokenizer)
+
+
+def save_gpt2(folder: Path, context: int = CONTEXT, width: int = 32, layers: int = 2, heads: int = 4) -> Path:
+    tokenizer = byte_level_bpe("<|endoftext|>", transformers.GPT2TokenizerFast)
+    config = transformers.GPT2Config(
+        **vocabulary(tokenizer),
+        initializer_range=SPREAD,
+        n_positions=context,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+    )
+    return save(folder, transformers.GPT2LMHeadModel, config, tokenizer)
+
+
+def byte_level_bpe(
+    eos: str, kind: type = transformers.PreTrainedTokenizerFast, bos: str | None = None
+) -> transformers.PreTrainedTokenizerFast:
+    """Trained on LINES. A `bos` of its own begins every text, as Llama's and Mistral's does."""
+    tokenizer = ByteLevelBPETokenizer()
+    special = [eos] if bos is None else [bos, eos]
+    tokenizer.train_from_iterator(LINES.splitlines(), vocab_size=400, special_tokens=special, show_progress=False)
+    if bos:
+        pair = (bos, tokenizer.token_to_id(bos))
+        tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=[pair])
+    return kind(tokenizer_object=tokenizer._tokenizer, bos_token=bos or eos, eos_token=eos, unk_token=eos)
+
+
+def vocabulary(tokenizer: transformers.PreTrainedTokenizerFast) -> dict[str, int]:
+    return {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
+def save(
+    folder: Path,
+    architecture: type,
+    config: transformers.PretrainedConfig,
+    tokenizer: transformers.PreTrainedTokenizerFast,
+) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = architecture(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,365 @@
+"""Text generation on the real server: every answer is that of transformers itself, whoever asks beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.http as httpclient
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from tritonclient.utils import InferenceServerException
+
+from scripts.triton import TritonError
+from scripts.web import opener
+from tests.checkpoints import language
+from tests.stack.conftest import TestStack, brought_up
+
+MODELS = {
+    "falcon7b": language.save_falcon,
+    "mistral7b": language.save_mistral,
+    "persimmon8b": language.save_persimmon,
+    "mymodel": lambda folder: language.save_gpt2(folder, context=4096),
+}
+PROMPTS = ["I am going", "Which battery fits", "비 그친 뒤 골목에", "Grüße aus München 🥖", "  two  spaces ", "It"]
+PUBLISHED = (
+    "curl -X POST localhost:8000/v2/models/falcon7b/infer -d "
+    '\'{"inputs": [{"name":"prompt","datatype":"BYTES","shape":[1],"data":["I am going"]}]}\''
+)
+SECRET = "the zebra of the tests"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Models this small only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def served(new_stack) -> TestStack:
+    stack = new_stack()
+    for system, save in MODELS.items():
+        assembled(stack, system, save(stack.folder / "checkpoints" / system))
+    assembled(stack, "fussy", save_fussy(stack.folder / "checkpoints/fussy"), TRUST_REMOTE_CODE=1)
+    stack.environment["SYSTEMS"] = " ".join([*MODELS, "fussy", "falcon7b_stream", "mymodel_stream"])
+    return brought_up(stack)
+
+
+def assembled(stack: TestStack, system: str, source: Path, **settings) -> None:
+    done = stack.make("models", SYSTEMS=system, SOURCE=source, TASK="text-generation", **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def save_fussy(folder: Path) -> Path:
+    """A GPT-2 with code of its own, which fails whenever a text has a question mark."""
+    language.save_gpt2(folder)
+    question = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("?")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "fussy.FussyModel"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "fussy.py").write_text(
+        "from transformers import GPT2LMHeadModel\n\n\n"
+        "class FussyModel(GPT2LMHeadModel):\n"
+        "    def forward(self, input_ids=None, **more):\n"
+        f"        if (input_ids == {question}).any():\n"
+        '            raise RuntimeError("it wants no questions")\n'
+        "        return super().forward(input_ids=input_ids, **more)\n"
+    )
+    return folder
+
+
+@pytest.fixture
+def plain(served):
+    """What transformers itself answers to one prompt, greedily."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def generate(model: str, prompt: str, new_tokens: int) -> str:
+        loaded, tokenizer = checkpoint(served.folder / "checkpoints" / model, device)
+        tokens = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(device)
+        answer = loaded.generate(**tokens, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+        return tokenizer.decode(answer[0], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    return generate
+
+
+@cache
+def checkpoint(folder: Path, device: str):
+    return AutoModelForCausalLM.from_pretrained(folder).to(device), AutoTokenizer.from_pretrained(folder)
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+TYPES = {"max_new_tokens": "INT32", "temperature": "FP32", "top_p": "FP32", "seed": "INT64", "stop": "BYTES"}
+
+
+def request(prompts: list[str], **options) -> dict:
+    inputs = [{"name": "prompt", "datatype": "BYTES", "shape": [len(prompts)], "data": prompts}]
+    for name, value in options.items():
+        data = value if isinstance(value, list) else [value]
+        inputs.append({"name": name, "datatype": TYPES[name], "shape": [len(data)], "data": data})
+    return {"inputs": inputs}
+
+
+def texts(stack: TestStack, model: str, prompts: list[str], **options) -> list[str]:
+    (output,) = stack.triton.infer(model, request(prompts, **options))["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("text", "BYTES", [len(prompts)])
+    return output["data"]
+
+
+def text(stack: TestStack, model: str, prompt: str, **options) -> str:
+    return texts(stack, model, [prompt], **options)[0]
+
+
+def pieces(stack: TestStack, model: str, prompt: str | list[str], **options) -> list[str]:
+    return [event["text"] for event in stack.triton.stream(model, {"prompt": prompt, **options})]
+
+
+def counted(stack: TestStack, model: str) -> dict[str, float]:
+    """The backend's counters, which it tells twice a second."""
+    page = opener.open(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics").read().decode()
+    found = re.findall(rf'^transformers_(\w+)_total{{model="{model}",version="1"}} (\S+)$', page, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def together(count: int, ask) -> list:
+    with ThreadPoolExecutor(count) as clients:
+        return list(clients.map(ask, range(count)))
+
+
+# --- the answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_as_transformers_itself(served, plain, model):
+    for prompt in PROMPTS:
+        assert text(served, model, prompt, max_new_tokens=20) == plain(model, prompt, 20)
+
+
+def test_the_published_request_as_written(served, plain):
+    command = PUBLISHED.replace("localhost:8000", served.http.removeprefix("http://"))
+    done = subprocess.run([*shlex.split(command), "-s"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {
+        "model_name": "falcon7b",
+        "model_version": "1",
+        "outputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [plain("falcon7b", "I am going", 64)]}],
+    }
+
+
+def test_many_at_once_each_its_own(served, plain):
+    before = counted(served, "mistral7b")
+    prompts = [f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in range(32)]
+    lengths = [3 + n * 7 % 30 for n in range(32)]
+    expected = [plain("mistral7b", prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+    assert together(32, lambda n: text(served, "mistral7b", prompts[n], max_new_tokens=lengths[n])) == expected
+
+    def told() -> dict[str, float] | None:
+        now = {name: value - before[name] for name, value in counted(served, "mistral7b").items()}
+        return now if now["texts"] == 32 else None
+
+    now = served.wait(told, "32 texts counted")
+    assert now["runs"] < 16
+    assert now["generated_tokens"] <= sum(lengths)
+    assert now["padding_tokens"] > 0
+
+
+def test_several_prompts_in_one_request(served, plain):
+    prompts = [f"{n} {PROMPTS[n % len(PROMPTS)]}" for n in range(40)]  # more than are generated together
+    assert texts(served, "persimmon8b", prompts, max_new_tokens=6) == [plain("persimmon8b", p, 6) for p in prompts]
+
+
+@pytest.mark.parametrize("model", ["falcon7b", "mymodel"])
+def test_streamed_pieces_make_the_same_text(served, model):
+    streamed = together(len(PROMPTS), lambda n: pieces(served, f"{model}_stream", PROMPTS[n], max_new_tokens=30))
+    for prompt, parts in zip(PROMPTS, streamed, strict=True):
+        assert "".join(parts) == text(served, model, prompt, max_new_tokens=30)
+        assert parts[0].startswith(prompt)
+    assert max(map(len, streamed)) > 5
+
+
+def test_a_seed_says_the_same_alone_and_in_company(served):
+    def ask(n: int) -> str:
+        return text(served, "mymodel", "I am going", max_new_tokens=20, temperature=1.5, top_p=0.95, seed=n % 8)
+
+    company = together(24, ask)
+    assert company == [ask(n) for n in range(8)] * 3
+    assert len(set(company)) == 8
+
+
+def test_without_a_seed_texts_differ(served):
+    asked = texts(served, "mymodel", ["I am going"] * 4, max_new_tokens=20, temperature=1.5)
+    assert len(set(asked)) == 4
+
+
+def test_stop_strings(served, plain):
+    whole = plain("mymodel", "Which battery fits", 40)
+    continuation = whole.removeprefix("Which battery fits")
+    stop = continuation[8:11]
+    expected = "Which battery fits" + continuation[: continuation.find(stop)]
+    options = {"max_new_tokens": 40, "stop": ["never said", stop]}
+    assert text(served, "mymodel", "Which battery fits", **options) == expected
+    assert "".join(pieces(served, "mymodel_stream", "Which battery fits", **options)) == expected
+
+
+def test_an_empty_prompt(served):
+    assert text(served, "mymodel", "", max_new_tokens=10)
+
+
+def test_a_default_too_long_is_cut_to_what_fits(served, plain):
+    prompt = "a 1 " * 75
+    room = language.CONTEXT - len(
+        AutoTokenizer.from_pretrained(served.folder / "checkpoints/falcon7b")(prompt).input_ids
+    )
+    assert 0 < room < 64
+    assert text(served, "falcon7b", prompt) == plain("falcon7b", prompt, room)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "reason"),
+    [
+        ([SECRET], {"max_new_tokens": 0}, "input 'max_new_tokens' must be a whole number of at least 1"),
+        (
+            [SECRET],
+            {"max_new_tokens": 250},
+            r"context of 256 that leaves room for \d+ new ones, and 'max_new_tokens' is 250",
+        ),
+        ([SECRET], {"temperature": -0.1}, "input 'temperature' must be 0"),
+        ([SECRET], {"top_p": 0}, "input 'top_p' must be more than 0 and at most 1"),
+        ([SECRET], {"top_p": 1.01}, "input 'top_p' must be more than 0 and at most 1"),
+        ([SECRET], {"seed": -1}, "input 'seed' must be"),
+        ([SECRET], {"stop": ["x", ""]}, "input 'stop' holds an empty string"),
+        ([SECRET * 40], {}, r"input 'prompt' has \d+ tokens; in the model's context of 256 that leaves no room"),
+        ([], {}, "input 'prompt' holds no prompt"),
+    ],
+)
+def test_wrong_values(served, prompts, options, reason):
+    with pytest.raises(TritonError, match=reason) as error:
+        texts(served, "falcon7b", prompts, **options)
+    assert error.value.status == 400
+
+
+def test_text_that_is_none(served):
+    each = httpclient.InferInput("prompt", [2], "BYTES")
+    each.set_data_from_numpy(np.array([b"fine", b"not \xff"], np.object_))
+    with pytest.raises(InferenceServerException, match=r"input 'prompt' is not valid UTF-8 \(byte 4\)") as error:
+        httpclient.InferenceServerClient(served.http.removeprefix("http://")).infer("falcon7b", [each])
+    assert error.value.status() == "400"
+
+
+def test_streaming_takes_one_prompt(served):
+    with pytest.raises(TritonError, match="input 'prompt' holds 2 prompts; streaming takes one") as error:
+        pieces(served, "falcon7b_stream", ["one", "two"])
+    assert error.value.status == 400
+
+
+def test_one_that_fails_in_the_model_fails_alone(served, plain):
+    def ask(n: int) -> str:
+        try:
+            return text(served, "fussy", f"{n} is it{'?' if n == 5 else ''}", max_new_tokens=8)
+        except TritonError as error:
+            return f"{error.status}: {error}"
+
+    answers = together(12, ask)
+    assert answers[5] == "500: RuntimeError: it wants no questions"
+    del answers[5]
+    assert answers == [plain("fussy", f"{n} is it", 8) for n in range(12) if n != 5]
+
+
+# --- the models as Triton's models ------------------------------------------------------------------------------------
+
+
+def test_loading_and_unloading_one_while_another_serves(served, plain):
+    expected = plain("falcon7b", "I am going", 30)
+    over = threading.Event()
+
+    def ask(_) -> list[str]:
+        answers = []
+        while not over.is_set():
+            answers.append(text(served, "falcon7b", "I am going", max_new_tokens=30))
+        return answers
+
+    with ThreadPoolExecutor(4) as clients:
+        asking = clients.map(ask, range(4))
+        try:
+            unload(served, "mistral7b")
+            served.triton.load("mistral7b")
+        finally:
+            over.set()
+        answers = [answer for client in asking for answer in client]
+    assert len(answers) > 4
+    assert set(answers) == {expected}
+    assert text(served, "mistral7b", "It", max_new_tokens=5) == plain("mistral7b", "It", 5)
+
+
+def unload(stack: TestStack, model: str) -> None:
+    stack.triton._call(f"/v2/repository/models/{model}/unload", {})
+    stack.wait(lambda: stack.triton.index()[model][0] == "UNAVAILABLE", f"{model} unloaded")
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "reason"),
+    [
+        ("temperature", "warm", "parameter 'temperature' must be 0"),
+        ("weights", "nobody", "nobody/1 has no config.json"),
+    ],
+)
+def test_a_wrong_config_is_refused_and_the_old_model_stays(served, plain, parameter, value, reason):
+    config = served.triton.config("mistral7b")
+    wrong = config | {"parameters": config["parameters"] | {parameter: {"string_value": value}}}
+    with pytest.raises(TritonError, match=reason):
+        served.triton.load("mistral7b", wrong)
+    assert text(served, "mistral7b", "It", max_new_tokens=5) == plain("mistral7b", "It", 5)
+
+
+def test_a_model_too_large_is_refused_before_it_is_loaded(served):
+    """Its weights are a header and nothing behind it: to read more would fail otherwise."""
+    folder = served.folder / "models/toolarge"
+    shutil.copytree(served.folder / "models/mymodel", folder)
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [10**6, 10**6], "data_offsets": [0, 2 * 10**12]}}).encode()
+    (folder / "1/model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    config = served.triton.config("mymodel") | {"name": "toolarge"}
+    (folder / "config.pbtxt").write_text((folder / "config.pbtxt").read_text().replace('"mymodel"', '"toolarge"'))
+    with pytest.raises(TritonError, match=r"toolarge takes about 2200\.0 GB and \d+\.\d GB of memory are free here"):
+        served.triton.load("toolarge", config)
+    assert text(served, "mymodel", "It", max_new_tokens=3)
+
+
+def test_a_client_that_goes_away_stops_its_own_text_only(served, plain):
+    before = counted(served, "mymodel_stream")
+    body = json.dumps({"prompt": "I am going", "max_new_tokens": 4000}).encode()
+    address = served.http.removeprefix("http://")
+    with socket.create_connection(address.split(":")) as gone:
+        head = f"POST /v2/models/mymodel_stream/generate_stream HTTP/1.1\r\nHost: {address}\r\n"
+        gone.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert gone.recv(100)
+    answers = together(4, lambda n: "".join(pieces(served, "mymodel_stream", PROMPTS[n], max_new_tokens=30)))
+    assert answers == [plain("mymodel", prompt, 30) for prompt in PROMPTS[:4]]
+
+    def told() -> float | None:
+        now = counted(served, "mymodel_stream")
+        return now["generated_tokens"] - before["generated_tokens"] if now["texts"] - before["texts"] == 5 else None
+
+    assert served.wait(told, "five texts counted") < 4000
+
+
+def test_no_prompt_is_logged(served):
+    text(served, "falcon7b", SECRET, max_new_tokens=5)
+    assert "falcon7b" in served.log
+    assert SECRET not in served.log
+    assert "zebra" not in served.log
