@@ -185,8 +185,12 @@ def put_in_place(system: System, order: Order, recipe: Recipe, repository: Path,
         for version in model.iterdir():
             if version.is_dir():  # Triton wants one, also of a model that has nothing to put into it
                 (repository / model.name / version.name).mkdir(parents=True, exist_ok=True)
+    mask = os.umask(0)
+    os.umask(mask)
     for file in files:
         (repository / file).parent.mkdir(parents=True, exist_ok=True)
+        # safetensors and ONNX's external data come readable by their owner only, and containers have another user.
+        (order.folder / file).chmod(0o666 & ~mask)
         os.replace(order.folder / file, repository / file)
     for file in set(before["files"] if before else ()) - set(files):
         (repository / file).unlink(missing_ok=True)

@@ -1,0 +1,57 @@
+"""Models of other kinds than `embedding`: the exporter makes them, and Triton's image has what they need."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.checkpoints.language import save_gpt2
+from tests.checkpoints.vision import save_vit
+
+pytestmark = pytest.mark.timeout(1800)
+TOKEN = "hf_a-secret-of-the-tests"
+
+
+@pytest.fixture(scope="module")
+def served(new_stack, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    stack = new_stack()
+    for name, source in (("story", save_gpt2(folder / "story")), ("vit_ensemble", save_vit(folder / "vit"))):
+        done = stack.make("models", timeout=1500, SYSTEMS=name, SOURCE=source, HF_TOKEN=TOKEN)
+        assert done.returncode == 0, done.stdout + done.stderr
+    stack.environment["SYSTEMS"] = "story story_stream vit_ensemble"
+    done = stack.make("up", timeout=1500, HF_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return stack
+
+
+def test_the_image_with_transformers_is_chosen_and_serves(served):
+    assert served.inspect("triton-cpu")["Config"]["Image"] == "triton-transformers:cpu-pypi-transformers"
+    smoke = served.make("smoke")
+    assert smoke.stdout.split() == ["ok", "story", "ok", "story_stream", "ok", "vit_ensemble"], smoke.stderr
+    inputs = [{"name": "prompt", "datatype": "BYTES", "shape": [1], "data": ["I am going"]}]
+    (text,) = served.triton.infer("story", {"inputs": inputs})["outputs"][0]["data"]
+    assert text.startswith("I am going")
+    assert len(text) > len("I am going")
+
+
+def test_the_token_stays_with_the_exporter(served):
+    assert TOKEN not in json.dumps(served.inspect("triton-cpu"))
+    assert TOKEN not in served.log
+
+
+def test_the_list_shows_what_is_in_place(served):
+    done = served.make("models", timeout=300, LIST="1")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["●", "story"] in [line[:2] for line in lines]
+    assert ["●", "vit_ensemble"] in [line[:2] for line in lines]
+    assert ["○", "falcon7b"] in [line[:2] for line in lines]
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(served, tmp_path):
+    done = served.make("models", SYSTEMS="pets", SOURCE=tmp_path / "nowhere")
+    assert done.returncode != 0
+    assert "there is no such folder" in done.stderr
+    assert "Traceback" not in done.stderr
