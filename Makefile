@@ -64,6 +64,9 @@ build-cpu build-cuda build-neuron: build-%: $(installed)
 
 ##@ Measuring
 
+# What they measure is served too: `make loadtest SYSTEM=vit_ensemble` is enough.
+loadtest locust: export SERVE_SYSTEM := 1
+
 loadtest: up ## Compare dynamic batching with none on the running server, and write a report
 	@$(python) -m scripts.make loadtest
 

@@ -27,6 +27,7 @@ def exclusive(path: Path, who: str, wait: bool = True) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # where Locust is about, its gevent closes files at its leisure
         os.close(lock)
 
 

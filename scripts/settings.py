@@ -31,7 +31,10 @@ class Settings(dict[str, str]):
         unknown = own.keys() - defaults.keys() - _read(VERSIONS).keys()
         if unknown:
             raise UserError(f".env: no such setting {', '.join(sorted(unknown))} (.env.example lists them all)")
-        return cls({name: value for name, value in (defaults | own | environment).items() if name in defaults})
+        settings = cls({name: value for name, value in (defaults | own | environment).items() if name in defaults})
+        if os.environ.get("SERVE_SYSTEM") and settings["SYSTEM"] not in settings.words("SYSTEMS"):
+            settings["SYSTEMS"] += f" {settings['SYSTEM']}"
+        return settings
 
     def path(self, name: str) -> Path:
         return ROOT / Path(self[name]).expanduser()

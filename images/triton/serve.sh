@@ -35,6 +35,8 @@ done
 
 # ONNX Runtime 1.29 and later report usage by default.
 export ORT_DISABLE_TELEMETRY=1
+# Backends read labels and tokenizers of all languages, whatever the locale.
+export PYTHONUTF8=1
 # Model repositories and backends are read-only in containers.
 export PYTHONDONTWRITEBYTECODE=1
 
