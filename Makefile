@@ -76,9 +76,8 @@ locust: up ## Locust's own web page against the running server
 dashboards: $(installed) ## The dashboards as one page, without Grafana: RANGE, UNTIL
 	@$(python) -m scripts.make dashboards
 
-bench: $(all) ## The figures of docs/benchmarks.md on this machine (30 minutes, a server of its own)
-	@$(python) -m scripts.models
-	@$(python) -m scripts.bench
+bench: $(all) ## The figures of the docs on this machine: BENCH=embedding (30 minutes), generation, gpt2, text-formats, vision-formats
+	@$(python) -m scripts.bench $(or $(BENCH),embedding)
 
 ##@ Working on it
 

@@ -1,4 +1,4 @@
-"""python -m scripts.bench_gpt2: tokens/s of a client that loops over gpt2_ensemble, and of gpt2_generate.
+"""BENCH=gpt2: tokens/s of a client that loops over gpt2_ensemble, and of gpt2_generate.
 
 A GPT-2 of the small one's size with random weights (speed asks no more of them), on a server of its own.
 """
@@ -6,12 +6,8 @@ A GPT-2 of the small one's size with random weights (speed asks no more of them)
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 import string
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +15,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from scripts.bench import NEEDED, local
-from scripts.cli import out, run
+from scripts.bench.server import command, environment, folder, server
+from scripts.cli import out
 from scripts.generate import ask, one_by_one
-from scripts.ports import free_ports
-from scripts.settings import ROOT, Settings
 from scripts.triton import Triton
 
 CLIENTS = (1, 8)
@@ -33,19 +27,12 @@ ROUNDS = 5
 
 
 def main() -> None:
-    state = Settings.load()["LOCAL_STATE"]
-    with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ) | dict(zip(NEEDED, map(str, free_ports(len(NEEDED))), strict=True))
-        environment |= {"LOCAL_STATE": f"{state}/bench", "MODEL_REPOSITORY": f"{folder}/models", "RUNTIME": "local"}
-        environment |= {"GRAFANA_HOME": "none", "SYSTEMS": "gpt2_ensemble gpt2_generate"}
-        words = save_checkpoint(Path(folder) / "checkpoint")
-        of_it = {"SYSTEMS": "gpt2_ensemble", "SOURCE": f"{folder}/checkpoint"}
-        subprocess.run([sys.executable, "-m", "scripts.models"], cwd=ROOT, env=environment | of_it, check=True)
-        local("up", environment)
-        try:
-            rates = measure(Triton(f"http://127.0.0.1:{environment['TRITON_HTTP_PORT']}"), words)
-        finally:
-            local("down", environment)
+    with folder() as work:
+        variables = environment(work, SYSTEMS="gpt2_ensemble gpt2_generate")
+        words = save_checkpoint(work / "checkpoint")
+        command("models", variables | {"SYSTEMS": "gpt2_ensemble", "SOURCE": f"{work}/checkpoint"})
+        with server(variables):
+            rates = measure(Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}"), words)
     show(rates)
 
 
@@ -100,7 +87,3 @@ def show(rates: dict[tuple[int, str], list[float]]) -> None:
     out.print(
         f"medians of {ROUNDS} rounds, one after the other; prompts of {PROMPT_TOKENS} tokens, {NEW_TOKENS} new ones"
     )
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,4 +1,4 @@
-"""make bench: the figures of docs/benchmarks.md, on this machine.
+"""BENCH=embedding: the first figures of docs/benchmarks.md.
 
 A server of its own on ports of its own, pinned to one core, the load generator on another. The same comparison that
 `make loadtest` runs, at several numbers of users, and between them the model alone in a process on the server's core.
@@ -6,7 +6,6 @@ A server of its own on ports of its own, pinned to one core, the load generator 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -17,40 +16,38 @@ from datetime import UTC, datetime
 
 from rich.table import Table
 
-from scripts.cli import err, out, run
-from scripts.ports import free_ports
+from scripts.bench.server import command, environment, folder, server
+from scripts.cli import err, out
 from scripts.settings import ROOT, Settings, UserError
-from scripts.stack import PORTS
 
 USERS = (1, 8, 32, 64)
 ROUNDS = 5
 BATCHES = (4, 8, 16, 32, 64)
-NEEDED = [name for names in PORTS.values() for name in names] + ["LOADTEST_METRICS_PORT"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench")
-    parser.add_argument("--raw", action="store_true", help="only the model alone, on the CPUs this process may use")
-    if parser.parse_args().raw:
-        print(json.dumps(raw()))
-        return
     settings = Settings.load()
-    server, client = two_cpus()
-    ports = dict(zip(NEEDED, map(str, free_ports(len(NEEDED))), strict=True))
-    environment = dict(os.environ) | ports | {"LOCAL_STATE": f"{settings['LOCAL_STATE']}/bench"}
-    environment |= {"TRITON_CPUS": str(server), "LOADTEST_CPUS": str(client), "ROUNDS": str(ROUNDS)}
-    environment |= {"REPORTS": f"{settings['REPORTS']}/bench", "RUNTIME": "local"}
-    environment |= {"SYSTEM": "embedding", "SYSTEMS": "embedding", "GRAFANA_HOME": "none"}
-    local("up", environment)
-    try:
-        raws, found = [measure_raw(server)], {}
-        for users in USERS:
-            found[users] = compare(environment | {"USERS": str(users)}, settings)
-            raws.append(measure_raw(server))
-    finally:
-        local("down", environment)
+    cpu, client = two_cpus()
+    with folder() as work:
+        variables = environment(
+            work,
+            TRITON_CPUS=str(cpu),
+            LOADTEST_CPUS=str(client),
+            ROUNDS=str(ROUNDS),
+            # The reports are kept.
+            REPORTS=f"{settings['REPORTS']}/bench",
+            MODEL_REPOSITORY=settings["MODEL_REPOSITORY"],
+            SYSTEM="embedding",
+            SYSTEMS="embedding",
+        )
+        command("models", variables)
+        with server(variables):
+            raws, found = [measure_raw(cpu)], {}
+            for users in USERS:
+                found[users] = compare(variables | {"USERS": str(users)}, settings)
+                raws.append(measure_raw(cpu))
     show(found, raws)
-    record = {"cpus": {"server": server, "client": client}, "raw": raws, "served": found}
+    record = {"cpus": {"server": cpu, "client": client}, "raw": raws, "served": found}
     path = settings.path("REPORTS") / f"bench/{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
     out.print(f"\nnumbers  {os.path.relpath(path)}")
@@ -63,18 +60,12 @@ def two_cpus() -> tuple[int, int]:
     return cpus[0], cpus[1]
 
 
-def local(command: str, environment: dict[str, str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "scripts.make", command], cwd=ROOT, env=environment, text=True)
-    if done.returncode:
-        raise UserError(f"the bench's own server: `{command}` failed, see above")
-
-
-def compare(environment: dict[str, str], settings: Settings) -> dict:
-    out.print(f"\n{environment['USERS']} user(s)")
+def compare(variables: dict[str, str], settings: Settings) -> dict:
+    out.print(f"\n{variables['USERS']} user(s)")
     # Its exit code says whether batching was proven, which one user cannot; the results are written all the same.
     latest = settings.path("REPORTS") / "bench/latest"
     before = latest.resolve()
-    subprocess.run([sys.executable, "-m", "loadtest"], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "loadtest"], cwd=ROOT, env=variables, stdout=subprocess.DEVNULL)
     if latest.resolve() == before:
         raise UserError("the comparison left no results, see above")
     return json.loads((latest / "results.json").read_text())
@@ -82,7 +73,7 @@ def compare(environment: dict[str, str], settings: Settings) -> dict:
 
 def measure_raw(cpu: int) -> dict[str, float]:
     with err.status("the model alone, in a process of its own"):
-        command = ["taskset", "-c", str(cpu), sys.executable, "-m", "scripts.bench", "--raw"]
+        command = ["taskset", "-c", str(cpu), sys.executable, "-m", "scripts.bench.embedding"]
         return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
 
 
@@ -152,5 +143,5 @@ def show(found: dict[int, dict], raws: list[dict[str, float]]) -> None:
     )
 
 
-if __name__ == "__main__":
-    run(main)
+if __name__ == "__main__":  # by itself, on the CPUs that this process may use
+    print(json.dumps(raw()))

@@ -1,0 +1,51 @@
+"""A server of the bench's own, on ports and under folders of its own, so that it disturbs none that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts.ports import free_ports
+from scripts.settings import ROOT, Settings, UserError
+from scripts.stack import PORTS
+
+NEEDED = [name for names in PORTS.values() for name in names] + ["LOADTEST_METRICS_PORT"]
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """For what a bench makes: checkpoints, a model repository, reports."""
+    path = Settings.load().path("LOCAL_STATE") / "bench"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def environment(path: Path, **settings: str) -> dict[str, str]:
+    """What makes every command here work on the bench's server."""
+    ports = dict(zip(NEEDED, map(str, free_ports(len(NEEDED))), strict=True))
+    places = {"LOCAL_STATE": f"{path}/state", "MODEL_REPOSITORY": f"{path}/models", "REPORTS": f"{path}/reports"}
+    return dict(os.environ) | ports | places | {"RUNTIME": "local", "GRAFANA_HOME": "none"} | settings
+
+
+@contextlib.contextmanager
+def server(variables: dict[str, str]) -> Iterator[None]:
+    command("up", variables)
+    try:
+        yield
+    finally:
+        command("down", variables)
+
+
+def command(name: str, variables: dict[str, str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "scripts.make", name], cwd=ROOT, env=variables)
+    if done.returncode:
+        raise UserError(f"the bench's own server: `{name}` failed, see above")
