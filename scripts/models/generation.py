@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scripts.models.catalogue import SYSTEMS, Order
 from scripts.models.configs import tensor, write_config
 from scripts.settings import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Of what lies in a checkpoint's folder, all that transformers reads beside the weights: configs and tokenizers.
 SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
@@ -18,12 +22,15 @@ INDEX = "model.safetensors.index.json"
 
 def assemble(order: Order) -> dict:
     weights = weight_files(order.weights)
-    check_it_loads(order)
+    tokenizer = loaded_tokenizer(order)
     served, streamed = order.folder / order.system, order.folder / f"{order.system}_stream"
     for model in (served, streamed):
         (model / "1").mkdir(parents=True)
     for file in [*weights, *other_files(order)]:
         (shutil.move if order.movable else shutil.copy)(file, served / "1" / file.name)
+    if tokenizer.is_fast and not (served / "1/tokenizer.json").exists():
+        # Made of a tokenizer.model, which takes a library that the server does without.
+        tokenizer.save_pretrained(served / "1")
     if order.system not in SYSTEMS:
         write_configs(order, served, streamed)
     size = sum(file.stat().st_size for file in (served / "1").glob("*.safetensors"))
@@ -52,19 +59,20 @@ def other_files(order: Order) -> list[Path]:
     return sorted(file for file in order.weights.iterdir() if file.suffix in suffixes and file.is_file())
 
 
-def check_it_loads(order: Order) -> None:
-    """Its configuration and its tokenizer, that is: the weights would take minutes, and the server's memory."""
+def loaded_tokenizer(order: Order) -> PreTrainedTokenizerBase:
+    """It and the configuration load: the weights would take minutes, and the server's memory."""
     import transformers
 
     more = {"local_files_only": True, "trust_remote_code": order.trust_remote_code}
     try:
         config = transformers.AutoConfig.from_pretrained(order.weights, **more)
-        transformers.AutoTokenizer.from_pretrained(order.weights, **more)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(order.weights, **more)
     except Exception as error:  # whatever a checkpoint's files make transformers and tokenizers stumble over
         raise UserError(f"{order.weights} does not load in transformers {transformers.__version__}: {error}") from None
     remote = order.trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
     if not remote and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"{order.weights} is a {config.model_type}, which does not continue texts: say another TASK")
+    return tokenizer
 
 
 def write_configs(order: Order, served: Path, streamed: Path) -> None:

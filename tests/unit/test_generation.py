@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sentencepiece
 import torch
 from google.protobuf import text_format
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -292,3 +293,21 @@ def test_what_cannot_be_served_is_refused(tmp_path, spoil, reason):
     with pytest.raises(UserError, match=reason):
         assemble(order(weights, tmp_path / "made"))
     assert not (tmp_path / "made").exists()
+
+
+def test_a_tokenizer_of_sentencepiece_is_served_without_it(tmp_path):
+    """As persimmon8b's, which is a tokenizer.model only."""
+    source = language.save_persimmon(tmp_path / "source")
+    for file in source.glob("*token*"):
+        file.unlink()
+    (tmp_path / "lines.txt").write_text(language.LINES)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "lines.txt"), model_prefix=str(source / "tokenizer"), vocab_size=90
+    )
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    assemble(Order("story", "text-generation", "python", source, False, tmp_path / "made"))
+    (tmp_path / "made/story/1/tokenizer.model").unlink(missing_ok=True)
+    served = AutoTokenizer.from_pretrained(tmp_path / "made/story/1")
+    original = AutoTokenizer.from_pretrained(source)
+    assert served("It was raining, schönes Wetter").input_ids == original("It was raining, schönes Wetter").input_ids
+    assert len(served("It was raining").input_ids) > 3
