@@ -37,7 +37,10 @@ class Settings(dict[str, str]):
         return settings
 
     def path(self, name: str) -> Path:
-        return ROOT / Path(self[name]).expanduser()
+        try:
+            return ROOT / Path(self[name]).expanduser()
+        except RuntimeError:
+            raise UserError(f"{name}={self[name]}: there is no such user") from None
 
     def words(self, name: str) -> list[str]:
         return self[name].split()

@@ -19,8 +19,8 @@ from dotenv import dotenv_values
 from scripts.cli import err, out
 from scripts.docker import preflight
 from scripts.files import exclusive
-from scripts.models.repository import CONFIGS, all_in_place, remove_all
-from scripts.models.served import config_of, models_of
+from scripts.models.repository import CONFIGS, all_in_place, models_of, remove_all
+from scripts.models.served import config_of
 from scripts.ports import check_free
 from scripts.settings import DOTENV, ROOT, UserError
 from scripts.stack import PORTS, Process, Stack

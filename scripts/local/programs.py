@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.cli import err
+from scripts.files import exclusive
 from scripts.settings import ROOT, UserError
 
 BACKENDS = ROOT / "images/triton/backends"
@@ -72,7 +73,12 @@ def transformers(wanted: str, state: Path) -> str:
     if target.exists():
         return str(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".installing-") as folder:
+    with (
+        exclusive(target.parent, "another command installs a transformers"),
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=".installing-") as folder,
+    ):
+        if target.exists():
+            return str(target)
         constraints = Path(folder) / "constraints.txt"
         locked = (ROOT / "requirements.lock").read_text().splitlines()
         # It says which of these it wants; the rest are the server's.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from scripts.cli import run
 from scripts.models.repository import assemble_all
 from scripts.settings import Settings
@@ -9,6 +11,7 @@ from scripts.settings import Settings
 
 def main() -> None:
     settings = Settings.load()
+    os.environ.pop("HF_TOKEN", None)  # code that comes with a model is not to find it there
     if settings.choice("LIST", ("0", "1")) == "1":
         from scripts.models.listing import print_list
 

@@ -23,6 +23,23 @@ def tensor(name: str, data_type: str, dims: list[int], **more: object) -> dict:
     return {"name": name, "data_type": f"TYPE_{data_type}", "dims": dims, **more}
 
 
+def batched(backend: str, most: int, inputs: list[dict], outputs: list[dict], kind: str) -> dict:
+    """One instance, dynamic batches of `most` at most."""
+    return {
+        "backend": backend,
+        "max_batch_size": most,
+        "input": inputs,
+        "output": outputs,
+        "dynamic_batching": {},
+        "instance_group": [{"count": 1, "kind": kind}],
+    }
+
+
+def ragged(tensors: list[dict]) -> list[dict]:
+    """Requests are batched whatever the length of their texts, or the size of their pictures."""
+    return [each | ({"allow_ragged_batch": True} if -1 in each["dims"] else {}) for each in tensors]
+
+
 def step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> dict:
     """One step of an ensemble: the model's tensor -> the ensemble's."""
     return {"model_name": model, "model_version": -1, "input_map": inputs, "output_map": outputs}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from scripts.models.catalogue import SYSTEMS, Order
 from scripts.models.configs import tensor, write_config
+from scripts.models.tasks import task_of_architecture
 from scripts.settings import UserError
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def weight_files(folder: Path) -> list[Path]:
         raise UserError(f"{folder} has no config.json: name a folder that save_pretrained wrote")
     index = folder / INDEX
     names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [SINGLE]
+    if odd := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
+        raise UserError(f"{index} names '{odd[0]}', which is no file of weights beside it")
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
         return [folder / name for name in names]
@@ -69,6 +72,9 @@ def loaded_tokenizer(order: Order) -> PreTrainedTokenizerBase:
         tokenizer = transformers.AutoTokenizer.from_pretrained(order.weights, **more)
     except Exception as error:  # whatever a checkpoint's files make transformers and tokenizers stumble over
         raise UserError(f"{order.weights} does not load in transformers {transformers.__version__}: {error}") from None
+    stored = [name for name in config.architectures or [] if task_of_architecture(name) != order.task]
+    if stored and len(stored) == len(config.architectures):
+        raise UserError(f"{order.weights} is a {stored[0]}, which lacks what continues a text: say another TASK")
     remote = order.trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
     if not remote and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"{order.weights} is a {config.model_type}, which does not continue texts: say another TASK")

@@ -15,8 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from scripts.cli import err, out, run
 from scripts.files import exclusive
 from scripts.models.catalogue import named
-from scripts.models.repository import records
-from scripts.models.served import models_of
+from scripts.models.repository import models_of, records
 from scripts.settings import Settings, UserError
 
 TOP = "model_repository"
@@ -34,6 +33,8 @@ def main() -> None:
 
 def package(settings: Settings) -> None:
     repository, target = settings.path("MODEL_REPOSITORY"), settings.path("PACKAGE")
+    if target.is_dir():
+        raise UserError(f"PACKAGE={settings['PACKAGE']} is a folder: name the file in it")
     names = settings.words("SYSTEMS")
     models = sorted({model for name in names for model in assembled(name, repository)})
     with exclusive(repository, "`make models` is at work here"):

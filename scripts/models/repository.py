@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -15,12 +16,18 @@ from scripts.cli import err, out
 from scripts.files import exclusive, write_atomically
 from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, Order, Recipe, System, named
 from scripts.models.hub import DOWNLOADS
+from scripts.models.served import with_steps
 from scripts.models.source import Folder, Hub, Source, identity, of_identity, opened
 from scripts.models.tasks import task_of
 from scripts.settings import ROOT, Settings, UserError
 
+# `gpt2` is of the published names alone.
+TASKS = tuple(task for task in RECIPES if task != "gpt2")
 CONFIGS = ROOT / "model_repository"
 WORK = ".assembling-"
+# It becomes folders, words of a command line, and parts of an address.
+NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
+UNFINISHED = "unfinished"
 # What says which system is meant: without any of them, what is in place will do.
 CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT")
 
@@ -63,8 +70,17 @@ def missing(settings: Settings, quietly: bool = False) -> list[System]:
 
 def asked_for(name: str, settings: Settings, repository: Path) -> System | None:
     """The system of that name, with what the settings say otherwise; None for a model of the user's own."""
-    system = named(name) or recorded(name, repository)
+    if not NAME.fullmatch(name):
+        raise UserError(f"SYSTEMS: '{name}' is no name; letters, digits, '_', '-' and '.' make one")
     source = chosen_source(settings)
+    # What was made before is what is meant, also of a catalogue's system made of the user's weights.
+    system = recorded(name, repository) or named(name)
+    if any(settings[choice] for choice in CHOICES):
+        system = named(name) or system
+        if system and system.name != name:
+            raise UserError(f"{name} is a part of {system.name}: name that, or choose another name for yours")
+        if name in SYSTEMS and settings["TASK"] not in ("", SYSTEMS[name].task):
+            raise UserError(f"{name} is for {SYSTEMS[name].task}: TASK={settings['TASK']} takes another name")
     if system is None and source is None:
         if (repository / name / "config.pbtxt").exists():
             return None
@@ -77,7 +93,7 @@ def asked_for(name: str, settings: Settings, repository: Path) -> System | None:
     return replace(
         system,
         source=source or system.source,
-        task=(settings.choice("TASK", tuple(RECIPES)) if settings["TASK"] else "") or system.task,
+        task=(settings.choice("TASK", TASKS) if settings["TASK"] else "") or system.task,
         format=(settings.choice("FORMAT", FORMATS) if settings["FORMAT"] else "") or system.format,
     )
 
@@ -151,16 +167,25 @@ def is_assembled(system: System, settings: Settings, repository: Path) -> bool:
 
 
 def recorded(name: str, repository: Path) -> System | None:
-    """One that was made of HF_MODEL or SOURCE before."""
+    """One that was made before, of its own HF_MODEL or SOURCE."""
     for record in records(repository):
-        if name in (record["system"], *record["also"]):
-            return System(record["system"], record["task"], of_identity(record["identity"]), record["format"])
+        source = of_identity(record["identity"])
+        if source and name in (record["system"], *record["also"]):
+            return System(record["system"], record["task"], source, record["format"])
     return None
 
 
 def records(repository: Path) -> list[dict]:
     found = (read_record(path.parents[1]) for path in sorted(repository.glob("*/1/assembled.json")))
     return [record for record in found if record]
+
+
+def models_of(name: str, repository: Path) -> list[str]:
+    """Triton's models that make up a system: by its record, or by the configs."""
+    for record in records(repository):
+        if name in (record["system"], *record["also"]):
+            return [record["system"], *record["also"]]
+    return with_steps(name, repository)
 
 
 def read_record(model: Path) -> dict | None:
@@ -176,10 +201,22 @@ def read_record(model: Path) -> dict | None:
 
 def put_in_place(system: System, order: Order, recipe: Recipe, repository: Path, facts: dict) -> None:
     made = sorted(path for path in order.folder.iterdir() if path.is_dir())
+    check_free(system, made, repository)
     files = [str(path.relative_to(order.folder)) for path in sorted(order.folder.rglob("*")) if path.is_file()]
     record = repository / system.name / "1/assembled.json"
     before = read_record(repository / system.name)
-    record.unlink(missing_ok=True)  # killed from here on, the next run makes it again
+    old = before["files"] if before else []
+    content = {
+        "system": system.name,
+        "also": [model.name for model in made if model.name != system.name],
+        "task": order.task,
+        "format": order.format,
+        **facts,
+    }
+    record.parent.mkdir(parents=True, exist_ok=True)
+    # Killed from here on, the next run makes it again, and knows what to clear away.
+    unfinished = {"recipe": UNFINISHED, "files": sorted({*old, *files})}
+    write_atomically(record, json.dumps(content | unfinished, indent=2) + "\n")
     for model in made:
         copy_config(model, repository)
         for version in model.iterdir():
@@ -192,21 +229,29 @@ def put_in_place(system: System, order: Order, recipe: Recipe, repository: Path,
         # safetensors and ONNX's external data come readable by their owner only, and containers have another user.
         (order.folder / file).chmod(0o666 & ~mask)
         os.replace(order.folder / file, repository / file)
-    for file in set(before["files"] if before else ()) - set(files):
+    for file in set(old) - set(files):
         (repository / file).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
             (repository / file).parent.rmdir()
-    record.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "system": system.name,
-        "also": [model.name for model in made if model.name != system.name],
-        "task": order.task,
-        "format": order.format,
-        "recipe": recipe.version,
-        "files": files,
-        **facts,
+    write_atomically(record, json.dumps(content | {"recipe": recipe.version, "files": files}, indent=2) + "\n")
+
+
+def check_free(system: System, made: list[Path], repository: Path) -> None:
+    """A folder of the same name may be another system's, or the user's own."""
+    owners = {
+        model: record["system"] for record in records(repository) for model in (record["system"], *record["also"])
     }
-    write_atomically(record, json.dumps(content, indent=2) + "\n")
+    for other in SYSTEMS.values():
+        for name in (other.name, *other.also):
+            owners |= dict.fromkeys(with_steps(name, CONFIGS), other.name)
+    for model in made:
+        owner = owners.get(model.name)
+        if owner is None and (repository / model.name / "config.pbtxt").exists():
+            owner = "you"
+        if owner not in (None, system.name):
+            raise UserError(
+                f"{system.name} would need a model '{model.name}', which belongs to {owner}: choose another name"
+            )
 
 
 def copy_config(made: Path, repository: Path) -> None:

@@ -5,18 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scripts.models.repository import records
-
 COMMENT = re.compile(r"#.*")
 STEP = re.compile(r"""\bmodel_name\s*:\s*["']([^"']+)""")
-
-
-def models_of(name: str, repository: Path) -> list[str]:
-    """Triton's models that make up a system: by its record, or by the configs."""
-    for record in records(repository):
-        if name in (record["system"], *record["also"]):
-            return [record["system"], *record["also"]]
-    return with_steps(name, repository)
 
 
 def with_steps(model: str, *repositories: Path) -> list[str]:

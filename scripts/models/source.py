@@ -94,8 +94,10 @@ def opened(source: Source, settings: Settings, repository: Path) -> Iterator[Wei
             yield Weights(folder, str(found), identity(found) + asked, movable=True)
 
 
-def of_identity(text: str) -> Source:
-    """The folder or repository that an identity names."""
+def of_identity(text: str) -> Source | None:
+    """The folder or repository that an identity names; of a package only the catalogue knows."""
+    if text.startswith("PyPI: "):
+        return None
     if text.startswith("/"):
         return Folder(Path(text.rpartition(" ")[0]))
     return Hub(*text.partition(" ")[0].split("@"))

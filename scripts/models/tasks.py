@@ -78,15 +78,27 @@ ENDINGS = {
 }
 
 
+def task_of_architecture(name: str) -> str:
+    """Empty where its name does not tell."""
+    return next((task for ending, task in ENDINGS.items() if name.endswith(ending)), "")
+
+
+def activation(config) -> str:
+    """What makes scores of a classifier's logits, as transformers' pipelines choose it."""
+    if config.problem_type == "regression":
+        return "none"
+    several = config.problem_type == "multi_label_classification" or config.num_labels == 1
+    return "sigmoid" if several else "softmax"
+
+
 def task_of(weights: Path) -> str:
     """As the files that save_pretrained wrote tell."""
     if (weights / "modules.json").exists():
         return "sentence-similarity"
     config = json.loads((weights / "config.json").read_text())
     for architecture in config.get("architectures") or []:
-        for ending, task in ENDINGS.items():
-            if architecture.endswith(ending):
-                return task
+        if task := task_of_architecture(architecture):
+            return task
         if architecture.endswith("Model"):
             pictures = (weights / "preprocessor_config.json").exists()
             return "image-feature-extraction" if pictures else "feature-extraction"

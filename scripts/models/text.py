@@ -25,6 +25,7 @@ from scripts.models.tasks import TEXT_TASKS, TextTask
 from scripts.settings import ROOT, UserError
 
 PARITY_TEXTS = 64
+PUBLISHED_WIDTH = 384
 LEAST_COSINE = 0.9999
 POOLING = ("mean", "cls")  # what shared/encoder.py does
 # Positions of these begin after the padding token's.
@@ -84,14 +85,6 @@ class TextModel:
     @property
     def labels(self) -> list[str]:
         return [self.config.id2label[i] for i in range(len(self.config.id2label))]
-
-    @property
-    def activation(self) -> str:
-        """As transformers' pipeline chooses it."""
-        if self.config.problem_type == "regression":
-            return "none"
-        several = self.config.problem_type == "multi_label_classification" or self.config.num_labels == 1
-        return "sigmoid" if several else "softmax"
 
     @cached_property
     def token_inputs(self) -> list[str]:
@@ -153,6 +146,8 @@ def pooling_mode(config: dict) -> str:
 def assemble(order: Order) -> dict:
     os.environ["HF_HUB_OFFLINE"] = "1"
     model = TextModel(order)
+    if order.system == "embedding":
+        check_published(model)
     for part in ("ensemble", "tokenizer", "encoder", *(["answers"] if model.task.answers else [])):
         model.version(part).mkdir(parents=True)
     tokenizer = save_tokenizer(model)
@@ -165,6 +160,14 @@ def assemble(order: Order) -> dict:
         if order.system != "embedding":
             write_config(model.part(part), f"{order.task}, written by `make models`", config, parameters)
     return {"max_length": model.max_length, **facts}
+
+
+def check_published(model: TextModel) -> None:
+    """Its configs are in git, and promise what other formats and weights do not keep."""
+    if model.order.format == "python" or model.config.hidden_size != PUBLISHED_WIDTH:
+        raise UserError(
+            f"embedding is ONNX and answers vectors of {PUBLISHED_WIDTH}: what is otherwise takes another name"
+        )
 
 
 def save_tokenizer(model: TextModel) -> Tokenizer:

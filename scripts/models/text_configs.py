@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scripts.models.configs import step, tensor
+from scripts.models.configs import batched, ragged, step, tensor
+from scripts.models.tasks import activation
 
 if TYPE_CHECKING:
     from scripts.models.text import TextModel
@@ -31,14 +32,14 @@ def configs(model: TextModel, width: int) -> dict[str, Config]:
 
     parts = {
         "tokenizer": (
-            batched("tokenizer", texts, fed + of_tokens, "KIND_CPU"),
+            batched("tokenizer", MAX_BATCH, texts, fed + of_tokens, "KIND_CPU"),
             {"padding": "none"} | ({"exactly_one": model.mask} if model.mask else {}),
         ),
         "encoder": encoder(model, fed, outputs),
     }
     if answers:
         needed = ragged(outputs + of_tokens) + of_texts
-        parts["answers"] = batched("postprocessor", needed, answers, "KIND_CPU"), last_step(model)
+        parts["answers"] = batched("postprocessor", MAX_BATCH, needed, answers, "KIND_CPU"), last_step(model)
     scheduling = [
         step(
             model.part(part).name,
@@ -53,7 +54,7 @@ def configs(model: TextModel, width: int) -> dict[str, Config]:
 
 def encoder(model: TextModel, fed: list[dict], outputs: list[dict]) -> Config:
     if model.order.format != "python":
-        return batched("packed_onnx", ragged(fed), outputs, "KIND_AUTO"), {}
+        return batched("packed_onnx", MAX_BATCH, ragged(fed), outputs, "KIND_AUTO"), {}
     parameters = {"task": "text-encoder", "model_class": model.task.model_class}
     if model.mask:
         parameters["mask_token_id"] = model.hugging_face_tokenizer.mask_token_id
@@ -61,29 +62,13 @@ def encoder(model: TextModel, fed: list[dict], outputs: list[dict]) -> Config:
         parameters |= model.pooling
     if model.order.trust_remote_code:
         parameters["trust_remote_code"] = 1
-    return batched("transformers", ragged(fed), outputs, "KIND_AUTO"), parameters
+    return batched("transformers", MAX_BATCH, ragged(fed), outputs, "KIND_AUTO"), parameters
 
 
 def last_step(model: TextModel) -> dict[str, object]:
     parameters: dict[str, object] = {"task": model.order.task}
     if model.order.task == "text-classification":
-        parameters["activation"] = model.activation
+        parameters["activation"] = activation(model.config)
     if model.mask:
         parameters["count"] = ANSWERS
     return parameters
-
-
-def batched(backend: str, inputs: list[dict], outputs: list[dict], kind: str) -> dict:
-    return {
-        "backend": backend,
-        "max_batch_size": MAX_BATCH,
-        "input": inputs,
-        "output": outputs,
-        "dynamic_batching": {},
-        "instance_group": [{"count": 1, "kind": kind}],
-    }
-
-
-def ragged(tensors: list[dict]) -> list[dict]:
-    """Requests are batched whatever the length of their texts."""
-    return [each | ({"allow_ragged_batch": True} if -1 in each["dims"] else {}) for each in tensors]

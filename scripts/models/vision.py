@@ -15,9 +15,10 @@ import torch
 import transformers
 
 from scripts.models.catalogue import Order
-from scripts.models.configs import step, tensor, write_config
+from scripts.models.configs import batched, ragged, step, tensor, write_config
 from scripts.models.export import export, quantized, quiet
 from scripts.models.parity import compare
+from scripts.models.tasks import activation
 from scripts.settings import UserError
 
 MAX_BATCH = 32
@@ -151,8 +152,9 @@ def save_python(model: VisionModel) -> dict:
             (shutil.move if order.movable else shutil.copyfile)(file, version / file.name)
     model.processor.save_pretrained(version)
     if order.system not in PUBLISHED:
-        parameters = {"task": order.task} | ({"trust_remote_code": 1} if order.trust_remote_code else {})
-        write(model, "ensemble", batched("transformers", ragged(IMAGES), made, "KIND_AUTO"), parameters)
+        activated = last_step(model) if model.classifies else {}
+        parameters = {"task": order.task} | activated | ({"trust_remote_code": 1} if order.trust_remote_code else {})
+        write(model, "ensemble", batched("transformers", MAX_BATCH, ragged(IMAGES), made, "KIND_AUTO"), parameters)
     return {}
 
 
@@ -221,11 +223,11 @@ def write_configs(model: VisionModel) -> None:
         for node in session.get_outputs()
     ]
     parts = {
-        "processor": batched("image_processor", ragged(IMAGES), [PIXEL_VALUES], "KIND_CPU"),
-        "model": batched("onnxruntime", [PIXEL_VALUES], outputs, "KIND_AUTO"),
+        "processor": batched("image_processor", MAX_BATCH, ragged(IMAGES), [PIXEL_VALUES], "KIND_CPU"),
+        "model": batched("onnxruntime", MAX_BATCH, [PIXEL_VALUES], outputs, "KIND_AUTO"),
     }
     if model.classifies:
-        parts["answers"] = batched("postprocessor", outputs, labelled(model), "KIND_CPU")
+        parts["answers"] = batched("postprocessor", MAX_BATCH, outputs, labelled(model), "KIND_CPU")
     scheduling = [
         step(
             model.part(part).name,
@@ -243,11 +245,15 @@ def write_configs(model: VisionModel) -> None:
         "ensemble_scheduling": {"step": scheduling},
     }
     for part, config in parts.items():
-        write(model, part, config, {"task": model.order.task} if part == "answers" else {})
+        write(model, part, config, last_step(model) if part == "answers" else {})
 
 
 def write(model: VisionModel, part: str, config: dict, parameters: dict) -> None:
     write_config(model.part(part), f"{model.order.task}, written by `make models`", config, parameters)
+
+
+def last_step(model: VisionModel) -> dict:
+    return {"task": model.order.task, "activation": activation(model.original.config)}
 
 
 def labelled(model: VisionModel) -> list[dict]:
@@ -256,22 +262,6 @@ def labelled(model: VisionModel) -> list[dict]:
         tensor("score", "FP32", [1]),
         tensor("scores", "FP32", [len(model.labels)]),
     ]
-
-
-def batched(backend: str, inputs: list[dict], outputs: list[dict], kind: str) -> dict:
-    return {
-        "backend": backend,
-        "max_batch_size": MAX_BATCH,
-        "input": inputs,
-        "output": outputs,
-        "dynamic_batching": {},
-        "instance_group": [{"count": 1, "kind": kind}],
-    }
-
-
-def ragged(inputs: list[dict]) -> list[dict]:
-    """Requests are batched whatever the size of their pictures."""
-    return [each | ({"allow_ragged_batch": True} if -1 in each["dims"] else {}) for each in inputs]
 
 
 # --- is it still the model? -------------------------------------------------------------------------------------------

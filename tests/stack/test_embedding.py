@@ -15,7 +15,6 @@ import tritonclient.http as httpclient
 
 from loadtest.workload import WORKLOADS
 from scripts.models.catalogue import SYSTEMS
-from scripts.models.text import example_texts
 
 # As published, but for the port.
 CURL = """curl -X POST http://localhost:8000/v2/models/{model}/versions/1/infer \\
@@ -102,6 +101,8 @@ def test_grpc_answers_the_same(stack):
 
 def test_the_served_model_is_the_model(stack, original):
     """Also on nothing, one token, and more than the maximum."""
+    from scripts.models.text import example_texts  # with transformers, whose ssl Locust would patch too late
+
     texts = example_texts(256)
     served = np.concatenate([embed(stack, *texts[i : i + 30]) for i in range(0, len(texts), 30)])
     expected = original.encode(texts, batch_size=16, show_progress_bar=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import sentencepiece
 import torch
@@ -311,3 +313,34 @@ def test_a_tokenizer_of_sentencepiece_is_served_without_it(tmp_path):
     original = AutoTokenizer.from_pretrained(source)
     assert served("It was raining, schönes Wetter").input_ids == original("It was raining, schönes Wetter").input_ids
     assert len(served("It was raining").input_ids) > 3
+
+
+def test_an_index_names_files_beside_it_and_no_others(tmp_path):
+    source, secret = language.save_falcon(tmp_path / "source"), tmp_path / "secret.safetensors"
+    (source / "model.safetensors").rename(secret)
+    for name in (str(secret), "../secret.safetensors", "config.json"):
+        (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+        with pytest.raises(UserError, match="which is no file of weights beside it"):
+            assemble(Order("story", "text-generation", "python", source, True, tmp_path / "made"))
+    assert secret.exists()
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": str(secret)}}))
+    with pytest.raises(FileNotFoundError):  # nor are they read where they are served
+        stored_weights(source)
+
+
+def test_what_the_checkpoint_says_of_penalties_does_not_hang_on_the_company(tmp_path):
+    """generate() would count a row's padding, too."""
+    folder = language.save_gpt2(tmp_path)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 3.0, "max_time": 0.001}))
+    decoder = Decoder(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+    assert decoder.model.generation_config.repetition_penalty in (None, 1.0)
+    assert decoder.model.generation_config.max_time is None
+
+
+def test_a_model_without_a_head_for_it_is_refused(tmp_path):
+    source = language.save_mistral(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["MistralForSequenceClassification"]}))
+    with pytest.raises(UserError, match="which lacks what continues a text"):
+        assemble(Order("story", "text-generation", "python", source, False, tmp_path / "made"))

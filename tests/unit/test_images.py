@@ -145,7 +145,7 @@ from shared.images import ImageProcessor, Picture
 processor = ImageProcessor({}, sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    processor.decode(Picture("row 0", sys.stdin.buffer.read()))
+    processor.pixel_values(Picture("row 0", sys.stdin.buffer.read()))
 except BadRequest as error:
     print(error, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sep="|")
 """
@@ -178,7 +178,7 @@ def test_a_bomb_in_the_text_of_a_png(processor):
 def test_max_pixels_is_the_configs(folder):
     config = {"parameters": {"max_pixels": {"string_value": "959"}}}
     with pytest.raises(BadRequest, match="40 x 24 pixels, too many for max_pixels=959"):
-        ImageProcessor(config, folder).decode(Picture("", FILES["PNG"]))
+        ImageProcessor(config, folder).pixel_values(Picture("", FILES["PNG"]))
 
 
 def test_what_a_request_must_hold():

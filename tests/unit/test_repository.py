@@ -71,6 +71,52 @@ def test_what_does_not_go_together_is_said(settings, more, sentence):
         asked_for(settings, "pets", **more)
 
 
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "..", ".", "a/b", "*", "-x", "$(x)"])
+def test_a_name_is_a_name(settings, name):
+    with pytest.raises(UserError, match="is no name"):
+        asked_for(settings, name, SOURCE="/some/where")
+
+
+def test_a_part_of_a_system_is_not_made_anew(settings):
+    put(settings, "pets", "a/b@123", also=("pets_encoder",))
+    for name, owner in (("pets_encoder", "pets"), ("falcon7b_stream", "falcon7b")):
+        with pytest.raises(UserError, match=f"{name} is a part of {owner}"):
+            asked_for(settings, name, SOURCE="/some/where")
+    with pytest.raises(UserError, match="falcon7b is for text-generation: TASK=fill-mask takes another name"):
+        asked_for(settings, "falcon7b", SOURCE="/some/where", TASK="fill-mask")
+
+
+@pytest.mark.parametrize(
+    ("made", "owner"),
+    [
+        ("gpt2", "gpt2_ensemble"),
+        ("encoder", "embedding"),
+        ("vit", "vit_ensemble"),
+        ("pets_encoder", "pets"),
+        ("theirs", "you"),
+    ],
+)
+def test_what_belongs_to_another_is_not_overwritten(settings, tmp_path, made, owner):
+    put(settings, "pets", "a/b@123", also=("pets_encoder",))
+    models = settings.path("MODEL_REPOSITORY")
+    (models / "theirs").mkdir()
+    (models / "theirs/config.pbtxt").touch()
+    system = repository.System("new", "text-classification", Hub("a/b"))
+    with pytest.raises(UserError, match=f"a model '{made}', which belongs to {owner}: choose another name"):
+        repository.check_free(system, [tmp_path / made], models)
+    repository.check_free(system, [tmp_path / "new", tmp_path / "new_encoder"], models)
+
+
+def test_a_catalogue_s_system_of_the_user_s_weights_stays_theirs(settings):
+    put(settings, "mistral7b", "/my/finetune 0123", task="text-generation", recipe="0")
+    assert asked_for(settings, "mistral7b").source.path.as_posix() == "/my/finetune"
+
+
+def test_one_that_was_killed_half_way_is_made_again(settings):
+    put(settings, "pets", "a/b@123", recipe=repository.UNFINISHED)
+    assert missing(settings, "pets") == ["pets"]
+
+
 def test_weights_are_of_one_system(settings):
     with pytest.raises(UserError, match="HF_MODEL say which one system is meant"):
         missing(settings, "pets toys", HF_MODEL="a/b")

@@ -27,7 +27,7 @@ from shared.metrics import Metrics
 TEXT, COUNT, OUT = "TEXT", "max_new_tokens", "out"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # each is itself alone, and can be in a set
 class Row:
     """One text on its way."""
 
@@ -134,12 +134,13 @@ class TritonPythonModel:
         jobs: list[Job] = []
         while (arrived := self.arrived(wait=not jobs)) is not None:
             jobs += arrived
+            rows = [row for job in jobs for row in job.rows if not row.ended][: self.max_batch]
             try:
-                self.advance([row for job in jobs for row in job.rows if not row.ended][: self.max_batch])
+                self.advance(rows)
             except Exception as error:
-                for job in jobs:
+                for job in [job for job in jobs if not set(rows).isdisjoint(job.rows)]:
+                    jobs.remove(job)
                     send(job.sender, serving.error_response(error))
-                jobs = []
             for job in [job for job in jobs if job.ended]:
                 jobs.remove(job)
                 self.answer(job)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from transformers import (
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -103,11 +104,13 @@ class Decoder:
         self.tokenizer = tokenizer
         ends = model.generation_config.eos_token_id
         self.ends = set(ends if isinstance(ends, list) else [ends]) - {None}
+        starts = (tokenizer.bos_token_id, model.generation_config.bos_token_id, tokenizer.eos_token_id)
+        # Nothing else of the checkpoint's: a penalty on repetition counts a row's padding, which hangs on its company.
+        model.generation_config = GenerationConfig(eos_token_id=sorted(self.ends) or None)
         config = model.config.get_text_config(decoder=True)
         self.vocabulary = model.get_input_embeddings().num_embeddings
         self.context = getattr(config, "max_position_embeddings", None)
         self.padding = next(token for token in (tokenizer.pad_token_id, *sorted(self.ends), 0) if token is not None)
-        starts = (tokenizer.bos_token_id, model.generation_config.bos_token_id, tokenizer.eos_token_id)
         # The first use also sets the tokenizer up; from then on threads may share it.
         self.start = tokenizer("").input_ids or [token for token in starts if token is not None][:1]
         self.measure()
@@ -176,6 +179,8 @@ class Decoder:
             logits_processor=LogitsProcessorList([Sampling(rows)]),
             stopping_criteria=StoppingCriteriaList([Progress(rows, self, tell)]),
         )
+        if not all(row.done for row in rows):
+            raise RuntimeError("the model ended before its texts did")
 
 
 class Progress(StoppingCriteria):

@@ -23,13 +23,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from shared import pretrained, serving
 from shared.config import int_parameter, parameter
 from shared.decoding import Decoder, Options, Row
-from shared.errors import BadRequest, ConfigError
+from shared.errors import BadRequest, Busy, ConfigError
 from shared.metrics import Metrics
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CANCELLED = pb_utils.TritonError.CANCELLED
 # To ask whether a client is still there is a round trip to Triton.
 LOOK_EVERY_S = 0.25
+# They are looked for after every token, while everybody waits.
+MOST_STOPS, LONGEST_STOP = 16, 256
 
 
 class TextGeneration:
@@ -39,8 +41,9 @@ class TextGeneration:
         self.defaults = defaults(config)
         self.max_batch = int_parameter(config, "max_batch", 32)
         self.gather_s = int_parameter(config, "gather_milliseconds", 10) / 1000
-        if self.max_batch < 1 or self.gather_s < 0:
-            raise ConfigError("parameter 'max_batch' must be at least 1, 'gather_milliseconds' at least 0")
+        self.max_waiting = int_parameter(config, "max_waiting", 1000)
+        if self.max_batch < 1 or self.max_waiting < 1 or self.gather_s < 0:
+            raise ConfigError("parameters 'max_batch', 'max_waiting' must be at least 1, 'gather_milliseconds' 0")
         model = pretrained.load(AutoModelForCausalLM, config, args)
         self.decoder = Decoder(model, load_tokenizer(config, args))
         self.metrics = Metrics(args, "texts", "tokens", "padding_tokens", "generated_tokens", "runs")
@@ -65,6 +68,8 @@ class TextGeneration:
             job = Job(request.get_response_sender(), self.streams)
             try:
                 job.rows = self.prepare(request, job)
+                if self.waiting.qsize() + len(job.rows) > self.max_waiting:
+                    raise Busy(f"{self.waiting.qsize()} texts wait already: ask again later")
             except Exception as error:
                 job.fail(error)
             for row in job.rows:
@@ -78,8 +83,8 @@ class TextGeneration:
             raise BadRequest(f"input 'prompt' holds {len(prompts)} prompts; streaming takes one a request")
         said = {name: value for name in RULES if (value := number(request, name)) is not None}
         stop = tuple(texts(request, "stop"))
-        if "" in stop:
-            raise BadRequest("input 'stop' holds an empty string")
+        if len(stop) > MOST_STOPS or not all(0 < len(each) <= LONGEST_STOP for each in stop):
+            raise BadRequest(f"input 'stop' takes {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters at most")
         return [self.row(job, prompt, said, stop) for prompt in prompts]
 
     def row(self, job: Job, prompt: str, said: dict[str, float], stop: tuple[str, ...]) -> Row:

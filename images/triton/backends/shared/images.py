@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import itertools
+import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,8 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 # How each of them begins in base64, which is what a client can put into JSON.
 BASE64 = (b"/9j/", b"iVBORw0KGgo", b"UklGR")
 MAX_PIXELS = 50_000_000
+# Unpacked, converted and resized, a pixel takes up to 18 bytes. Of pictures larger than this, one at a time.
+LARGE_PIXELS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class ImageProcessor:
         # Decoding and resizing let other threads run. A picture is small when its thread is done with it, so that
         # never more large ones than threads are in memory.
         self.workers = ThreadPoolExecutor(usable_cpus())
+        self.large = threading.Lock()
 
     def __call__(self, batch: list[list[Picture]]) -> list[np.ndarray | Exception]:
         """All requests' pictures at once: pixel_values of each request, or what is wrong with it."""
@@ -67,28 +73,27 @@ class ImageProcessor:
         return [_together(request) for request in futures]
 
     def pixel_values(self, picture: Picture) -> np.ndarray:
-        if isinstance(picture.data, bytes):
+        width, height = self.size(picture)
+        self.check_size(picture, width, height)
+        with self.large if width * height > LARGE_PIXELS else contextlib.nullcontext():
             array = self.decode(picture)
-        else:
-            height, width, _ = picture.data.shape
-            self.check_size(picture, width, height)
-            array = np.rint(picture.data).astype(np.uint8)
-        done = self.processor([array], return_tensors="np", input_data_format="channels_last")
+            done = self.processor([array], return_tensors="np", input_data_format="channels_last")
         return np.asarray(done["pixel_values"][0], np.float32)
+
+    def size(self, picture: Picture) -> tuple[int, int]:
+        """Of a file, as its header says, before any pixel is decoded."""
+        if isinstance(picture.data, bytes):
+            with opened(picture) as image:
+                return image.size
+        height, width, _ = picture.data.shape
+        return width, height
 
     def decode(self, picture: Picture) -> np.ndarray:
         """As transformers loads a picture: upright, RGB, what is transparent made opaque."""
-        data = picture.data
-        try:
-            if data.startswith(BASE64):
-                data = base64.b64decode(data)
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                self.check_size(picture, *image.size)  # known from the header, before any pixel is decoded
-                return np.asarray(_eight_bits(ImageOps.exif_transpose(image)).convert("RGB"))
-        except (BadRequest, MemoryError):
-            raise
-        except Exception:  # a broken file can raise anything, and what it says may quote the file
-            raise BadRequest(f"{picture.where} is not a whole JPEG, PNG or WebP file") from None
+        if not isinstance(picture.data, bytes):
+            return np.rint(picture.data).astype(np.uint8)
+        with opened(picture) as image:
+            return np.asarray(_eight_bits(ImageOps.exif_transpose(image)).convert("RGB"))
 
     def check_size(self, picture: Picture, width: int, height: int) -> None:
         """Of the picture, and of what a processor that goes by the shorter edge would blow a long strip up to."""
@@ -99,6 +104,20 @@ class ImageProcessor:
             raise BadRequest(
                 f"{picture.where} has {width} x {height} pixels, too many for max_pixels={self.max_pixels}"
             )
+
+
+@contextlib.contextmanager
+def opened(picture: Picture) -> Iterator[Image.Image]:
+    data = picture.data
+    try:
+        if data.startswith(BASE64):
+            data = base64.b64decode(data)
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            yield image
+    except MemoryError:
+        raise
+    except Exception:  # a broken file can raise anything, and what it says may quote the file
+        raise BadRequest(f"{picture.where} is not a whole JPEG, PNG or WebP file") from None
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -99,7 +99,8 @@ def stored_weights(folder: Path) -> Counter[str]:
 def weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        # By their bare names: whoever made the index has no say over other folders.
+        return [folder / Path(name).name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     raise ConfigError(f"{folder} has no model.safetensors: put there what save_pretrained writes, or run `make models`")

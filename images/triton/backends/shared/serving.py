@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import triton_python_backend_utils as pb_utils
 
-from shared.errors import BadRequest
+from shared.errors import BadRequest, Busy
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -67,6 +67,8 @@ def error_response(error: Exception):
     code, message = pb_utils.TritonError.INTERNAL, f"{type(error).__name__}: {error}"
     if isinstance(error, BadRequest):
         code, message = pb_utils.TritonError.INVALID_ARG, str(error)
+    elif isinstance(error, Busy):
+        code, message = pb_utils.TritonError.UNAVAILABLE, str(error)
     elif type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values the graph refuses
         code, message = pb_utils.TritonError.INVALID_ARG, f"the model refused the values of the inputs: {error}"
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))

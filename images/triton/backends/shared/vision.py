@@ -14,8 +14,8 @@ import triton_python_backend_utils as pb_utils
 from safetensors import safe_open
 
 from shared import images, pretrained, serving
-from shared.answers import classify
-from shared.config import parameter
+from shared.answers import ACTIVATIONS, classify
+from shared.config import choice_parameter, parameter
 from shared.metrics import Metrics
 
 # Parameter `task` -> the class of transformers that has the weights.
@@ -40,6 +40,7 @@ class ImageTask:
         self.processor = images.ImageProcessor(config, folder)
         self.model = pretrained.load(getattr(transformers, CLASSES[parameter(config, "task")]), config, args)
         self.labels = [label for _, label in sorted(self.model.config.id2label.items())]
+        self.activation = choice_parameter(config, "activation", ACTIVATIONS, "softmax")
         self.outputs = [tensor["name"] for tensor in config["output"]]
         if POOLED in self.outputs and lacks_pooler(self.model, folder):
             self.outputs.remove(POOLED)
@@ -70,7 +71,7 @@ class ImageTask:
         self.metrics.add(images=len(pixels), runs=1)
         tensors = {name: found[name].float().cpu().numpy() for name in found if name in ("logits", *wanted)}
         if "logits" in tensors:
-            tensors |= classify(tensors["logits"], self.labels)
+            tensors |= classify(tensors["logits"], self.labels, self.activation)
         cuts = np.cumsum([len(request) for request in requests])[:-1]
         parts = {name: np.split(tensors[name], cuts) for name in wanted if name in tensors}
         return [{name: part[i] for name, part in parts.items()} for i in range(len(requests))]
