@@ -68,7 +68,7 @@ class DockerTestStack(TestStack):
         """Compose with the settings filled in, as `make` calls it."""
         filled = DockerStack(Settings(Settings.load() | self.environment | settings))
         return subprocess.run(
-            filled.command(*arguments), env=filled.environment, capture_output=True, text=True, timeout=240
+            filled.command(*arguments), env=filled.environment, capture_output=True, text=True, timeout=900
         )
 
     def destroy(self) -> None:
