@@ -1,0 +1,81 @@
+"""PROFILE=cuda: the same models, configs and requests on a GPU, and the answers of plain transformers on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.checkpoints import encoders
+from tests.checkpoints.language import save_gpt2
+from tests.checkpoints.vision import save_vit
+from tests.docker.conftest import docker
+
+pytestmark = [
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(
+        "nvidia" not in docker("info", "--format", "{{json .Runtimes}}"),
+        reason="this Docker engine has no NVIDIA runtime, so there is no GPU to run on",
+    ),
+]
+# A system -> the model of it that computes.
+COMPUTES = {"story": "story", "gpt2_ensemble": "gpt2", "vit_ensemble": "vit", "mood": "mood_encoder"}
+PROMPT = "I am going"
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    gpt2 = save_gpt2(folder / "gpt2")
+    mood = encoders.save_bert(folder / "mood", "ForSequenceClassification", **encoders.labels(encoders.MOODS))
+    return {"story": gpt2, "gpt2_ensemble": gpt2, "vit_ensemble": save_vit(folder / "vit"), "mood": mood}
+
+
+@pytest.fixture(scope="module")
+def served(new_stack, checkpoints):
+    stack = new_stack()
+    stack.environment["PROFILE"] = "cuda"
+    for name, source in checkpoints.items():
+        done = stack.make("models", timeout=1500, SYSTEMS=name, SOURCE=source)
+        assert done.returncode == 0, done.stdout + done.stderr
+    stack.environment["SYSTEMS"] = " ".join([*checkpoints, "gpt2_generate"])
+    done = stack.make("up", timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return stack
+
+
+def ask(stack, model: str, name: str, data: list, shape: list[int], kind: str = "BYTES") -> dict[str, np.ndarray]:
+    inputs = [{"name": name, "shape": shape, "datatype": kind, "data": data}]
+    answer = stack.triton.infer(model, {"inputs": inputs}, timeout=120)
+    return {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in answer["outputs"]}
+
+
+@pytest.mark.parametrize("system", COMPUTES)
+def test_what_computes_is_on_the_gpu(served, system):
+    assert served.triton.config(COMPUTES[system])["instance_group"][0]["kind"] == "KIND_GPU"
+    assert served.make("smoke", SYSTEMS=system).returncode == 0
+
+
+def test_texts_go_on_as_on_the_cpu(served, checkpoints):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoints["story"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoints["story"])
+    tokens = model.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=20, do_sample=False)
+    expected = tokenizer.decode(tokens[0], skip_special_tokens=True)
+    assert expected.startswith(ask(served, "gpt2_ensemble", "TEXT", [PROMPT], [1])["out"][0], len(PROMPT))
+    assert (PROMPT + ask(served, "gpt2_generate", "TEXT", [PROMPT], [1])["out"][0]) == expected
+    assert ask(served, "story", "prompt", [PROMPT], [1])["text"][0].startswith(expected)
+
+
+def test_numbers_as_on_the_cpu(served, checkpoints):
+    classify = transformers.pipeline("text-classification", model=str(checkpoints["mood"]), device="cpu", top_k=None)
+    scores = {each["label"]: each["score"] for each in classify("It was raining")}
+    answer = ask(served, "mood", "input_text", ["It was raining"], [1, 1])
+    np.testing.assert_allclose(answer["scores"][0], [scores[name] for name in encoders.MOODS], atol=1e-3)
+    pixels = np.full((1, 40, 30, 3), 200, np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(checkpoints["vit_ensemble"], use_fast=False)
+    with torch.inference_mode():
+        model = transformers.AutoModel.from_pretrained(checkpoints["vit_ensemble"])
+        expected = model(**processor(list(pixels), return_tensors="pt")).last_hidden_state.numpy()
+    answer = ask(served, "vit_ensemble", "image", pixels.ravel().tolist(), list(pixels.shape), "FP32")
+    np.testing.assert_allclose(answer["last_hidden_state"], expected, atol=1e-2)
