@@ -47,7 +47,7 @@ smoke: $(installed) ## Send the running models their example requests and check 
 models: $(installed) ## Assemble the model repository: SYSTEMS="embedding", or HF_MODEL, SOURCE; LIST=1 lists what there is
 	@$(python) -m scripts.make models
 
-generate: $(installed) ## Have the running model continue PROMPT="..."
+generate: $(installed) ## Have the running model continue PROMPT="...": SYSTEM=gpt2_ensemble, TOKENS=20
 	@$(python) -m scripts.generate
 
 package: models ## The models of SYSTEMS as one zip, for a cloud's model catalogue

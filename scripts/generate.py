@@ -9,6 +9,7 @@ from scripts.settings import Settings, UserError
 from scripts.triton import Triton, TritonError
 
 USUAL = "gpt2_ensemble"
+DEFAULT = "embedding"  # SYSTEM's, which is about comparisons
 TIMEOUT_S = 600  # a large model on a CPU
 
 
@@ -36,12 +37,14 @@ def show(prompt: str, continuation: Iterator[str]) -> None:
 
 
 def chosen(triton: Triton, system: str) -> tuple[str, set[str]]:
-    """The model that is asked, and its inputs: SYSTEM where that continues texts, else the usual one."""
-    for model in (system, USUAL):
-        inputs = served_inputs(triton, model)
-        if inputs & {"TEXT", "prompt"}:
-            return model, inputs
-    raise UserError(f'{USUAL} is not loaded: make up SYSTEMS="{USUAL}", or say another with SYSTEM=')
+    """The model that is asked, and its inputs: SYSTEM, or the usual one where it says none that is for generating."""
+    model = USUAL if system == DEFAULT else system
+    inputs = served_inputs(triton, model)
+    if inputs & {"TEXT", "prompt"}:
+        return model, inputs
+    if inputs:
+        raise UserError(f"SYSTEM={model} continues no text")
+    raise UserError(f'{model} is not loaded: make up SYSTEMS="{model}", or say another with SYSTEM=')
 
 
 def served_inputs(triton: Triton, model: str) -> set[str]:

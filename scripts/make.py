@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from scripts.cli import out, run
@@ -31,7 +32,9 @@ def up() -> None:
     chosen = stack(settings)
     chosen.up()
     chosen.print_urls()
-    out.print("\n`make status` shows how it is, `make smoke` tries it, `make down` stops it.")
+    # What was said for one command is to be said for the next.
+    said = f' SYSTEMS="{settings["SYSTEMS"]}"' if os.environ.get("SYSTEMS") else ""
+    out.print(f"\n`make status` shows how it is, `make smoke{said}` tries it, `make down` stops it.")
 
 
 def status() -> int:

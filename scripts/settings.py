@@ -33,7 +33,8 @@ class Settings(dict[str, str]):
             raise UserError(f".env: no such setting {', '.join(sorted(unknown))} (.env.example lists them all)")
         settings = cls({name: value for name, value in (defaults | own | environment).items() if name in defaults})
         if os.environ.get("SERVE_SYSTEM") and settings["SYSTEM"] not in settings.words("SYSTEMS"):
-            settings["SYSTEMS"] += f" {settings['SYSTEM']}"
+            said = settings["SYSTEMS"] if "SYSTEMS" in own | environment else ""
+            settings["SYSTEMS"] = f"{said} {settings['SYSTEM']}".strip()
         return settings
 
     def path(self, name: str) -> Path:

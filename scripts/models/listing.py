@@ -56,17 +56,19 @@ def print_list(settings: Settings) -> None:
 def rows(settings: Settings, repository: Path) -> Iterator[Row]:
     """The catalogue, then what was made of HF_MODEL or SOURCE, then what its owner put there."""
     plain = Settings(settings | dict.fromkeys(CHOICES, ""))  # in place, whatever was asked for at the time
+    made = {record["system"]: record for record in records(repository)}
     for system in SYSTEMS.values():
         weights = (*source_of(system), f"{system.gigabytes:g} GB, {system.licence}")
+        if system.name in made and made[system.name]["source"] != str(system.source):
+            weights = (made[system.name]["source"],)  # of the user's, whose licence only they know
         about = "\n".join([system.about, *(f"also {name}" for name in system.also)])
         yield Row(system.name, about, weights, is_assembled(system, plain, repository))
-    made = records(repository)
-    for record in made:
+    for record in made.values():
         if record["system"] not in SYSTEMS:
             files = [repository / file for file in record["files"]]
             size = decimal(sum(file.stat().st_size for file in files if file.exists()))
             yield Row(record["system"], f"{record['task']}\n{record['format']}", (record["source"], size))
-    for model in own(repository, made):
+    for model in own(repository, list(made.values())):
         yield Row(model, "your own")
 
 

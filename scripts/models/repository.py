@@ -85,17 +85,22 @@ def asked_for(name: str, settings: Settings, repository: Path) -> System | None:
         if (repository / name / "config.pbtxt").exists():
             return None
         raise UserError(
-            f"no system '{name}'; there are {', '.join(SYSTEMS)}. To make one, say where its weights are: "
+            f"no system '{name}'; there are {', '.join(known(repository))}. To make one, say where its weights are: "
             f"make models SYSTEMS={name} HF_MODEL=organisation/model, or SOURCE=folder"
         )
     if system is None:
         system = System(name, "", source)
+    task = "" if source and name not in SYSTEMS else system.task  # other weights may be for another task
     return replace(
         system,
         source=source or system.source,
-        task=(settings.choice("TASK", TASKS) if settings["TASK"] else "") or system.task,
+        task=settings.choice("TASK", TASKS) if settings["TASK"] else task,
         format=(settings.choice("FORMAT", FORMATS) if settings["FORMAT"] else "") or system.format,
     )
+
+
+def known(repository: Path) -> list[str]:
+    return list(dict.fromkeys([*SYSTEMS, *(record["system"] for record in records(repository))]))
 
 
 def chosen_source(settings: Settings) -> Source | None:
@@ -129,7 +134,8 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
             facts = made(recipe, order, weights.name)
         said = facts.pop("said", "")
         put_in_place(system, order, recipe, repository, {"source": weights.name, "identity": weights.identity} | facts)
-    out.print(f"{system.name}: {weights.name} assembled in {time.monotonic() - start:.0f} s{said and '; '}{said}")
+    took = f"assembled in {time.monotonic() - start:.0f} s"
+    out.print(f"{system.name}: {task} ({order.format}) of {weights.name}, {took}{said and '; '}{said}")
 
 
 def made(recipe: Recipe, order: Order, name: str) -> dict:

@@ -130,6 +130,8 @@ def test_what_is_in_place_stays_until_something_else_is_asked_for(settings):
     assert missing(settings, "pets", HF_MODEL="a/b", HF_REVISION="123") == []
     assert missing(settings, "pets", HF_MODEL="a/b", HF_REVISION="456") == ["pets"]
     assert missing(settings, "pets", HF_MODEL="c/d") == ["pets"]
+    assert asked_for(settings, "pets", HF_MODEL="c/d").task == ""  # its config.json will tell
+    assert asked_for(settings, "falcon7b", HF_MODEL="c/d").task == "text-generation"
     assert missing(settings, "pets", FORMAT="onnx-int8") == ["pets"]
     assert missing(settings, "pets", TASK="fill-mask") == ["pets"]
 

@@ -32,6 +32,17 @@ def test_an_empty_value_is_no_value(dotenv, monkeypatch):
     assert (loaded["ROUNDS"], loaded["WARMUP"]) == ("5", "3")
 
 
+def test_what_is_measured_is_served(dotenv, monkeypatch):
+    monkeypatch.setenv("SYSTEM", "spam")
+    assert Settings.load()["SYSTEMS"] == "embedding"
+    monkeypatch.setenv("SERVE_SYSTEM", "1")  # as make loadtest does
+    assert Settings.load()["SYSTEMS"] == "spam"
+    dotenv.write_text("SYSTEMS=embedding vit_ensemble\n")
+    assert Settings.load()["SYSTEMS"] == "embedding vit_ensemble spam"
+    monkeypatch.setenv("SYSTEM", "vit_ensemble")
+    assert Settings.load()["SYSTEMS"] == "embedding vit_ensemble"
+
+
 def test_a_misspelt_name_is_said(dotenv):
     dotenv.write_text("USERZ=3\n")
     with pytest.raises(UserError, match="USERZ"):
