@@ -257,7 +257,7 @@ def test_two_comparisons_at_once_are_refused(stack):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"SYSTEM": "nothing"}, "'nothing' is not served"),
+        ({"SYSTEM": "nothing"}, "no system 'nothing'"),
         ({"WORKLOAD": "odd"}, "WORKLOAD=odd: must be one of mixed, published"),
         ({"USERS": 0}, "USERS=0: must be at least 1"),
         ({"WORKERS": 17}, "WORKERS=17: each needs a user at least, and there are 16 USERS"),
