@@ -23,7 +23,8 @@ def served(new_stack, tmp_path_factory):
     stack.environment["SYSTEMS"] = "story story_stream vit_ensemble"
     done = stack.make("up", timeout=1500, HF_TOKEN=TOKEN)
     assert done.returncode == 0, done.stdout + done.stderr
-    return stack
+    yield stack
+    stack.make("down")  # an image in use could not be removed by the tests of `make clean`
 
 
 def test_the_image_with_transformers_is_chosen_and_serves(served):
