@@ -98,7 +98,7 @@ class DockerStack(Stack):
     def image_tag(self) -> str:
         return f"cpu-{self.triton_source}" if self.profile == "cpu" else self.profile
 
-    @property
+    @cached_property
     def triton_source(self) -> str:
         if self.settings["TRITON_SOURCE"]:
             return self.settings.choice("TRITON_SOURCE", SOURCES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,17 @@ class Order:
     movable: bool
     folder: Path
     trust_remote_code: bool = False
+
+    def take(self, file: Path, version: Path) -> None:
+        """One of the weights' files, into the folder of a version."""
+        (shutil.move if self.movable else shutil.copyfile)(file, version / file.name)
+
+    def take_model(self, version: Path) -> None:
+        """What PyTorch loads: no tokenizer, no image processor."""
+        code = ["*.py"] if self.trust_remote_code else []
+        for pattern in ("config.json", "*.safetensors", "*.safetensors.index.json", *code):
+            for file in self.weights.glob(pattern):
+                self.take(file, version)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,17 @@ def ragged(tensors: list[dict]) -> list[dict]:
     return [each | ({"allow_ragged_batch": True} if -1 in each["dims"] else {}) for each in tensors]
 
 
-def step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> dict:
-    """One step of an ensemble: the model's tensor -> the ensemble's."""
-    return {"model_name": model, "model_version": -1, "input_map": inputs, "output_map": outputs}
+def ensemble(steps: dict[str, dict], inputs: list[dict], outputs: list[dict]) -> dict:
+    """Of models and their configs, one after the other. Tensors keep their names from step to step."""
+    scheduling = [
+        {
+            "model_name": model,
+            "model_version": -1,
+            "input_map": {each["name"]: each["name"] for each in config["input"]},
+            "output_map": {each["name"]: each["name"] for each in config["output"]},
+        }
+        for model, config in steps.items()
+    ]
+    most = min(config["max_batch_size"] for config in steps.values())
+    batch = {"platform": "ensemble", "max_batch_size": most, "input": inputs, "output": outputs}
+    return batch | {"ensemble_scheduling": {"step": scheduling}}

@@ -34,8 +34,7 @@ def export(
 
     work = target / "export"
     # Parity is checked by whoever asks for the export, on examples of their own.
-    with quiet():
-        main_export(str(weights), output=work, task=task, library_name=library, do_validation=False, **options)
+    main_export(str(weights), output=work, task=task, library_name=library, do_validation=False, **options)
     if outputs:
         keep_outputs(work / "model.onnx", outputs)
     for file in work.glob("model.onnx*"):
@@ -58,8 +57,7 @@ def quantize(path: Path) -> None:
 
     smaller = path.with_suffix(".int8")
     settings = {"op_types_to_quantize": ["MatMul", "Gather"], "per_channel": True, "weight_type": QuantType.QInt8}
-    with quiet():
-        quantize_dynamic(path, smaller, **settings)
+    quantize_dynamic(path, smaller, **settings)
     for file in path.parent.glob(f"{path.name}*"):
         file.unlink()
     smaller.replace(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ def assemble(order: Order) -> dict:
     for model in (served, streamed):
         (model / "1").mkdir(parents=True)
     for file in [*weights, *other_files(order)]:
-        (shutil.move if order.movable else shutil.copy)(file, served / "1" / file.name)
+        order.take(file, served / "1")
     if tokenizer.is_fast and not (served / "1/tokenizer.json").exists():
         # Made of a tokenizer.model, which takes a library that the server does without.
         tokenizer.save_pretrained(served / "1")

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from scripts.cli import out
 from scripts.models.catalogue import SYSTEMS, System
-from scripts.models.repository import CHOICES, CONFIGS, is_assembled, records
+from scripts.models.repository import CHOICES, CONFIGS, is_assembled, models, records
 from scripts.models.served import config_of, with_steps
 from scripts.models.source import Hub
 from scripts.settings import Settings, UserError
@@ -80,7 +80,7 @@ def source_of(system: System) -> tuple[str, ...]:
 
 
 def own(repository: Path, made: list[dict]) -> Iterator[str]:
-    ours = {model for record in made for model in (record["system"], *record["also"])}
+    ours = {model for record in made for model in models(record)}
     for system in SYSTEMS.values():
         for name in (system.name, *system.also):
             ours.update(with_steps(name, repository, CONFIGS))

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from scripts.cli import err, out, run
 from scripts.files import exclusive
 from scripts.models.catalogue import named
-from scripts.models.repository import models_of, records
+from scripts.models.repository import is_whole, models_of, record_of
 from scripts.settings import Settings, UserError
 
 TOP = "model_repository"
@@ -48,9 +48,8 @@ def package(settings: Settings) -> None:
 
 def assembled(name: str, repository: Path) -> list[str]:
     """Triton's models that make up a system, all of them there."""
-    record = next((record for record in records(repository) if name in (record["system"], *record["also"])), None)
-    if record:
-        whole = all((repository / file).exists() for file in record["files"])
+    if record := record_of(name, repository):
+        whole = is_whole(record, repository)
     else:
         whole = not named(name) and (repository / name / "config.pbtxt").exists()
     if not whole:

@@ -161,7 +161,7 @@ def made(recipe: Recipe, order: Order, name: str) -> dict:
 
 def is_assembled(system: System, settings: Settings, repository: Path) -> bool:
     record = read_record(repository / system.name)
-    if not record or not all((repository / file).exists() for file in record["files"]):
+    if not record or not is_whole(record, repository):
         return False
     if record["recipe"] != RECIPES[record["task"]].version:
         return False
@@ -174,11 +174,22 @@ def is_assembled(system: System, settings: Settings, repository: Path) -> bool:
 
 def recorded(name: str, repository: Path) -> System | None:
     """One that was made before, of its own HF_MODEL or SOURCE."""
-    for record in records(repository):
-        source = of_identity(record["identity"])
-        if source and name in (record["system"], *record["also"]):
-            return System(record["system"], record["task"], source, record["format"])
-    return None
+    record = record_of(name, repository)
+    source = record and of_identity(record["identity"])
+    return System(record["system"], record["task"], source, record["format"]) if source else None
+
+
+def record_of(name: str, repository: Path) -> dict | None:
+    """Of the system that the name is one of the models of."""
+    return next((record for record in records(repository) if name in models(record)), None)
+
+
+def models(record: dict) -> tuple[str, ...]:
+    return record["system"], *record["also"]
+
+
+def is_whole(record: dict, repository: Path) -> bool:
+    return all((repository / file).exists() for file in record["files"])
 
 
 def records(repository: Path) -> list[dict]:
@@ -188,10 +199,8 @@ def records(repository: Path) -> list[dict]:
 
 def models_of(name: str, repository: Path) -> list[str]:
     """Triton's models that make up a system: by its record, or by the configs."""
-    for record in records(repository):
-        if name in (record["system"], *record["also"]):
-            return [record["system"], *record["also"]]
-    return with_steps(name, repository)
+    record = record_of(name, repository)
+    return list(models(record)) if record else with_steps(name, repository)
 
 
 def read_record(model: Path) -> dict | None:
@@ -244,9 +253,7 @@ def put_in_place(system: System, order: Order, recipe: Recipe, repository: Path,
 
 def check_free(system: System, made: list[Path], repository: Path) -> None:
     """A folder of the same name may be another system's, or the user's own."""
-    owners = {
-        model: record["system"] for record in records(repository) for model in (record["system"], *record["also"])
-    }
+    owners = {model: record["system"] for record in records(repository) for model in models(record)}
     for other in SYSTEMS.values():
         for name in (other.name, *other.also):
             owners |= dict.fromkeys(with_steps(name, CONFIGS), other.name)

@@ -83,6 +83,12 @@ def task_of_architecture(name: str) -> str:
     return next((task for ending, task in ENDINGS.items() if name.endswith(ending)), "")
 
 
+def save_labels(version: Path, labels: list[str]) -> None:
+    """For the last step, in the order of the model's logits."""
+    text = json.dumps(labels, ensure_ascii=False)
+    (version / "labels.json").write_text(f"{text}\n", encoding="utf-8")
+
+
 def activation(config) -> str:
     """What makes scores of a classifier's logits, as transformers' pipelines choose it."""
     if config.problem_type == "regression":

@@ -21,7 +21,7 @@ from scripts.models.catalogue import Order
 from scripts.models.configs import write_config
 from scripts.models.export import export, quantized, quiet
 from scripts.models.parity import compare
-from scripts.models.tasks import TEXT_TASKS, TextTask
+from scripts.models.tasks import TEXT_TASKS, TextTask, save_labels
 from scripts.settings import ROOT, UserError
 
 PARITY_TEXTS = 64
@@ -184,7 +184,7 @@ def save_answers(model: TextModel) -> None:
     if model.mask:
         shutil.copy(model.version("tokenizer") / "tokenizer.json", model.version("answers"))
     elif "label" in model.task.answers:
-        (model.version("answers") / "labels.json").write_text(json.dumps(model.labels, ensure_ascii=False) + "\n")
+        save_labels(model.version("answers"), model.labels)
 
 
 # --- the encoder ------------------------------------------------------------------------------------------------------
@@ -216,11 +216,7 @@ def save_onnx(model: TextModel, tokenizer: Tokenizer) -> dict:
 
 def save_python(model: TextModel) -> dict:
     _ = model.original  # it loads
-    folder = model.version("encoder")
-    code = ["*.py"] if model.order.trust_remote_code else []
-    for pattern in ("config.json", "*.safetensors", "*.safetensors.index.json", *code):
-        for file in model.order.weights.glob(pattern):
-            shutil.copy(file, folder)
+    model.order.take_model(model.version("encoder"))
     return {"width": model.config.hidden_size}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scripts.models.configs import batched, ragged, step, tensor
+from scripts.models.configs import batched, ensemble, ragged, tensor
 from scripts.models.tasks import activation
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ Config = tuple[dict, dict[str, object]]  # Triton's fields, the backend's parame
 
 
 def configs(model: TextModel, width: int) -> dict[str, Config]:
-    """Of each Triton model of the ensemble. Tensors keep their names from step to step."""
+    """Of each Triton model of the ensemble."""
     axes = {"T": -1, "E": -1, "L": model.config.num_labels, "D": width, "V": model.config.vocab_size, "K": ANSWERS}
 
     def dims(shape: tuple) -> list[int]:
@@ -40,16 +40,8 @@ def configs(model: TextModel, width: int) -> dict[str, Config]:
     if answers:
         needed = ragged(outputs + of_tokens) + of_texts
         parts["answers"] = batched("postprocessor", MAX_BATCH, needed, answers, "KIND_CPU"), last_step(model)
-    scheduling = [
-        step(
-            model.part(part).name,
-            {each["name"]: each["name"] for each in config["input"]},
-            {each["name"]: each["name"] for each in config["output"]},
-        )
-        for part, (config, _) in parts.items()
-    ]
-    ensemble = {"platform": "ensemble", "max_batch_size": MAX_BATCH, "input": texts, "output": answers or outputs}
-    return parts | {"ensemble": (ensemble | {"ensemble_scheduling": {"step": scheduling}}, {})}
+    steps = {model.part(part).name: config for part, (config, _) in parts.items()}
+    return parts | {"ensemble": (ensemble(steps, texts, answers or outputs), {})}
 
 
 def encoder(model: TextModel, fed: list[dict], outputs: list[dict]) -> Config:

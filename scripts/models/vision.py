@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +13,10 @@ import torch
 import transformers
 
 from scripts.models.catalogue import Order
-from scripts.models.configs import batched, ragged, step, tensor, write_config
+from scripts.models.configs import batched, ensemble, ragged, tensor, write_config
 from scripts.models.export import export, quantized, quiet
 from scripts.models.parity import compare
-from scripts.models.tasks import activation
+from scripts.models.tasks import activation, save_labels
 from scripts.settings import UserError
 
 MAX_BATCH = 32
@@ -59,8 +57,12 @@ class VisionModel:
         """Of the original. A pooler that the weights lack would answer at random, and is left out."""
         if self.classifies:
             return ["logits"]
-        found = answers(self.original, self.examples[:1])
-        return [name for name in ("last_hidden_state", POOLED) if name in found and name not in self._loaded[1]]
+        return [name for name in ("last_hidden_state", POOLED) if name in self.answered and name not in self._loaded[1]]
+
+    @cached_property
+    def answered(self):
+        """What the original answers to one picture."""
+        return answers(self.original, self.examples[:1])
 
     @cached_property
     def _loaded(self) -> tuple[transformers.PreTrainedModel, list[str]]:
@@ -146,10 +148,7 @@ def save_python(model: VisionModel) -> dict:
     made = labelled(model) if model.classifies else features(model)
     version = order.folder / order.system / "1"
     version.mkdir(parents=True)
-    code = ["*.py"] if order.trust_remote_code else []
-    for pattern in ("config.json", "*.safetensors", "*.safetensors.index.json", *code):
-        for file in order.weights.glob(pattern):
-            (shutil.move if order.movable else shutil.copyfile)(file, version / file.name)
+    order.take_model(version)
     model.processor.save_pretrained(version)
     if order.system not in PUBLISHED:
         activated = last_step(model) if model.classifies else {}
@@ -159,8 +158,7 @@ def save_python(model: VisionModel) -> dict:
 
 
 def features(model: VisionModel) -> list[dict]:
-    found = answers(model.original, model.examples[:1])
-    return [tensor(name, "FP32", [-1] * (found[name].ndim - 1)) for name in model.outputs]
+    return [tensor(name, "FP32", [-1] * (model.answered[name].ndim - 1)) for name in model.outputs]
 
 
 # --- as an ensemble ---------------------------------------------------------------------------------------------------
@@ -172,8 +170,7 @@ def save_ensemble(model: VisionModel) -> dict:
     model.processor.save_pretrained(model.part("processor") / "1")
     facts = save_onnx(model, model.part("model") / "1/model.onnx")
     if model.classifies:
-        labels = json.dumps(model.labels, ensure_ascii=False)
-        (model.part("answers") / "1/labels.json").write_text(f"{labels}\n", encoding="utf-8")
+        save_labels(model.part("answers") / "1", model.labels)
     if model.order.system not in PUBLISHED:
         write_configs(model)
     return facts
@@ -228,22 +225,8 @@ def write_configs(model: VisionModel) -> None:
     }
     if model.classifies:
         parts["answers"] = batched("postprocessor", MAX_BATCH, outputs, labelled(model), "KIND_CPU")
-    scheduling = [
-        step(
-            model.part(part).name,
-            {each["name"]: each["name"] for each in config["input"]},
-            {each["name"]: each["name"] for each in config["output"]},
-        )
-        for part, config in parts.items()
-    ]
-    answered = list(parts.values())[-1]["output"]
-    parts["ensemble"] = {
-        "platform": "ensemble",
-        "max_batch_size": MAX_BATCH,
-        "input": IMAGES,
-        "output": answered,
-        "ensemble_scheduling": {"step": scheduling},
-    }
+    steps = {model.part(part).name: config for part, config in parts.items()}
+    parts["ensemble"] = ensemble(steps, IMAGES, list(steps.values())[-1]["output"])
     for part, config in parts.items():
         write(model, part, config, last_step(model) if part == "answers" else {})
 

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import serving
-from shared.errors import BadRequest, ConfigError
+from shared.config import version_file
+from shared.errors import BadRequest
 from shared.metrics import Metrics
 
 
@@ -24,10 +25,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         config = json.loads(args["model_config"])
-        path = Path(args["model_repository"]) / args["model_version"] / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(f"{path} is missing: put the model's tokenizer.json there, or run `make models`")
-        self.tokenizer = Tokenizer.from_file(str(path))
+        self.tokenizer = Tokenizer.from_file(str(version_file(args, "tokenizer.json", "the model's tokenizer.json")))
         ((self.logits,), (self.text,)) = ([tensor["name"] for tensor in config[side]] for side in ("input", "output"))
         self.metrics = Metrics(args)
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import serving
-from shared.config import int_parameter, parameter
+from shared.config import int_parameter, parameter, version_file
 from shared.errors import BadRequest, ConfigError
 from shared.metrics import Metrics
 
@@ -72,14 +72,10 @@ class TritonPythonModel:
 
     def initialize(self, args):
         config = json.loads(args["model_config"])
-        folder = Path(args["model_repository"]) / args["model_version"]
-        for file in ("tokenizer.json", "generation_config.json"):
-            if not (folder / file).is_file():
-                raise ConfigError(f"{folder / file} is missing: put the model's there, or run `make models`")
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer = Tokenizer.from_file(str(version_file(args, "tokenizer.json")))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        generation = json.loads((folder / "generation_config.json").read_text())
+        generation = json.loads(version_file(args, "generation_config.json").read_text())
         self.positions, self.ends = generation["max_length"], set(generation["eos_token_id"])
         self.model = parameter(config, "model", "gpt2")
         self.max_new_tokens = int_parameter(config, "max_new_tokens", 20)
@@ -114,7 +110,7 @@ class TritonPythonModel:
 
     def rows(self, request) -> list[Row]:
         wanted = wanted_tokens(request)
-        encodings = self.tokenizer.encode_batch_fast(texts(request))
+        encodings = self.tokenizer.encode_batch_fast(serving.texts(request, TEXT, "text"))
         rows = []
         for number, encoding in enumerate(encodings):
             room = self.positions - len(encoding)
@@ -179,16 +175,6 @@ class TritonPythonModel:
         self.metrics.add(generated_tokens=sum(len(row.new) for row in job.rows))
         array = np.array([text.encode() for text in continuations], np.object_)
         send(job.sender, pb_utils.InferenceResponse([pb_utils.Tensor(OUT, array)]))
-
-
-def texts(request) -> list[str]:
-    found = []
-    for row, value in enumerate(serving.input_tensor(request, TEXT).ravel()):
-        try:
-            found.append(value.decode())
-        except UnicodeDecodeError as error:
-            raise BadRequest(f"input '{TEXT}': text {row} is not valid UTF-8 (byte {error.start})") from None
-    return found
 
 
 def wanted_tokens(request) -> int | None:

@@ -8,6 +8,14 @@ from pathlib import Path
 from shared.errors import ConfigError
 
 
+def version_file(args: dict[str, str], name: str, what: str = "the model's") -> Path:
+    """A file that `make models` puts into the model's version folder."""
+    path = Path(args["model_repository"]) / args["model_version"] / name
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: put {what} there, or run `make models`")
+    return path
+
+
 def parameter(config: dict, key: str, default: str = "") -> str:
     return config.get("parameters", {}).get(key, {}).get("string_value", default).strip() or default
 

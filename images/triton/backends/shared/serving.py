@@ -20,6 +20,17 @@ def input_tensor(request, name: str):
     return tensor.as_numpy()
 
 
+def texts(request, name: str, noun: str = "row") -> list[str]:
+    """A BYTES input's rows as text; `noun`: what messages call one."""
+    found = []
+    for row, value in enumerate(input_tensor(request, name).ravel()):
+        try:
+            found.append(value.decode())
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"input '{name}': {noun} {row} is not valid UTF-8 (byte {error.start})") from None
+    return found
+
+
 def wanted_outputs(request, outputs: Iterable[str]) -> list[str]:
     """What the request asks for, in the model's order: Triton hands the names over in none."""
     asked = request.requested_output_names()

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import serving
-from shared.config import choice_parameter, int_parameter, parameter
+from shared.config import choice_parameter, int_parameter, parameter, version_file
 from shared.errors import BadRequest, ConfigError
 from shared.metrics import Metrics
 
@@ -43,10 +43,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         config = json.loads(args["model_config"])
-        path = Path(args["model_repository"]) / args["model_version"] / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(f"{path} is missing: put the model's tokenizer.json there, or run `make models`")
-        self.tokenizer = Tokenizer.from_file(str(path))
+        self.tokenizer = Tokenizer.from_file(str(version_file(args, "tokenizer.json", "the model's tokenizer.json")))
         self.set_lengths(config)
         self.texts = [tensor["name"] for tensor in config["input"]]
         if len(self.texts) > 2:
@@ -100,19 +97,10 @@ class TritonPythonModel:
 
     def prepare(self, request) -> list:
         """Its rows: texts, or pairs of them."""
-        columns = [self.column(request, name) for name in self.texts]
+        columns = [serving.texts(request, name) for name in self.texts]
         if len({len(column) for column in columns}) > 1:
             raise BadRequest(f"inputs {', '.join(self.texts)}: there must be as many of the one as of the other")
         return list(zip(*columns, strict=True)) if len(columns) > 1 else columns[0]
-
-    def column(self, request, name: str) -> list[str]:
-        texts = []
-        for row, value in enumerate(serving.input_tensor(request, name).ravel()):
-            try:
-                texts.append(value.decode())
-            except UnicodeDecodeError as error:
-                raise BadRequest(f"input '{name}': row {row} is not valid UTF-8 (byte {error.start})") from None
-        return texts
 
     def encode(self, rows: list) -> list:
         try:
