@@ -65,8 +65,13 @@ def library_path(state: Path) -> str:
     return str(next(unpacked.rglob(soname)).parent)
 
 
+def python_path(wanted: str, state: Path) -> str:
+    """PYTHONPATH of what imports transformers: TRANSFORMERS, and what the user's own shell says."""
+    return os.pathsep.join(filter(None, (transformers(wanted, state), os.environ.get("PYTHONPATH"))))
+
+
 def transformers(wanted: str, state: Path) -> str:
-    """PYTHONPATH of another transformers than the locked one: a release or a git URL, with what it brings along."""
+    """Folder of another transformers than the locked one: a release or a git URL, with what it brings along."""
     if wanted == "transformers":
         return ""
     target = state / "transformers" / hashlib.sha256(wanted.encode()).hexdigest()[:12]

@@ -133,7 +133,7 @@ class LocalStack(Stack):
             "GRAFANA_FILES": str(MONITORING / "grafana"),
             "GF_SECURITY_ADMIN_PASSWORD": self.settings["GRAFANA_ADMIN_PASSWORD"],
             "PATH": programs.path_with_this_python(),
-            "PYTHONPATH": programs.transformers(self.settings["TRANSFORMERS"], self.state),
+            "PYTHONPATH": programs.python_path(self.settings["TRANSFORMERS"], self.state),
         }
         if libraries := programs.library_path(self.state):
             environment["LD_LIBRARY_PATH"] = libraries
@@ -195,7 +195,7 @@ class LocalStack(Stack):
         raise UserError("there are no images to build without Docker: say RUNTIME=docker")
 
     def models(self) -> None:
-        self.become("scripts.models", PYTHONPATH=programs.transformers(self.settings["TRANSFORMERS"], self.state))
+        self.become("scripts.models", PYTHONPATH=programs.python_path(self.settings["TRANSFORMERS"], self.state))
 
     def loadtest(self) -> None:
         self.become("loadtest")

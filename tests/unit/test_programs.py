@@ -1,4 +1,4 @@
-"""Where the local runtime finds a Grafana, and whether it will do."""
+"""Where the local runtime finds its programs and packages, and whether they will do."""
 
 from pathlib import Path
 
@@ -45,3 +45,12 @@ def test_on_the_path(tmp_path, monkeypatch):
 )
 def test_its_release(tmp_path, says, release):
     assert programs.grafana(unpacked(tmp_path / "home", says=says)).release() == release
+
+
+def test_what_the_shell_says_of_packages_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/of/the/shell")
+    assert programs.python_path("transformers", tmp_path) == "/of/the/shell"
+    monkeypatch.setattr(programs, "transformers", lambda wanted, state: "/another")
+    assert programs.python_path("transformers==5.0.0", tmp_path) == "/another:/of/the/shell"
+    monkeypatch.delenv("PYTHONPATH")
+    assert programs.python_path("transformers==5.0.0", tmp_path) == "/another"
