@@ -1,0 +1,282 @@
+"""scripts/neuron/setup-host.sh: what it would do on each system, and what it does. Package managers are stand-ins."""
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scripts.settings import ROOT
+
+SCRIPT = ROOT / "scripts/neuron/setup-host.sh"
+APT, DNF = "https://apt.repos.neuron.amazonaws.com", "https://yum.repos.neuron.amazonaws.com"
+SYSTEMS = {
+    "jammy": 'ID=ubuntu\nVERSION_ID="22.04"\nVERSION_CODENAME=jammy\n',
+    "noble": 'ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n',
+    "amazon": 'ID="amzn"\nVERSION_ID="2023"\n',
+}
+CHIPS = {"inf1.xlarge": ("inf1", "2.24.*"), "inf2.8xlarge": ("inf2", "2.*"), "trn1n.32xlarge": ("trn1", "2.*")}
+# Of the real ones it gets these, so that it cannot install anything.
+TOOLS = ("bash", "cat", "grep", "install")
+RECORDED = '#!/bin/bash\necho "${0##*/} $*" >>"$CALLS"\n'
+
+
+def on_ubuntu(release, driver):
+    return f"""\
++ install -d -m 755 /etc/apt/keyrings
++ curl -fsSL {APT}/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB -o /etc/apt/keyrings/neuron.asc
++ write /etc/apt/sources.list.d/neuron.list
+deb [signed-by=/etc/apt/keyrings/neuron.asc] {APT} {release} main
++ apt-get update
++ apt-get install -y --allow-downgrades linux-headers-6.8.0-aws aws-neuronx-dkms={driver} aws-neuronx-tools=2.*
++ modprobe neuron
+"""
+
+
+def on_amazon_linux(driver):
+    return f"""\
++ write /etc/yum.repos.d/neuron.repo
+[neuron]
+name=AWS Neuron
+baseurl={DNF}
+enabled=1
+gpgcheck=1
+gpgkey={DNF}/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB
+metadata_expire=0
++ dnf install -y kernel-devel-uname-r = 6.8.0-aws aws-neuronx-dkms-{driver} aws-neuronx-tools-2.*
++ modprobe neuron
+"""
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A machine as the script sees it: a folder of files, and commands that only write down how they were called."""
+    root, bin_, calls = tmp_path / "root", tmp_path / "bin", tmp_path / "calls"
+    for folder in ("etc/apt/sources.list.d", "etc/yum.repos.d", "dev", "sys/devices/virtual/dmi/id", "sys/module"):
+        (root / folder).mkdir(parents=True)
+    bin_.mkdir()
+    for tool in TOOLS:
+        (bin_ / tool).symlink_to(f"/usr/bin/{tool}")
+
+    def command(name, does=""):
+        (bin_ / name).write_text(RECORDED + does)
+        (bin_ / name).chmod(0o755)
+
+    for name in ("apt-get", "dnf", "docker"):
+        command(name)
+    command("uname", "echo 6.8.0-aws\n")
+    command("curl", 'echo a key >"${@: -1}"\n')
+    command("dpkg-query", "exit 1\n")
+    command("rpm", "exit 1\n")
+    command("modinfo", "echo 2.30.2.0\n")
+    command("modprobe", ': >"$HOST_ROOT/dev/neuron0"; : >"$HOST_ROOT/dev/neuron1"\n')
+
+    def is_(system, instance=None):
+        (root / "etc/os-release").write_text(SYSTEMS.get(system, system))
+        if instance:
+            (root / "sys/devices/virtual/dmi/id/product_name").write_text(instance + "\n")
+
+    def setup(*arguments):
+        environment = {"PATH": str(bin_), "HOST_ROOT": str(root), "CALLS": str(calls)}
+        done = subprocess.run(
+            ["/usr/bin/bash", "-s", "--", *arguments],
+            input=SCRIPT.read_text(),
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        said = done.stdout.replace(str(root), "").replace("\\", "")
+        return SimpleNamespace(code=done.returncode, said=said, error=done.stderr)
+
+    def changed():
+        """What was called that changes a machine."""
+        asked = ("uname", "dpkg-query", "rpm", "modinfo")
+        lines = calls.read_text().splitlines() if calls.exists() else []
+        return [line.replace(str(root), "") for line in lines if not line.startswith(asked)]
+
+    def files():
+        return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+    return SimpleNamespace(
+        root=root, command=command, is_=is_, setup=setup, changed=changed, files=files, calls=calls, bin=bin_
+    )
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")
+
+
+@pytest.mark.parametrize("instance", CHIPS)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_dry_run(host, system, instance):
+    host.is_(system, instance)
+    before = host.files()
+    done = host.setup("--dry-run")
+    _, driver = CHIPS[instance]
+    assert done.said == (on_amazon_linux(driver) if system == "amazon" else on_ubuntu(system, driver))
+    assert (done.code, done.error, host.changed(), host.files()) == (0, "", [], before)
+
+
+@as_root
+@pytest.mark.parametrize("instance", CHIPS)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_it_does_what_the_dry_run_says(host, system, instance):
+    host.is_(system, instance)
+    chip, driver = CHIPS[instance]
+    done = host.setup()
+    assert (done.code, done.error) == (0, "")
+    expected = on_amazon_linux(driver) if system == "amazon" else on_ubuntu(system, driver)
+    assert done.said.startswith(expected)
+    said = [line.removeprefix("+ ") for line in expected.splitlines() if line.startswith("+ ")]
+    assert host.changed() == [line for line in said if not line.startswith(("write", "install"))]
+    assert "driver 2.30.2.0: /dev/neuron0 /dev/neuron1\n" in done.said
+    assert done.said.endswith(f"next: make up PROFILE=neuron NEURON_CHIP={chip} NEURON_DEVICES=2\n")
+    assert ("a driver without Inf1" in done.said) is (chip == "inf1")
+
+
+@as_root
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_again(host, system):
+    host.is_(system, "inf2.xlarge")
+    host.setup()
+    files = host.files()
+    host.calls.unlink()
+    done = host.setup()
+    assert (done.code, host.files()) == (0, files)
+    assert "write" not in done.said
+    assert not [line for line in host.changed() if line.startswith("modprobe")]
+
+
+@as_root
+def test_the_repository_of_awss_own_instructions_is_replaced(host):
+    host.is_("noble", "inf2.xlarge")
+    source = host.root / "etc/apt/sources.list.d/neuron.list"
+    source.write_text(f"deb {APT} noble main\n")
+    host.setup()
+    assert source.read_text() == f"deb [signed-by=/etc/apt/keyrings/neuron.asc] {APT} noble main\n"
+    assert (host.root / "etc/apt/keyrings/neuron.asc").stat().st_mode & 0o444 == 0o444
+
+
+@pytest.mark.parametrize(("system", "remove"), [("noble", "apt-get remove"), ("amazon", "dnf remove")])
+def test_the_driver_of_neuron_1_is_removed(host, system, remove):
+    host.is_(system, "inf1.xlarge")
+    host.command("dpkg-query", "echo 'Status: install ok installed'\n")
+    host.command("rpm")
+    said = host.setup("--dry-run").said
+    assert f"+ {remove} -y aws-neuron-dkms\n" in said
+    assert said.index(remove) < said.index("aws-neuronx-dkms")
+
+
+def test_an_ubuntu_driver_whose_settings_alone_are_left(host):
+    host.is_("noble", "inf1.xlarge")
+    host.command("dpkg-query", "echo 'Status: deinstall ok config-files'\n")
+    assert "remove" not in host.setup("--dry-run").said
+
+
+def test_the_chip_that_is_said_goes_before_the_instance(host):
+    host.is_("noble", "inf2.xlarge")
+    assert "aws-neuronx-dkms=2.24.*" in host.setup("--dry-run", "inf1").said
+
+
+@pytest.mark.parametrize(
+    ("system", "instance", "arguments", "said"),
+    [
+        ("noble", "m5.large", [], "this machine (m5.large) is no Inf1, Inf2 or Trn1 instance"),
+        ("noble", None, [], "this machine (unknown) is no Inf1, Inf2 or Trn1 instance"),
+        ("noble", None, ["inf3"], "no such argument: inf3"),
+        (
+            'ID=ubuntu\nVERSION_ID="20.04"\nPRETTY_NAME="Ubuntu 20.04.6 LTS"\n',
+            None,
+            ["inf2"],
+            "Ubuntu 20.04.6 LTS is not",
+        ),
+        (
+            'ID="amzn"\nVERSION_ID="2"\nPRETTY_NAME="Amazon Linux 2"\n',
+            None,
+            ["inf2"],
+            "Amazon Linux 2 is not supported",
+        ),
+        ("ID=arch\n", None, ["inf2"], "arch is not supported: Ubuntu 22.04, Ubuntu 24.04 and Amazon Linux 2023 are"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [["--dry-run"], []])
+def test_what_is_wrong_is_one_sentence(host, system, instance, arguments, said, dry_run):
+    host.is_(system, instance)
+    done = host.setup(*dry_run, *arguments)
+    assert (done.code, done.said, host.changed()) == (1, "", [])
+    assert done.error.startswith(f"error: {said}")
+    assert done.error.count("\n") == 1
+
+
+def test_without_root():
+    """In a folder of its own: pytest's are closed to whom it becomes here."""
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        os.mkdir(f"{folder}/etc")
+        Path(folder, "etc/os-release").write_text(SYSTEMS["noble"])
+        done = subprocess.run(
+            [*drop, "bash", "-s", "--", "inf2"],
+            input=SCRIPT.read_text(),
+            env={"PATH": "/usr/bin:/bin", "HOST_ROOT": folder},
+            capture_output=True,
+            text=True,
+        )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: this installs packages: run it with sudo, or see what it would do with --dry-run\n"
+
+
+@as_root
+def test_a_driver_that_finds_no_device(host):
+    host.is_("noble", "inf2.xlarge")
+    host.command("modprobe")
+    done = host.setup()
+    assert done.code == 1
+    assert "there is no /dev/neuron0: is this an inf2 instance?" in done.error
+
+
+@as_root
+def test_a_driver_that_does_not_load(host):
+    host.is_("noble", "inf2.xlarge")
+    host.command("modprobe", "exit 1\n")
+    done = host.setup()
+    assert done.code == 1
+    assert "the driver was installed, and does not load" in done.error
+
+
+@as_root
+def test_a_package_manager_that_fails_ends_it(host):
+    host.is_("amazon", "inf2.xlarge")
+    host.command("dnf", "exit 3\n")
+    done = host.setup()
+    assert done.code == 3
+    assert "modprobe" not in done.said
+
+
+@as_root
+def test_an_old_driver_that_still_runs(host):
+    host.is_("noble", "inf2.xlarge")
+    (host.root / "dev/neuron0").touch()
+    (host.root / "sys/module/neuron").mkdir()
+    (host.root / "sys/module/neuron/version").write_text("2.24.13.0\n")
+    done = host.setup()
+    assert done.code == 1
+    assert "driver 2.30.2.0 is installed, but 2.24.13.0 still runs" in done.error
+
+
+@as_root
+def test_docker_is_not_installed_but_missed(host):
+    host.is_("noble", "inf2.xlarge")
+    (host.bin / "docker").unlink()
+    done = host.setup()
+    assert (done.code, "Docker is not installed, and make up needs it" in done.said) == (0, True)
+
+
+def test_help(host):
+    assert host.setup("--help").said.startswith("usage: sudo scripts/neuron/setup-host.sh [--dry-run] [inf1|inf2|trn1]")
+
+
+def test_shellcheck():
+    subprocess.run([ROOT / ".venv/bin/shellcheck", SCRIPT], check=True)
+    assert os.access(SCRIPT, os.X_OK)
