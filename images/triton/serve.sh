@@ -15,6 +15,8 @@ flags=(
   --backend-directory="$home/backends"
   --cache-directory="$home/caches"
   --model-control-mode=explicit
+  # A model's configs/<profile>.pbtxt goes before its config.pbtxt.
+  --model-config-name="${PROFILE:-cpu}"
   # A model that does not load leaves the others served; readiness and `make status` tell.
   --exit-on-error=false
   # Requests in flight get this long. After a failed reload Triton waits it out in vain, and its own default is 30.
@@ -28,7 +30,7 @@ flags=(
   --log-verbose="${TRITON_LOG_VERBOSE:-0}"
 )
 # On a machine without a GPU Triton looks for one all the same, and complains.
-[[ ${PROFILE:-cpu} != cpu ]] || flags+=(--allow-gpu-metrics=false)
+[[ ${PROFILE:-cpu} == cuda ]] || flags+=(--allow-gpu-metrics=false)
 for system in ${SYSTEMS:-}; do
   flags+=(--load-model="$system")
 done

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scripts.models.source import Hub, Package, Source
 from scripts.models.tasks import TEXT_TASKS
+from scripts.neuron.target import Target
 
 FORMATS = ("onnx", "onnx-int8", "python")
 
@@ -19,6 +20,7 @@ class Recipe:
 
     module: str
     formats: tuple[str, ...] = FORMATS  # what it can make, the default first
+    neuron: bool = False  # compiled for AWS Neuron under that profile, in place of any of these
     # Changes whenever what it makes changes, so that a repository made by an older one is made again.
     version: str = "1"
 
@@ -41,6 +43,7 @@ class Order:
     movable: bool
     folder: Path
     trust_remote_code: bool = False
+    neuron: Target | None = None  # of format `neuron`
 
     def take(self, file: Path, version: Path) -> None:
         """One of the weights' files, into the folder of a version."""
@@ -69,7 +72,7 @@ class System:
 
 
 RECIPES = {
-    **{task: Recipe("text") for task in TEXT_TASKS},
+    **{task: Recipe("text", neuron=True) for task in TEXT_TASKS},
     "text-generation": Recipe("generation", ("python",)),
     "image-classification": Recipe("vision"),
     "image-feature-extraction": Recipe("vision"),

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from scripts.cli import out
 from scripts.models.catalogue import SYSTEMS, System
-from scripts.models.repository import CHOICES, CONFIGS, is_assembled, models, records
+from scripts.models.repository import CONFIGS, is_current, models, records
 from scripts.models.served import config_of, with_steps
 from scripts.models.source import Hub
 from scripts.settings import Settings, UserError
@@ -40,7 +40,7 @@ def print_list(settings: Settings) -> None:
     table.add_column("system", width=22)
     table.add_column("weights", width=33, overflow="fold")
     table.add_column("asks (optional), → answers", overflow="fold")
-    for row in rows(settings, repository):
+    for row in rows(repository):
         table.add_row(
             "●" if row.in_place else "○",
             f"[bold]{row.name}[/]\n{row.about}",
@@ -53,16 +53,16 @@ def print_list(settings: Settings) -> None:
     out.print("A model of your own: make models SYSTEMS=name HF_MODEL=organisation/model (docs/models.md)")
 
 
-def rows(settings: Settings, repository: Path) -> Iterator[Row]:
+def rows(repository: Path) -> Iterator[Row]:
     """The catalogue, then what was made of HF_MODEL or SOURCE, then what its owner put there."""
-    plain = Settings(settings | dict.fromkeys(CHOICES, ""))  # in place, whatever was asked for at the time
     made = {record["system"]: record for record in records(repository)}
     for system in SYSTEMS.values():
         weights = (*source_of(system), f"{system.gigabytes:g} GB, {system.licence}")
         if system.name in made and made[system.name]["source"] != str(system.source):
             weights = (made[system.name]["source"],)  # of the user's, whose licence only they know
         about = "\n".join([system.about, *(f"also {name}" for name in system.also)])
-        yield Row(system.name, about, weights, is_assembled(system, plain, repository))
+        in_place = system.name in made and is_current(made[system.name], repository)
+        yield Row(system.name, about, weights, in_place)
     for record in made.values():
         if record["system"] not in SYSTEMS:
             files = [repository / file for file in record["files"]]

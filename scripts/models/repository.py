@@ -19,6 +19,7 @@ from scripts.models.hub import DOWNLOADS
 from scripts.models.served import with_steps
 from scripts.models.source import Folder, Hub, Source, identity, of_identity, opened
 from scripts.models.tasks import task_of
+from scripts.neuron.target import Target
 from scripts.settings import ROOT, Settings, UserError
 
 # `gpt2` is of the published names alone.
@@ -119,16 +120,20 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
     ):
         task = system.task or task_of(weights.folder)
         recipe = RECIPES[task]
+        target = Target.of(settings) if recipe.neuron else None
+        if target and settings["FORMAT"]:
+            raise UserError(f"PROFILE=neuron compiles {system.name} ({task}) for Neuron: leave FORMAT empty")
         if system.format and system.format not in recipe.formats:
             raise UserError(f"{system.name} ({task}) can be had as {', '.join(recipe.formats)} only")
         order = Order(
             system=system.name,
             task=task,
-            format=system.format or recipe.formats[0],
+            format="neuron" if target else system.format or recipe.formats[0],
             weights=weights.folder,
             movable=weights.movable,
             folder=Path(folder),
             trust_remote_code=settings["TRUST_REMOTE_CODE"] == "1",
+            neuron=target,
         )
         with err.status(f"{system.name}: assembling {weights.name}"):
             facts = made(recipe, order, weights.name)
@@ -160,15 +165,18 @@ def made(recipe: Recipe, order: Order, name: str) -> dict:
 
 
 def is_assembled(system: System, settings: Settings, repository: Path) -> bool:
+    """As the settings ask for it."""
     record = read_record(repository / system.name)
-    if not record or not is_whole(record, repository):
+    if not record or not is_current(record, repository):
         return False
-    if record["recipe"] != RECIPES[record["task"]].version:
+    target = Target.of(settings) if RECIPES[record["task"]].neuron else None
+    if record.get("neuron") != (target and target.record()):
         return False
+    wanted = settings["FORMAT"] if target else system.format
     return not any(settings[name] for name in CHOICES) or (
         record["identity"] == identity(system.source, record["identity"])
         and record["task"] == (system.task or record["task"])
-        and record["format"] == (system.format or record["format"])
+        and record["format"] == (wanted or record["format"])
     )
 
 
@@ -176,7 +184,10 @@ def recorded(name: str, repository: Path) -> System | None:
     """One that was made before, of its own HF_MODEL or SOURCE."""
     record = record_of(name, repository)
     source = record and of_identity(record["identity"])
-    return System(record["system"], record["task"], source, record["format"]) if source else None
+    if not source:
+        return None
+    chosen = "" if record["format"] == "neuron" else record["format"]
+    return System(record["system"], record["task"], source, chosen)
 
 
 def record_of(name: str, repository: Path) -> dict | None:
@@ -186,6 +197,11 @@ def record_of(name: str, repository: Path) -> dict | None:
 
 def models(record: dict) -> tuple[str, ...]:
     return record["system"], *record["also"]
+
+
+def is_current(record: dict, repository: Path) -> bool:
+    """Made by the recipe of today, and all there."""
+    return record["recipe"] == RECIPES[record["task"]].version and is_whole(record, repository)
 
 
 def is_whole(record: dict, repository: Path) -> bool:
@@ -268,11 +284,14 @@ def check_free(system: System, made: list[Path], repository: Path) -> None:
 
 
 def copy_config(made: Path, repository: Path) -> None:
-    """A repository elsewhere starts with our config; one that has its own keeps it."""
-    target, ours = repository / made.name / "config.pbtxt", CONFIGS / made.name / "config.pbtxt"
-    if not (made / "config.pbtxt").exists() and not target.exists() and ours.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ours, target)
+    """A repository elsewhere starts with our configs; one that has its own keeps it."""
+    if (made / "config.pbtxt").exists():
+        return
+    for ours in (CONFIGS / made.name).glob("**/*.pbtxt"):
+        target = repository / made.name / ours.relative_to(CONFIGS / made.name)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ours, target)
 
 
 def remove_all(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ from scripts.settings import ROOT, UserError
 PARITY_TEXTS = 64
 PUBLISHED_WIDTH = 384
 LEAST_COSINE = 0.9999
+LEAST_NEURON_COSINE = 0.999  # where NEURON_COMPILER_ARGS have it compute in bfloat16
 POOLING = ("mean", "cls")  # what shared/encoder.py does
 # Positions of these begin after the padding token's.
 OFFSET_POSITIONS = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "longformer")
@@ -67,7 +69,8 @@ class TextModel:
             positions -= self.config.pad_token_id + 1
         own = self.order.weights / "sentence_bert_config.json"
         trained = json.loads(own.read_text()).get("max_seq_length") if own.exists() else None
-        return min(positions, trained or self.hugging_face_tokenizer.model_max_length)
+        longest = min(positions, trained or self.hugging_face_tokenizer.model_max_length)
+        return self.order.neuron.lengths_up_to(longest)[-1] if self.order.neuron else longest
 
     @cached_property
     def mask(self) -> str:
@@ -125,14 +128,48 @@ class TextModel:
             use_safetensors=True,
             dtype=torch.float32,
             output_loading_info=True,
+            **self.attention,
         )
         if missing := sorted(key for key in found["missing_keys"] if "pooler" not in key or self.classifies):
             raise UserError(f"{self.order.weights} is no model for {self.order.task}: it has no weights '{missing[0]}'")
         return model.eval()
 
     @property
+    def attention(self) -> dict[str, str]:
+        """Plain matrix products for Neuron's compiler."""
+        return {"attn_implementation": "eager"} if self.order.neuron else {}
+
+    @cached_property
+    def whole(self) -> Whole:
+        if self.order.task != "sentence-similarity":
+            return Whole(self, self.original)
+        from sentence_transformers import SentenceTransformer
+
+        folder, options = str(self.order.weights), {"local_files_only": True, "model_kwargs": self.attention}
+        return Whole(self, SentenceTransformer(folder, device="cpu", **options))
+
+    @property
     def classifies(self) -> bool:
         return self.order.task == "text-classification"
+
+
+class Whole(torch.nn.Module):
+    """The original, from tokens to the outputs that are served."""
+
+    def __init__(self, model: TextModel, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.network = network.eval()
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tokens = dict(zip(self.model.token_inputs, tensors, strict=True))
+        if self.model.order.task == "sentence-similarity":
+            return (self.network(tokens)["sentence_embedding"],)
+        found = self.network(**tokens)
+        if self.model.mask:
+            where = (tokens["input_ids"] == self.model.hugging_face_tokenizer.mask_token_id).int().argmax(dim=1)
+            return (found.logits[torch.arange(len(where)), where],)
+        return tuple(found[name] for name in self.model.task.outputs)
 
 
 def pooling_mode(config: dict) -> str:
@@ -154,7 +191,7 @@ def assemble(order: Order) -> dict:
     if model.task.answers:
         save_answers(model)
     with quiet():
-        facts = save_onnx(model, tokenizer) if order.format != "python" else save_python(model)
+        facts = SAVE[order.format](model, tokenizer)
     for part, (config, parameters) in text_configs.configs(model, facts.pop("width")).items():
         # Those of `embedding` are in git, with comments.
         if order.system != "embedding":
@@ -205,19 +242,55 @@ def save_onnx(model: TextModel, tokenizer: Tokenizer) -> dict:
         keep_masked(target, tokenizer.token_to_id(model.mask))
     feeds = [feed(encoding) for encoding in tokenizer.encode_batch(parity_texts(model))]
     found = run(target, feeds)
-    cosine = compare(reference(model, feeds), found, LEAST_COSINE)
-    facts = {"least_cosine": cosine, "parity_texts": len(feeds), "width": width(model, found)}
-    said = f"cosine with the original at least {cosine:.6f} on {len(feeds)} texts"
+    facts = parity(model, feeds, found, LEAST_COSINE) | {"width": width(model, found)}
     if model.order.format == "onnx-int8":
-        facts |= quantized(target, lambda: run(target, feeds))
-        said += f"; {facts.pop('said')}"
-    return facts | {"said": said}
+        int8 = quantized(target, lambda: run(target, feeds))
+        facts |= int8 | {"said": f"{facts['said']}; {int8['said']}"}
+    return facts
 
 
-def save_python(model: TextModel) -> dict:
+def parity(model: TextModel, feeds: list[dict[str, np.ndarray]], found: list[np.ndarray], least: float) -> dict:
+    cosine = compare(reference(model, feeds), found, least)
+    said = f"cosine with the original at least {cosine:.6f} on {len(feeds)} texts"
+    return {"least_cosine": cosine, "parity_texts": len(feeds), "said": said}
+
+
+def save_python(model: TextModel, tokenizer: Tokenizer) -> dict:
     _ = model.original  # it loads
     model.order.take_model(model.version("encoder"))
     return {"width": model.config.hidden_size}
+
+
+def save_neuron(model: TextModel, tokenizer: Tokenizer) -> dict:
+    from scripts.neuron.compile import Compiled
+
+    target = model.order.neuron
+    if target.chip == "inf1":
+        raise UserError(
+            "make models compiles for Inf2 and Trn1; for Inf1 compile with torch-neuron yourself, and make the model's "
+            "folder with scripts/neuron/gen_triton_model.py"
+        )
+    lengths = target.lengths_up_to(model.max_length)
+    compiled = Compiled(model.whole, model.token_inputs, target, lengths, model.version("encoder"))
+    compiled.compile()
+    feeds = [feed(encoding) for encoding in tokenizer.encode_batch(parity_texts(model))]
+    facts = {"neuron": target.record(), "width": width(model, reference(model, feeds[:1]))}
+    if not target.device:
+        return facts | {"said": "not held against the original, for there is no Neuron device (NEURON_DEVICES=0)"}
+    found = list(cut(model, feeds, compiled.answers(feeds)))
+    return facts | parity(model, feeds, found, LEAST_NEURON_COSINE)
+
+
+def cut(model: TextModel, feeds: list, answers: Iterator[list[np.ndarray]]) -> Iterator[np.ndarray]:
+    """Of what each text was answered, that for its own tokens; all outputs in one row."""
+    for each, arrays in zip(feeds, answers, strict=True):
+        length = each["input_ids"].shape[1]
+        axes = model.task.outputs.values()
+        own = [array[:length] if shape[0] == "T" else array for shape, array in zip(axes, arrays, strict=True)]
+        yield np.concatenate([array.ravel() for array in own])
+
+
+SAVE = {"onnx": save_onnx, "onnx-int8": save_onnx, "python": save_python, "neuron": save_neuron}
 
 
 def width(model: TextModel, found: list[np.ndarray]) -> int:
@@ -287,21 +360,5 @@ def run(path: Path, feeds: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
 @torch.inference_mode()
 def reference(model: TextModel, feeds: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
     """What the original says."""
-    if model.order.task == "sentence-similarity":
-        from sentence_transformers import SentenceTransformer
-
-        original = SentenceTransformer(str(model.order.weights), device="cpu", local_files_only=True)
-    else:
-        original = model.original
-    rows = []
-    for each in feeds:
-        tensors = {name: torch.from_numpy(array) for name, array in each.items() if name != "token_type_ids"}
-        if getattr(model.config, "type_vocab_size", 0) > 1:
-            tensors["token_type_ids"] = torch.from_numpy(each["token_type_ids"])
-        found = original(tensors) if model.order.task == "sentence-similarity" else original(**tensors)
-        if model.mask:
-            where = int((each["input_ids"][0] == model.hugging_face_tokenizer.mask_token_id).argmax())
-            rows.append(found.logits[0, where].numpy())
-        else:
-            rows.append(np.concatenate([found[name].numpy().ravel() for name in model.task.outputs]))
-    return rows
+    answers = (model.whole(*(torch.from_numpy(each[name]) for name in model.token_inputs)) for each in feeds)
+    return [np.concatenate([tensor.numpy().ravel() for tensor in tensors]) for tensors in answers]

@@ -1,10 +1,12 @@
 """Requests of unequal length in packed runs: the rows of all requests, sorted by length, in the cheapest set of runs.
 
-What runs is somebody else's: an ONNX graph (backend packed_onnx), a PyTorch module (shared/encoder.py).
+What runs is somebody else's: an ONNX graph (backend packed_onnx), a PyTorch module (shared/encoder.py), one that was
+compiled for some shapes only (neuron/text.py).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +40,10 @@ class Encoder:
     outputs: list[str]
     per_token: set[str]
     run: Callable[[list[str] | None, dict[str, np.ndarray]], list[np.ndarray]]
+    # Seconds of a run, of several numbers of rows at once. None: it is measured.
+    cost: Callable[[np.ndarray, int], np.ndarray] | None = None
+    # What a run is to be filled up to, where it takes no other shape.
+    shape: Callable[[int, int], tuple[int, int]] = lambda rows, length: (rows, length)
 
 
 class PackedRuns:
@@ -52,11 +58,15 @@ class PackedRuns:
         self.at_once = at_once
         self.workers = ThreadPoolExecutor(at_once)
         self.metrics = Metrics(args, "tokens", "padding_tokens", "runs")
-        self.cost = RunCost.measure(self.seconds_of, max(1, config["max_batch_size"]))
+        self.cost = encoder.cost or self.measured(args["model_instance_name"], max(1, config["max_batch_size"]))
+
+    def measured(self, instance: str, max_rows: int) -> RunCost:
+        cost = RunCost.measure(self.seconds_of, max_rows)
         pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {at_once} run(s) at once; a run costs "
-            f"{self.cost.per_run * 1e3:.2f} ms and {self.cost.per_token * 1e6:.0f} us a token"
+            f"{instance}: {self.at_once} run(s) at once; a run costs "
+            f"{cost.per_run * 1e3:.2f} ms and {cost.per_token * 1e6:.0f} us a token"
         )
+        return cost
 
     def seconds_of(self, rows: int, length: int) -> float:
         """What a run of this shape costs when all workers are busy with its like."""
@@ -92,16 +102,16 @@ class PackedRuns:
         order = np.argsort(lengths, kind="stable")
 
         def run(packed: np.ndarray) -> None:
-            feed = self.feed([rows[i] for i in packed], int(lengths[packed[-1]]))
+            feed = self.feed([rows[i] for i in packed], *self.encoder.shape(len(packed), int(lengths[packed[-1]])))
             for name, array in zip(wanted, self.encoder.run(wanted, feed), strict=True):
-                for i, answer in zip(packed, array, strict=True):
+                for i, answer in zip(packed, array[: len(packed)], strict=True):
                     answers[name][i] = answer
 
         cuts = [order[start:end] for start, end in cheapest_cut(lengths[order], self.cost)]
         # The longest first, so that no worker is left with a long one at the end.
         list(self.workers.map(run, reversed(cuts)))
         tokens = int(lengths.sum())
-        padded = sum(len(packed) * int(lengths[packed[-1]]) for packed in cuts)
+        padded = sum(math.prod(self.encoder.shape(len(packed), int(lengths[packed[-1]]))) for packed in cuts)
         self.metrics.add(tokens=tokens, padding_tokens=padded - tokens, runs=len(cuts))
         results = []
         first = 0
@@ -111,9 +121,9 @@ class PackedRuns:
             first = last
         return results
 
-    def feed(self, rows: list[tuple[Texts, int]], length: int) -> dict[str, np.ndarray]:
-        """One run's input: these rows, padded with zeros to the longest of them."""
-        feed = {name: np.zeros((len(rows), length), dtype) for name, dtype in self.encoder.inputs.items()}
+    def feed(self, rows: list[tuple[Texts, int]], count: int, length: int) -> dict[str, np.ndarray]:
+        """One run's input: these rows, filled up with zeros."""
+        feed = {name: np.zeros((count, length), dtype) for name, dtype in self.encoder.inputs.items()}
         for i, (texts, row) in enumerate(rows):
             end = texts.lengths[row]
             for name, array in texts.tokens.items():

@@ -1,0 +1,84 @@
+"""Text encoders compiled for AWS Neuron: an artifact for each shape, and neuron.json, which says what they take.
+
+`make models PROFILE=neuron` comes here from scripts/models/text.py; images/triton/backends/neuron/text.py serves what is
+made here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from scripts.cli import err
+from scripts.neuron.target import Target
+from scripts.settings import UserError
+
+
+@dataclass
+class Compiled:
+    """A module with one artifact for each number of rows and tokens, in the folder of a version."""
+
+    module: torch.nn.Module
+    inputs: list[str]
+    target: Target
+    lengths: list[int]
+    folder: Path
+    files: dict[tuple[int, int], Path] = field(default_factory=dict)
+
+    def compile(self) -> None:
+        neuron = torch_neuronx()
+        shapes = [(rows, length) for length in self.lengths for rows in self.target.batches]
+        for number, (rows, length) in enumerate(shapes, 1):
+            start = time.monotonic()
+            example = tuple(torch.ones(rows, length, dtype=torch.int64) for _ in self.inputs)
+            artifact = neuron.trace(
+                self.module,
+                example,
+                compiler_args=["--target", self.target.chip, *self.target.compiler_args],
+                cpu_backend=not self.target.device,
+            )
+            path = self.folder / f"model-{rows}x{length}.pt"
+            torch.jit.save(artifact, path)
+            self.files[rows, length] = path
+            took = time.monotonic() - start
+            err.print(f"compiled for {rows} x {length} tokens in {took:.0f} s ({number} of {len(shapes)})")
+        self.write_manifest(getattr(neuron, "__version__", ""))
+
+    def write_manifest(self, version: str) -> None:
+        shapes = [
+            {"rows": rows, "length": length, "file": path.name} for (rows, length), path in sorted(self.files.items())
+        ]
+        manifest = {"inputs": self.inputs, "shapes": shapes, "chip": self.target.chip, "torch_neuronx": version}
+        (self.folder / "neuron.json").write_text(json.dumps(manifest, indent=2) + "\n")
+
+    def answers(self, feeds: list[dict[str, np.ndarray]]) -> Iterator[list[np.ndarray]]:
+        """What the artifacts say to each text, of any shape that there is: every one has its turn."""
+        loaded = {shape: torch.jit.load(path) for shape, path in self.files.items()}
+        for number, feed in enumerate(feeds):
+            length = feed[self.inputs[0]].shape[1]
+            fitting = [shape for shape in loaded if shape[1] >= length]
+            rows, width = fitting[number % len(fitting)]
+            padded = [np.zeros((rows, width), np.int64) for _ in self.inputs]
+            for array, name in zip(padded, self.inputs, strict=True):
+                array[-1, :length] = feed[name][0]
+            with torch.inference_mode():
+                found = loaded[rows, width](*(torch.from_numpy(array) for array in padded))
+            tensors = [found] if isinstance(found, torch.Tensor) else found
+            yield [tensor[-1].float().numpy() for tensor in tensors]
+
+
+def torch_neuronx():
+    try:
+        import torch_neuronx
+    except ImportError as error:
+        raise UserError(
+            f"PROFILE=neuron compiles with torch_neuronx, which cannot be imported here ({error}): "
+            "RUNTIME=docker has it in its image"
+        ) from None
+    return torch_neuronx

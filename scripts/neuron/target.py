@@ -1,0 +1,57 @@
+"""What text encoders are compiled for on AWS Neuron: the settings NEURON_*."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from scripts.settings import Settings, UserError
+
+CHIPS = ("inf1", "inf2", "trn1")
+SHORTEST = 32  # tokens
+
+
+@dataclass(frozen=True)
+class Target:
+    chip: str
+    batches: tuple[int, ...]  # in rows, ascending
+    lengths: tuple[int, ...]  # in tokens, ascending; empty: as the model's own length suggests
+    cores: tuple[int, int]  # first and last
+    device: bool  # here, to try on what was compiled
+    compiler_args: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Target | None:
+        """None but with PROFILE=neuron."""
+        if settings["PROFILE"] != "neuron":
+            return None
+        cores = re.fullmatch(r"(\d+):(\d+)", settings["NEURON_CORES"])
+        if not cores or int(cores[1]) > int(cores[2]):
+            raise UserError(f"NEURON_CORES={settings['NEURON_CORES']}: must be the first and the last, like 0:1")
+        return cls(
+            settings.choice("NEURON_CHIP", CHIPS),
+            sizes(settings, "NEURON_BATCHES", least=1),
+            sizes(settings, "NEURON_LENGTHS", least=0),
+            (int(cores[1]), int(cores[2])),
+            settings.integer("NEURON_DEVICES") > 0,
+            tuple(settings.words("NEURON_COMPILER_ARGS")),
+        )
+
+    def lengths_up_to(self, longest: int) -> list[int]:
+        """Those asked for, as far as the model takes them; or doubled from one to the next, up to the longest."""
+        if self.lengths:
+            return sorted({min(length, longest) for length in self.lengths})
+        doubled = [SHORTEST << step for step in range(longest.bit_length()) if SHORTEST << step < longest]
+        return [*doubled, longest]
+
+    def record(self) -> dict:
+        """What makes another model of it."""
+        args = list(self.compiler_args)
+        return {"chip": self.chip, "batches": list(self.batches), "lengths": list(self.lengths), "compiler_args": args}
+
+
+def sizes(settings: Settings, name: str, least: int) -> tuple[int, ...]:
+    words = settings.words(name)
+    if len(words) < least or not all(word.isdecimal() and int(word) for word in words):
+        raise UserError(f"{name}={settings[name]}: must be whole numbers of at least 1, separated by spaces")
+    return tuple(sorted({int(word) for word in words}))

@@ -1,0 +1,87 @@
+"""Text encoders on Neuron: what is compiled, and which compiled shape a run takes."""
+
+import numpy as np
+import pytest
+
+from neuron.shapes import Shapes
+from scripts.neuron.target import Target
+from scripts.settings import Settings, UserError
+from shared.errors import BadRequest
+from shared.packing import cheapest_cut
+
+# Rows and tokens -> seconds: eight rows cost three times as much as one.
+SECONDS = {(1, 32): 1.0, (8, 32): 3.0, (1, 64): 2.0, (8, 64): 6.0}
+
+
+def runs(lengths: list[int]) -> list[tuple[int, int]]:
+    shapes = Shapes(SECONDS)
+    cut = cheapest_cut(np.array(lengths), shapes.cost)
+    return [shapes.shape(end - start, lengths[end - 1]) for start, end in cut]
+
+
+def test_a_row_alone_takes_the_shape_of_one():
+    assert runs([5]) == [(1, 32)]
+    assert runs([33]) == [(1, 64)]
+
+
+def test_two_rows_are_cheaper_apart_and_four_together():
+    assert runs([5, 6]) == [(1, 32), (1, 32)]
+    assert runs([5, 6, 7, 8]) == [(8, 32)]
+
+
+def test_no_run_has_more_rows_than_a_shape_takes():
+    assert runs([5] * 17) == [(1, 32), (8, 32), (8, 32)]
+    assert runs([5] * 64) == [(8, 32)] * 8
+
+
+def test_a_long_text_does_not_make_the_short_ones_long():
+    assert runs([5] * 8 + [60]) == [(8, 32), (1, 64)]
+    assert runs([5, 60]) == [(1, 32), (1, 64)]
+
+
+def test_a_longer_shape_is_taken_where_it_is_cheaper():
+    shapes = Shapes({(4, 32): 9.0, (4, 64): 1.0})
+    assert shapes.shape(2, 10) == (4, 64)
+
+
+def test_a_text_longer_than_every_shape():
+    with pytest.raises(BadRequest, match="a text has 65 tokens, and the model was compiled for 64 at most"):
+        runs([65])
+
+
+def target(**settings: str) -> Target | None:
+    return Target.of(Settings(Settings.load() | {"PROFILE": "neuron"} | settings))
+
+
+def test_only_the_profile_has_a_target():
+    assert target(PROFILE="cpu") is None
+
+
+def test_lengths():
+    assert target().lengths_up_to(256) == [32, 64, 128, 256]
+    assert target().lengths_up_to(200) == [32, 64, 128, 200]
+    assert target().lengths_up_to(20) == [20]
+    assert target(NEURON_LENGTHS="100 20 400").lengths_up_to(256) == [20, 100, 256]
+
+
+def test_cores_and_device():
+    found = target(NEURON_CORES="2:5", NEURON_DEVICES="0")
+    assert found.cores == (2, 5)
+    assert not found.device
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"NEURON_CORES": "3:2"}, "NEURON_CORES=3:2: must be the first and the last, like 0:1"),
+        ({"NEURON_CORES": "0-1"}, "NEURON_CORES=0-1"),
+        ({"NEURON_BATCHES": ""}, "NEURON_BATCHES=: must be whole numbers"),
+        ({"NEURON_BATCHES": "1 0"}, "NEURON_BATCHES=1 0: must be whole numbers of at least 1, separated by spaces"),
+        ({"NEURON_LENGTHS": "32,64"}, "NEURON_LENGTHS=32,64"),
+        ({"NEURON_CHIP": "inf3"}, "NEURON_CHIP=inf3: must be one of inf1, inf2, trn1"),
+        ({"NEURON_DEVICES": "some"}, "NEURON_DEVICES=some: must be a whole number"),
+    ],
+)
+def test_wrong_settings(settings, said):
+    with pytest.raises(UserError, match=said):
+        target(**settings)
