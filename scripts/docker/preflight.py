@@ -19,6 +19,7 @@ LEAST_COMPOSE = (2, 26)  # the oldest that this was tried with
 COMPOSE_WANTS_BUILDX = (2, 37)
 # NVIDIA's image is 15 GB, its layers as they are downloaded as much again, and torch comes on top.
 NVIDIA_IMAGE_GB = 45
+DEVICES = Path("/dev")
 
 
 def check_build(settings: Settings, nvidia_image: str) -> dict:
@@ -30,16 +31,47 @@ def check_build(settings: Settings, nvidia_image: str) -> dict:
     return engine
 
 
-def check_device(profile: str, engine: dict) -> None:
-    if profile == "cuda" and "nvidia" not in engine.get("Runtimes", {}):
+def check_device(settings: Settings, engine: dict) -> None:
+    if settings["PROFILE"] == "cuda" and "nvidia" not in engine.get("Runtimes", {}):
         raise UserError(
             "PROFILE=cuda: this Docker engine has no NVIDIA runtime; install the NVIDIA Container Toolkit, "
             "or say PROFILE=cpu"
         )
-    if profile == "neuron" and not Path("/dev/neuron0").exists():
+    if settings["PROFILE"] == "neuron":
+        if not settings.integer("NEURON_DEVICES"):
+            raise UserError("NEURON_DEVICES=0 is for `make models` alone: serving takes at least one device")
+        check_neuron_devices(settings, "say PROFILE=cpu")
+
+
+def check_compiling(settings: Settings) -> None:
+    """For `make models` with PROFILE=neuron."""
+    if settings["NEURON_CHIP"] == "inf1":
         raise UserError(
-            "PROFILE=neuron: there is no /dev/neuron0 here; the Neuron driver is not loaded, or PROFILE=cpu"
+            "NEURON_CHIP=inf1: `make models` compiles for inf2 and trn1; what torch.neuron.trace made elsewhere, "
+            "scripts/neuron/gen_triton_model.py makes a model of (docs/neuron.md)"
         )
+    check_neuron_devices(settings, "say NEURON_DEVICES=0 to compile without a device")
+
+
+def check_neuron_devices(settings: Settings, otherwise: str) -> None:
+    wanted = neuron_devices(settings)
+    there = [device for device in wanted if (DEVICES / Path(device).name).exists()]
+    missing = [device for device in wanted if device not in there]
+    if missing and not there:
+        raise UserError(
+            f"PROFILE=neuron: there is no {missing[0]} here; on an Inf1, Inf2 or Trn1 instance "
+            f"`sudo scripts/neuron/setup-host.sh` installs the driver, else {otherwise}"
+        )
+    if missing:
+        raise UserError(
+            f"NEURON_DEVICES={len(wanted)}: there is no {missing[0]} here, only {', '.join(there)}; "
+            f"say NEURON_DEVICES={len(there)}, or see what `sudo scripts/neuron/setup-host.sh` says of the driver"
+        )
+
+
+def neuron_devices(settings: Settings) -> list[str]:
+    """Those the containers are to get."""
+    return [f"/dev/neuron{number}" for number in range(settings.integer("NEURON_DEVICES"))]
 
 
 def check_engine() -> dict:

@@ -13,14 +13,16 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 
 from dotenv import dotenv_values
 
 from scripts.cli import err, out
 from scripts.docker import preflight
-from scripts.files import exclusive
+from scripts.files import exclusive, write_atomically
 from scripts.models.repository import CONFIGS, all_in_place, models_of, remove_all
 from scripts.models.served import config_of
+from scripts.neuron.target import CHIPS
 from scripts.ports import check_free
 from scripts.settings import DOTENV, ROOT, UserError
 from scripts.stack import PORTS, Process, Stack
@@ -30,6 +32,8 @@ SOURCES = ("pypi", "pypi-transformers", "ngc")
 # The backends that run on torch and transformers.
 NEED_TRANSFORMERS = re.compile(r'^\s*backend\s*:\s*"(image_processor|transformers)"', re.MULTILINE)
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
+# Who gets the Neuron devices.
+NEURON_SERVICES = ("triton-neuron", "neuron-monitor", "exporter-neuron")
 LOCKS = ("models.lock", "loadtest.lock")
 # Brought back so often without staying up: it will not.
 HOPELESS_AFTER = 3
@@ -46,6 +50,21 @@ class DockerStack(Stack):
     @cached_property
     def profile(self) -> str:
         return self.settings.choice("PROFILE", PROFILES)
+
+    @cached_property
+    def neuron_target(self) -> str:
+        """The target of images/triton/Dockerfile: Inf1 is another world than its successors."""
+        return "neuron-inf1" if self.settings.choice("NEURON_CHIP", CHIPS) == "inf1" else "neuron"
+
+    @property
+    def nvidia_image(self) -> str:
+        inf1 = self.profile == "neuron" and self.neuron_target == "neuron-inf1"
+        return self.pins["TRITON_INF1_IMAGE" if inf1 else "TRITON_IMAGE"]
+
+    @property
+    def exporter(self) -> str:
+        compiling = self.profile == "neuron" and self.settings["LIST"] != "1"
+        return "exporter-neuron" if compiling else "exporter"
 
     @cached_property
     def engine(self) -> dict:
@@ -70,6 +89,8 @@ class DockerStack(Stack):
             **places,
             "SOURCE": str(self.settings.path("SOURCE").resolve()) if self.settings["SOURCE"] else "",
             "TRITON_SOURCE": self.triton_source,
+            "TRITON_IMAGE": self.nvidia_image,
+            "NEURON_TARGET": self.neuron_target,
             **{name: self.build_secret(name) for name in ("BUILD_PIP_CONF", "BUILD_CA")},
             "BIND_ADDRESS": str(self.settings.bind_address()),
             "CHECKOUT": str(ROOT),
@@ -96,7 +117,7 @@ class DockerStack(Stack):
 
     @property
     def image_tag(self) -> str:
-        return f"cpu-{self.triton_source}" if self.profile == "cpu" else self.profile
+        return {"cpu": f"cpu-{self.triton_source}", "neuron": self.neuron_target}.get(self.profile, self.profile)
 
     @cached_property
     def triton_source(self) -> str:
@@ -108,7 +129,24 @@ class DockerStack(Stack):
         return "pypi-transformers" if any(NEED_TRANSFORMERS.search(path.read_text()) for path in configs) else "pypi"
 
     def command(self, *arguments: str, profile: str | None = None) -> list[str]:
-        return ["docker", "compose", "--project-directory", str(ROOT), "--profile", profile or self.profile, *arguments]
+        compose = ["docker", "compose", "--project-directory", str(ROOT), *self.files]
+        return [*compose, "--profile", profile or self.profile, *arguments]
+
+    @cached_property
+    def files(self) -> list[str]:
+        """compose's own choice; with PROFILE=neuron, with as many devices as there are to be, for it knows no loops."""
+        if self.profile != "neuron":
+            return []
+        devices = json.dumps([f"{device}:{device}" for device in preflight.neuron_devices(self.settings)])
+        lines = [f"  {service}: {{ devices: !override {devices} }}" for service in NEURON_SERVICES]
+        self.state.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.devices_file, "\n".join(["services:", *lines, ""]))
+        own = [ROOT / name for name in ("compose.yaml", "compose.override.yaml")]
+        return [word for path in (*own, self.devices_file) if path.exists() for word in ("--file", str(path))]
+
+    @property
+    def devices_file(self) -> Path:
+        return self.state / "neuron.yaml"
 
     def compose(self, *arguments: str, profile: str | None = None) -> str:
         """Its output; where it fails, the end of what it said is the error."""
@@ -129,7 +167,7 @@ class DockerStack(Stack):
         return bool(self.compose("ps", "--quiet", profile="*").strip())
 
     def start(self) -> bool:
-        preflight.check_device(self.profile, preflight.check_build(self.settings, self.pins["TRITON_IMAGE"]))
+        preflight.check_device(self.settings, preflight.check_build(self.settings, self.nvidia_image))
         preflight.check_readable(ROOT / "monitoring")
         repository = self.settings.path("MODEL_REPOSITORY")
         if self.environment["TRITON_USER"] != self.environment["HOST_USER"]:
@@ -160,6 +198,7 @@ class DockerStack(Stack):
         remove_all(self.settings)
         for lock in LOCKS:
             (self.state / lock).unlink(missing_ok=True)
+        self.devices_file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the local runtime's things are in it, or it is not there
             self.state.rmdir()
 
@@ -167,8 +206,10 @@ class DockerStack(Stack):
 
     def build(self) -> None:
         """make build: everything this profile needs, with Docker's own progress."""
-        preflight.check_build(self.settings, self.pins["TRITON_IMAGE"])
-        services = [self.service("triton"), "exporter", "loadtest"]
+        preflight.check_build(self.settings, self.nvidia_image)
+        services = [self.service("triton"), "loadtest"]
+        if self.image_tag != "neuron-inf1":  # nothing is compiled for it
+            services.append(self.exporter)
         done = subprocess.run(self.command("build", *services, profile="*"), env=self.environment, cwd=ROOT)
         if done.returncode:
             raise UserError("the build failed; what it said is above")
@@ -186,12 +227,17 @@ class DockerStack(Stack):
             if self.settings["LIST"] != "1" and all_in_place(self.settings):
                 return
             preflight.check_compose()
-            preflight.warn_of_torch_index(self.settings["TORCH_INDEX"], "triton-transformers-exporter")
+            image = "triton-transformers-exporter"
+            if self.exporter == "exporter-neuron":
+                preflight.check_compiling(self.settings)
+                preflight.check_build(self.settings, self.nvidia_image)
+                image += ":neuron"
+            preflight.warn_of_torch_index(self.settings["TORCH_INDEX"], image)
             if self.settings["SOURCE"] and not self.settings.path("SOURCE").is_dir():
                 raise UserError(f"SOURCE={self.settings['SOURCE']}: there is no such folder")
             repository.mkdir(parents=True, exist_ok=True)
-            self.build_quietly("exporter")
-            self.run_service("exporter", "another `make models` is at work here")
+            self.build_quietly(self.exporter)
+            self.run_service(self.exporter, "another `make models` is at work here")
 
     def loadtest(self) -> None:
         running = "another comparison is running against this stack"

@@ -36,13 +36,14 @@ def machine(monkeypatch, tmp_path):
 
     monkeypatch.setattr(preflight, "run", run)
     monkeypatch.setattr(preflight.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(preflight, "DEVICES", tmp_path / "dev")
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: SimpleNamespace(free=state.free_gb * 2**30))
     return state
 
 
 def check(**settings):
     filled = Settings(Settings.load() | {"PROFILE": "cuda"} | settings)
-    preflight.check_device(filled["PROFILE"], preflight.check_build(filled, "nvidia/triton:1"))
+    preflight.check_device(filled, preflight.check_build(filled, "nvidia/triton:1"))
 
 
 def test_a_machine_on_which_all_is_well(machine):
@@ -93,9 +94,56 @@ def test_a_disk_too_small_for_nvidias_image(machine, settings):
     check(**settings)
 
 
+def make_devices(count):
+    preflight.DEVICES.mkdir()
+    for number in range(count):
+        (preflight.DEVICES / f"neuron{number}").touch()
+
+
 def test_no_neuron_device(machine):
-    with pytest.raises(UserError, match="there is no /dev/neuron0"):
+    said = "there is no /dev/neuron0 here; .*`sudo scripts/neuron/setup-host.sh` installs .*, else say PROFILE=cpu"
+    with pytest.raises(UserError, match=said):
         check(PROFILE="neuron")
+
+
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_as_many_neuron_devices_as_wanted(machine, wanted):
+    make_devices(2)
+    check(PROFILE="neuron", NEURON_DEVICES=str(wanted))
+
+
+def test_too_few_neuron_devices(machine):
+    make_devices(2)
+    said = (
+        "NEURON_DEVICES=4: there is no /dev/neuron2 here, only /dev/neuron0, /dev/neuron1; say NEURON_DEVICES=2, or see"
+    )
+    with pytest.raises(UserError, match=said):
+        check(PROFILE="neuron", NEURON_DEVICES="4")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [("0", "NEURON_DEVICES=0 is for `make models` alone"), ("-1", "at least 0"), ("two", "must be a whole number")],
+)
+def test_no_number_of_devices_to_serve_on(machine, number, said):
+    with pytest.raises(UserError, match=said):
+        check(PROFILE="neuron", NEURON_DEVICES=number)
+
+
+def compiling(**settings):
+    preflight.check_compiling(Settings(Settings.load() | {"PROFILE": "neuron"} | settings))
+
+
+def test_compiling_for_neuron(machine):
+    compiling(NEURON_DEVICES="0")
+    with pytest.raises(
+        UserError, match=r"no /dev/neuron0 here; .*, else say NEURON_DEVICES=0 to compile without a device"
+    ):
+        compiling()
+    with pytest.raises(UserError, match="NEURON_CHIP=inf1: `make models` compiles for inf2 and trn1"):
+        compiling(NEURON_CHIP="inf1", NEURON_DEVICES="0")
+    make_devices(1)
+    compiling()
 
 
 def test_a_compose_that_builds_through_buildx_alone(machine):
