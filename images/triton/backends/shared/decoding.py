@@ -96,8 +96,19 @@ def beginning_of(stops: Sequence[str], text: str) -> int:
     return max(lengths, default=0)
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What a model takes."""
+
+    vocabulary: int
+    context: int | None
+    device: torch.device
+
+
 class Decoder:
     """The model and its tokenizer."""
+
+    padding_side = "left"
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model = model
@@ -107,13 +118,17 @@ class Decoder:
         starts = (tokenizer.bos_token_id, model.generation_config.bos_token_id, tokenizer.eos_token_id)
         # Nothing else of the checkpoint's: a penalty on repetition counts a row's padding, which hangs on its company.
         model.generation_config = GenerationConfig(eos_token_id=sorted(self.ends) or None)
-        config = model.config.get_text_config(decoder=True)
-        self.vocabulary = model.get_input_embeddings().num_embeddings
-        self.context = getattr(config, "max_position_embeddings", None)
+        traits = self.traits()
+        self.vocabulary, self.context, self.device = traits.vocabulary, traits.context, traits.device
         self.padding = next(token for token in (tokenizer.pad_token_id, *sorted(self.ends), 0) if token is not None)
         # The first use also sets the tokenizer up; from then on threads may share it.
         self.start = tokenizer("").input_ids or [token for token in starts if token is not None][:1]
         self.measure()
+
+    def traits(self) -> Traits:
+        config = self.model.config.get_text_config(decoder=True)
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        return Traits(vocabulary, getattr(config, "max_position_embeddings", None), self.model.device)
 
     def encode(self, prompt: str) -> list[int]:
         """Empty only for a model that has nothing to begin an empty text with."""
@@ -131,7 +146,7 @@ class Decoder:
 
     def seconds(self, length: int, new_tokens: int) -> float:
         """Of one prompt; the best of several, unless they take long, is the one that nothing else disturbed."""
-        tokens = torch.full((1, length), self.padding, device=self.model.device)
+        tokens = torch.full((1, length), self.padding, device=self.device)
         said = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
         times: list[float] = []
         while len(times) < 3 and sum(times) < 1:
@@ -167,11 +182,13 @@ class Decoder:
         tokens = torch.full((len(rows), width), self.padding)
         mask = torch.zeros_like(tokens)
         for i, row in enumerate(rows):
-            tokens[i, width - len(row.prompt_tokens) :] = torch.tensor(row.prompt_tokens)
-            mask[i, width - len(row.prompt_tokens) :] = 1
+            start = width - len(row.prompt_tokens) if self.padding_side == "left" else 0
+            text = slice(start, start + len(row.prompt_tokens))
+            tokens[i, text] = torch.tensor(row.prompt_tokens)
+            mask[i, text] = 1
         self.model.generate(
-            tokens.to(self.model.device),
-            attention_mask=mask.to(self.model.device),
+            tokens.to(self.device),
+            attention_mask=mask.to(self.device),
             max_new_tokens=max(row.options.max_new_tokens for row in rows),
             do_sample=False,
             num_beams=1,

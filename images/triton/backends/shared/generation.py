@@ -35,25 +35,34 @@ MOST_STOPS, LONGEST_STOP = 16, 256
 
 
 class TextGeneration:
+    # Texts that are generated together at most, where the config does not say.
+    usual_batch = 32
+
     def __init__(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         self.streams = config.get("model_transaction_policy", {}).get("decoupled", False)
         self.defaults = defaults(config)
-        self.max_batch = int_parameter(config, "max_batch", 32)
+        self.max_batch = int_parameter(config, "max_batch", self.usual_batch)
         self.gather_s = int_parameter(config, "gather_milliseconds", 10) / 1000
         self.max_waiting = int_parameter(config, "max_waiting", 1000)
         if self.max_batch < 1 or self.max_waiting < 1 or self.gather_s < 0:
             raise ConfigError("parameters 'max_batch', 'max_waiting' must be at least 1, 'gather_milliseconds' 0")
-        model = pretrained.load(AutoModelForCausalLM, config, args)
-        self.decoder = Decoder(model, load_tokenizer(config, args))
+        self.decoder = self.load_decoder(config, args)
         self.metrics = Metrics(args, "texts", "tokens", "padding_tokens", "generated_tokens", "runs")
         self.waiting: queue.Queue[Row | None] = queue.Queue()
         self.thread = threading.Thread(target=self.work, daemon=True)
         self.thread.start()
         pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {pretrained.name_of(model.dtype)} on {model.device}, "
+            f"{args['model_instance_name']}: {self.place()}, "
             f"context {self.decoder.context or 'unlimited'}, up to {self.max_batch} texts together"
         )
+
+    def load_decoder(self, config: dict, args: dict[str, str]) -> Decoder:
+        return Decoder(pretrained.load(AutoModelForCausalLM, config, args), load_tokenizer(config, args))
+
+    def place(self) -> str:
+        """Where it runs and how precisely, for the log."""
+        return f"{pretrained.name_of(self.decoder.model.dtype)} on {self.decoder.model.device}"
 
     def close(self) -> None:
         """Triton ends a model only when all its requests are answered, so nothing waits."""
