@@ -18,6 +18,7 @@ COUNTERS = {
     "tokens": "Tokens of the texts themselves",
     "generated_tokens": "Tokens that the model added to texts",
     "padding_tokens": "Tokens added so that rows are of one length",
+    "padding_rows": "Rows added to fill a batch up to what the model was compiled for",
     "runs": "Runs of the model's graph; packing makes several of one execution",
 }
 SEND_EVERY_S = 0.5

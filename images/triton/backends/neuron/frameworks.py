@@ -1,0 +1,236 @@
+"""What loads a model that was compiled elsewhere, and calls it: tensors by name in, tensors by name out.
+
+Knows nothing of Triton's requests. Made after the instance has claimed its cores: here the Neuron libraries come in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from neuron.batches import Tensors
+from neuron.cores import Cores
+from shared.config import int_parameter, parameter
+from shared.dtypes import BY_ONNX
+from shared.errors import ConfigError
+
+# numpy has no bfloat16: on the way to and from a model it is float32.
+BFLOAT16 = "TYPE_BF16"
+NUMPY = {element.config: element.numpy for element in BY_ONNX.values()} | {BFLOAT16: np.float32}
+
+
+class Framework(ABC):
+    """`copies`: how often the model is loaded. Each load goes to the next of the process's cores."""
+
+    copies: int
+    splits = False  # a batch over the cores by itself
+
+    @abstractmethod
+    def load(self, path: Path) -> Callable: ...
+
+    @abstractmethod
+    def call(self, model: Callable, inputs: Tensors) -> Tensors: ...
+
+
+class ModelFailed(RuntimeError):
+    """A run of it."""
+
+
+@contextmanager
+def blamed_on_the_model() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ModelFailed(reason(error)) from error
+
+
+def reason(error: Exception) -> str:
+    """TorchScript puts what happened below pages of where."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def numpy_types(tensors: list[dict]) -> dict[str, type]:
+    """name -> numpy's type."""
+    for tensor in tensors:
+        if tensor["data_type"] not in NUMPY:
+            raise ConfigError(f"'{tensor['name']}': {tensor['data_type']} is no type for a compiled model's tensor")
+    return {tensor["name"]: NUMPY[tensor["data_type"]] for tensor in tensors}
+
+
+def imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise ConfigError(f"{name} could not be imported: {error}") from error
+        raise ConfigError(f"{name} is not installed in this image: PROFILE=neuron's image has it") from None
+    except ImportError as error:  # a library of the Neuron runtime's that is not there
+        raise ConfigError(f"{name} could not be imported: {error}") from error
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
+
+
+class TorchNeuronX(Framework):
+    """Inf2 and Trn1."""
+
+    package = "torch_neuronx"
+
+    def __init__(self, config: dict, cores: Cores) -> None:
+        self.inputs = in_order(config["input"], "input")
+        self.outputs = in_order(config["output"], "output")
+        self.cores = cores
+        self.copies = cores.count
+        self.torch = imported("torch")
+        self.neuron = imported(self.package)
+        self.halves = {tensor["name"] for tensor in config["input"] if tensor["data_type"] == BFLOAT16}
+        for side in ("input", "output"):
+            self.check_types(config[side])
+
+    def check_types(self, tensors: list[dict]) -> None:
+        for name, dtype in numpy_types(tensors).items():
+            try:
+                self.torch.from_numpy(np.empty(0, dtype))
+            except TypeError:
+                raise ConfigError(f"'{name}': PyTorch {self.torch.__version__} has no {np.dtype(dtype)}") from None
+
+    def load(self, path: Path) -> Callable:
+        if not path.is_file():
+            raise ConfigError(f"{path}, the compiled model, is missing: put it there, or mend COMPILED_MODEL")
+        try:
+            return self.torch.jit.load(str(path))
+        except Exception as error:  # PyTorch's are of many kinds
+            raise ConfigError(f"{path} is not a model that {self.package} can load: {reason(error)}") from error
+
+    def call(self, model: Callable, inputs: Tensors) -> Tensors:
+        tensors = [self.tensor(name, inputs[name]) for name in self.inputs]
+        with blamed_on_the_model(), self.torch.no_grad():
+            answer = model(*tensors)
+        return {name: self.array(name, value) for name, value in named(answer, self.outputs).items()}
+
+    def tensor(self, name: str, array: np.ndarray):
+        tensor = self.torch.from_numpy(np.ascontiguousarray(array))
+        return tensor.bfloat16() if name in self.halves else tensor
+
+    def array(self, name: str, value: object) -> np.ndarray:
+        if not isinstance(value, self.torch.Tensor):
+            raise RuntimeError(f"the model's output for '{name}' is a {type(value).__name__}, not a tensor")
+        return (value.float() if value.dtype == self.torch.bfloat16 else value).cpu().numpy()
+
+
+class TorchNeuron(TorchNeuronX):
+    """Inf1: the library itself spreads a batch over the cores."""
+
+    package = "torch_neuron"
+    splits = True
+
+    def __init__(self, config: dict, cores: Cores) -> None:
+        super().__init__(config, cores)
+        self.copies = 1
+        self.split_size = int_parameter(config, "COMPILED_BATCH_SIZE", 0)
+
+    def load(self, path: Path) -> Callable:
+        # Counted from the first core that this process sees.
+        model = self.neuron.DataParallel(super().load(path), device_ids=list(range(self.cores.count)))
+        model.num_workers = self.cores.threads
+        if self.split_size:
+            model.split_size = self.split_size
+        return model
+
+
+def in_order(tensors: list[dict], side: str) -> list[str]:
+    """By the position that `<name>__<index>` ends in: TorchScript knows no names."""
+    places: dict[int, str] = {}
+    for tensor in tensors:
+        name, _, index = tensor["name"].rpartition("__")
+        if not name or not index.isdecimal():
+            raise ConfigError(f"{side} '{tensor['name']}' must be named <name>__<index>, such as INPUT__0")
+        if int(index) in places:
+            raise ConfigError(f"{side}s '{places[int(index)]}' and '{tensor['name']}' have the same index")
+        places[int(index)] = tensor["name"]
+    missing = set(range(len(places))) - places.keys()
+    if missing:
+        raise ConfigError(f"no {side} has the index {min(missing)}: they are counted from 0, without a gap")
+    return [places[index] for index in range(len(places))]
+
+
+def named(answer: object, outputs: list[str]) -> dict[str, object]:
+    """The model's answer by the outputs' names: by position; in a dict by key, where there is one of that name."""
+    keyed = answer if isinstance(answer, Mapping) else {}
+    values = list(answer.values()) if isinstance(answer, Mapping) else answer
+    if not isinstance(values, (list, tuple)):
+        values = [values]
+    if len(values) < len(outputs):
+        raise RuntimeError(f"the model has {len(values)} output(s), config.pbtxt {len(outputs)}: {', '.join(outputs)}")
+    return {name: keyed.get(name.rpartition("__")[0], value) for name, value in zip(outputs, values)}  # noqa: B905
+
+
+# --- TensorFlow -------------------------------------------------------------------------------------------------------
+
+
+class TensorFlow(Framework):
+    """A SavedModel, of either of TensorFlow's generations."""
+
+    def __init__(self, config: dict, cores: Cores) -> None:
+        for tensor in config["input"] + config["output"]:
+            if tensor["data_type"] == BFLOAT16:
+                raise ConfigError(f"'{tensor['name']}': BF16 is for PyTorch models only")
+        self.inputs = numpy_types(config["input"])
+        self.outputs = numpy_types(config["output"])
+        self.copies = cores.count
+        self.tags = [tag.strip() for tag in parameter(config, "TAG_SET", "serve").split(",")]
+        self.key = parameter(config, "SIGNATURE_DEF_KEY", "serving_default")
+        self.tf = imported("tensorflow")
+
+    def load(self, path: Path) -> Callable:
+        if not any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):
+            raise ConfigError(f"{path}, the compiled model, is no SavedModel: mend COMPILED_MODEL, or put it there")
+        return self.predictor(path) if self.tf.__version__.startswith("1.") else self.signature(path)
+
+    def predictor(self, path: Path) -> Callable:
+        tags = ",".join(self.tags)
+        try:
+            return self.tf.contrib.predictor.from_saved_model(str(path), signature_def_key=self.key, tags=tags)
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(f"{path}: no signature '{self.key}' under the tags '{tags}': {error}") from error
+
+    def signature(self, path: Path) -> Callable:
+        try:
+            loaded = self.tf.saved_model.load(str(path), tags=self.tags)
+        except Exception as error:  # TensorFlow's are of many kinds; of a wrong tag it lists those there are
+            raise ConfigError(f"{path} cannot be loaded with the tags {', '.join(self.tags)}: {error}") from error
+        if self.key not in loaded.signatures:
+            there = ", ".join(sorted(loaded.signatures))
+            raise ConfigError(f"{path} has no signature '{self.key}', it has {there}: mend SIGNATURE_DEF_KEY")
+        signature = loaded.signatures[self.key]
+        specs = signature.structured_input_signature[1]
+        for side, stated, found in (
+            ("input", self.inputs, specs),
+            ("output", self.outputs, signature.structured_outputs),
+        ):
+            if unknown := [name for name in stated if name not in found]:
+                raise ConfigError(f"the signature has no {side} '{unknown[0]}'; it has {', '.join(sorted(found))}")
+        if missing := [name for name in specs if name not in self.inputs]:
+            raise ConfigError(f"the signature needs an input '{missing[0]}', which config.pbtxt does not have")
+
+        def run(inputs: Tensors) -> Tensors:
+            tensors = {name: self.tf.constant(array, specs[name].dtype) for name, array in inputs.items()}
+            return {name: value.numpy() for name, value in signature(**tensors).items()}
+
+        run.model = loaded  # its variables go when it goes
+        return run
+
+    def call(self, model: Callable, inputs: Tensors) -> Tensors:
+        with blamed_on_the_model():
+            answer = model(inputs)
+        return {name: np.asarray(answer[name]) for name in self.outputs}
+
+
+FRAMEWORKS = {"torch-neuron": TorchNeuron, "torch-neuronx": TorchNeuronX, "tensorflow": TensorFlow}

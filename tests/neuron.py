@@ -1,0 +1,25 @@
+"""AWS Neuron in tests: its libraries are stood in for by those under tests/neuron_stand_in."""
+
+from __future__ import annotations
+
+import json
+
+from scripts.settings import ROOT
+from tests.stack.conftest import TestStack
+
+
+def on_neuron(stack: TestStack) -> TestStack:
+    """The stack, as if it were on a machine with NeuronCores."""
+    stack.environment |= {
+        "PROFILE": "neuron",
+        "PYTHONPATH": str(ROOT / "tests/neuron_stand_in"),
+        "NEURON_STAND_IN_LOG": str(stack.folder / "neuron.jsonl"),
+    }
+    return stack
+
+
+def seen(stack: TestStack, event: str) -> list[dict]:
+    """What the libraries were asked for, in the order in which they were."""
+    log = stack.folder / "neuron.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [each for each in map(json.loads, lines) if each["event"] == event]

@@ -1,0 +1,39 @@
+"""Stand-in of optimum-neuron's NeuronModelForCausalLM, as far as the `neuron` backend uses it.
+
+Beside it there is no optimum/__init__.py, as in the real packages: each brings a part of `optimum`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+from stand_in_language import Device, Generates
+from transformers import AutoConfig, GenerationConfig, GenerationMixin
+
+
+class NeuronModelForCausalLM(Generates, GenerationMixin):
+    main_input_name = "input_ids"
+    _is_stateful = False
+    _supports_cache_class = False
+
+    @classmethod
+    def from_pretrained(cls, model_id: str, local_files_only: bool = False) -> NeuronModelForCausalLM:
+        folder = Path(model_id)
+        model = cls()
+        model.config = AutoConfig.from_pretrained(folder, local_files_only=local_files_only)
+        model.generation_config = GenerationConfig.from_model_config(model.config)
+        said = SimpleNamespace(**json.loads((folder / "neuron_config.json").read_text()))
+        model.neuron_config = said
+        model.chooses_itself = said.on_device_sampling
+        model.device_model = Device(
+            folder, "optimum-neuron", said.batch_size, said.sequence_length, said.tp_degree, "right"
+        )
+        return model
+
+    def __call__(self, **said):
+        return self.forward(**said)
+
+    def can_generate(self) -> bool:
+        return True

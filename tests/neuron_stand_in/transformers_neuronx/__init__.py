@@ -1,0 +1,1 @@
+"""Stand-in of transformers-neuronx, as far as the `neuron` backend uses it."""

@@ -1,0 +1,207 @@
+"""What the cores are given of a batch, and how a model's answer is read."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from neuron import batches, frameworks
+from neuron.cores import Cores
+from neuron.frameworks import FRAMEWORKS, ModelFailed, TensorFlow, TorchNeuronX
+from shared.errors import BadRequest, ConfigError
+
+
+def rows(count: int, first: int = 0) -> batches.Tensors:
+    numbers = np.arange(first, first + count)
+    return {"a": numbers[:, None], "b": numbers.astype(np.float32)}
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "parts", "expected"),
+    [
+        (8, 4, 2, [4, 4]),
+        (12, 4, 2, [4, 4, 4]),  # more chunks than cores: one of them runs two
+        (7, 0, 3, [3, 2, 2]),
+        (2, 0, 4, [1, 1]),  # never an empty one
+        (1, 0, 1, [1]),
+        (9, 0, 1, [9]),
+    ],
+)
+def test_what_goes_where(count, size, parts, expected):
+    assert batches.sizes(count, size, parts) == expected
+    pieces = batches.cut(rows(count), expected)
+    assert [len(piece["a"]) for piece in pieces] == expected
+    back = batches.joined(pieces)
+    np.testing.assert_array_equal(back["a"], rows(count)["a"])
+    np.testing.assert_array_equal(back["b"], rows(count)["b"])
+
+
+@pytest.mark.parametrize(("count", "size", "expected"), [(1, 4, 4), (4, 4, 4), (5, 4, 8), (5, 0, 5), (3, 1, 3)])
+def test_filled_up_with_the_last_row(count, size, expected):
+    assert batches.full(count, size) == expected
+    filled = batches.filled(rows(count, first=10), expected)
+    numbers = [*range(10, 10 + count), *[9 + count] * (expected - count)]
+    assert filled["a"].ravel().tolist() == numbers
+    assert filled["b"].tolist() == numbers
+    assert filled["b"].dtype == np.float32
+
+
+def test_rows_of_inputs_that_are_cut():
+    assert batches.row_count(rows(3)) == 3
+    with pytest.raises(BadRequest, match="same number of rows: 'a' has 3, 'c' has 2"):
+        batches.row_count({"a": np.zeros((3, 1)), "c": np.zeros(2)})
+    with pytest.raises(BadRequest, match="input 'a' has no rows"):
+        batches.row_count(rows(0))
+    with pytest.raises(BadRequest, match="input 'a' has no rows"):
+        batches.row_count({"a": np.array(1)})
+
+
+@pytest.mark.parametrize("array", [np.zeros((3, 2)), np.array(1.0)])
+def test_an_output_of_other_rows_than_the_input(array):
+    batches.check_rows({"a": np.zeros((4, 2))}, 4)
+    with pytest.raises(RuntimeError, match=r"output 'a' has the shape .* for 4 rows of input"):
+        batches.check_rows({"a": array}, 4)
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
+
+
+def tensors(*names: str, data_type: str = "TYPE_FP32") -> list[dict]:
+    return [{"name": name, "data_type": data_type, "dims": ["-1"]} for name in names]
+
+
+def test_names_in_the_order_of_their_indices():
+    assert frameworks.in_order(tensors("b__1", "a__0", "my__own__2"), "input") == ["a__0", "b__1", "my__own__2"]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("INPUT",), "input 'INPUT' must be named <name>__<index>"),
+        (("INPUT__x",), "must be named <name>__<index>"),
+        (("__0",), "must be named <name>__<index>"),
+        (("a__0", "b__2"), "no input has the index 1"),
+        (("a__1",), "no input has the index 0"),
+        (("a__0", "b__0"), "'a__0' and 'b__0' have the same index"),
+    ],
+)
+def test_names_that_say_no_order(names, told):
+    with pytest.raises(ConfigError, match=told):
+        frameworks.in_order(tensors(*names), "input")
+
+
+@pytest.mark.parametrize(
+    ("answer", "outputs", "expected"),
+    [
+        (5, ["x__0"], [5]),
+        ((5, 6, 7), ["x__0", "x__1"], [5, 6]),
+        ([5, 6], ["x__0", "x__1"], [5, 6]),
+        (OrderedDict(last=5, pooled=6), ["x__0", "x__1"], [5, 6]),
+        (OrderedDict(last=5, pooled=6), ["pooled__0", "last__1"], [6, 5]),
+        (OrderedDict(last=5, pooled=6), ["pooled__0"], [6]),
+    ],
+)
+def test_a_models_answer_by_name(answer, outputs, expected):
+    assert frameworks.named(answer, outputs) == dict(zip(outputs, expected, strict=True))
+
+
+@pytest.mark.parametrize("answer", [5, (5,), {"a": 5}])
+def test_fewer_outputs_than_stated(answer):
+    with pytest.raises(RuntimeError, match=r"the model has 1 output\(s\), config.pbtxt 2: x__0, x__1"):
+        frameworks.named(answer, ["x__0", "x__1"])
+
+
+def library(monkeypatch, config: dict) -> TorchNeuronX:
+    monkeypatch.setattr(frameworks, "imported", lambda name: torch if name == "torch" else SimpleNamespace())
+    return TorchNeuronX(config, Cores(0, 2, 1))
+
+
+def test_types_on_the_way_through_a_model(monkeypatch):
+    pytorch = library(monkeypatch, {"input": tensors("x__0", "y__1"), "output": tensors("z__0")})
+    assert pytorch.copies == 2
+    answer = pytorch.call(lambda x, y: (x - y).bfloat16(), {"y__1": np.ones(2), "x__0": np.full(2, 3.0)})
+    assert answer["z__0"].tolist() == [2, 2]
+    assert answer["z__0"].dtype == np.float32
+    pytorch.halves = {"x__0"}
+    assert pytorch.call(lambda x, y: x.dtype == torch.bfloat16 and x, {"y__1": np.ones(1), "x__0": np.ones(2)})
+    with pytest.raises(RuntimeError, match="output for 'z__0' is a str, not a tensor"):
+        pytorch.call(lambda x, y: ("text",), {"y__1": np.ones(2), "x__0": np.ones(2)})
+
+
+def test_a_failure_is_told_by_its_last_line(monkeypatch):
+    pytorch = library(monkeypatch, {"input": tensors("x__0"), "output": tensors("z__0")})
+    with pytest.raises(ModelFailed, match=r"^RuntimeError: of the wrong size$"):
+        pytorch.call(fail, {"x__0": np.ones(2)})
+
+
+def fail(_):
+    raise RuntimeError("The following operation failed:\nTraceback\n  File x\nRuntimeError: of the wrong size\n")
+
+
+@pytest.mark.parametrize(
+    ("data_type", "told"), [("TYPE_STRING", "PyTorch .* has no object"), ("TYPE_X", "TYPE_X is no")]
+)
+def test_types_that_pytorch_has_not(monkeypatch, data_type, told):
+    with pytest.raises(ConfigError, match=f"'x__0': {told}"):
+        library(monkeypatch, {"input": tensors("x__0", data_type=data_type), "output": tensors("z__0")})
+
+
+# --- libraries and files that are not there ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["torch-neuron", "torch-neuronx", "tensorflow"])
+def test_an_image_without_the_library(monkeypatch, name):
+    for module in ("torch_neuron", "torch_neuronx", "tensorflow"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=r"is not installed in this image: PROFILE=neuron's image has it"):
+        FRAMEWORKS[name]({"input": tensors("x__0"), "output": tensors("z__0")}, Cores(0, 1, 1))
+
+
+def test_a_library_without_what_it_needs(monkeypatch, tmp_path):
+    (tmp_path / "needy_library.py").write_text("import no_such_module_of_the_tests")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"needy_library could not be imported: .*no_such_module_of_the_tests"):
+        frameworks.imported("needy_library")
+
+
+def test_no_compiled_model(monkeypatch, tmp_path):
+    pytorch = library(monkeypatch, {"input": tensors("x__0"), "output": tensors("z__0")})
+    with pytest.raises(ConfigError, match=r"model\.pt, the compiled model, is missing"):
+        pytorch.load(tmp_path / "model.pt")
+
+
+# --- TensorFlow 1, of which there is none for this Python -------------------------------------------------------------
+
+
+def test_tensorflow_1_is_asked_for_a_predictor(monkeypatch, tmp_path):
+    asked = []
+
+    def from_saved_model(path, signature_def_key, tags):
+        asked.append((path, signature_def_key, tags))
+        if signature_def_key != "serving_default":
+            raise ValueError(f"Got signature_def_key {signature_def_key!r}")
+        return lambda feed: {"y": feed["x"] * 2, "more": feed["x"]}
+
+    predictor = SimpleNamespace(from_saved_model=from_saved_model)
+    fake = SimpleNamespace(__version__="1.15.5", contrib=SimpleNamespace(predictor=predictor))
+    monkeypatch.setattr(frameworks, "imported", lambda name: fake)
+    (tmp_path / "saved_model.pb").touch()
+    config = {"input": tensors("x"), "output": tensors("y"), "parameters": {}}
+    tensorflow = TensorFlow(config, Cores(0, 4, 1))
+    assert tensorflow.copies == 4
+    answer = tensorflow.call(tensorflow.load(tmp_path), {"x": np.ones(2)})
+    assert {name: array.tolist() for name, array in answer.items()} == {"y": [2, 2]}
+    assert asked == [(str(tmp_path), "serving_default", "serve")]
+    config["parameters"]["SIGNATURE_DEF_KEY"] = {"string_value": "predict"}
+    with pytest.raises(ConfigError, match="no signature 'predict' under the tags 'serve'"):
+        TensorFlow(config, Cores(0, 4, 1)).load(tmp_path)
+    with pytest.raises(ConfigError, match="is no SavedModel"):
+        tensorflow.load(tmp_path / "elsewhere")
