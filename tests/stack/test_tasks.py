@@ -13,6 +13,7 @@ import transformers
 
 from scripts.triton import TritonError
 from tests.checkpoints import encoders
+from tests.neuron import on_neuron
 from tests.stack.conftest import TestStack
 
 TEXTS = encoders.lines()[:24]
@@ -37,12 +38,15 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
     return found | {"sentences": encoders.save_sentence_transformer(folder / "sentences")}
 
 
-@pytest.fixture(scope="module", params=["onnx", "python"])
+@pytest.fixture(scope="module", params=["onnx", "python", "neuron"])
 def served(new_stack, checkpoints, request) -> TestStack:
     """Every task in one format, assembled by the one command and loaded."""
-    stack = new_stack()
-    for name, folder in checkpoints.items():
-        done = stack.make("models", SYSTEMS=name, SOURCE=folder, FORMAT=request.param)
+    stack, settings = new_stack(), {"FORMAT": request.param}
+    if request.param == "neuron":
+        stack, settings = on_neuron(stack), {}
+    for number, (name, folder) in enumerate(checkpoints.items()):
+        # On Neuron no two models share a core.
+        done = stack.make("models", SYSTEMS=name, SOURCE=folder, NEURON_CORES=f"{number}:{number}", **settings)
         assert done.returncode == 0, done.stdout + done.stderr
     done = stack.make("up", SYSTEMS=" ".join(checkpoints))
     assert done.returncode == 0, done.stdout + done.stderr

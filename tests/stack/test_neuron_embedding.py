@@ -1,0 +1,149 @@
+"""make models PROFILE=neuron, on the real Triton: the same requests and answers, from a model that takes few shapes.
+
+What stands in for Neuron is TorchScript on the CPU that refuses every shape but the one it was compiled for. The other
+tasks of text encoders are in test_tasks.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from scripts.models.catalogue import SYSTEMS
+from scripts.triton import TritonError
+from tests.checkpoints.encoders import lines
+from tests.neuron import on_neuron, seen
+from tests.stack.conftest import TestStack, brought_up
+
+TEXTS = lines()[:24]
+SHAPES = [[1, 32], [4, 32], [1, 256], [4, 256]]
+
+
+@pytest.fixture(scope="module")
+def neuron(new_stack) -> TestStack:
+    stack = on_neuron(new_stack())
+    shutil.rmtree(stack.folder / "models")  # the links to the checkout's own
+    stack.environment |= {"NEURON_BATCHES": "4 1", "NEURON_LENGTHS": "32 256"}
+    done = stack.make("models")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(neuron)" in done.stdout
+    assert "cosine with the original at least 1.000000 on " in done.stdout
+    assert "compiled for 4 x 256 tokens" in done.stderr
+    return brought_up(stack)
+
+
+def embed(stack: TestStack, texts: list[str]) -> np.ndarray:
+    inputs = [{"name": "input_text", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}]
+    (output,) = stack.triton.infer("embedding", {"inputs": inputs})["outputs"]
+    assert output["name"] == "output__0"
+    return np.array(output["data"]).reshape(output["shape"])
+
+
+def test_the_profile_s_config_is_taken(neuron):
+    assert neuron.triton.config("encoder")["backend"] == "neuron"
+    assert neuron.make("smoke").stdout.split() == ["ok", "embedding"]
+
+
+def test_each_shape_is_compiled_once(neuron):
+    traced = seen(neuron, "trace")
+    assert [each["shapes"][0] for each in traced] == SHAPES
+    assert all(each["compiler_args"] == ["--target", "inf2", "--model-type", "transformer"] for each in traced)
+    assert not any(each["cpu_backend"] for each in traced)
+    assert "embedding: in place" in neuron.make("models").stdout
+    assert len(seen(neuron, "trace")) == len(traced)
+
+
+def test_each_shape_is_loaded_on_each_core(neuron):
+    loads = [each for each in seen(neuron, "load") if each["visible"]]
+    assert {each["visible"] for each in loads} == {"0-1"}
+    places = sorted((each["path"].rpartition("/")[2], each["core"]) for each in loads)
+    assert places == sorted((f"model-{rows}x{length}.pt", core) for rows, length in SHAPES for core in (0, 1))
+
+
+def test_the_answers_are_the_original_s(neuron):
+    from sentence_transformers import SentenceTransformer
+
+    original = SentenceTransformer(str(SYSTEMS["embedding"].source.fetch()), device="cpu")
+    texts = [*TEXTS, "", "word " * 300]
+    np.testing.assert_allclose(embed(neuron, texts), original.encode(texts), atol=1e-5)
+
+
+def test_only_compiled_shapes_are_run_and_their_padding_is_counted(neuron):
+    before, count = padding(neuron), len(seen(neuron, "run"))
+    embed(neuron, ["one", "two", "three"])
+    runs = [each["shapes"][0] for each in seen(neuron, "run")[count:]]
+    assert all(shape in SHAPES for shape in runs)
+    computed = sum(rows * length for rows, length in runs)
+    neuron.wait(lambda: padding(neuron) - before == computed - 3 * 3, "the padding's count", 10)
+
+
+def padding(stack: TestStack) -> float:
+    name = 'transformers_padding_tokens_total{model="encoder",version="1"} '
+    return sum(float(line.removeprefix(name)) for line in metrics(stack).splitlines() if line.startswith(name))
+
+
+def metrics(stack: TestStack) -> str:
+    import urllib.request
+
+    url = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics"
+    return urllib.request.urlopen(url, timeout=10).read().decode()
+
+
+def test_more_tokens_than_were_compiled_for_are_that_request_s_fault(neuron):
+    row = {"shape": [1, 300], "datatype": "INT64", "data": [1] * 300}
+    inputs = [{"name": name} | row for name in ("input_ids", "attention_mask")]
+    with pytest.raises(TritonError, match="a text has 300 tokens, and the model was compiled for 256 at most") as error:
+        neuron.triton.infer("encoder", {"inputs": inputs})
+    assert error.value.status == 400
+
+
+def test_the_comparison_runs(neuron):
+    done = neuron.make("loadtest", USERS=8, ROUNDS=2, WINDOW=2, WARMUP=1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = neuron.results()
+    assert results["profile"] == "neuron"
+    assert results["modes"]["none"]["mean_batch"] == 1
+    assert results["modes"]["dynamic"]["mean_batch"] > 1
+    assert neuron.triton.config("encoder")["backend"] == "neuron"
+
+
+def test_another_choice_is_made_again(neuron):
+    count = len(seen(neuron, "trace"))
+    done = neuron.make("models", NEURON_BATCHES="2", NEURON_LENGTHS="32", NEURON_DEVICES=0)
+    assert done.returncode == 0, done.stderr
+    assert "not held against the original, for there is no Neuron device" in done.stdout
+    assert [(each["shapes"][0], each["cpu_backend"]) for each in seen(neuron, "trace")[count:]] == [([2, 32], True)]
+    folder = neuron.folder / "models/encoder/1"
+    assert sorted(path.name for path in folder.iterdir()) == ["model-2x32.pt", "neuron.json"]
+    assert json.loads((folder / "neuron.json").read_text())["shapes"] == [
+        {"rows": 2, "length": 32, "file": "model-2x32.pt"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"NEURON_CHIP": "inf1"}, "for Inf1 compile with torch-neuron yourself"),
+        ({"FORMAT": "onnx"}, "PROFILE=neuron compiles embedding (sentence-similarity) for Neuron: leave FORMAT empty"),
+        ({"NEURON_LENGTHS": "many"}, "NEURON_LENGTHS=many: must be whole numbers"),
+        ({"NEURON_BATCHES": "3", "PYTHONPATH": ""}, "PROFILE=neuron compiles with torch_neuronx, which cannot be"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_changes_nothing(neuron, settings, said):
+    before = (neuron.folder / "models/embedding/1/assembled.json").read_text()
+    done = neuron.make("models", **{"NEURON_BATCHES": "2", "NEURON_LENGTHS": "32"} | settings)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (neuron.folder / "models/embedding/1/assembled.json").read_text() == before
+
+
+def test_with_another_profile_it_is_made_for_that(neuron):
+    done = neuron.make("models", PROFILE="cpu")
+    assert done.returncode == 0, done.stderr
+    assert "(onnx)" in done.stdout
+    assert [path.name for path in (neuron.folder / "models/encoder/1").iterdir()] == ["model.onnx"]
+    assert (neuron.folder / "models/encoder/configs/neuron.pbtxt").exists()
