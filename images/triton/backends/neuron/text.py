@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
 import triton_python_backend_utils as pb_utils
 
 from neuron.cores import Cores
+from neuron.frameworks import imported
 from neuron.shapes import Shapes
 from shared.config import version_file
-from shared.errors import ConfigError
 from shared.packed import Encoder, PackedRuns
 
 TIMED = 3  # runs of each shape, of which the best counts
@@ -55,19 +54,15 @@ class CompiledEncoder:
     """Every artifact on every core of the instance."""
 
     def __init__(self, manifest: Path, outputs: list[str], cores: Cores) -> None:
-        try:
-            import torch_neuronx  # noqa: F401  (what it loads runs on Neuron)
-        except ImportError as error:
-            raise ConfigError(
-                f"torch_neuronx cannot be imported ({error}): the image of PROFILE=neuron has it"
-            ) from None
+        self.torch = imported("torch")
+        imported("torch_neuronx")  # with it, what torch loads runs on Neuron
         said = json.loads(manifest.read_text())
         self.inputs: list[str] = said["inputs"]
         self.outputs = outputs
         # Each load goes to the next core, so that the first of each shape shares the first core, and so on.
         self.replicas = {
             (each["rows"], each["length"]): [
-                torch.jit.load(manifest.with_name(each["file"])) for _ in range(cores.count)
+                self.torch.jit.load(manifest.with_name(each["file"])) for _ in range(cores.count)
             ]
             for each in said["shapes"]
         }
@@ -76,16 +71,16 @@ class CompiledEncoder:
             for core in range(cores.count):
                 self.free.put(core)
 
-    @torch.inference_mode()
     def run(self, wanted: list[str] | None, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Of a shape that there is, on a core that has nothing to do."""
-        tensors = [torch.from_numpy(feed[name]) for name in self.inputs]
+        tensors = [self.torch.from_numpy(feed[name]) for name in self.inputs]
         core = self.free.get()
         try:
-            found = self.replicas[tensors[0].shape][core](*tensors)
+            with self.torch.inference_mode():
+                found = self.replicas[tensors[0].shape][core](*tensors)
         finally:
             self.free.put(core)
-        if isinstance(found, torch.Tensor):
+        if isinstance(found, self.torch.Tensor):
             found = [found]
         return [found[self.outputs.index(name)].float().numpy() for name in wanted or self.outputs]
 
