@@ -1,7 +1,7 @@
 """Text encoders compiled for AWS Neuron: an artifact for each shape, and neuron.json, which says what they take.
 
-`make models PROFILE=neuron` comes here from scripts/models/text.py; images/triton/backends/neuron/text.py serves what is
-made here.
+`make models PROFILE=neuron` comes here from scripts/models/text.py, and images/triton/backends/neuron/text.py serves
+what is made.
 """
 
 from __future__ import annotations

@@ -1,0 +1,432 @@
+"""Folders that gen_triton_model.py writes, on the real server, with stand-ins of the Neuron libraries.
+
+What they cannot show is what AWS's libraries do on AWS's hardware.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from scripts.settings import ROOT
+from scripts.triton import TritonError
+from tests.checkpoints import neuron
+from tests.checkpoints.neuron import LENGTH, TENSORFLOW, VOCABULARY, WIDTH
+from tests.neuron import on_neuron, seen
+from tests.stack.conftest import TestStack, brought_up
+
+GENERATOR = ROOT / "scripts/neuron/gen_triton_model.py"
+INPUTS = ("INPUT__0", "INPUT__1", "INPUT__2")
+# A row's tensors; with WHOLE and ANY Triton knows of no batch.
+ROWS = f"--triton_input {' '.join(f'{name},INT64,{LENGTH}' for name in INPUTS)}"
+ANSWERS = f"--triton_output OUTPUT__0,FP32,{LENGTH}x{WIDTH} OUTPUT__1,FP32,{WIDTH}"
+ANY = f"{ROWS} {ANSWERS}".replace("INT64,", "INT64,-1x").replace("FP32,", "FP32,-1x")
+WHOLE = ANY.replace(",-1x", ",4x")
+MERGED = "--max_batch_size 16 --enable_dynamic_batching --max_queue_delay_microseconds 300000"
+
+
+@pytest.fixture(scope="module")
+def stack(new_stack) -> TestStack:
+    stack = on_neuron(new_stack())
+    (stack.folder / "compiled").mkdir()
+    if TENSORFLOW.is_dir():
+        stack.environment["PYTHONPATH"] += f"{os.pathsep}{TENSORFLOW}"
+    stack.environment |= {"TF_CPP_MIN_LOG_LEVEL": "2", "SYSTEMS": "first"}
+    make(stack, "first", f"--neuron_core_range 0:0 {WHOLE}")
+    return brought_up(stack)
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def generate(stack: TestStack, name: str, flags: str, compiled: Path, kind: str = "pytorch") -> Path:
+    folder = stack.folder / "models" / name
+    done = subprocess.run(
+        [sys.executable, str(GENERATOR), "--model_type", kind, "--compiled_model", str(compiled),
+         "--triton_model_dir", str(folder), *flags.split()],
+        capture_output=True, text=True, env=stack.variables(), cwd=stack.folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def make(stack: TestStack, name: str, flags: str, form: str = "tuple", rows: int = 0) -> Path:
+    """Of a model of that form, compiled for so many rows."""
+    compiled = neuron.save_tokens(stack.folder / f"compiled/{form}-{rows}.pt", form, rows)
+    return generate(stack, name, flags, compiled)
+
+
+@contextmanager
+def loaded(stack: TestStack, name: str) -> Iterator[Callable[[str], list[dict]]]:
+    """What the stand-ins see of it: (event) -> what of that kind."""
+    before = Counter({event: len(seen(stack, event)) for event in ("load", "DataParallel", "scatter", "run")})
+    stack.triton.load(name)
+    try:
+        yield lambda event: seen(stack, event)[before[event] :]
+    finally:
+        stack.triton._call(f"/v2/repository/models/{name}/unload", {})
+        stack.wait(lambda: stack.triton.index()[name][0] == "UNAVAILABLE", f"{name} unloaded")
+
+
+def edit(folder: Path, before: str, after: str) -> None:
+    """As a user would."""
+    config = folder / "config.pbtxt"
+    text = config.read_text()
+    assert before in text
+    config.write_text(text.replace(before, after))
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def tokens(rows: int, seed: int = 0) -> list[np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return [draw.integers(0, most, (rows, LENGTH)) for most in (VOCABULARY, 2, 2)]
+
+
+@torch.inference_mode()
+def plain(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """What the model answers by itself."""
+    return [output.numpy() for output in neuron.Tokens()(*map(torch.from_numpy, arrays))]
+
+
+def ask(stack: TestStack, model: str, tensors: dict[str, np.ndarray], version: str = "") -> dict[str, np.ndarray]:
+    inputs = []
+    for name, array in tensors.items():
+        inputs.append(httpclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        inputs[-1].set_data_from_numpy(array)
+    answer = client(stack).infer(model, inputs, version)
+    return {each["name"]: answer.as_numpy(each["name"]) for each in answer.get_response()["outputs"]}
+
+
+def client(stack: TestStack) -> httpclient.InferenceServerClient:
+    return httpclient.InferenceServerClient(stack.http.removeprefix("http://"))
+
+
+def check(stack: TestStack, model: str, rows: int, seed: int = 0) -> None:
+    arrays = tokens(rows, seed)
+    answer = ask(stack, model, dict(zip(INPUTS, arrays, strict=True)))
+    for name, expected in zip(("OUTPUT__0", "OUTPUT__1"), plain(arrays), strict=True):
+        assert answer[name].dtype == np.float32
+        np.testing.assert_array_equal(answer[name], expected)
+
+
+def check_many(stack: TestStack, model: str, rows: list[int]) -> int:
+    """At once; how many executions that made."""
+    before = executions(stack, model)
+    with ThreadPoolExecutor(len(rows)) as pool:
+        list(pool.map(lambda seed: check(stack, model, rows[seed], seed), range(len(rows))))
+    return executions(stack, model) - before
+
+
+def executions(stack: TestStack, model: str) -> int:
+    return stack.triton.statistics()[model]["execution_count"]
+
+
+def run_rows(watched) -> list[int]:
+    return sorted(line["shapes"][0][0] for line in watched("run"))
+
+
+# --- which cores ------------------------------------------------------------------------------------------------------
+
+SHARES = {1: ["4-7"], 2: ["4-5", "6-7"], 4: ["4", "5", "6", "7"]}
+
+
+@pytest.mark.parametrize("instances", SHARES)
+def test_inf1_shares_the_cores_out(stack, instances):
+    make(
+        stack, "inf1", f"--neuron_core_range 4:7 --threads_per_core 2 --triton_model_instance_count {instances} {WHOLE}"
+    )
+    with loaded(stack, "inf1") as watched:
+        assert sorted(line["visible"] for line in watched("load")) == SHARES[instances]
+        share = 4 // instances
+        assert [line["device_ids"] for line in watched("DataParallel")] == [list(range(share))] * instances
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda seed: check(stack, "inf1", 4, seed), range(8)))
+        assert len(watched("scatter")) == 8
+        assert {line["num_workers"] for line in watched("scatter")} == {2 * share}
+        assert set(run_rows(watched)) == {instances}  # a request's 4 rows over an instance's cores
+        assert len({line["pid"] for line in watched("load")}) == instances
+
+
+@pytest.mark.parametrize("instances", SHARES)
+def test_inf2_shares_the_cores_out(stack, instances):
+    make(stack, "inf2", f"--inf2 --neuron_core_range 4:7 --triton_model_instance_count {instances} {ANY}")
+    with loaded(stack, "inf2") as watched:
+        share = 4 // instances
+        there = Counter((line["visible"], line["core"]) for line in watched("load"))
+        assert there == Counter({(cores, core): 1 for cores in SHARES[instances] for core in range(share)})
+        for seed in range(4):
+            check(stack, "inf2", 4, seed)
+        assert run_rows(watched) == [instances] * 4 * share
+        if instances == 1:
+            assert len({line["core"] for line in watched("run")}) > 1
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def test_requests_are_put_together(stack):
+    make(stack, "merged", f"--inf2 --neuron_core_range 0:1 {MERGED} {ROWS} {ANSWERS}")
+    with loaded(stack, "merged") as watched:
+        made = check_many(stack, "merged", [1, 3, 1, 2, 1])
+        assert made < 5
+        runs = run_rows(watched)
+        assert sum(runs) == 8
+        assert len(runs) <= 2 * made
+        assert max(runs) > 1
+
+
+def test_one_at_fault_among_others(stack):
+    make(stack, "merged", f"--inf2 --neuron_core_range 0:1 {MERGED} {ROWS} {ANSWERS}")
+    with loaded(stack, "merged"):
+        before = executions(stack, "merged")
+
+        def one(seed: int) -> str:
+            arrays = tokens(2, seed)
+            if seed != 2:
+                return check(stack, "merged", 2, seed) or "right"
+            arrays[0][1, 3] = 7_000_123
+            with pytest.raises(InferenceServerException) as told:
+                ask(stack, "merged", dict(zip(INPUTS, arrays, strict=True)))
+            return str(told.value)
+
+        with ThreadPoolExecutor(5) as pool:
+            told = list(pool.map(one, range(5)))
+        assert told.count("right") == 4
+        assert "index out of range" in told[2]
+        assert "7000123" not in told[2] and "Traceback" not in told[2]
+        assert executions(stack, "merged") - before < 5
+
+
+def test_without_batching_each_is_by_itself(stack):
+    make(stack, "single", f"--inf2 --neuron_core_range 0:1 --max_batch_size 16 {ROWS} {ANSWERS}")
+    with loaded(stack, "single") as watched:
+        assert check_many(stack, "single", [1, 1, 1]) == 3
+        check(stack, "single", 5)
+        assert run_rows(watched) == [1, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("chip", ["", "--inf2"])
+def test_requests_kept_apart(stack, chip):
+    flags = f"{chip} --neuron_core_range 0:1 {MERGED} --disable_batch_requests_to_neuron {ROWS} {ANSWERS}"
+    make(stack, "apart", flags)
+    with loaded(stack, "apart") as watched:
+        assert check_many(stack, "apart", [1, 2, 4, 2, 1]) < 5
+        whole = watched("run") if chip else watched("scatter")
+        assert sorted(line["shapes"][0][0] for line in whole) == [1, 1, 2, 2, 4]
+
+
+@pytest.mark.parametrize("chip", ["", "--inf2"])
+def test_batches_are_filled_up(stack, chip):
+    name = f"filled{chip.strip('-')}"
+    make(stack, name, f"{chip} --neuron_core_range 0:1 --compiled_batch_size 4 {MERGED} {ROWS} {ANSWERS}", rows=4)
+    with loaded(stack, name) as watched:
+        for rows in (1, 4, 5, 11):
+            check(stack, name, rows)
+        assert run_rows(watched) == [4] * 7
+        stack.wait(lambda: counted(stack, "padding_rows", name) == 7, "3, 0, 3 and 1 rows added", 10)
+        check_many(stack, name, [1, 2, 3])
+        assert set(run_rows(watched)) == {4}
+
+
+def counted(stack: TestStack, what: str, model: str) -> float | None:
+    address = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics"
+    with urllib.request.urlopen(address, timeout=5) as response:
+        found = re.search(rf'^transformers_{what}_total{{model="{model}",.*}} (.*)$', response.read().decode(), re.M)
+    return found and float(found[1])
+
+
+def test_compiled_for_other_rows_than_given(stack):
+    make(stack, "unsaid", f"--inf2 --neuron_core_range 0:0 --max_batch_size 4 {ROWS} {ANSWERS}", rows=4)
+    with loaded(stack, "unsaid"), pytest.raises(InferenceServerException, match=r"given 1 row.*COMPILED_BATCH_SIZE"):
+        check(stack, "unsaid", 1)
+
+
+# --- what models answer -----------------------------------------------------------------------------------------------
+
+
+def test_a_dict_by_its_order_and_a_path_in_the_models_folder(stack):
+    neuron.save_tokens(stack.folder / "dict.pt", "dict")
+    folder = generate(stack, "ordered", f"--inf2 --neuron_core_range 0:1 {ANY}", Path("dict.pt"))
+    (stack.folder / "dict.pt").unlink()
+    assert (folder / "dict.pt").is_file()
+    with loaded(stack, "ordered"):
+        check(stack, "ordered", 3)
+
+
+def test_a_dict_by_its_keys_in_version_3(stack):
+    named = ANY.replace("OUTPUT__1", "pooler_output__0").replace(" OUTPUT__0", " last_hidden_state__1")
+    folder = make(stack, "keyed", f"--neuron_core_range 0:1 --model_version 3 {named}", "dict")
+    assert [each.name for each in folder.iterdir() if each.is_dir()] == ["3"]
+    with loaded(stack, "keyed"):
+        arrays = tokens(3)
+        answer = ask(stack, "keyed", dict(zip(INPUTS, arrays, strict=True)), version="3")
+        hidden, pooled = plain(arrays)
+        np.testing.assert_array_equal(answer["last_hidden_state__1"], hidden)
+        np.testing.assert_array_equal(answer["pooler_output__0"], pooled)
+
+
+def test_an_answer_in_bfloat16(stack):
+    make(stack, "half", f"--inf2 --neuron_core_range 0:1 {ANY}", "bfloat16")
+    with loaded(stack, "half"):
+        arrays = tokens(3)
+        answer = ask(stack, "half", dict(zip(INPUTS, arrays, strict=True)))
+        np.testing.assert_array_equal(answer["OUTPUT__0"], rounded(plain(arrays)[0]))
+
+
+def test_bfloat16_both_ways(stack):
+    example = torch.ones(4, 3, dtype=torch.bfloat16)
+    compiled = neuron.save_compiled(stack.folder / "compiled/halver.pt", neuron.Halver(), (example,))
+    tensors = "--triton_input x__0,BF16,3 --triton_output half__0,BF16,3"
+    flags = f"--inf2 --neuron_core_range 0:1 --max_batch_size 8 --compiled_batch_size 4 {tensors}"
+    generate(stack, "halver", flags, compiled)
+    with loaded(stack, "halver"):
+        array = np.random.default_rng(0).random((5, 3), np.float32)
+        given = httpclient.InferInput("x__0", [5, 3], "BF16")
+        given.set_data_from_numpy(array.astype(ml_dtypes.bfloat16))
+        answer = client(stack).infer("halver", [given])
+        np.testing.assert_array_equal(answer.as_numpy("half__0").astype(np.float32), rounded(array) / 2)
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(array).bfloat16().float().numpy()
+
+
+def test_fewer_outputs_than_stated(stack):
+    make(stack, "fewer", f"--inf2 --neuron_core_range 0:1 {ANY}", "single")
+    with loaded(stack, "fewer"), pytest.raises(InferenceServerException, match=r"the model has 1 output.* OUTPUT__1"):
+        check(stack, "fewer", 2)
+
+
+def test_inputs_of_unequal_rows(stack):
+    make(stack, "unequal", f"--inf2 --neuron_core_range 0:1 {ANY}")
+    with loaded(stack, "unequal"):
+        arrays = dict(zip(INPUTS, tokens(3), strict=True)) | {"INPUT__1": tokens(2)[1]}
+        with pytest.raises(InferenceServerException, match="'INPUT__0' has 3, 'INPUT__1' has 2"):
+            ask(stack, "unequal", arrays)
+
+
+def test_an_edited_model(stack):
+    folder = make(stack, "edited", f"--inf2 --neuron_core_range 0:1 {MERGED} {ROWS} {ANSWERS}")
+    with (folder / "1/model.py").open("a") as file:
+        file.write(
+            "\n    def run(self, inputs):\n"
+            "        outputs = super().run(inputs)\n"
+            '        return outputs | {"OUTPUT__1": -outputs["OUTPUT__1"]}\n'
+        )
+    with loaded(stack, "edited"):
+        arrays = tokens(2)
+        answer = ask(stack, "edited", dict(zip(INPUTS, arrays, strict=True)))
+        np.testing.assert_array_equal(answer["OUTPUT__1"], -plain(arrays)[1])
+
+
+# --- what cannot be served --------------------------------------------------------------------------------------------
+
+
+def refusal(stack: TestStack, name: str) -> str:
+    with pytest.raises(TritonError) as told:
+        stack.triton.load(name)
+    return str(told.value)
+
+
+def test_a_compiled_model_that_is_gone(stack):
+    folder = make(stack, "gone", f"--inf2 --neuron_core_range 0:1 {ANY}")
+    edit(folder, "tuple-0.pt", "gone.pt")
+    assert "gone.pt, the compiled model, is missing: put it there, or mend COMPILED_MODEL" in refusal(stack, "gone")
+
+
+def test_a_file_that_is_no_model(stack):
+    compiled = stack.folder / "compiled/text.pt"
+    compiled.write_text("no TorchScript")
+    generate(stack, "text", f"--inf2 --neuron_core_range 0:1 {ANY}", compiled)
+    assert "text.pt is not a model that torch_neuronx can load" in refusal(stack, "text")
+
+
+def test_an_image_without_the_library(stack):
+    folder = make(stack, "bare", f"--inf2 --neuron_core_range 0:1 {ANY}")
+    model = folder / "1/model.py"
+    # As Python is told that there is none of that name.
+    model.write_text(f'import sys\n\nsys.modules["torch_neuronx"] = None\n{model.read_text()}')
+    assert "torch_neuronx is not installed in this image" in refusal(stack, "bare")
+
+
+def test_text_for_pytorch(stack):
+    folder = make(stack, "words", f"--inf2 --neuron_core_range 0:1 {ANY}")
+    edit(folder, "TYPE_INT64", "TYPE_STRING")
+    assert "'INPUT__0': PyTorch" in refusal(stack, "words")
+
+
+# --- TensorFlow -------------------------------------------------------------------------------------------------------
+
+INSTALLS = "make test-stack TENSORFLOW=.local/tensorflow installs it"
+with_tensorflow = pytest.mark.skipif(not TENSORFLOW.is_dir(), reason=f"TensorFlow is not here: {INSTALLS}")
+
+
+@pytest.fixture(scope="module")
+def saved(stack) -> dict[int, Path]:
+    return {rows: neuron.save_doubler(stack.folder / f"compiled/doubler-{rows}", rows) for rows in (0, 4)}
+
+
+def double(stack: TestStack, model: str, rows: int) -> list[int]:
+    """Of how many rows each row's run was."""
+    x = np.random.default_rng(rows).random((rows, 3), np.float32)
+    label = np.array([[f"line {row}, 줄".encode()] for row in range(rows)], np.object_)
+    answer = ask(stack, model, {"x": x, "label": label})
+    np.testing.assert_array_equal(answer["doubled"], 2 * x)
+    assert answer["echo"].ravel().tolist() == [each + b"!" for each in label.ravel()]
+    return answer["rows"].ravel().tolist()
+
+
+@with_tensorflow
+def test_a_saved_model(stack, saved):
+    generate(stack, "doubler", "--neuron_core_range 2:4", saved[0], "tensorflow")
+    with loaded(stack, "doubler"):
+        config = stack.triton.config("doubler")
+        assert {each["name"]: (each["data_type"], each["dims"]) for each in config["input"] + config["output"]} == {
+            "x": ("TYPE_FP32", [-1, 3]),
+            "label": ("TYPE_STRING", [-1, 1]),
+            "doubled": ("TYPE_FP32", [-1, 3]),
+            "echo": ("TYPE_STRING", [-1, 1]),
+            "rows": ("TYPE_INT32", [-1, 1]),
+        }
+        assert double(stack, "doubler", 1) == [1]
+        assert double(stack, "doubler", 2) == [1, 1]
+        assert double(stack, "doubler", 7) == [3, 3, 3, 2, 2, 2, 2]
+
+
+@with_tensorflow
+def test_a_saved_model_of_one_batch_size(stack, saved):
+    generate(stack, "four", f"--neuron_core_range 0:1 {MERGED}", saved[4], "tensorflow")
+    with loaded(stack, "four"):
+        for rows in (1, 4, 6):
+            assert double(stack, "four", rows) == [4] * rows
+
+
+@with_tensorflow
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("serving_default", "predict", "has no signature 'predict', it has serving_default"),
+        ('"serve"', '"train"', "cannot be loaded with the tags train"),
+        ("doubled", "tripled", "the signature has no output 'tripled'; it has doubled, echo, rows"),
+    ],
+)
+def test_a_saved_model_without_that(stack, saved, before, after, told):
+    edit(generate(stack, "wrongly", "--neuron_core_range 0:0", saved[0], "tensorflow"), before, after)
+    assert told in refusal(stack, "wrongly")

@@ -1,0 +1,307 @@
+"""Language models on Neuron, on the real Triton: folders as gen_triton_model.py writes them, each library's model.
+
+The libraries are stand-ins (tests/neuron_stand_in): a real small model on the CPU, held to the shapes, the side of the
+padding and the cores that it is compiled for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from scripts.settings import ROOT
+from scripts.triton import TritonError
+from tests.checkpoints import language
+from tests.neuron import on_neuron, seen
+from tests.stack.conftest import TestStack, brought_up
+from tests.stack.test_generation import PROMPTS, SECRET, counted, pieces, text, texts, together
+
+LLAMA = "neuronx_distributed_inference.models.llama.modeling_llama.NeuronLlamaForCausalLM"
+OPTIMUM = "optimum.neuron.NeuronModelForCausalLM"
+OPT = "transformers_neuronx.opt.model.OPTForSampling"
+CONTEXT = language.CONTEXT
+
+# name -> class, what it is compiled with, what gen_triton_model.py is told.
+MODELS: dict[str, tuple[str, dict, str]] = {
+    "nxd": (LLAMA, {"batch_size": 4, "tp_degree": 4, "max_context_length": 200}, "--neuron_core_range 0:3"),
+    "nxd_single": (LLAMA, {"batch_size": 1, "tp_degree": 1}, "--neuron_core_range 4:4 --batch_size 1"),
+    "nxd_device": (
+        LLAMA,
+        {"batch_size": 1, "tp_degree": 1, "on_device_sampling_config": {"do_sample": True}},
+        "--neuron_core_range 5:5",
+    ),
+    "optimum": (OPTIMUM, {"batch_size": 4, "tp_degree": 2}, "--neuron_core_range 6:9 --tp_degree 2"),
+    "opt": (
+        OPT,
+        {},
+        "--neuron_core_range 10:13 --triton_model_instance_count 2 --batch_size 4 --tp_degree 2 "
+        f"--n_positions {CONTEXT} --amp f32 --unroll 2",
+    ),
+}
+SERVED = ["nxd", "nxd_single", "optimum", "opt"]
+# As the published guide has it: the user's own lines in model.py.
+OWN_LOAD = """
+    def load(self):
+        from transformers_neuronx.opt.model import OPTForSampling
+
+        model = OPTForSampling.from_pretrained(
+            str(self.compiled.folder), batch_size=2, tp_degree=1, amp="f16", n_positions=128, unroll=None
+        )
+        model.to_neuron()
+        return model
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Models this small only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return language.save_mistral(tmp_path_factory.mktemp("mistral"))
+
+
+@pytest.fixture(scope="module")
+def served(new_stack, checkpoint) -> TestStack:
+    stack = on_neuron(new_stack())
+    for name, (model_class, said, flags) in MODELS.items():
+        compile_(stack, model_class, checkpoint, stack.folder / "compiled" / name, said)
+        generate(stack, name, model_class, flags)
+    with_stream(stack)
+    with_own_load(stack, checkpoint)
+    stack.environment["SYSTEMS"] = " ".join([*MODELS, "nxd_stream", "own"])
+    return brought_up(stack)
+
+
+def compile_(stack: TestStack, model_class: str, checkpoint: Path, folder: Path, said: dict) -> None:
+    """The compiled folder: by the stand-in's own compile() where the library has one, in a process with its cores."""
+    if model_class == LLAMA:
+        config = json.dumps({"neuron_config": {"seq_len": CONTEXT} | said})
+        code = f"import {LLAMA.rpartition('.')[0]} as m, sys, json\n"
+        code += "m.NeuronLlamaForCausalLM(sys.argv[1], json.loads(sys.argv[2])).compile(sys.argv[3])"
+        arguments = [sys.executable, "-c", code, str(checkpoint), config, str(folder)]
+        subprocess.run(arguments, env=stack.variables(NEURON_RT_VISIBLE_CORES="0-31"), check=True)
+    else:
+        AutoModelForCausalLM.from_pretrained(checkpoint).save_pretrained(folder)
+    if model_class == OPTIMUM:
+        config = {"sequence_length": CONTEXT, "on_device_sampling": False} | said
+        (folder / "neuron_config.json").write_text(json.dumps(config))
+        (folder / "model.pt").touch()
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
+
+
+def generate(stack: TestStack, name: str, model_class: str, flags: str) -> None:
+    command = f"--inf2 --model_type transformers --model_class {model_class} {flags}".split()
+    command += ["--compiled_model", stack.folder / "compiled" / name]
+    command += ["--triton_model_dir", stack.folder / "models" / name]
+    script = ROOT / "scripts/neuron/gen_triton_model.py"
+    subprocess.run([sys.executable, script, *command], check=True, capture_output=True, cwd=stack.folder)
+
+
+def with_stream(stack: TestStack) -> None:
+    """By hand: piece by piece, and on the backend itself, which needs no model.py."""
+    config = (stack.folder / "models/nxd/config.pbtxt").read_text()
+    config = config.replace('name: "nxd"', 'name: "nxd_stream"').replace('backend: "python"', 'backend: "neuron"')
+    config += 'parameters { key: "task" value { string_value: "text-generation" } }\n'
+    (stack.folder / "models/nxd_stream/1").mkdir(parents=True)
+    path = stack.folder / "models/nxd_stream/config.pbtxt"
+    path.write_text(config + "model_transaction_policy { decoupled: true }\n")
+
+
+def with_own_load(stack: TestStack, checkpoint: Path) -> None:
+    compile_(stack, OPT, checkpoint, stack.folder / "compiled/own", {})
+    generate(stack, "own", OPT, "--neuron_core_range 14:14 --batch_size 2 --n_positions 128")
+    path = stack.folder / "models/own/1/model.py"
+    path.write_text(path.read_text() + OWN_LOAD)
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint):
+    """What transformers itself answers to one prompt, greedily."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+
+    @cache
+    def say(prompt: str, new_tokens: int) -> str:
+        tokens = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        answer = model.generate(**tokens, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+        return tokenizer.decode(answer[0], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    return say
+
+
+# --- the answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [*SERVED, "nxd_device", "own"])
+def test_as_transformers_itself(served, plain, model):
+    for prompt in PROMPTS:
+        assert text(served, model, prompt, max_new_tokens=12) == plain(prompt, 12)
+
+
+@pytest.mark.parametrize("model", SERVED)
+def test_many_at_once_each_its_own(served, plain, model):
+    before = len(seen(served, "generate"))
+    prompts = [f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in range(8)]
+    lengths = [3 + n * 7 % 12 for n in range(8)]
+    expected = [plain(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+    assert together(8, lambda n: text(served, model, prompts[n], max_new_tokens=lengths[n])) == expected
+    batches = seen(served, "generate")[before:]
+    assert {batch["rows"] for batch in batches} == {1 if model == "nxd_single" else 4}
+    assert len(batches) == 8 if model == "nxd_single" else len(batches) < 8
+
+
+def test_several_prompts_in_one_request(served, plain):
+    prompts = [f"{n} {PROMPTS[n % len(PROMPTS)]}" for n in range(9)]  # more than two batches
+    assert texts(served, "nxd", prompts, max_new_tokens=6) == [plain(prompt, 6) for prompt in prompts]
+
+
+def test_pieces_make_the_same_text(served, plain):
+    parts = pieces(served, "nxd_stream", "I am going", max_new_tokens=20)
+    assert "".join(parts) == plain("I am going", 20)
+    assert len(parts) > 5
+
+
+@pytest.mark.parametrize("model", SERVED)
+def test_a_seed_says_the_same_alone_and_in_company(served, plain, model):
+    def ask(n: int) -> str:
+        return text(served, model, "I am going", max_new_tokens=10, temperature=1.5, top_p=0.95, seed=n % 3)
+
+    company = together(6, ask)
+    assert company == [ask(n) for n in range(3)] * 2
+    assert len(set(company)) == 3
+
+
+@pytest.mark.parametrize("model", SERVED)
+def test_stop_strings(served, plain, model):
+    continuation = plain("Which battery fits", 20).removeprefix("Which battery fits")
+    stop = continuation[5:8]
+    expected = "Which battery fits" + continuation.partition(stop)[0]
+    options = {"max_new_tokens": 20, "stop": ["never said", stop]}
+    assert text(served, model, "Which battery fits", **options) == expected
+
+
+def test_what_fills_a_batch_is_counted_as_padding_and_nothing_else(served):
+    asked = sum(event["visible"] == "14" for event in seen(served, "generate")) - 1  # the one on load is nobody's
+    before = served.wait(lambda: counts(served, "own", "runs", asked), "what was asked before counted")
+    text(served, "own", "I am going", max_new_tokens=4)
+    now = served.wait(lambda: counts(served, "own", "runs", asked + 1), "the text counted")
+    width = seen(served, "generate")[-1]["width"]
+    added = {name: now[name] - before.get(name, 0) for name in now}
+    assert added == {"texts": 1, "tokens": width, "padding_tokens": width, "generated_tokens": 4, "runs": 1}
+
+
+def counts(stack: TestStack, model: str, name: str, reached: int) -> dict[str, float] | None:
+    """The counters, once one of them has come there."""
+    now = counted(stack, model)
+    return now if now.get(name, 0) == reached else None
+
+
+# --- the cores --------------------------------------------------------------------------------------------------------
+
+
+def test_each_has_its_cores_and_loads_what_it_is_told(served):
+    loads = seen(served, "load")
+    places = {(each["visible"], each["library"], each["batch_size"], each["tp_degree"]) for each in loads}
+    assert places == {
+        ("0-3", "nxd-inference", 4, 4),  # nxd_stream, too
+        ("4", "nxd-inference", 1, 1),
+        ("5", "nxd-inference", 1, 1),
+        ("6-9", "optimum-neuron", 4, 2),
+        ("10-11", "transformers-neuronx", 4, 2),
+        ("12-13", "transformers-neuronx", 4, 2),
+        ("14", "transformers-neuronx", 2, 1),
+    }
+    made = {(each["visible"], each["amp"], each["unroll"]) for each in seen(served, "from_pretrained")}
+    assert made == {("10-11", "f32", 2), ("12-13", "f32", 2), ("14", "f16", None)}
+
+
+def test_idle_cores_are_told(served):
+    assert "optimum_0_0: 2 of its 4 NeuronCores stay idle, for tp_degree is 2" in served.log
+    assert "nxd_0_0: NeuronCores 0 to 3, batches of 4, context 256, up to 4 texts together" in served.log
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "options", "reason"),
+    [
+        ("nxd", SECRET, {"max_new_tokens": 0}, "input 'max_new_tokens' must be a whole number of at least 1"),
+        ("nxd", SECRET, {"max_new_tokens": 250}, r"context of 256 that leaves room for \d+ new ones"),
+        (
+            "nxd",
+            "a 1 " * 72,
+            {"max_new_tokens": 1},
+            r"has 2\d\d tokens; the model is compiled for prompts of up to 200",
+        ),
+        ("nxd_device", SECRET, {"temperature": 0.5}, "input 'temperature' must be 0: this model is compiled to choose"),
+        ("opt", SECRET * 40, {}, r"in the model's context of 256 that leaves no room"),
+    ],
+)
+def test_wrong_values(served, model, prompt, options, reason):
+    with pytest.raises(TritonError, match=reason) as error:
+        text(served, model, prompt, **options)
+    assert error.value.status == 400
+
+
+def test_one_that_is_wrong_leaves_the_others_alone(served, plain):
+    def ask(n: int) -> str:
+        try:
+            return text(served, "optimum", PROMPTS[0], max_new_tokens=255 if n == 2 else 6)
+        except TritonError as error:
+            return str(error.status)
+
+    assert together(5, ask) == ["400" if n == 2 else plain(PROMPTS[0], 6) for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "reason"),
+    [
+        ("nxd", {"TP_DEGREE": "2"}, "parameter 'TP_DEGREE' is 2, but the model was compiled for tp_degree 4"),
+        ("nxd", {"NEURON_CORE_END_INDEX": "1"}, r"wants 4 NeuronCores \(tp_degree\) and an instance has 2"),
+        ("nxd", {"BATCH_SIZE": "8"}, "parameter 'BATCH_SIZE' is 8, but the model was compiled for batch_size 4"),
+        (
+            "optimum",
+            {"N_POSITIONS": "2048"},
+            "is 2048, but the model was compiled for sequence_length 256",
+        ),
+        ("optimum", {"COMPILED_MODEL": "elsewhere"}, "there is no folder .*/optimum/elsewhere"),
+        ("opt", {"TP_DEGREE": "4"}, r"wants 4 NeuronCores \(tp_degree\) and an instance has 2"),
+        ("opt", {"MODEL_CLASS": "transformers_neuronx.opt.model.Opt"}, "has no class Opt; is it of another release"),
+        ("nxd_device", {"temperature": "0.7"}, "parameter 'temperature' must be 0: this model is compiled to choose"),
+    ],
+)
+def test_a_wrong_config_is_refused_and_the_old_model_stays(served, plain, model, parameters, reason):
+    config = served.triton.config(model)
+    said = {name: {"string_value": value} for name, value in parameters.items()}
+    with pytest.raises(TritonError, match=reason):
+        served.triton.load(model, config | {"parameters": config["parameters"] | said})
+    assert text(served, model, "It", max_new_tokens=3) == plain("It", 3)
+
+
+def test_without_a_tokenizer(served, tmp_path):
+    folder = tmp_path / "compiled"
+    shutil.copytree(served.folder / "compiled/nxd", folder, ignore=shutil.ignore_patterns("*token*"))
+    config = served.triton.config("nxd")
+    said = {"COMPILED_MODEL": {"string_value": str(folder)}}
+    with pytest.raises(TritonError, match=r"has no tokenizer that loads: save the checkpoint's there"):
+        served.triton.load("nxd", config | {"parameters": config["parameters"] | said})
+
+
+def test_no_prompt_is_logged(served):
+    text(served, "nxd", SECRET, max_new_tokens=5)
+    assert SECRET not in served.log
+    assert "zebra" not in served.log

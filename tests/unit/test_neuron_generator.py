@@ -1,0 +1,789 @@
+"""gen_triton_model.py: the folders of the published command lines, and a sentence for each thing said wrong."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from scripts.neuron import gen_triton_model
+from scripts.settings import ROOT
+
+SCRIPT = ROOT / "scripts/neuron/gen_triton_model.py"
+PACKAGE = SCRIPT.parent / "generator"
+GOLDEN = ROOT / "tests/golden/neuron"
+BERT_TENSORS = (
+    "--triton_input INPUT__0,INT64,4x384 INPUT__1,INT64,4x384 INPUT__2,INT64,4x384 "
+    "--triton_output OUTPUT__0,INT64,4x384 OUTPUT__1,INT64,4x384 "
+)
+# As published, /home/ubuntu being a folder of the test's.
+PUBLISHED = {
+    "bert_large_inf1": f"--model_type pytorch {BERT_TENSORS}"
+    "--compiled_model /home/ubuntu/bert_large_mlperf_neuron_hack_bs1_dynamic.pt --neuron_core_range 0:3 "
+    "--triton_model_dir bert-large-mlperf-bs1x4",
+    "bert_large_inf2": f"--inf2 --model_type pytorch {BERT_TENSORS}"
+    "--compiled_model bert_large_mlperf_neuron_hack_bs1_dynamic.pt --neuron_core_range 0:3 "
+    "--triton_model_dir bert-large-mlperf-bs1x4",
+    "resnet50_tensorflow": "--model_type tensorflow --compiled_model "
+    "/home/ubuntu/inferentia-poc-2.0/scripts-rn50-tf-native/resnet50_mlperf_opt_fp16_compiled_b5_nc1/1 "
+    "--neuron_core_range 0:3  --triton_model_dir rn50-1neuroncores-bs1x1",
+}
+OURS = {
+    "dynamic_batching": "--inf2 --model_type pytorch --compiled_model /home/ubuntu/bert.pt --neuron_core_range 4:7 "
+    "--triton_input tokens__0,INT64,384 --triton_input mask__1,INT64,384 --triton_output out__0,FP32,-1x2 "
+    "--max_batch_size 16 --enable_dynamic_batching --preferred_batch_size 4 8 --preferred_batch_size 16 "
+    "--max_queue_delay_microseconds 100 --compiled_batch_size 4 --threads_per_core 2 "
+    "--triton_model_instance_count 2 --triton_model_dir bert --model_version 3",
+    "requests_apart": "--model_type pytorch --compiled_model /home/ubuntu/bert.pt --neuron_core_range 0:0 "
+    "--triton_input INPUT__0,INT64,384 --triton_output OUTPUT__0,FP32,2 --max_batch_size 8 --enable_dynamic_batching "
+    "--disable_batch_requests_to_neuron --triton_model_dir bert",
+    "tensorflow_said": "--model_type tensorflow --compiled_model /home/ubuntu/resnet50 --neuron_core_range 0:1 "
+    "--triton_input image,BYTES,1 --triton_output classes,INT64,1 --max_batch_size 4 --tag_set serve,gpu "
+    "--signature_def_key predict --triton_model_dir resnet50",
+    "language_model": "--inf2 --model_type transformers --compiled_model opt-125m-tp12 --neuron_core_range 0:11 "
+    "--model_class transformers_neuronx.opt.model.OPTForSampling --tp_degree 12 --batch_size 4 --n_positions 2048 "
+    "--amp bf16 --unroll none --triton_model_dir opt",
+    "language_model_s_own": "--inf2 --model_type transformers --compiled_model llama --neuron_core_range 0:1 "
+    "--model_class neuronx_distributed_inference.models.llama.modeling_llama.NeuronLlamaForCausalLM "
+    "--triton_model_dir llama8b",
+}
+FINE = (
+    "--model_type pytorch --compiled_model {home}/bert.pt --neuron_core_range 0:3 --triton_input INPUT__0,INT64,4x384 "
+    "--triton_output OUTPUT__0,FP32,4x384 --triton_model_dir m"
+)
+FINE_LANGUAGE = (
+    "--inf2 --model_type transformers --compiled_model llama --neuron_core_range 0:3 --model_class a.Model "
+    "--triton_model_dir m"
+)
+FINE_TENSORFLOW = (
+    "--model_type tensorflow --compiled_model {home}/resnet50 --neuron_core_range 0:3 --triton_model_dir m "
+)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """Where all that is compiled lies, and where the commands are given."""
+    home = tmp_path / "home/ubuntu"
+    for name in ("bert.pt", "bert_large_mlperf_neuron_hack_bs1_dynamic.pt"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("TorchScript")
+    resnet = home / "inferentia-poc-2.0/scripts-rn50-tf-native/resnet50_mlperf_opt_fp16_compiled_b5_nc1/1"
+    save_model(resnet, inputs={"input": ["DT_HALF", [5, 224, 224, 3]]}, outputs={"ArgMax": ["DT_INT64", [5]]})
+    save_model(home / "resnet50", inputs={}, outputs={})
+    for name in ("opt-125m-tp12", "llama"):
+        (home / name).mkdir()
+        (home / name / "weights").write_text(name)
+    monkeypatch.chdir(home)
+    return home
+
+
+def save_model(folder: Path, tags: tuple[str, ...] = ("serve",), key: str = "serving_default", **sides: dict) -> None:
+    """What the stand-in of tensorflow reads."""
+    folder.mkdir(parents=True)
+    (folder / "saved_model.pb").write_text(json.dumps({"tags": tags, "signatures": {key: sides}}))
+
+
+@pytest.fixture
+def tensorflow(monkeypatch):
+    """Stands in for it: a SavedModel's parts from JSON. The real one reads real ones in tests/stack/test_neuron.py."""
+
+    def parsed(content: bytes) -> SimpleNamespace:
+        model = json.loads(content)
+        signatures = {
+            key: SimpleNamespace(**{
+                side: {name: tensor(*info) for name, info in infos.items()} for side, infos in signature.items()
+            })
+            for key, signature in model["signatures"].items()
+        }  # fmt: skip
+        graph = SimpleNamespace(meta_info_def=SimpleNamespace(tags=model["tags"]), signature_def=signatures)
+        return SimpleNamespace(meta_graphs=[graph])
+
+    def tensor(kind: str, dims: list[int] | None) -> SimpleNamespace:
+        shape = SimpleNamespace(unknown_rank=dims is None, dim=[SimpleNamespace(size=size) for size in dims or []])
+        return SimpleNamespace(dtype=kind, tensor_shape=shape)
+
+    parts = {
+        "core.protobuf": {"saved_model_pb2": SimpleNamespace(SavedModel=SimpleNamespace(FromString=parsed))},
+        "core.framework": {"types_pb2": SimpleNamespace(DataType=SimpleNamespace(Name=lambda kind: kind))},
+    }
+    for name in ("tensorflow", "tensorflow.core", *(f"tensorflow.{part}" for part in parts)):
+        module = ModuleType(name)
+        module.__dict__.update(parts.get(name.partition(".")[2], {}))
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def generate(command: str, home: Path) -> int:
+    return gen_triton_model.main(command.replace("/home/ubuntu", str(home)).replace("{home}", str(home)).split())
+
+
+def errors(capsys) -> list[str]:
+    """Of a command that failed: its sentences."""
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert last == "nothing was written (--help says what each option takes)"
+    assert all(line.startswith("error: ") for line in lines)
+    return [line.removeprefix("error: ") for line in lines]
+
+
+def config(folder: Path) -> ModelConfig:
+    return text_format.Parse((folder / "config.pbtxt").read_text(), ModelConfig())
+
+
+def parameters(folder: Path) -> dict[str, str]:
+    return {key: value.string_value for key, value in config(folder).parameters.items()}
+
+
+def everything(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text() if path.is_file() else "folder" for path in folder.rglob("*")
+    }
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [*PUBLISHED, *OURS])
+def test_the_folder_is_the_one_kept_here(case, home, tensorflow):
+    command = (PUBLISHED | OURS)[case]
+    assert generate(command, home) == 0
+    folder = home / command.split("--triton_model_dir ")[1].split()[0]
+    version = "3" if "--model_version 3" in command else "1"
+    written = (folder / "config.pbtxt").read_text().replace(str(home), "/home/ubuntu")
+    assert written == (GOLDEN / case / "config.pbtxt").read_text()
+    assert (folder / version / "model.py").read_text() == (GOLDEN / case / "model.py").read_text()
+    assert [each.name for each in folder.iterdir() if each.name.isdecimal()] == [version]
+
+
+@pytest.mark.parametrize("case", [*PUBLISHED, *OURS])
+def test_what_is_kept_is_what_triton_and_python_take(case):
+    parsed = config(GOLDEN / case)
+    assert (parsed.backend, len(parsed.instance_group)) == ("python", 1)
+    assert parsed.instance_group[0].kind == parsed.instance_group[0].KIND_MODEL
+    tree = ast.parse((GOLDEN / case / "model.py").read_text())
+    assert [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)] == ["TritonPythonModel"]
+
+
+def test_the_config_is_what_was_asked_for():
+    parsed = config(GOLDEN / "dynamic_batching")
+    assert (parsed.name, parsed.max_batch_size, parsed.instance_group[0].count) == ("bert", 16, 2)
+    assert list(parsed.dynamic_batching.preferred_batch_size) == [4, 8, 16]
+    assert parsed.dynamic_batching.max_queue_delay_microseconds == 100
+    assert [(each.name, list(each.dims)) for each in parsed.input] == [("tokens__0", [384]), ("mask__1", [384])]
+    assert [(each.name, list(each.dims)) for each in parsed.output] == [("out__0", [-1, 2])]
+    assert parameters(GOLDEN / "dynamic_batching") == {
+        "COMPILED_MODEL": "/home/ubuntu/bert.pt", "NEURON_CORE_START_INDEX": "4", "NEURON_CORE_END_INDEX": "7",
+        "NUM_THREADS_PER_CORE": "2", "FRAMEWORK": "torch-neuronx", "BATCH_REQUESTS_TO_NEURON": "true",
+        "COMPILED_BATCH_SIZE": "4",
+    }  # fmt: skip
+    assert config(GOLDEN / "requests_apart").HasField("dynamic_batching")
+    assert parameters(GOLDEN / "requests_apart")["BATCH_REQUESTS_TO_NEURON"] == "false"
+    assert not config(GOLDEN / "bert_large_inf1").HasField("dynamic_batching")
+
+
+def test_a_language_model_takes_the_prompts_that_all_of_ours_take():
+    ours, theirs = config(GOLDEN / "language_model"), config(ROOT / "model_repository/falcon7b")
+    assert (list(ours.input), list(ours.output)) == (list(theirs.input), list(theirs.output))
+    assert ours.max_batch_size == theirs.max_batch_size == 0
+
+
+def test_of_a_language_model_only_what_was_said_is_a_parameter():
+    said = {"MODEL_CLASS", "TP_DEGREE", "BATCH_SIZE", "N_POSITIONS", "AMP", "UNROLL"}
+    assert said <= parameters(GOLDEN / "language_model").keys()
+    assert said & parameters(GOLDEN / "language_model_s_own").keys() == {"MODEL_CLASS"}
+
+
+def test_names_survive_whatever_is_in_them(home):
+    odd = 'a"b\\n__0'
+    command = ["--model_type", "pytorch", "--compiled_model", "bert.pt", "--neuron_core_range", "0:0"]
+    command += ["--triton_input", f"{odd},INT64,1", "--triton_output", "größe__0,FP32,1", "--triton_model_dir", "m"]
+    assert gen_triton_model.main(command) == 0
+    assert (config(home / "m").input[0].name, config(home / "m").output[0].name) == (odd, "größe__0")
+
+
+def test_the_config_says_the_command_that_makes_it_again(home):
+    assert generate(FINE, home) == 0
+    first = everything(home / "m")
+    command = next(line for line in first["config.pbtxt"].splitlines() if "gen_triton_model.py --" in line)
+    shutil.rmtree(home / "m")
+    arguments = command.removeprefix("# gen_triton_model.py ").split()
+    assert gen_triton_model.main(arguments) == 0
+    assert everything(home / "m") == first
+
+
+def test_a_slash_at_the_end_does_not_matter(home):
+    assert generate(f"{FINE} --triton_model_dir some/where/bert/", home) == 0
+    assert config(home / "some/where/bert").name == "bert"
+
+
+def test_it_runs_by_itself_wherever_it_is(tmp_path, home):
+    alone = tmp_path / "elsewhere" / SCRIPT.name
+    alone.parent.mkdir()
+    shutil.copy(SCRIPT, alone)
+    shutil.copytree(PACKAGE, alone.parent / PACKAGE.name)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-W", "error", alone, *FINE.replace("{home}", str(home)).split()],
+        capture_output=True, text=True, check=True, env={},
+    )  # fmt: skip
+    assert config(home / "m").name == "m"
+    assert "wrote m/config.pbtxt and m/1/model.py" in done.stdout
+    assert "make up PROFILE=neuron SYSTEMS=m" in done.stdout
+
+
+def test_it_misses_its_package(tmp_path):
+    shutil.copy(SCRIPT, tmp_path)
+    done = subprocess.run([sys.executable, "-I", tmp_path / SCRIPT.name, "--help"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith("the folder generator/ belongs beside gen_triton_model.py\n")
+
+
+@pytest.mark.parametrize("file", [SCRIPT, *sorted(PACKAGE.glob("*.py"))], ids=lambda file: file.stem)
+def test_it_is_the_python_of_old_hosts(file):
+    tree = ast.parse(file.read_text(), feature_version=(3, 8))
+    imported = {node.module.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
+    assert imported - sys.stdlib_module_names <= {"generator", "google", "tensorflow"}
+
+
+def test_help_names_every_flag_and_its_unit(capsys):
+    from generator.options import OPTIONS  # which gen_triton_model.py put on the path
+
+    assert gen_triton_model.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  --{flag}" in said for flag in OPTIONS)
+    assert "  --max_batch_size ROWS\n" in said
+    assert "--max_queue_delay_microseconds MICROSECONDS" in said
+    assert "(ms)" not in said
+
+
+# --- what was compiled ------------------------------------------------------------------------------------------------
+
+
+def test_inf1_names_it_by_its_whole_path(home):
+    assert generate(f"{FINE} --compiled_model bert.pt", home) == 0
+    assert parameters(home / "m")["COMPILED_MODEL"] == str(home / "bert.pt")
+
+
+def test_inf2_takes_it_from_the_model_folder_or_puts_it_there(home, capsys):
+    assert generate(f"{FINE} --inf2 --compiled_model bert.pt", home) == 0
+    assert "copying bert.pt into m" in capsys.readouterr().out
+    assert parameters(home / "m")["COMPILED_MODEL"] == "bert.pt"
+    assert (home / "m/bert.pt").read_text() == "TorchScript"
+    (home / "bert.pt").write_text("newer")
+    assert generate(f"{FINE} --inf2 --compiled_model bert.pt", home) == 0
+    assert "the one in the model folder is served" in capsys.readouterr().err
+    assert (home / "m/bert.pt").read_text() == "TorchScript"
+    (home / "bert.pt").unlink()
+    assert generate(f"{FINE} --inf2 --compiled_model bert.pt", home) == 0
+
+
+def test_inf2_takes_folders_and_what_lies_elsewhere(home, monkeypatch):
+    assert generate(FINE_LANGUAGE, home) == 0
+    assert (home / "m/llama/weights").read_text() == "llama"
+    (home / "below").mkdir()
+    monkeypatch.chdir(home / "below")
+    assert generate(f"{FINE} --inf2 --compiled_model ../bert.pt", home) == 0
+    assert parameters(home / "below/m")["COMPILED_MODEL"] == "bert.pt"
+    assert (home / "below/m/bert.pt").is_file()
+    assert generate(f"{FINE} --inf2 --compiled_model {{home}}/bert.pt --triton_model_dir n", home) == 0
+    assert parameters(home / "below/n")["COMPILED_MODEL"] == str(home / "bert.pt")
+    assert not (home / "below/n/bert.pt").exists()
+
+
+# --- TensorFlow -------------------------------------------------------------------------------------------------------
+
+
+def test_a_signature_is_read_where_tensors_are_not_said(home, tensorflow):
+    sides = {
+        "inputs": {"x": ["DT_FLOAT", [-1, 3]], "a": ["DT_STRING", [-1, 1]]},
+        "outputs": {"y": ["DT_BFLOAT16", [-1, 2]]},
+    }
+    save_model(home / "model", **sides)
+    assert generate(f"{FINE_TENSORFLOW} --compiled_model model", home) == 0
+    parsed = config(home / "m")
+    assert [(each.name, list(each.dims)) for each in parsed.input] == [("a", [-1, 1]), ("x", [-1, 3])]
+    assert [parsed.input[0].data_type, parsed.output[0].data_type] == [parsed.input[0].data_type, 11]
+    assert generate(f"{FINE_TENSORFLOW} --compiled_model model --max_batch_size 8 --triton_output z,INT32,7", home) == 0
+    parsed = config(home / "m")
+    assert [(each.name, list(each.dims)) for each in [*parsed.input, *parsed.output]] == [
+        ("a", [1]), ("x", [3]), ("z", [7]),
+    ]  # fmt: skip
+    assert "COMPILED_BATCH_SIZE" not in parameters(home / "m")
+
+
+def test_a_fixed_batch_dimension_is_what_it_was_compiled_for(home, tensorflow):
+    save_model(home / "model", inputs={"x": ["DT_FLOAT", [5, 3]]}, outputs={"y": ["DT_INT64", [5]]})
+    assert generate(f"{FINE_TENSORFLOW} --compiled_model model --max_batch_size 8", home) == 0
+    assert parameters(home / "m")["COMPILED_BATCH_SIZE"] == "5"
+    # A number a row: Triton knows no tensors without dimensions.
+    output = config(home / "m").output[0]
+    assert (list(output.dims), output.HasField("reshape"), list(output.reshape.shape)) == ([1], True, [])
+
+
+@pytest.mark.parametrize(
+    ("sides", "more", "sentence"),
+    [
+        ({"x": None}, "", "does not tell the shape of x: say --triton_input x,FP32,-1x224x224x3, or what it is"),
+        ({"x": []}, "--max_batch_size 4", "--max_batch_size 4: x has no batch dimension; must be 0"),
+        (
+            {"x": [1, 3], "z": [5, 3]},
+            "--max_batch_size 4",
+            "--max_batch_size 4: the model's tensors have batch dimensions of 1 and 5; must be 0",
+        ),
+        (
+            {"x": [5, 3]},
+            "--max_batch_size 8 --compiled_batch_size 4",
+            "--compiled_batch_size 4: the model's own batch dimension is 5",
+        ),
+    ],
+)
+def test_a_signature_that_does_not_do(sides, more, sentence, home, tensorflow, capsys):
+    inputs = {name: ["DT_FLOAT", dims] for name, dims in sides.items()}
+    save_model(home / "model", inputs=inputs, outputs={})
+    assert generate(f"{FINE_TENSORFLOW} --compiled_model model {more}", home) == 2
+    assert [said for said in errors(capsys) if said.endswith(sentence)]
+
+
+def test_types_that_triton_does_not_have(home, tensorflow, capsys):
+    save_model(home / "model", inputs={"x": ["DT_COMPLEX64", [1]]}, outputs={})
+    assert generate(f"{FINE_TENSORFLOW} --compiled_model model", home) == 2
+    assert errors(capsys) == ["--compiled_model model: x is DT_COMPLEX64, which Triton does not have"]
+
+
+def test_tags_and_keys_that_there_are_not(home, tensorflow, capsys):
+    save_model(home / "model", tags=("serve", "gpu"), key="predict", inputs={}, outputs={})
+    assert generate(f"{FINE_TENSORFLOW} --compiled_model model", home) == 2
+    assert errors(capsys) == [f"--tag_set serve: {home}/model has no graph of these tags; it has 'gpu,serve'"]
+    assert generate(f"{FINE_TENSORFLOW} --compiled_model model --tag_set serve,gpu", home) == 2
+    assert errors(capsys) == [
+        f"--signature_def_key serving_default: {home}/model has no such signature; it has predict"
+    ]
+    both = "--tag_set gpu,serve --signature_def_key predict"
+    assert generate(f"{FINE_TENSORFLOW} --compiled_model model {both}", home) == 0
+
+
+def test_without_tensorflow_tensors_are_to_be_said(home, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    assert generate(FINE_TENSORFLOW, home) == 2
+    (said,) = errors(capsys)
+    assert "tensorflow is not installed here" in said
+    assert said.endswith("install it, or say --triton_input and --triton_output")
+    assert generate(f"{FINE_TENSORFLOW} --triton_input x,FP32,1 --triton_output y,FP32,1", home) == 0
+
+
+def test_a_saved_model_that_is_none(home, tensorflow, capsys):
+    (home / "resnet50/saved_model.pb").write_text("?")
+    assert generate(FINE_TENSORFLOW, home) == 2
+    assert "saved_model.pb cannot be read as a SavedModel" in errors(capsys)[0]
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+WHOLE = "must be a whole number, at least"
+WRONG = [
+    (FINE, "--model_type torch", "--model_type torch: must be one of pytorch, tensorflow, transformers"),
+    (FINE, "--model_version 0", f"--model_version 0: {WHOLE} 1"),
+    (FINE, "--model_version one", f"--model_version one: {WHOLE} 1"),
+    (FINE, "--max_batch_size -1", f"--max_batch_size -1: {WHOLE} 0"),
+    (FINE, "--max_batch_size 4.5", f"--max_batch_size 4.5: {WHOLE} 0"),
+    (FINE, "--max_batch_size 2147483648", "--max_batch_size 2147483648: must be a whole number, at most 2147483647"),
+    (
+        FINE,
+        "--max_batch_size",
+        "--max_batch_size needs a value: rows in a batch at most, such as 16; 0: requests have no batch dimension",
+    ),
+    (FINE, "--threads_per_core 0", f"--threads_per_core 0: {WHOLE} 1"),
+    (FINE, "--triton_model_instance_count 0", f"--triton_model_instance_count 0: {WHOLE} 1"),
+    (FINE, "--compiled_batch_size -4", f"--compiled_batch_size -4: {WHOLE} 0"),
+    (FINE, "--max_queue_delay_microseconds -1", f"--max_queue_delay_microseconds -1: {WHOLE} 0"),
+    (
+        FINE,
+        "--triton_model_instance_count 3",
+        "--triton_model_instance_count 3: 4 cores (0:3) cannot be shared out equally among them; among 1, 2, 4 they "
+        "can",
+    ),
+    (FINE, "--neuron_core_range 3", "--neuron_core_range 3: must be the first and the last core, such as 0:3"),
+    (FINE, "--neuron_core_range 0-3", "--neuron_core_range 0-3: must be the first and the last core, such as 0:3"),
+    (FINE, "--neuron_core_range 0:x", "--neuron_core_range 0:x: must be the first and the last core, such as 0:3"),
+    (FINE, "--neuron_core_range 0:1:2", "--neuron_core_range 0:1:2: must be the first and the last core, such as 0:3"),
+    (FINE, "--neuron_core_range -1:3", "--neuron_core_range -1:3: cores are counted from 0 on, such as 0:3"),
+    (FINE, "--neuron_core_range 3:0", "--neuron_core_range 3:0: ends before it starts: did you mean 0:3"),
+    (
+        FINE,
+        "--enable_dynamic_batching",
+        "--enable_dynamic_batching: needs --max_batch_size, the most rows put together, such as 8",
+    ),
+    (
+        FINE,
+        "--enable_dynamic_batching --max_batch_size 4 --preferred_batch_size 4 8",
+        "--preferred_batch_size 8: must be at most --max_batch_size, 4",
+    ),
+    (
+        FINE,
+        "--enable_dynamic_batching --max_batch_size 4 --preferred_batch_size 0",
+        f"--preferred_batch_size 0: {WHOLE} 1",
+    ),
+    (
+        FINE,
+        "--enable_dynamic_batching --max_batch_size 4 --preferred_batch_size",
+        "--preferred_batch_size needs a value: with --enable_dynamic_batching: rows that are sent off without waiting "
+        "for more, such as 4 8; best multiples of an instance's cores",
+    ),
+    (
+        FINE,
+        "--triton_input INPUT__1,INT64",
+        "--triton_input INPUT__1,INT64: must be a name, a data type and a shape, such as INPUT__0,INT64,4x384",
+    ),
+    (
+        FINE,
+        "--triton_input INPUT__1,LONG,4",
+        "--triton_input INPUT__1,LONG,4: 'LONG' is no data type; must be one of BOOL, UINT8, UINT16, UINT32, UINT64, "
+        "INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, STRING",
+    ),
+    (
+        FINE_TENSORFLOW,
+        "--triton_output y,FP32,4 --triton_input x,BF16,4",
+        "--triton_input x,BF16,4: BF16 is for PyTorch; must be FP32, which TensorFlow's is turned into",
+    ),
+    (
+        FINE,
+        "--triton_input INPUT__1,BYTES,4",
+        "--triton_input INPUT__1,BYTES,4: PyTorch has no strings; must be a type of numbers",
+    ),
+    *(
+        (
+            FINE,
+            f"--triton_input INPUT__1,INT64,{shape}",
+            f"--triton_input INPUT__1,INT64,{shape}: '{shape}' is no shape; must be sizes from 1 on, or -1 for any, "
+            "such as 4x384",
+        )
+        for shape in ("", "0", "4x0", "4x-2", "4x", "x4", "4X384", "4x3.5")
+    ),
+    (
+        FINE,
+        "--triton_output ANSWER,FP32,4",
+        "--triton_output ANSWER: PyTorch's tensors are named <name>__<index>, such as OUTPUT__0,FP32,4x384",
+    ),
+    (
+        FINE,
+        "--triton_input INPUT__2,INT64,4",
+        "--triton_input: the indices are 0, 2; must be 0 to 1, each once",
+    ),
+    (FINE, "--triton_input A__0,INT64,4", "--triton_input: the indices are 0, 0; must be 0 to 1, each once"),
+    (
+        FINE_TENSORFLOW,
+        "--triton_input INPUT__0,INT64,4 INPUT__0,INT64,4 --triton_output y,FP32,1",
+        "--triton_input: INPUT__0 is there more than once; each needs a name of its own",
+    ),
+    (
+        FINE.replace("--triton_input INPUT__0,INT64,4x384", ""),
+        "",
+        "--triton_input is missing: a TorchScript model does not tell them, such as INPUT__0,INT64,4x384",
+    ),
+    (
+        FINE.replace("--triton_output OUTPUT__0,FP32,4x384", "--triton_output"),
+        "",
+        "--triton_output needs a value: outputs, such as OUTPUT__0,FP32,4x384, in the form of inputs",
+    ),
+    (FINE, "--compiled_model /no/where.pt", "--compiled_model /no/where.pt: /no/where.pt is not there"),
+    (
+        FINE,
+        "--inf2 --compiled_model nowhere.pt",
+        "--compiled_model nowhere.pt: is neither in {home}/m nor in {home}",
+    ),
+    (FINE, "--compiled_model llama", "--compiled_model llama: is a folder; must be the file that torch.jit.save wrote"),
+    (
+        FINE_TENSORFLOW,
+        "--compiled_model llama",
+        "--compiled_model llama: must be the folder of a SavedModel, which has a saved_model.pb",
+    ),
+    (
+        FINE_LANGUAGE,
+        "--compiled_model bert.pt",
+        "--compiled_model bert.pt: is a file; must be the folder that the model was saved in",
+    ),
+    (
+        FINE_LANGUAGE,
+        "--compiled_model .",
+        "--compiled_model .: holds --triton_model_dir, so it cannot be copied into that; name another folder",
+    ),
+    (
+        FINE,
+        "--triton_model_dir bert.pt",
+        "--triton_model_dir bert.pt: {home}/bert.pt is no folder: name another, or move it away",
+    ),
+    (
+        FINE,
+        "--triton_model_dir bert.pt/m",
+        "--triton_model_dir bert.pt/m: {home}/bert.pt is no folder: name another, or move it away",
+    ),
+    *(
+        (
+            FINE,
+            f"--triton_model_dir {name}",
+            f"--triton_model_dir {name}: its last part is the model's name: letters, digits, '_', '-' and '.'",
+        )
+        for name in ("/", "a+b", ".hidden")
+    ),
+    (FINE, "--inf2=yes", "--inf2=yes: takes no value; say --inf2, or leave it out"),
+    (FINE, "--triton_modeldir n", "--triton_modeldir: there is no such option; did you mean --triton_model_dir?"),
+    (FINE, "--max_batch 4", "--max_batch: there is no such option; did you mean --max_batch_size?"),  # no abbreviations
+    (FINE, "--zzz", "--zzz: there is no such option"),
+    (FINE, "--inf2 stray", "stray: belongs to no option"),
+    (FINE, "--tp_degree 2", "--tp_degree 2: goes with --model_type transformers only: leave it out"),
+    (FINE, "--model_class a.B", "--model_class a.B: goes with --model_type transformers only: leave it out"),
+    (
+        FINE_LANGUAGE,
+        "--triton_input INPUT__0,INT64,4",
+        "--triton_input INPUT__0,INT64,4: a large language model takes prompts and answers texts: leave it out",
+    ),
+    *(
+        (
+            FINE_LANGUAGE,
+            said,
+            f"{said}: the backend puts prompts together by itself, --batch_size at a time: leave it out",
+        )
+        for said in (
+            "--max_batch_size 4",
+            "--enable_dynamic_batching",
+            "--preferred_batch_size 4",
+            "--max_queue_delay_microseconds 100",
+            "--disable_batch_requests_to_neuron",
+            "--compiled_batch_size 4",
+        )
+    ),
+    (
+        FINE_LANGUAGE.replace("--model_class a.Model", ""),
+        "",
+        "--model_class is missing: what loads the model, such as transformers_neuronx.opt.model.OPTForSampling",
+    ),
+    (
+        FINE_LANGUAGE,
+        "--model_class Model",
+        "--model_class Model: must be a class with its package, such as transformers_neuronx.opt.model.OPTForSampling",
+    ),
+    (FINE_LANGUAGE, "--tp_degree 8", "--tp_degree 8: an instance has 4 cores: must be at most 4"),
+    (
+        FINE_LANGUAGE,
+        "--tp_degree 4 --triton_model_instance_count 2",
+        "--tp_degree 4: an instance has 2 cores: must be at most 2",
+    ),
+    (FINE_LANGUAGE, "--batch_size 0", f"--batch_size 0: {WHOLE} 1"),
+    (FINE_LANGUAGE, "--n_positions x", f"--n_positions x: {WHOLE} 1"),
+    (FINE_LANGUAGE, "--amp fp8", "--amp fp8: must be one of f32, f16, bf16, s8, f8e4m3fn"),
+    (FINE_LANGUAGE, "--unroll 0", "--unroll 0: must be none, or a whole number from 1 on"),
+]
+
+
+@pytest.mark.parametrize(("fine", "more", "sentence"), WRONG)
+def test_what_is_wrong_has_its_sentence(fine, more, sentence, home, capsys):
+    before = everything(home)
+    assert generate(f"{fine} {more}", home) == 2
+    assert errors(capsys) == [sentence.replace("{home}", str(home))]
+    assert everything(home) == before
+
+
+def test_all_that_is_wrong_is_said_at_once(home, capsys):
+    before = everything(home)
+    command = (
+        "--model_type torch --compiled_model nowhere.pt --neuron_core_range 3:0 --threads_per_core 0 --zzz "
+        "--triton_input A__0,LONG,0 --enable_dynamic_batching --model_version 0"
+    )
+    assert generate(command, home) == 2
+    said = errors(capsys)
+    flags = [sentence.split()[0].strip(":") for sentence in said]
+    assert flags == [
+        "--zzz", "--model_type", "--triton_model_dir", "--model_version", "--triton_input", "--triton_input",
+        "--neuron_core_range", "--threads_per_core", "--enable_dynamic_batching", "--compiled_model",
+    ]  # fmt: skip
+    assert everything(home) == before
+
+
+def test_without_anything_all_that_must_be_said_is_asked_for(home, capsys):
+    assert generate("", home) == 2
+    missing = ("model_type", "compiled_model", "triton_model_dir", "neuron_core_range")
+    assert [said.split()[0] for said in errors(capsys)] == [f"--{flag}" for flag in missing]
+
+
+def test_a_line_break_does_not_get_into_the_config(home, capsys):
+    command = FINE.replace("{home}", str(home)).split()
+    assert gen_triton_model.main([*command, "--tag_set", 'serve\nname: "other"']) == 2
+    assert errors(capsys) == ["'serve\\nname: \"other\"': has characters that cannot be printed"]
+
+
+def test_a_folder_of_someone_else_s(home, monkeypatch, capsys):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != home)  # root, too, may do everything
+    assert generate(FINE, home) == 2
+    assert errors(capsys) == [f"--triton_model_dir m: {home} cannot be written: name another, or ask whose it is"]
+
+
+@pytest.mark.parametrize(
+    ("fine", "more", "sentence"),
+    [
+        (FINE, "--preferred_batch_size 4", "--preferred_batch_size: ignored without --enable_dynamic_batching"),
+        (
+            FINE,
+            "--max_queue_delay_microseconds 100",
+            "--max_queue_delay_microseconds: ignored without --enable_dynamic_batching",
+        ),
+        (FINE, "--tag_set train", "--tag_set: ignored, it goes with --model_type tensorflow"),
+        (
+            FINE_LANGUAGE,
+            "--tp_degree 2",
+            "--tp_degree 2: an instance has 4 cores, of which the others stay idle",
+        ),
+        (
+            FINE,
+            "--inf2 --max_batch_size 8",
+            "--compiled_batch_size is not said: a batch is cut evenly into up to 4 parts, and the model must take any "
+            "number of rows",
+        ),
+    ],
+)
+def test_what_is_odd_is_said_and_done(fine, more, sentence, home, capsys):
+    assert generate(f"{fine} {more}", home) == 0
+    assert capsys.readouterr().err == f"warning: {sentence}\n"
+    assert not config(home / "m").HasField("dynamic_batching")
+
+
+# --- all of it or nothing ---------------------------------------------------------------------------------------------
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def old_folder(home: Path) -> dict[str, str]:
+    """One with weights, another version, and what the user edited."""
+    assert generate(FINE, home) == 0
+    (home / "m/weights.pt").write_text("weights")
+    (home / "m/2").mkdir()
+    (home / "m/2/model.py").write_text("of version 2")
+    (home / "m/1/model.py").write_text("edited")
+    return everything(home)
+
+
+def test_what_else_is_in_the_folder_stays(home, capsys):
+    before = old_folder(home)
+    assert generate(f"{FINE} --threads_per_core 2", home) == 0
+    assert "--model_version 1: m has 2 too, which Triton prefers" in capsys.readouterr().err
+    after = everything(home)
+    assert parameters(home / "m")["NUM_THREADS_PER_CORE"] == "2"
+    assert "class TritonPythonModel" in after["m/1/model.py"]
+    assert after["m/1/model.py.old"] == "edited"
+    assert after["m/config.pbtxt.old"] == before["m/config.pbtxt"]
+    changed = {"m/config.pbtxt", "m/1/model.py"}
+    assert {name: after[name] for name in before if name not in changed} == {
+        name: text for name, text in before.items() if name not in changed
+    }
+    assert set(after) - set(before) == {"m/config.pbtxt.old", "m/1/model.py.old"}
+
+
+def test_the_same_again_changes_nothing(home):
+    assert generate(FINE, home) == 0
+    before = everything(home)
+    assert generate(FINE, home) == 0
+    assert everything(home) == before
+
+
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt(), SystemExit(143)])
+@pytest.mark.parametrize("there", [True, False])
+def test_what_fails_while_it_is_written_changes_nothing(there, error, home, monkeypatch, capsys):
+    """At the last file, config.pbtxt: all else is written by then."""
+    before = old_folder(home) if there else everything(home)
+    write_text, written = Path.write_text, []
+
+    def failing(path, text, **options):
+        write_text(path, text[:20], **options)
+        written.append(path)
+        if "name:" in text:
+            raise error
+
+    monkeypatch.setattr(Path, "write_text", failing)
+    command = f"{FINE} --inf2 --compiled_model bert.pt --model_version 3"
+    if isinstance(error, SystemExit):
+        with pytest.raises(SystemExit):
+            generate(command, home)
+    else:
+        assert generate(command, home) == (130 if isinstance(error, KeyboardInterrupt) else 1)
+        assert capsys.readouterr().err.endswith(": config.pbtxt was not written\n")
+    assert len(written) == 2
+    assert everything(home) == before
+
+
+def test_config_pbtxt_comes_last(home, monkeypatch):
+    replace, places = os.replace, []
+
+    def seen(new, place):
+        assert Path(new).exists()
+        places.append(str(Path(place).relative_to(home / "m")))
+        replace(new, place)
+
+    old_folder(home)
+    monkeypatch.setattr(os, "replace", seen)
+    assert generate(f"{FINE} --inf2 --compiled_model bert.pt", home) == 0
+    assert places == ["bert.pt", "1/model.py.old", "1/model.py", "config.pbtxt.old", "config.pbtxt"]
+
+
+def test_a_saved_model_named_like_the_version(home, tensorflow):
+    """Both go to <folder>/1."""
+    save_model(home / "1", inputs={"x": ["DT_FLOAT", [1]]}, outputs={"y": ["DT_FLOAT", [1]]})
+    assert generate(f"{FINE_TENSORFLOW} --inf2 --compiled_model 1", home) == 0
+    assert sorted(each.name for each in (home / "m/1").iterdir()) == ["model.py", "saved_model.pb"]
+
+
+@pytest.mark.parametrize("compiled", ["bert.pt", "llama"])
+def test_a_full_disk_changes_nothing(compiled, home, monkeypatch, capsys):
+    """Nor does it where that is a folder, of which each file fails."""
+    before = everything(home)
+
+    def full(source, target, **options):
+        Path(target).write_text("half")
+        raise FULL
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    command = f"{FINE} --inf2 --compiled_model bert.pt" if compiled == "bert.pt" else FINE_LANGUAGE
+    assert generate(command, home) == 1
+    assert capsys.readouterr().err.endswith("No space left on device: config.pbtxt was not written\n")
+    assert everything(home) == before
+
+
+# Runs the generator as a command that stops, and says so, before its first rename.
+HELD = """
+import os, runpy, sys, time
+def held(new, place):
+    print("now", flush=True)
+    time.sleep(60)
+os.replace = held
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_kill_leaves_what_was_there(there, number, home):
+    before = old_folder(home) if there else everything(home)
+    command = FINE.replace("{home}", str(home)).split()
+    running = subprocess.Popen(
+        [sys.executable, "-c", HELD, SCRIPT, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout.readline() == "now\n"
+    running.send_signal(number)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
+    assert "Traceback" not in said
+    after = everything(home)
+    assert {name: after[name] for name in before} == before
+    assert {name for name in set(after) - set(before) if ".unfinished" not in name} <= {"m", "m/1"}  # empty folders
+    assert bool(list(home.rglob(".*.unfinished"))) == (number == signal.SIGKILL)  # nobody sweeps then but the next one
+    assert generate(f"{FINE} --threads_per_core 2", home) == 0
+    assert not list(home.rglob(".*.unfinished"))
