@@ -86,14 +86,15 @@ test: lint test-unit test-stack ## Everything below that needs no Docker
 lint: $(all) ## ruff, shellcheck, hadolint; the dashboards are as committed
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
-	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/*.sh scripts/neuron/*.sh images/*.sh tests/docker/*.sh .ci/run
+	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
 	@$(python) -m scripts.dashboards --check
 	@$(venv)/bin/hadolint images/*/Dockerfile tests/docker/stand-ins/*/Dockerfile
 
 test-unit: $(all) ## Tests without a server
 	@$(python) -m pytest tests/unit
 
-test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust, on ports of their own
+test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust, on ports of their own; TENSORFLOW=.local/tensorflow for SavedModels too
+	@$(if $(TENSORFLOW),tests/tensorflow.sh)
 	@$(python) -m scripts.models
 	@$(python) -m pytest tests/stack
 
