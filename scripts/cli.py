@@ -12,8 +12,9 @@ from scripts.prometheus import PrometheusError
 from scripts.settings import UserError
 from scripts.triton import TritonError
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# No emoji: what users say may have colons around it.
+out = Console(highlight=False, soft_wrap=True, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def run(main: Callable[[], int | None]) -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / ".env.example"
 VERSIONS = ROOT / "versions.env"
 DOTENV = ROOT / ".env"
+PROFILES = ("cpu", "cuda", "neuron")
 SECRETS = ("TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from typing import Any
 from scripts.web import answers, opener
 
 ADMIN_HEADER = "triton-admin-key"
+# The parameter of models that have accelerator cores which no other process may have: AWS Neuron's.
+CORES = "NEURON_CORE_START_INDEX"
+UNLOAD_S = 60
 
 
 class TritonError(Exception):
@@ -53,9 +57,43 @@ class Triton:
         return self._call(f"/v2/models/{model}/config")
 
     def load(self, model: str, config: dict | None = None) -> None:
-        """Load or reload; with a config, that one instead of the model's config.pbtxt."""
+        """Load or reload; with a config, that one instead of the model's config.pbtxt.
+
+        Triton loads the new one beside the old. Where the old one has its cores to itself, that fails: it goes first.
+        """
+        try:
+            self._load(model, config)
+        except TritonError as error:
+            before = self._with_cores(model) if error.status else None
+            if not before:
+                raise
+            self.unload(model)
+            try:
+                self._load(model, config)
+            except TritonError:
+                self._load(model, before)
+                raise
+
+    def unload(self, model: str) -> None:
+        """Until it is gone; ensembles that ask it are gone until it is back."""
+        self._call(f"/v2/repository/models/{model}/unload", {})
+        deadline = time.monotonic() + UNLOAD_S
+        while self.index().get(model, ("", ""))[0] == "UNLOADING":
+            if time.monotonic() > deadline:
+                raise TritonError(f"'{model}' is not unloaded within {UNLOAD_S} s: requests are still going on")
+            time.sleep(0.1)
+
+    def _load(self, model: str, config: dict | None) -> None:
         parameters = {} if config is None else {"config": json.dumps(config)}
         self._call(f"/v2/repository/models/{model}/load", {"parameters": parameters}, timeout=600)
+
+    def _with_cores(self, model: str) -> dict | None:
+        """Its configuration, if it is loaded and has cores of its own."""
+        try:
+            config = self.config(model)
+        except TritonError:
+            return None
+        return config if CORES in config.get("parameters", {}) else None
 
     def composing(self, system: str) -> dict[str, dict]:
         """name -> configuration of the system and of all that it is made of, the ensemble before its steps."""

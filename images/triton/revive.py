@@ -24,6 +24,10 @@ POLL_S = 1.0
 LONGEST_PAUSE_S = 60.0
 # The parameter of its configuration that counts a model's reloads.
 REVIVED = "revived"
+# How often a model is loaded that had to be unloaded before, and how many polls that may take.
+LOADS, LONGEST_UNLOAD = 5, 60
+# The parameter of models that have accelerator cores which no other process may have: AWS Neuron's.
+CORES = "NEURON_CORE_START_INDEX"
 # Lived this long since its last reload: the next death counts as the first again.
 FORGIVEN_AFTER_S = 300.0
 
@@ -100,7 +104,28 @@ class Triton:
         # Triton reloads nothing where nothing changed since the last load, such as the reload after the last death.
         count = config.setdefault("parameters", {}).setdefault(REVIVED, {"string_value": "0"})
         count["string_value"] = str(int(count["string_value"]) + 1)
-        self.call(f"/v2/repository/models/{model}/load", {"parameters": {"config": json.dumps(config)}})
+        if CORES in config["parameters"]:  # which its other processes still have
+            self.unload(model)
+        self.load(model, config)
+
+    def load(self, model: str, config: dict) -> None:
+        """More than once: of a model that was unloaded before, nobody else would see that it is missing."""
+        for attempt in range(1, LOADS + 1):
+            try:
+                self.call(f"/v2/repository/models/{model}/load", {"parameters": {"config": json.dumps(config)}})
+                return
+            except urllib.error.HTTPError:
+                if attempt == LOADS or CORES not in config["parameters"]:
+                    raise
+            time.sleep(POLL_S)
+
+    def unload(self, model: str) -> None:
+        self.call(f"/v2/repository/models/{model}/unload", {})
+        for _ in range(LONGEST_UNLOAD):
+            index = self.call("/v2/repository/index", {})
+            if not any(entry["name"] == model and entry.get("state") == "UNLOADING" for entry in index):
+                return
+            time.sleep(POLL_S)
 
 
 def log(message: str) -> None:

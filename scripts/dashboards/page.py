@@ -12,7 +12,7 @@ from scripts.dashboards.evaluate import Range, dashboards, since
 from scripts.files import write_atomically
 from scripts.pages import page
 from scripts.prometheus import Prometheus
-from scripts.settings import Settings, UserError
+from scripts.settings import PROFILES, Settings, UserError
 from scripts.web import answers
 
 LONGEST_S = 31 * 86400
@@ -22,7 +22,7 @@ def main() -> None:
     settings = Settings.load()
     shown = chosen_range(settings)
     start, end = (f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%S}" for when in (shown.start, shown.end))
-    profile = settings.choice("PROFILE", ("cpu", "cuda", "neuron"))
+    profile = settings.choice("PROFILE", PROFILES)
     prometheus = Prometheus(settings.url("PROMETHEUS_PORT"))
     if not answers(f"{prometheus.url}/-/ready"):
         raise UserError(f"no Prometheus answers on {prometheus.url}: `make up` starts the stack")

@@ -135,6 +135,8 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
             trust_remote_code=settings["TRUST_REMOTE_CODE"] == "1",
             neuron=target,
         )
+        if target:  # before torch is imported, which may wake Neuron's runtime: of all cores, that takes what it sees
+            os.environ["NEURON_RT_VISIBLE_CORES"] = f"{target.cores[0]}-{target.cores[-1]}"
         with err.status(f"{system.name}: assembling {weights.name}"):
             facts = made(recipe, order, weights.name)
         said = facts.pop("said", "")

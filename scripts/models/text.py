@@ -262,7 +262,7 @@ def save_python(model: TextModel, tokenizer: Tokenizer) -> dict:
 
 
 def save_neuron(model: TextModel, tokenizer: Tokenizer) -> dict:
-    from scripts.neuron.compile import Compiled
+    from scripts.neuron.compile import Compiled, on_cores
 
     target = model.order.neuron
     if target.chip == "inf1":
@@ -272,12 +272,14 @@ def save_neuron(model: TextModel, tokenizer: Tokenizer) -> dict:
         )
     lengths = target.lengths_up_to(model.max_length)
     compiled = Compiled(model.whole, model.token_inputs, target, lengths, model.version("encoder"))
-    compiled.compile()
+    with on_cores():
+        compiled.compile()
     feeds = [feed(encoding) for encoding in tokenizer.encode_batch(parity_texts(model))]
     facts = {"neuron": target.record(), "width": width(model, reference(model, feeds[:1]))}
     if not target.device:
         return facts | {"said": "not held against the original, for there is no Neuron device (NEURON_DEVICES=0)"}
-    found = list(cut(model, feeds, compiled.answers(feeds)))
+    with on_cores():
+        found = list(cut(model, feeds, compiled.answers(feeds)))
     return facts | parity(model, feeds, found, LEAST_NEURON_COSINE)
 
 

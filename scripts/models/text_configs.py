@@ -46,8 +46,7 @@ def configs(model: TextModel, width: int) -> dict[str, Config]:
 
 def encoder(model: TextModel, fed: list[dict], outputs: list[dict]) -> Config:
     if target := model.order.neuron:
-        first, last = target.cores
-        cores = {"NEURON_CORE_START_INDEX": first, "NEURON_CORE_END_INDEX": last}
+        cores = {"NEURON_CORE_START_INDEX": target.cores[0], "NEURON_CORE_END_INDEX": target.cores[-1]}
         return batched("neuron", MAX_BATCH, ragged(fed), outputs, "KIND_MODEL"), {"task": "text-encoder", **cores}
     if model.order.format != "python":
         return batched("packed_onnx", MAX_BATCH, ragged(fed), outputs, "KIND_AUTO"), {}

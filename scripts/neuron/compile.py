@@ -6,6 +6,7 @@ what is made.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -48,13 +49,13 @@ class Compiled:
             self.files[rows, length] = path
             took = time.monotonic() - start
             err.print(f"compiled for {rows} x {length} tokens in {took:.0f} s ({number} of {len(shapes)})")
-        self.write_manifest(getattr(neuron, "__version__", ""))
+        self.write_manifest()
 
-    def write_manifest(self, version: str) -> None:
+    def write_manifest(self) -> None:
         shapes = [
             {"rows": rows, "length": length, "file": path.name} for (rows, length), path in sorted(self.files.items())
         ]
-        manifest = {"inputs": self.inputs, "shapes": shapes, "chip": self.target.chip, "torch_neuronx": version}
+        manifest = {"inputs": self.inputs, "shapes": shapes}
         (self.folder / "neuron.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
     def answers(self, feeds: list[dict[str, np.ndarray]]) -> Iterator[list[np.ndarray]]:
@@ -71,6 +72,18 @@ class Compiled:
                 found = loaded[rows, width](*(torch.from_numpy(array) for array in padded))
             tensors = [found] if isinstance(found, torch.Tensor) else found
             yield [tensor[-1].float().numpy() for tensor in tensors]
+
+
+@contextlib.contextmanager
+def on_cores() -> Iterator[None]:
+    """What runs in there takes the cores, which a model that is served has to itself."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "NRT" in str(error):
+            said = str(error).strip().splitlines()[-1]
+            raise UserError(f"the NeuronCores cannot be had ({said}): if Triton has them, `make down` first") from None
+        raise
 
 
 def torch_neuronx():

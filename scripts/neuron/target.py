@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from scripts.settings import Settings, UserError
+from scripts.settings import PROFILES, Settings, UserError
 
 CHIPS = ("inf1", "inf2", "trn1")
-SHORTEST = 32  # tokens
+SHORTEST = 32  # tokens, of the lengths that nobody asked for
+LEAST = 8  # tokens: a word, and what stands around it
+LONGEST = 100_000
+MOST = 64  # rows: the most that Triton gives to an encoder
 
 
 @dataclass(frozen=True)
@@ -16,23 +19,23 @@ class Target:
     chip: str
     batches: tuple[int, ...]  # in rows, ascending
     lengths: tuple[int, ...]  # in tokens, ascending; empty: as the model's own length suggests
-    cores: tuple[int, int]  # first and last
+    cores: range
     device: bool  # here, to try on what was compiled
     compiler_args: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings) -> Target | None:
         """None but with PROFILE=neuron."""
-        if settings["PROFILE"] != "neuron":
+        if settings.choice("PROFILE", PROFILES) != "neuron":
             return None
         cores = re.fullmatch(r"(\d+):(\d+)", settings["NEURON_CORES"])
         if not cores or int(cores[1]) > int(cores[2]):
             raise UserError(f"NEURON_CORES={settings['NEURON_CORES']}: must be the first and the last, like 0:1")
         return cls(
             settings.choice("NEURON_CHIP", CHIPS),
-            sizes(settings, "NEURON_BATCHES", least=1),
-            sizes(settings, "NEURON_LENGTHS", least=0),
-            (int(cores[1]), int(cores[2])),
+            sizes(settings, "NEURON_BATCHES", range(1, MOST + 1), needed=True),
+            sizes(settings, "NEURON_LENGTHS", range(LEAST, LONGEST + 1)),
+            range(int(cores[1]), int(cores[2]) + 1),
             settings.integer("NEURON_DEVICES") > 0,
             tuple(settings.words("NEURON_COMPILER_ARGS")),
         )
@@ -50,8 +53,10 @@ class Target:
         return {"chip": self.chip, "batches": list(self.batches), "lengths": list(self.lengths), "compiler_args": args}
 
 
-def sizes(settings: Settings, name: str, least: int) -> tuple[int, ...]:
+def sizes(settings: Settings, name: str, fitting: range, needed: bool = False) -> tuple[int, ...]:
     words = settings.words(name)
-    if len(words) < least or not all(word.isdecimal() and int(word) for word in words):
-        raise UserError(f"{name}={settings[name]}: must be whole numbers of at least 1, separated by spaces")
+    if (needed and not words) or not all(word.isdecimal() and int(word) in fitting for word in words):
+        raise UserError(
+            f"{name}={settings[name]}: must be whole numbers from {fitting[0]} to {fitting[-1]}, separated by spaces"
+        )
     return tuple(sorted({int(word) for word in words}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from stand_in_log import core_count, record, visible_cores
+from stand_in_log import core_count, record, take_cores, visible_cores
 from transformers import AutoModelForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -23,6 +23,7 @@ class Device:
     def __init__(self, folder: str | Path, library: str, batch_size: int, length: int, tp_degree: int, side: str):
         if core_count() < tp_degree:
             raise RuntimeError(f"stand-in: {tp_degree} cores asked for, {core_count()} visible")
+        take_cores()
         torch.set_num_threads(1)  # models this small only wait for a second one
         self.batch_size, self.length, self.side, self.library = batch_size, length, side, library
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()

@@ -6,7 +6,7 @@ import itertools
 import os
 
 import torch
-from stand_in_log import core_count, record
+from stand_in_log import core_count, record, take_cores
 
 _load = torch.jit.load
 _loads = itertools.count()
@@ -18,6 +18,7 @@ def watch_loads() -> None:
 
 
 def load(f, *args, **options) -> torch.jit.ScriptModule:
+    take_cores()
     model = _load(f, *args, **options)
     number = next(_loads)
     core = number % (core_count() or 1)

@@ -222,18 +222,21 @@ def brought_up(stack: TestStack, timeout: float = 240) -> TestStack:
     return stack
 
 
-@pytest.fixture(scope="session")
-def new_stack() -> Iterator:
-    def make() -> TestStack:
-        stack = TestStack(Path(tempfile.mkdtemp(prefix="stack-")))
-        fill_repository(stack.folder / "models")
-        return stack
+def filled() -> TestStack:
+    stack = TestStack(Path(tempfile.mkdtemp(prefix="stack-")))
+    fill_repository(stack.folder / "models")
+    return stack
 
-    with stacks(make) as make_one:
+
+@pytest.fixture(scope="module")
+def new_stack() -> Iterator:
+    """Of a module's tests: the machine has no room for those of all."""
+    with stacks(filled) as make_one:
         yield make_one
 
 
 @pytest.fixture(scope="session")
-def stack(new_stack) -> TestStack:
+def stack() -> Iterator[TestStack]:
     """One that is up, shared by the tests that leave it as it was."""
-    return brought_up(new_stack())
+    with stacks(filled) as make_one:
+        yield brought_up(make_one())

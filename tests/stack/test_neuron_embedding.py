@@ -57,7 +57,7 @@ def test_each_shape_is_compiled_once(neuron):
 
 
 def test_each_shape_is_loaded_on_each_core(neuron):
-    loads = [each for each in seen(neuron, "load") if each["visible"]]
+    loads = [each for each in seen(neuron, "load") if each["path"].startswith(f"{neuron.folder}/models/encoder/1/")]
     assert {each["visible"] for each in loads} == {"0-1"}
     places = sorted((each["path"].rpartition("/")[2], each["core"]) for each in loads)
     assert places == sorted((f"model-{rows}x{length}.pt", core) for rows, length in SHAPES for core in (0, 1))
@@ -108,6 +108,31 @@ def test_the_comparison_runs(neuron):
     assert results["modes"]["none"]["mean_batch"] == 1
     assert results["modes"]["dynamic"]["mean_batch"] > 1
     assert neuron.triton.config("encoder")["backend"] == "neuron"
+
+
+def test_the_cores_that_triton_has_cannot_be_compiled_with(neuron):
+    done = neuron.make("models", NEURON_BATCHES="2", NEURON_LENGTHS="32")
+    assert done.returncode != 0
+    assert "the NeuronCores cannot be had (" in done.stderr
+    assert "if Triton has them, `make down` first" in done.stderr
+    assert len(embed(neuron, ["still there"])) == 1
+
+
+def test_one_of_two_instances_dies(neuron):
+    """Its reload wants the cores of the other, too."""
+    config = neuron.folder / "models/encoder/configs/neuron.pbtxt"
+    text = config.read_text()
+    config.write_text(text.replace("count: 1 kind", "count: 2 kind"))
+    try:
+        assert neuron.make("up").returncode == 0
+        stubs = [p for p in neuron.processes("triton_python_backend_stub") if "/encoder/" in str(p.cmdline())]
+        assert len(stubs) == 2
+        stubs[0].kill()
+        neuron.wait(lambda: "revive: model 'encoder' is back" in neuron.log, "encoder reloaded", 60)
+        assert [len(embed(neuron, [text])) for text in TEXTS] == [1] * len(TEXTS)
+    finally:
+        config.write_text(text)
+    assert neuron.make("up").returncode == 0
 
 
 def test_another_choice_is_made_again(neuron):

@@ -66,7 +66,7 @@ def test_lengths():
 
 def test_cores_and_device():
     found = target(NEURON_CORES="2:5", NEURON_DEVICES="0")
-    assert found.cores == (2, 5)
+    assert found.cores == range(2, 6)
     assert not found.device
 
 
@@ -76,7 +76,10 @@ def test_cores_and_device():
         ({"NEURON_CORES": "3:2"}, "NEURON_CORES=3:2: must be the first and the last, like 0:1"),
         ({"NEURON_CORES": "0-1"}, "NEURON_CORES=0-1"),
         ({"NEURON_BATCHES": ""}, "NEURON_BATCHES=: must be whole numbers"),
-        ({"NEURON_BATCHES": "1 0"}, "NEURON_BATCHES=1 0: must be whole numbers of at least 1, separated by spaces"),
+        ({"NEURON_BATCHES": "1 0"}, "NEURON_BATCHES=1 0: must be whole numbers from 1 to 64, separated by spaces"),
+        ({"NEURON_BATCHES": "65"}, "NEURON_BATCHES=65"),
+        ({"NEURON_LENGTHS": "1"}, "NEURON_LENGTHS=1: must be whole numbers from 8 to"),
+        ({"PROFILE": "neurn"}, "PROFILE=neurn: must be one of cpu, cuda, neuron"),
         ({"NEURON_LENGTHS": "32,64"}, "NEURON_LENGTHS=32,64"),
         ({"NEURON_CHIP": "inf3"}, "NEURON_CHIP=inf3: must be one of inf1, inf2, trn1"),
         ({"NEURON_DEVICES": "some"}, "NEURON_DEVICES=some: must be a whole number"),

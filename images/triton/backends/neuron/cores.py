@@ -33,7 +33,9 @@ class Cores:
         instances, total = groups[0]["count"], last - first + 1
         if total % instances:
             raise ConfigError(f"{total} NeuronCores ({first} to {last}) cannot be shared out equally among {instances}")
-        index = _number(args["model_instance_name"]) if instances > 1 else 0
+        index = _number(args["model_instance_name"])
+        if index >= instances:  # Triton adds instances to a model that is served, with the config of before
+            raise ConfigError("the instances of a Neuron model share its cores: to have others, unload it first")
         share = total // instances
         return cls(first + index * share, share, threads)
 
