@@ -15,6 +15,7 @@ from rich.table import Table
 
 from scripts.cli import err, out
 from scripts.files import exclusive
+from scripts.neuron.cores import check_cores
 from scripts.settings import Settings, UserError
 from scripts.triton import Triton, TritonError, reason
 from scripts.web import answers
@@ -103,6 +104,8 @@ class Stack(ABC):
     # --- up and down ------------------------------------------------------------------------------------------------
 
     def up(self) -> None:
+        if self.settings["PROFILE"] == "neuron":
+            check_cores(self.settings)
         self.state.mkdir(parents=True, exist_ok=True)
         with exclusive(self.state, "another `make up` or `make down` is at work here"):
             if self.start():

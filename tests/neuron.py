@@ -12,6 +12,7 @@ def on_neuron(stack: TestStack) -> TestStack:
     """The stack, as if it were on a machine with NeuronCores."""
     stack.environment |= {
         "PROFILE": "neuron",
+        "NEURON_DEVICES": "8",
         "PYTHONPATH": str(ROOT / "tests/neuron_stand_in"),
         "NEURON_STAND_IN_LOG": str(stack.folder / "neuron.jsonl"),
     }

@@ -172,8 +172,13 @@ def is_assembled(system: System, settings: Settings, repository: Path) -> bool:
     if not record or not is_current(record, repository):
         return False
     target = Target.of(settings) if RECIPES[record["task"]].neuron else None
-    if record.get("neuron") != (target and target.record()):
+    if target and not target.made(record.get("neuron")):
         return False
+    if not target and record["format"] == "neuron" and not settings["FORMAT"]:
+        raise UserError(
+            f"{system.name} is compiled for AWS Neuron: say PROFILE=neuron (in .env, say it once), or FORMAT=onnx to "
+            "make it anew for this profile"
+        )
     wanted = settings["FORMAT"] if target else system.format
     return not any(settings[name] for name in CHOICES) or (
         record["identity"] == identity(system.source, record["identity"])

@@ -34,15 +34,12 @@ class Compiled:
 
     def compile(self) -> None:
         neuron = torch_neuronx()
-        shapes = [(rows, length) for length in self.lengths for rows in self.target.batches]
+        shapes = [(rows, length) for length in self.lengths for rows in self.target.rows]
         for number, (rows, length) in enumerate(shapes, 1):
             start = time.monotonic()
             example = tuple(torch.ones(rows, length, dtype=torch.int64) for _ in self.inputs)
             artifact = neuron.trace(
-                self.module,
-                example,
-                compiler_args=["--target", self.target.chip, *self.target.compiler_args],
-                cpu_backend=not self.target.device,
+                self.module, example, compiler_args=self.target.arguments, cpu_backend=not self.target.device
             )
             path = self.folder / f"model-{rows}x{length}.pt"
             torch.jit.save(artifact, path)

@@ -166,8 +166,13 @@ def test_what_cannot_be_is_one_sentence_and_changes_nothing(neuron, settings, sa
     assert (neuron.folder / "models/embedding/1/assembled.json").read_text() == before
 
 
-def test_with_another_profile_it_is_made_for_that(neuron):
+def test_what_was_compiled_stays_until_something_else_is_asked_for(neuron):
+    done = neuron.make("models", NEURON_BATCHES="", NEURON_LENGTHS="")
+    assert done.stdout == "embedding: in place\n"
     done = neuron.make("models", PROFILE="cpu")
+    assert done.returncode != 0
+    assert "embedding is compiled for AWS Neuron: say PROFILE=neuron" in done.stderr
+    done = neuron.make("models", PROFILE="cpu", FORMAT="onnx")
     assert done.returncode == 0, done.stderr
     assert "(onnx)" in done.stdout
     assert [path.name for path in (neuron.folder / "models/encoder/1").iterdir()] == ["model.onnx"]

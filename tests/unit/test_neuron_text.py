@@ -64,6 +64,17 @@ def test_lengths():
     assert target(NEURON_LENGTHS="100 20 400").lengths_up_to(256) == [20, 100, 256]
 
 
+def test_what_is_in_place_will_do_unless_something_else_is_asked_for():
+    made = target(NEURON_BATCHES="4", NEURON_LENGTHS="32 64").record()
+    assert target().made(made)
+    assert target(NEURON_BATCHES="4").made(made)
+    assert target(NEURON_LENGTHS="64 32").made(made)
+    for other in ({"NEURON_BATCHES": "1"}, {"NEURON_LENGTHS": "32"}, {"NEURON_CHIP": "trn1"}):
+        assert not target(**other).made(made)
+    assert not target(NEURON_COMPILER_ARGS="--auto-cast matmult").made(made)
+    assert not target().made(None)
+
+
 def test_cores_and_device():
     found = target(NEURON_CORES="2:5", NEURON_DEVICES="0")
     assert found.cores == range(2, 6)
@@ -75,7 +86,6 @@ def test_cores_and_device():
     [
         ({"NEURON_CORES": "3:2"}, "NEURON_CORES=3:2: must be the first and the last, like 0:1"),
         ({"NEURON_CORES": "0-1"}, "NEURON_CORES=0-1"),
-        ({"NEURON_BATCHES": ""}, "NEURON_BATCHES=: must be whole numbers"),
         ({"NEURON_BATCHES": "1 0"}, "NEURON_BATCHES=1 0: must be whole numbers from 1 to 64, separated by spaces"),
         ({"NEURON_BATCHES": "65"}, "NEURON_BATCHES=65"),
         ({"NEURON_LENGTHS": "1"}, "NEURON_LENGTHS=1: must be whole numbers from 8 to"),

@@ -1,0 +1,55 @@
+"""No two models of a stack share a NeuronCore, and none has one that there is not."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.models.repository import CONFIGS
+from scripts.neuron.cores import check_cores, ranges
+from scripts.settings import Settings, UserError
+
+PARAMETER = 'parameters {{ key: "NEURON_CORE_{}_INDEX" value {{ string_value: "{}" }} }}\n'
+
+
+def written(path: Path, first: int, last: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "# " + PARAMETER.format("START", 7) + PARAMETER.format("START", first) + PARAMETER.format("END", last)
+    )
+
+
+def settings(repository: Path, **said: str) -> Settings:
+    named = {"MODEL_REPOSITORY": str(repository), "PROFILE": "neuron", "SYSTEMS": "a b", "NEURON_DEVICES": "2"}
+    return Settings(Settings.load() | named | said)
+
+
+def test_each_has_its_own(tmp_path):
+    written(tmp_path / "a/config.pbtxt", 0, 1)
+    written(tmp_path / "b/config.pbtxt", 2, 3)
+    assert ranges(settings(tmp_path)) == {"a": range(2), "b": range(2, 4)}
+    check_cores(settings(tmp_path))
+
+
+def test_the_profile_s_config_counts(tmp_path):
+    written(tmp_path / "a/config.pbtxt", 0, 1)
+    written(tmp_path / "b/config.pbtxt", 0, 1)
+    written(tmp_path / "b/configs/neuron.pbtxt", 2, 2)
+    check_cores(settings(tmp_path))
+
+
+def test_embedding_has_those_of_its_config_in_git():
+    assert ranges(settings(CONFIGS, SYSTEMS="embedding")) == {"encoder": range(2)}
+
+
+def test_two_on_one(tmp_path):
+    written(tmp_path / "a/config.pbtxt", 0, 2)
+    written(tmp_path / "b/config.pbtxt", 2, 3)
+    with pytest.raises(UserError, match="a and b both want NeuronCore 2, which only one can have: give b others"):
+        check_cores(settings(tmp_path))
+
+
+def test_more_than_there_are(tmp_path):
+    written(tmp_path / "a/config.pbtxt", 2, 3)
+    with pytest.raises(UserError, match="a is for NeuronCores 2 to 3, and NEURON_DEVICES=1 of inf2 are 2"):
+        check_cores(settings(tmp_path, SYSTEMS="a", NEURON_DEVICES="1"))
+    check_cores(settings(tmp_path, SYSTEMS="a", NEURON_DEVICES="1", NEURON_CHIP="inf1"))
