@@ -15,6 +15,8 @@ python := $(venv)/bin/python
 all := $(venv)/.installed
 tools := $(venv)/.installed-tools
 installed := $(if $(filter docker,$(RUNTIME)),$(tools),$(all))
+# What talks to Oracle Cloud besides.
+oci := $(if $(filter docker,$(RUNTIME)),$(venv)/.installed-oci,$(all))
 
 $(all): requirements.lock
 	@scripts/install.sh $(venv) requirements.lock
@@ -22,6 +24,10 @@ $(all): requirements.lock
 
 $(tools): requirements.lock
 	@scripts/install.sh $(venv) requirements.lock tools
+	@touch $@
+
+$(venv)/.installed-oci: $(tools)
+	@scripts/install.sh $(venv) requirements.lock oci
 	@touch $@
 
 # What only looks at the stack or stops it installs nothing for that.
@@ -53,7 +59,7 @@ generate: $(installed) ## Have the running model continue PROMPT="...": SYSTEM=g
 package: models ## The models of SYSTEMS as one zip, for a cloud's model catalogue
 	@$(python) -m scripts.models.package
 
-build: $(installed) ## Build the images of PROFILE (`make up` does it too, and says less)
+build: $(installed) ## Build the images of PROFILE (`make up` does it too, and says less); TAG=name: one with just what SYSTEMS need
 	@$(python) -m scripts.make build
 
 build-cpu: ## Build those of PROFILE=cpu
@@ -61,6 +67,17 @@ build-cuda: ## Build those of PROFILE=cuda
 build-neuron: ## Build those of PROFILE=neuron
 build-cpu build-cuda build-neuron: build-%: $(installed)
 	@PROFILE=$* $(python) -m scripts.make build
+
+##@ Oracle Cloud
+
+deploy-oci: $(oci) ## Deploy what deploy/oci/deployment.toml says, or update it: DRY_RUN=1 shows the requests, PUSH=1 pushes the image
+	@$(python) -m deploy.oci.deploy
+
+predict-oci: $(oci) ## Ask the deployment: PROMPT="...", SYSTEM, TOKENS; or REQUEST=file.json
+	@$(python) -m deploy.oci.predict
+
+destroy-oci: $(oci) ## Delete the deployment and the models that were made for it: DRY_RUN=1 names them
+	@$(python) -m deploy.oci.destroy
 
 ##@ Measuring
 
@@ -115,4 +132,4 @@ clean: ## Stop everything; remove what make made, but not .env and the reports
 help: ## This list
 	@awk -f scripts/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test lint test-unit test-stack test-docker dashboards-json lock clean help
+.PHONY: up down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test lint test-unit test-stack test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help

@@ -5,10 +5,19 @@ set -euo pipefail
 home=${TRITON_HOME:-/opt/tritonserver}
 # Restricted to whoever has the key: what loads code, maps memory or changes the server.
 restricted=model-repository,shared-memory,trace,logging
+# Oracle Cloud's word for a deployment of Triton. Nobody there has the key: what is restricted stays shut.
+if [[ ${CONTAINER_TYPE:-} == TRITON ]]; then
+  export TRITON_ADMIN_KEY="${TRITON_ADMIN_KEY:-$(python3 -c 'import secrets; print(secrets.token_urlsafe())')}"
+fi
 # HTTP wants the header's name, gRPC wants the metadata key's; the key's value is the same.
 key="triton-admin-key=${TRITON_ADMIN_KEY:?is empty: run make up, which makes one}"
 
 export BIND_ADDRESS=${BIND_ADDRESS:-127.0.0.1}
+
+# What each Python process starts with: 64 MiB, or so much that 16 of them fit where nobody gave the container more than
+# Docker's own 64 MB of shared memory.
+shm=$(($(df --output=size -B1 /dev/shm | tail -n 1) / 16))
+shm=$((shm < 67108864 ? shm : 67108864))
 
 flags=(
   --model-repository="${MODEL_REPOSITORY:-/models}"
@@ -26,11 +35,13 @@ flags=(
   --metrics-address="$BIND_ADDRESS" --metrics-port="${TRITON_METRICS_PORT:-8002}"
   --http-restricted-api="$restricted:$key"
   --grpc-restricted-protocol="$restricted:$key"
-  --backend-config="python,shm-default-byte-size=${TRITON_SHM_BYTES:-67108864}"
+  --backend-config="python,shm-default-byte-size=${TRITON_SHM_BYTES:-$shm}"
   --log-verbose="${TRITON_LOG_VERBOSE:-0}"
 )
 # On a machine without a GPU Triton looks for one all the same, and complains.
 [[ ${PROFILE:-cpu} == cuda ]] || flags+=(--allow-gpu-metrics=false)
+# One port there, for requests and health.
+[[ ${CONTAINER_TYPE:-} != TRITON ]] || flags+=(--allow-grpc=false --allow-metrics=false)
 for system in ${SYSTEMS:-}; do
   flags+=(--load-model="$system")
 done

@@ -18,16 +18,15 @@ from pathlib import Path
 from dotenv import dotenv_values
 
 from scripts.cli import err, out
-from scripts.docker import preflight
+from scripts.docker import preflight, slim
 from scripts.files import exclusive, write_atomically
 from scripts.models.repository import CONFIGS, all_in_place, models_of, remove_all
 from scripts.models.served import config_of
 from scripts.neuron.target import CHIPS
 from scripts.ports import check_free
-from scripts.settings import DOTENV, ROOT, UserError
+from scripts.settings import DOTENV, PROFILES, ROOT, UserError
 from scripts.stack import PORTS, Process, Stack
 
-PROFILES = ("cpu", "cuda", "neuron")
 SOURCES = ("pypi", "pypi-transformers", "ngc")
 # The backends that run on torch and transformers.
 NEED_TRANSFORMERS = re.compile(r'^\s*backend\s*:\s*"(image_processor|transformers)"', re.MULTILINE)
@@ -207,6 +206,9 @@ class DockerStack(Stack):
     def build(self) -> None:
         """make build: everything this profile needs, with Docker's own progress."""
         preflight.check_build(self.settings, self.nvidia_image)
+        if self.settings["TAG"]:
+            slim.build(self.settings, self.environment | {"DOCKER_BUILDKIT": "1"})
+            return
         services = [self.service("triton"), "loadtest"]
         if self.image_tag != "neuron-inf1":  # nothing is compiled for it
             services.append(self.exporter)

@@ -82,3 +82,4 @@ debian
 stand_in prometheus "$PROMETHEUS_IMAGE" "Prometheus (Debian's package, an older release)"
 stand_in grafana "$GRAFANA_IMAGE" "Grafana (answers health and shows what is provisioned, draws nothing)"
 stand_in triton "$TRITON_IMAGE" "NVIDIA's Triton (its paths only, it serves nothing)"
+stand_in triton-min "$TRITON_MIN_IMAGE" "the image that NVIDIA's Triton is built on"

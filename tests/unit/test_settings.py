@@ -75,7 +75,7 @@ def test_the_admin_key_is_made_once_and_kept_private(dotenv):
 
 
 def test_every_setting_is_used_somewhere(dotenv):
-    files = [path for folder in ("scripts", "loadtest", "images") for path in (ROOT / folder).rglob("*")]
+    files = [path for folder in ("deploy", "scripts", "loadtest", "images") for path in (ROOT / folder).rglob("*")]
     code = "".join(
         path.read_text() for path in (*files, ROOT / "compose.yaml") if path.suffix in (".py", ".sh", ".conf", ".yaml")
     )

@@ -1,0 +1,199 @@
+"""make deploy-oci: the model and the deployment that deployment.toml describes; what is there already is updated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from oci.data_science.models import CreateModelDeploymentDetails, ModelDeployment, ModelDeploymentSummary
+from rich.markup import escape
+
+from deploy.oci import bodies, catalogue, limits, waiting
+from deploy.oci import config as configuration
+from deploy.oci.artifact import Artifact, assemble, is_assembled, packed, settings_of
+from deploy.oci.config import Deployment
+from deploy.oci.image import Image, push
+from deploy.oci.service import Service, every, told
+from scripts.cli import err, out, run
+from scripts.files import exclusive
+from scripts.models.backends import needed
+from scripts.settings import Settings, UserError
+
+GONE = ("DELETED", "DELETING")
+# What an identifier stands for in a dry run that has not got it.
+UNKNOWN_MODEL = "(the id of the model above)"
+UNKNOWN_HASH = "(SHA-256 of the zip, which is yet to be packed)"
+
+
+def main() -> None:
+    settings = Settings.load()
+    path = settings.path("DEPLOYMENT")
+    deployment = configuration.read(path)
+    settings = settings_of(settings, deployment)
+    if settings["DRY_RUN"] == "1":
+        dry_run(settings, deployment)
+        return
+    with exclusive(path.parent, "another `make deploy-oci` is at work here"):
+        limits.check(deployment, Image.here(deployment.container.image), None, set())
+        service = Service.of(deployment.account)
+        assemble(settings)
+        deployment, artifact = prepared(settings, deployment)
+        try:
+            with told():
+                live = roll_out(service, deployment, artifact)
+        except KeyboardInterrupt:
+            err.print(f"\n{waiting.GOES_ON}.")
+            raise
+    out.print(f"endpoint    {live.model_deployment_url}/predict")
+    said = f" DEPLOYMENT={settings['DEPLOYMENT']}" if settings["DEPLOYMENT"] != "deploy/oci/deployment.toml" else ""
+    out.print(f'\n`make predict-oci PROMPT="My dog is cute, but"{said}` asks it, `make destroy-oci{said}` removes it.')
+
+
+def prepared(settings: Settings, deployment: Deployment) -> tuple[Deployment, Artifact]:
+    """Packed, checked and pushed: nothing is in Oracle Cloud's catalogue before all of that is well."""
+    artifact = packed(settings)
+    backends = needed(deployment.models.systems, settings.path("MODEL_REPOSITORY"))
+    name = deployment.container.image
+    image = Image.here(name)
+    limits.check(deployment, image, artifact.path, backends)
+    out.print(f"[dim]{limits.start_up(artifact.path)}[/]")
+    if image is None:
+        err.print(f"[yellow]{name} is not on this machine:[/] its size and what is in it are not checked")
+    if settings["PUSH"] == "1":
+        push(name)
+        image = Image.here(name)
+    elif image and not image.digest and "@" not in name:
+        raise UserError(f"{name} was not pushed from this machine since it was built: say PUSH=1, after `docker login`")
+    return with_digest(deployment, image), artifact
+
+
+def with_digest(deployment: Deployment, image: Image | None) -> Deployment:
+    """A tag that was pushed anew is another image: by its digest that is seen."""
+    name = deployment.container.image
+    if not image or not image.digest or "@" in name:
+        return deployment
+    return replace(deployment, container=replace(deployment.container, image=f"{name}@{image.digest}"))
+
+
+def dry_run(settings: Settings, deployment: Deployment) -> None:
+    """What would be sent: nothing is asked of any service, nor downloaded."""
+    image = Image.here(deployment.container.image)
+    artifact = packed_quietly(settings)
+    backends = needed(deployment.models.systems, settings.path("MODEL_REPOSITORY"))
+    limits.check(deployment, image, artifact.path if artifact else None, backends if artifact else set())
+    deployment = with_digest(deployment, image)
+    model = bodies.create_model(deployment, artifact.sha256 if artifact else UNKNOWN_HASH)
+    requests = {
+        "POST /20190101/models": bodies.as_json(model),
+        "POST /20190101/models/{id}/artifact": str(settings.path("PACKAGE")),
+        "POST /20190101/modelDeployments": bodies.as_json(bodies.create_deployment(deployment, UNKNOWN_MODEL)),
+    }
+    print(json.dumps(requests, indent=2, ensure_ascii=False))
+
+
+def packed_quietly(settings: Settings) -> Artifact | None:
+    """Where the models are there. What is printed is JSON and nothing else."""
+    if not is_assembled(settings):
+        err.print(f"[yellow]not assembled yet:[/] {settings['SYSTEMS']} (make models); the zip is not checked")
+        return None
+    with err.status("packing"):
+        before, out.quiet = out.quiet, True
+        try:
+            return packed(settings)
+        finally:
+            out.quiet = before
+
+
+def roll_out(service: Service, deployment: Deployment, artifact: Artifact) -> ModelDeployment:
+    """What an earlier run began and did not end is found, waited for, and made what it should be."""
+    there = find(service, deployment)
+    model_id = catalogue.put(service, deployment, artifact)
+    wanted = bodies.create_deployment(deployment, model_id)
+    if there:
+        state = there[0].lifecycle_state.lower()
+        live = waiting.settled(service, there[0].id, f"{deployment.name}: {state}", deployment.wait)
+        if live.lifecycle_state not in (*GONE, "FAILED"):
+            return updated(service, deployment, wanted, live)
+        if live.lifecycle_state == "FAILED":
+            out.print(f"deployment  {live.id} had failed: making it anew")
+            remove(service, deployment, live.id)
+    return created(service, deployment, wanted)
+
+
+def find(service: Service, deployment: Deployment, gone: tuple[str, ...] = GONE) -> list[ModelDeploymentSummary]:
+    """Those of that name that are not gone, the newest first. Never one that somebody else made."""
+    everything = every(
+        service.data_science.list_model_deployments,
+        deployment.deployment.compartment_id,
+        display_name=deployment.name,
+        sort_by="timeCreated",
+        sort_order="DESC",
+    )
+    found = [each for each in everything if each.lifecycle_state not in gone]
+    for each in found:
+        if not catalogue.is_ours(each, deployment):
+            raise UserError(
+                f"there is a deployment '{deployment.name}' in this compartment that was not made by make deploy-oci "
+                f"({each.id}): choose another deployment.name"
+            )
+    return found
+
+
+def created(service: Service, deployment: Deployment, wanted: CreateModelDeploymentDetails) -> ModelDeployment:
+    answer = service.data_science.create_model_deployment(wanted)
+    out.print(f"deployment  {answer.data.id}")
+    waiting.done(service, answer.headers[catalogue.WORK], f"creating {deployment.name}", deployment.wait)
+    return active(service, deployment, answer.data.id)
+
+
+def updated(
+    service: Service, deployment: Deployment, wanted: CreateModelDeploymentDetails, live: ModelDeployment
+) -> ModelDeployment:
+    """Active, one group after the other, as the service wants it and while it serves on.
+
+    A model and a container that are both new may not fit the old ones: these come together, while it is stopped.
+    """
+    groups = bodies.changed(wanted, live)
+    stopped = live.lifecycle_state == "INACTIVE"
+    out.print(f"deployment  {live.id}, {'changes: ' + ', '.join(groups) if groups else 'as it was'}")
+    if {"model", "container"} <= set(groups) and not stopped:
+        out.print("model and container change together: it does not serve meanwhile")
+        answer = service.data_science.deactivate_model_deployment(live.id)
+        waiting.done(service, answer.headers[catalogue.WORK], f"stopping {deployment.name}", deployment.wait)
+        stopped = True
+    for together in [groups] if stopped and groups else [[group] for group in groups]:
+        update(service, deployment, wanted, live.id, together)
+    if stopped:
+        answer = service.data_science.activate_model_deployment(live.id)
+        waiting.done(service, answer.headers[catalogue.WORK], f"starting {deployment.name}", deployment.wait)
+    return active(service, deployment, live.id)
+
+
+def update(
+    service: Service, deployment: Deployment, wanted: CreateModelDeploymentDetails, live_id: str, groups: list[str]
+) -> None:
+    now = service.data_science.get_model_deployment(live_id).data
+    model_id = now.model_deployment_configuration_details.model_configuration_details.model_id
+    body = bodies.update_deployment(wanted, groups, model_id)
+    answer = service.data_science.update_model_deployment(live_id, body)
+    what = f"updating {deployment.name}: {', '.join(groups)}"
+    if work := answer.headers.get(catalogue.WORK):
+        waiting.done(service, work, what, deployment.wait)
+    waiting.settled(service, live_id, what, deployment.wait)
+
+
+def active(service: Service, deployment: Deployment, live_id: str) -> ModelDeployment:
+    live = waiting.settled(service, live_id, f"{deployment.name}: its state", deployment.wait)
+    if live.lifecycle_state != "ACTIVE":
+        details = f": {escape(live.lifecycle_details)}" if live.lifecycle_details else ""
+        raise UserError(f"{deployment.name} is {live.lifecycle_state.lower()}{details}; docs/oci.md says where to look")
+    return live
+
+
+def remove(service: Service, deployment: Deployment, live_id: str) -> None:
+    answer = service.data_science.delete_model_deployment(live_id)
+    waiting.done(service, answer.headers[catalogue.WORK], f"deleting {deployment.name}", deployment.wait)
+
+
+if __name__ == "__main__":
+    run(main)

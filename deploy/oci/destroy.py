@@ -1,0 +1,48 @@
+"""make destroy-oci: the deployment of deployment.toml, then the models that were made for it."""
+
+from __future__ import annotations
+
+from deploy.oci import catalogue, waiting
+from deploy.oci import config as configuration
+from deploy.oci.config import Deployment
+from deploy.oci.deploy import find, remove
+from deploy.oci.service import Service, told
+from scripts.cli import out, run
+from scripts.files import exclusive
+from scripts.settings import Settings
+
+
+def main() -> None:
+    settings = Settings.load()
+    path = settings.path("DEPLOYMENT")
+    deployment = configuration.read(path)
+    with exclusive(path.parent, "another `make deploy-oci` is at work here"), told():
+        destroy(Service.of(deployment.account), deployment, only_show=settings["DRY_RUN"] == "1")
+
+
+def destroy(service: Service, deployment: Deployment, only_show: bool = False) -> None:
+    verb = "would delete" if only_show else "deleting"
+    found = find(service, deployment, gone=("DELETED",))
+    models = catalogue.ours(service, deployment)
+    if not found and not models:
+        out.print(f"there is nothing of {deployment.name} in {deployment.deployment.compartment_id}")
+        return
+    for each in found:
+        out.print(f"{verb}  deployment {each.id}, {each.lifecycle_state.lower()}")
+        if not only_show:
+            take_down(service, deployment, each.id)
+    for model in models:
+        out.print(f"{verb}  model {model.id}")
+        if not only_show:
+            service.data_science.delete_model(model.id)
+
+
+def take_down(service: Service, deployment: Deployment, live_id: str) -> None:
+    """One that is on its way somewhere cannot be deleted before it is there; nor one that an earlier run deletes."""
+    live = waiting.settled(service, live_id, f"{deployment.name}: its state", deployment.wait)
+    if live.lifecycle_state != "DELETED":
+        remove(service, deployment, live_id)
+
+
+if __name__ == "__main__":
+    run(main)

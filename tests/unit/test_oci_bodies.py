@@ -1,0 +1,203 @@
+"""What is asked of Oracle Cloud: by the SDK's own models, and by the letter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from oci.data_science import models
+
+from deploy.oci import bodies, limits
+from deploy.oci.config import read
+from deploy.oci.image import Image
+from scripts.settings import UserError
+from tests.oci_stand_in import fits
+from tests.unit.test_oci_config import written
+
+EVERYTHING = {
+    "deployment__description": "of the tests",
+    "container__entrypoint": ["/opt/triton-transformers/serve.sh"],
+    "container__cmd": ["--log-verbose=1"],
+    "container__environment": {"TRITON_LOG_VERBOSE": "1"},
+    "container__image": f"iad.ocir.io/tests/triton:1.0@sha256:{'0' * 64}",
+    "instances__subnet_id": "ocid1.subnet.oc1.iad.tests",
+    "logs__group_id": "ocid1.loggroup.oc1.iad.tests",
+    "logs__access_id": "ocid1.log.oc1.iad.access",
+    "logs__predict_id": "ocid1.log.oc1.iad.predict",
+    "tags__team": "search",
+}
+
+
+@pytest.fixture(params=[{}, EVERYTHING], ids=["least", "everything"])
+def deployment(request, tmp_path):
+    return read(written(tmp_path, **request.param))
+
+
+def test_the_sdk_knows_every_field_and_misses_none(deployment):
+    fits(bodies.as_json(bodies.create_model(deployment, "hash")), models.CreateModelDetails)
+    wanted = bodies.create_deployment(deployment, "ocid1.model")
+    fits(bodies.as_json(wanted), models.CreateModelDeploymentDetails)
+    for groups in ([], *([group] for group in bodies.GROUPS), list(bodies.GROUPS)):
+        body = bodies.update_deployment(wanted, groups, "ocid1.model")
+        fits(bodies.as_json(body), models.UpdateModelDeploymentDetails)
+
+
+def test_the_check_of_fields_finds_faults(deployment):
+    body = bodies.as_json(bodies.create_deployment(deployment, "ocid1.model"))
+    for broken, said in (
+        (body | {"displayname": "x"}, "no field displayname"),
+        ({name: value for name, value in body.items() if name != "projectId"}, "projectId is required"),
+        (body | {"displayName": 3}, "3 is no str"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            fits(broken, models.CreateModelDeploymentDetails)
+
+
+def test_by_the_letter(tmp_path):
+    deployment = read(written(tmp_path, **EVERYTHING))
+    assert bodies.as_json(bodies.create_deployment(deployment, "ocid1.model")) == {
+        "displayName": "triton-transformers",
+        "description": "of the tests",
+        "projectId": "ocid1.datascienceproject.oc1.iad.tests",
+        "compartmentId": "ocid1.compartment.oc1..tests",
+        "modelDeploymentConfigurationDetails": {
+            "deploymentType": "SINGLE_MODEL",
+            "modelConfigurationDetails": {
+                "modelId": "ocid1.model",
+                "instanceConfiguration": {
+                    "instanceShapeName": "VM.Standard.E4.Flex",
+                    "modelDeploymentInstanceShapeConfigDetails": {"ocpus": 2, "memoryInGBs": 16},
+                    "subnetId": "ocid1.subnet.oc1.iad.tests",
+                },
+                "scalingPolicy": {"policyType": "FIXED_SIZE", "instanceCount": 1},
+                "bandwidthMbps": 10,
+            },
+            "environmentConfigurationDetails": {
+                "environmentConfigurationType": "OCIR_CONTAINER",
+                "image": "iad.ocir.io/tests/triton:1.0",
+                "imageDigest": f"sha256:{'0' * 64}",
+                "entrypoint": ["/opt/triton-transformers/serve.sh"],
+                "cmd": ["--log-verbose=1"],
+                "serverPort": 8000,
+                "healthCheckPort": 8000,
+                "environmentVariables": {
+                    "CONTAINER_TYPE": "TRITON",
+                    "MODEL_REPOSITORY": "/opt/ds/model/deployed_model/model_repository",
+                    "SYSTEMS": "gpt2_ensemble",
+                    "PROFILE": "cpu",
+                    "BIND_ADDRESS": "0.0.0.0",
+                    "TRITON_HTTP_PORT": "8000",
+                    "TRITON_LOG_VERBOSE": "1",
+                },
+            },
+        },
+        "categoryLogDetails": {
+            "access": {"logId": "ocid1.log.oc1.iad.access", "logGroupId": "ocid1.loggroup.oc1.iad.tests"},
+            "predict": {"logId": "ocid1.log.oc1.iad.predict", "logGroupId": "ocid1.loggroup.oc1.iad.tests"},
+        },
+        "freeformTags": {"team": "search", "made-by": "triton-transformers", "deployed-as": "triton-transformers"},
+    }
+
+
+def live(deployment, model_id: str = "ocid1.model") -> models.ModelDeployment:
+    """As the service gives back what it was asked for, with what it adds."""
+    wanted = bodies.create_deployment(deployment, model_id)
+    there = models.ModelDeployment(lifecycle_state="ACTIVE", id="ocid1.deployment")
+    for name in wanted.swagger_types:
+        setattr(there, name, getattr(wanted, name))
+    configuration = there.model_deployment_configuration_details
+    configuration.model_configuration_details.maximum_bandwidth_mbps = 10
+    configuration.model_configuration_details.instance_configuration.network_access_type = "CUSTOM_NETWORKING"
+    configuration.environment_configuration_details.default_environment_variables = {"WEB_CONCURRENCY": "1"}
+    return there
+
+
+def test_what_did_not_change_is_no_change(deployment):
+    assert bodies.changed(bodies.create_deployment(deployment, "ocid1.model"), live(deployment)) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "group"),
+    [
+        ("deployment", {"description": "another"}, "description and tags"),
+        ("tags", {"team": "another"}, "description and tags"),
+        ("logs", {"group_id": "g", "access_id": "a"}, "logs"),
+        ("instances", {"ocpus": 4}, "instances"),
+        ("instances", {"count": 3}, "instances"),
+        ("instances", {"bandwidth_mbps": 20}, "bandwidth"),
+        ("container", {"image": "iad.ocir.io/tests/triton:1.1"}, "container"),
+        ("container", {"environment": {"TRITON_LOG_VERBOSE": "2"}}, "container"),
+        ("container", {"environment": {}}, "container"),
+        ("container", {"cmd": []}, "container"),
+    ],
+)
+def test_what_changed_is_its_group(tmp_path, section, change, group):
+    before = read(written(tmp_path, **EVERYTHING))
+    section_before = getattr(before, section)
+    now = section_before | change if section == "tags" else replace(section_before, **change)
+    wanted = bodies.create_deployment(replace(before, **{section: now}), "ocid1.model")
+    assert bodies.changed(wanted, live(before)) == [group]
+
+
+def test_another_model(deployment):
+    assert bodies.changed(bodies.create_deployment(deployment, "ocid1.new"), live(deployment)) == ["model"]
+
+
+def test_an_update_names_only_its_group(deployment):
+    wanted = bodies.create_deployment(deployment, "ocid1.new")
+    body = bodies.as_json(bodies.update_deployment(wanted, ["bandwidth"], "ocid1.live"))
+    configuration = {"modelId": "ocid1.live", "bandwidthMbps": 10}
+    assert body == {
+        "modelDeploymentConfigurationDetails": {
+            "deploymentType": "SINGLE_MODEL",
+            "modelConfigurationDetails": configuration,
+        }
+    }
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def image(**changes: object) -> Image:
+    here = Image("iad.ocir.io/tests/triton:1.0", 400_000_000, ["serve.sh"], ["tokenizer"], "sha256:0")
+    return replace(here, **changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "here", "said"),
+    [
+        ({}, image(size=17 * 10**9), "has 17.0 GB, unpacked, and 16.0 GB is the most"),
+        ({}, image(command=["x" * 2048]), "ENTRYPOINT and CMD of iad.ocir.io/tests/triton:1.0 have 2048 bytes"),
+        ({"container__cmd": ["x" * 1024, "y" * 1024]}, None, "container.entrypoint and container.cmd have 2048 bytes"),
+        ({}, image(backends=["detokenizer"]), "has no backend tokenizer, which models.systems need"),
+        ({"container__environment": {"LONG": "x" * 2048}}, None, "the container's environment has 2"),
+        ({"container__environment": {"X": "1"}}, None, "container.environment.X: a name has 2 to 31 letters"),
+        ({"container__environment": {"TEST_": "1"}}, None, "container.environment.TEST_: a name has 2 to 31"),
+        ({"container__environment": {"A" * 32: "1"}}, None, "a name has 2 to 31 letters"),
+        ({"container__environment": {"TENANCY_OCID": "1"}}, None, "container.environment.TENANCY_OCID is Oracle's own"),
+        ({"container__environment": {"SYSTEMS": "1"}}, None, "container.environment.SYSTEMS is what the deployment"),
+    ],
+)
+def test_limits(tmp_path, settings, here, said):
+    with pytest.raises(UserError) as error:
+        limits.check(read(written(tmp_path, **settings)), here, None, {"tokenizer"})
+    assert said in str(error.value)
+
+
+def test_within_the_limits(tmp_path):
+    deployment = read(written(tmp_path, container__environment={"A" * 31: "1", "LONG": "x" * 1700}))
+    limits.check(deployment, image(), None, {"tokenizer", "python"})
+    limits.check(deployment, image(backends=None, command=["x" * 2047]), None, {"anything"})
+
+
+def test_an_image_as_docker_tells_of_it():
+    name = "iad.ocir.io/tests/triton:1.0"
+    record = {
+        "Size": 5,
+        "Config": {"Entrypoint": ["a"], "Cmd": None, "Labels": {"io.triton-transformers.backends": "tokenizer x"}},
+        "RepoDigests": ["elsewhere/triton@sha256:1", "iad.ocir.io/tests/triton@sha256:2"],
+    }
+    found = Image.of(name, json.loads(json.dumps(record)))
+    assert found == Image(name, 5, ["a"], ["tokenizer", "x"], "sha256:2")
+    assert Image.of(name, {"Size": 5, "Config": {}}) == Image(name, 5, [], None, "")
