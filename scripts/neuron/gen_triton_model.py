@@ -7,6 +7,7 @@ tensors are not said takes `tensorflow`, to read them.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -37,8 +38,6 @@ def main(arguments: list[str]) -> int:
         for warning in flags.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         shown = os.path.normpath(flags["triton_model_dir"])
-        if order.compiled.copied:
-            print(f"copying {flags['compiled_model']} into {shown}", flush=True)
         kept = write(order, shlex.join(["gen_triton_model.py", *arguments]))
     except OSError as error:
         print(f"error: {reason(error)}: config.pbtxt was not written", file=sys.stderr)
@@ -69,10 +68,20 @@ def tell(order: Order, shown: str, kept: list[str]) -> None:
     print(f"wrote {shown}/config.pbtxt and {shown}/{order.version}/model.py")
     if kept:
         print(f"what was there before is kept: {', '.join(kept)}")
-    if os.path.isabs(order.compiled.parameter):
-        print(f"{order.compiled.parameter} is loaded from there: in a container, mount it at that very place")
+    path = order.compiled.parameter
+    if os.path.isabs(path):
+        print(f"{path} is loaded from there. For a container, put it into {shown} and say that,")
+        print("      or mount it at that very place, by this line in compose.override.yaml:")
+        print(f"      {mount(path)}")
     print(f"next: move {shown} into model_repository/, if it is not there, and")
     print(f"      make up PROFILE=neuron SYSTEMS={order.folder.name}")
+
+
+def mount(path: str) -> str:
+    """A line of compose's, to which $ is the start of a variable."""
+    quoted = json.dumps(path.replace("$", "$$"), ensure_ascii=False)
+    volume = f"{{ type: bind, source: {quoted}, target: {quoted}, read_only: true }}"
+    return f"services: {{ triton-neuron: {{ volumes: [{volume}] }} }}"
 
 
 def stop(number: int, frame: object) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import errno
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -268,22 +272,107 @@ def test_help_names_every_flag_and_its_unit(capsys):
 # --- what was compiled ------------------------------------------------------------------------------------------------
 
 
-def test_inf1_names_it_by_its_whole_path(home):
-    assert generate(f"{FINE} --compiled_model bert.pt", home) == 0
-    assert parameters(home / "m")["COMPILED_MODEL"] == str(home / "bert.pt")
+@pytest.mark.parametrize("name", ["bert.pt", 'a$b":c.pt'])
+def test_inf1_names_it_by_its_whole_path(name, home, capsys):
+    """And says how it gets into a container."""
+    (home / name).write_text("TorchScript")
+    assert generate(f"{FINE} --compiled_model {name}", home) == 0
+    assert parameters(home / "m")["COMPILED_MODEL"] == str(home / name)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert f"{home / name} is loaded from there. For a container, put it into m and say that," in lines
+    (line,) = [line for line in lines if line.startswith("services:")]
+    place = str(home / name).replace("$", "$$")  # as compose has it
+    volume = {"type": "bind", "source": place, "target": place, "read_only": True}
+    assert yaml.safe_load(line) == {"services": {"triton-neuron": {"volumes": [volume]}}}
+
+
+@pytest.mark.parametrize("said", ["m/weights/bert.pt", "{home}/m/weights/bert.pt", "link/weights/bert.pt"])
+@pytest.mark.parametrize("chip", ["", "--inf2"])
+def test_what_lies_in_the_model_folder_moves_with_it(chip, said, home, capsys):
+    (home / "m/weights").mkdir(parents=True)
+    (home / "m/weights/bert.pt").write_text("TorchScript")
+    (home / "link").symlink_to(home / "m")
+    assert generate(f"{FINE} {chip} --compiled_model {said}", home) == 0
+    assert parameters(home / "m")["COMPILED_MODEL"] == "weights/bert.pt"
+    assert sorted(each.name for each in (home / "m").iterdir()) == ["1", "config.pbtxt", "weights"]
+    assert "container" not in capsys.readouterr().out
+
+
+def test_a_model_s_own_folder_becomes_the_model_folder(home):
+    assert generate(f"{FINE_LANGUAGE} --triton_model_dir llama", home) == 0
+    assert parameters(home / "llama")["COMPILED_MODEL"] == "."
 
 
 def test_inf2_takes_it_from_the_model_folder_or_puts_it_there(home, capsys):
-    assert generate(f"{FINE} --inf2 --compiled_model bert.pt", home) == 0
-    assert "copying bert.pt into m" in capsys.readouterr().out
+    command = f"{FINE} --inf2 --compiled_model bert.pt --compiled_batch_size 4"
+    assert generate(command, home) == 0
+    assert f"copying {home}/bert.pt into {home}/m\n" in capsys.readouterr().out
     assert parameters(home / "m")["COMPILED_MODEL"] == "bert.pt"
     assert (home / "m/bert.pt").read_text() == "TorchScript"
-    (home / "bert.pt").write_text("newer")
-    assert generate(f"{FINE} --inf2 --compiled_model bert.pt", home) == 0
-    assert "the one in the model folder is served" in capsys.readouterr().err
-    assert (home / "m/bert.pt").read_text() == "TorchScript"
+    before = everything(home / "m")
+    (home / "bert.pt").touch()
+    assert generate(command, home) == 0
+    said = capsys.readouterr()
+    assert ("copying" in said.out, "kept" in said.out, said.err) == (False, False, "")
     (home / "bert.pt").unlink()
-    assert generate(f"{FINE} --inf2 --compiled_model bert.pt", home) == 0
+    assert generate(command, home) == 0
+    assert everything(home / "m") == before
+
+
+def test_a_model_that_was_compiled_again_is_copied_again(home, capsys):
+    command = f"{FINE} --inf2 --compiled_model bert.pt"
+    assert generate(command, home) == 0
+    times = (home / "bert.pt").stat()
+    for number, old in enumerate(["bert.pt.old", "bert.pt.old.1", "bert.pt.old.2"]):
+        before = everything(home / "m")
+        (home / "bert.pt").write_text(f"newerscrip{number}")  # as long as it was
+        os.utime(home / "bert.pt", ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert generate(command, home) == 0
+        assert f"what was there before is kept: {old}\n" in capsys.readouterr().out
+        changed = {"bert.pt": f"newerscrip{number}", old: before["bert.pt"]}
+        assert everything(home / "m") == {**before, **changed}
+
+
+def test_a_folder_that_was_compiled_again_is_replaced_whole(home, capsys):
+    assert generate(FINE_LANGUAGE, home) == 0
+    before = everything(home / "m")
+    (home / "llama/weights").rename(home / "llama/shard")
+    assert generate(FINE_LANGUAGE, home) == 0
+    assert "what was there before is kept: llama.old\n" in capsys.readouterr().out
+    after = everything(home / "m")
+    assert {name for name in after if name.startswith("llama/")} == {"llama/shard"}
+    assert after["llama.old/weights"] == "llama"
+    assert {name for name in set(before) - set(after)} == {"llama/weights"}
+    assert generate(FINE_LANGUAGE, home) == 0
+    assert everything(home / "m") == after
+
+
+def test_where_the_new_one_cannot_be_put_the_old_one_is(home, monkeypatch, capsys):
+    """A folder, which is out of the way by then; and a file, which is not."""
+    for command in (FINE_LANGUAGE, f"{FINE} --inf2 --compiled_model bert.pt"):
+        assert generate(command, home) == 0
+    (home / "llama/weights").write_text("newer")
+    (home / "bert.pt").write_text("newer")
+    before = everything(home)
+
+    def failing(new, place):
+        raise FULL
+
+    monkeypatch.setattr(os, "replace", failing)
+    for command in (FINE_LANGUAGE, f"{FINE} --inf2 --compiled_model bert.pt"):
+        assert generate(command, home) == 1
+        assert everything(home) == before
+    assert capsys.readouterr().err.endswith("No space left on device: config.pbtxt was not written\n")
+
+
+def test_a_file_system_without_links_keeps_what_is_replaced_too(home, monkeypatch):
+    def failing(place, old):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    before = old_folder(home)
+    monkeypatch.setattr(os, "link", failing)
+    assert generate(FINE, home) == 0
+    assert (home / "m/1/model.py.old").read_text() == before["m/1/model.py"]
 
 
 def test_inf2_takes_folders_and_what_lies_elsewhere(home, monkeypatch):
@@ -294,9 +383,28 @@ def test_inf2_takes_folders_and_what_lies_elsewhere(home, monkeypatch):
     assert generate(f"{FINE} --inf2 --compiled_model ../bert.pt", home) == 0
     assert parameters(home / "below/m")["COMPILED_MODEL"] == "bert.pt"
     assert (home / "below/m/bert.pt").is_file()
+    (home / "bert.pt").write_text("newer")
+    assert generate(f"{FINE} --inf2 --compiled_model ../bert.pt", home) == 0
+    assert (home / "below/m/bert.pt").read_text() == "newer"
     assert generate(f"{FINE} --inf2 --compiled_model {{home}}/bert.pt --triton_model_dir n", home) == 0
     assert parameters(home / "below/n")["COMPILED_MODEL"] == str(home / "bert.pt")
     assert not (home / "below/n/bert.pt").exists()
+
+
+def test_inf2_keeps_the_place_of_what_does_not_lead_out(home):
+    """What is beside the model folder of the same name is another's."""
+    (home / "weights").mkdir()
+    (home / "weights/bert.pt").write_text("of weights")
+    assert generate(f"{FINE} --inf2 --compiled_model weights/../weights/bert.pt", home) == 0
+    assert parameters(home / "m")["COMPILED_MODEL"] == "weights/bert.pt"
+    assert (home / "m/weights/bert.pt").read_text() == "of weights"
+
+
+def test_inf2_takes_a_saved_model_out_of_the_version_s_folder(home, tensorflow):
+    """As published: it need not be copied there."""
+    save_model(home / "m/1", inputs={"x": ["DT_FLOAT", [1]]}, outputs={"y": ["DT_FLOAT", [1]]})
+    assert generate(f"{FINE_TENSORFLOW} --inf2 --compiled_model 1", home) == 0
+    assert sorted(each.name for each in (home / "m/1").iterdir()) == ["model.py", "saved_model.pb"]
 
 
 # --- TensorFlow -------------------------------------------------------------------------------------------------------
@@ -509,7 +617,12 @@ WRONG = [
     (
         FINE_LANGUAGE,
         "--compiled_model bert.pt",
-        "--compiled_model bert.pt: is a file; must be the folder that the model was saved in",
+        "--compiled_model bert.pt: is no folder; must be the folder that the model was saved in",
+    ),
+    (
+        FINE,
+        "--compiled_model /dev/null",
+        "--compiled_model /dev/null: is no file; must be the file that torch.jit.save wrote",
     ),
     (
         FINE_LANGUAGE,
@@ -592,6 +705,40 @@ def test_what_is_wrong_has_its_sentence(fine, more, sentence, home, capsys):
     assert everything(home) == before
 
 
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("1", "would be 1 in the model folder, as a version is: rename it, or say its whole path"),
+        ("../ubuntu/x/02", "would be 02 in the model folder, as a version is: rename it, or say its whole path"),
+        ("config.pbtxt", "has the name of a file that is written into the model folder: rename it"),
+        ("../ubuntu/x/model.py", "has the name of a file that is written into the model folder: rename it"),
+        ("1/model.py", "has the name of a file that is written into the model folder: rename it"),
+    ],
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_names_that_are_taken_in_the_model_folder(there, said, sentence, home, capsys):
+    if there:
+        assert generate(FINE, home) == 0
+    path = home / said
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("TorchScript")
+    before = everything(home)
+    assert generate(f"{FINE} --inf2 --compiled_model {said}", home) == 2
+    assert errors(capsys) == [f"--compiled_model {said}: {sentence}"]
+    assert everything(home) == before
+    whole = os.path.normpath(path)
+    assert generate(f"{FINE} --inf2 --compiled_model {whole.replace(str(home), '{home}')}", home) == 0
+    assert parameters(home / "m")["COMPILED_MODEL"] == whole
+
+
+def test_what_lies_in_the_model_folder_is_no_file_that_is_written(home, capsys):
+    assert generate(FINE, home) == 0
+    assert generate(f"{FINE} --compiled_model m/1/model.py", home) == 2
+    assert errors(capsys) == [
+        "--compiled_model m/1/model.py: has the name of a file that is written into the model folder: rename it"
+    ]
+
+
 def test_all_that_is_wrong_is_said_at_once(home, capsys):
     before = everything(home)
     command = (
@@ -643,9 +790,15 @@ def test_a_folder_of_someone_else_s(home, monkeypatch, capsys):
         ),
         (
             FINE,
-            "--inf2 --max_batch_size 8",
-            "--compiled_batch_size is not said: a batch is cut evenly into up to 4 parts, and the model must take any "
-            "number of rows",
+            "--inf2 --max_batch_size 8 --compiled_model {home}/bert.pt",
+            "--compiled_batch_size is not said: one of an instance's 4 cores computes at a time; say it (batches are "
+            "cut up among the cores), or --triton_model_instance_count 4 (each has one)",
+        ),
+        (
+            FINE,
+            "--inf2 --triton_model_instance_count 2 --disable_batch_requests_to_neuron --compiled_model {home}/bert.pt",
+            "--compiled_batch_size is not said: one of an instance's 2 cores computes at a time; say it (batches are "
+            "cut up among the cores), or --triton_model_instance_count 4 (each has one)",
         ),
     ],
 )
@@ -653,6 +806,21 @@ def test_what_is_odd_is_said_and_done(fine, more, sentence, home, capsys):
     assert generate(f"{fine} {more}", home) == 0
     assert capsys.readouterr().err == f"warning: {sentence}\n"
     assert not config(home / "m").HasField("dynamic_batching")
+
+
+@pytest.mark.parametrize(
+    ("fine", "more"),
+    [
+        (FINE, "--max_batch_size 8"),
+        (FINE, "--inf2 --max_batch_size 8 --compiled_batch_size 4"),
+        (FINE, "--inf2 --max_batch_size 8 --triton_model_instance_count 4"),
+        (FINE, "--inf2 --max_batch_size 8 --enable_dynamic_batching --disable_batch_requests_to_neuron"),
+        (FINE_TENSORFLOW, "--inf2 --max_batch_size 8 --triton_input x,FP32,1 --triton_output y,FP32,1"),
+    ],
+)
+def test_where_all_cores_compute_there_is_nothing_to_say(fine, more, home, capsys):
+    assert generate(f"{fine} {more}", home) == 0
+    assert capsys.readouterr().err == ""
 
 
 # --- all of it or nothing ---------------------------------------------------------------------------------------------
@@ -685,6 +853,19 @@ def test_what_else_is_in_the_folder_stays(home, capsys):
         name: text for name, text in before.items() if name not in changed
     }
     assert set(after) - set(before) == {"m/config.pbtxt.old", "m/1/model.py.old"}
+
+
+def test_an_edit_outlives_whatever_comes_after_it(home, capsys):
+    assert generate(FINE, home) == 0
+    kept = {}
+    for number, old in enumerate(["old", "old.1", "old.2", "old.3"]):
+        for name in ("config.pbtxt", "1/model.py"):
+            (home / "m" / name).write_text(f"edit {number} of {name}")
+            kept[f"{name}.{old}"] = f"edit {number} of {name}"
+        assert generate(f"{FINE} --threads_per_core {number + 2}", home) == 0
+        assert f"is kept: 1/model.py.{old}, config.pbtxt.{old}\n" in capsys.readouterr().out
+        after = everything(home / "m")
+        assert {name: after[name] for name in after if ".old" in name} == kept
 
 
 def test_the_same_again_changes_nothing(home):
@@ -730,14 +911,7 @@ def test_config_pbtxt_comes_last(home, monkeypatch):
     old_folder(home)
     monkeypatch.setattr(os, "replace", seen)
     assert generate(f"{FINE} --inf2 --compiled_model bert.pt", home) == 0
-    assert places == ["bert.pt", "1/model.py.old", "1/model.py", "config.pbtxt.old", "config.pbtxt"]
-
-
-def test_a_saved_model_named_like_the_version(home, tensorflow):
-    """Both go to <folder>/1."""
-    save_model(home / "1", inputs={"x": ["DT_FLOAT", [1]]}, outputs={"y": ["DT_FLOAT", [1]]})
-    assert generate(f"{FINE_TENSORFLOW} --inf2 --compiled_model 1", home) == 0
-    assert sorted(each.name for each in (home / "m/1").iterdir()) == ["model.py", "saved_model.pb"]
+    assert places == ["bert.pt", "1/model.py", "config.pbtxt"]
 
 
 @pytest.mark.parametrize("compiled", ["bert.pt", "llama"])
@@ -756,34 +930,116 @@ def test_a_full_disk_changes_nothing(compiled, home, monkeypatch, capsys):
     assert everything(home) == before
 
 
-# Runs the generator as a command that stops, and says so, before its first rename.
+# Runs the generator as a command that stops, and says so, before its first rename; a line on stdin lets it go on.
 HELD = """
-import os, runpy, sys, time
+import os, runpy, sys
+replace = os.replace
 def held(new, place):
+    os.replace = replace
     print("now", flush=True)
-    time.sleep(60)
+    sys.stdin.readline()
+    replace(new, place)
 os.replace = held
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@contextmanager
+def started(command: str, home: Path, *, stops: bool) -> Iterator[subprocess.Popen]:
+    """The generator, which ends when it is left."""
+    arguments = [SCRIPT, *command.replace("{home}", str(home)).split()]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    running = subprocess.Popen([sys.executable, *(["-c", HELD] if stops else []), *arguments], text=True, **pipes)
+    try:
+        assert not stops or "now\n" in iter(running.stdout.readline, "")
+        yield running
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def left_behind(home: Path) -> list[Path]:
+    return list(home.rglob(".*.unfinished"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_kill_leaves_what_was_there(there, number, home):
     before = old_folder(home) if there else everything(home)
-    command = FINE.replace("{home}", str(home)).split()
-    running = subprocess.Popen(
-        [sys.executable, "-c", HELD, SCRIPT, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert running.stdout.readline() == "now\n"
-    running.send_signal(number)
-    _, said = running.communicate(timeout=30)
+    with started(FINE, home, stops=True) as running:
+        running.send_signal(number)
+        _, said = running.communicate(timeout=120)
     assert running.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
     assert "Traceback" not in said
     after = everything(home)
     assert {name: after[name] for name in before} == before
-    assert {name for name in set(after) - set(before) if ".unfinished" not in name} <= {"m", "m/1"}  # empty folders
-    assert bool(list(home.rglob(".*.unfinished"))) == (number == signal.SIGKILL)  # nobody sweeps then but the next one
+    if number == signal.SIGKILL:  # nobody sweeps then but the next one
+        assert len(left_behind(home)) == 1
+    else:
+        assert set(after) - set(before) <= {"m", "m/1"}  # empty folders
     assert generate(f"{FINE} --threads_per_core 2", home) == 0
-    assert not list(home.rglob(".*.unfinished"))
+    assert not left_behind(home)
+
+
+def test_two_at_once_come_one_after_the_other(home):
+    """Both for a folder that is not there, each with a model of its own by the same name."""
+    for name in ("a", "b"):
+        (home / name / "llama").mkdir(parents=True)
+        (home / name / "llama" / name).write_text(name)
+    command = FINE_LANGUAGE.replace("--compiled_model llama", "--compiled_model ../{name}/llama")
+    first = command.replace("../{name}", "../ubuntu/a")
+    second = command.replace("../{name}", "../ubuntu/b") + " --threads_per_core 2"
+    with started(first, home, stops=True) as one, started(second, home, stops=False) as two:
+        assert two.stderr.readline() == f"another gen_triton_model.py writes {home}/m: waiting for it\n"
+        assert len(left_behind(home)) == 1  # which the second one leaves alone
+        assert one.communicate("go on\n", timeout=120)[1] == ""
+        assert (one.returncode, two.wait(timeout=120)) == (0, 0)
+    written = everything(home / "m")
+    assert parameters(home / "m")["NUM_THREADS_PER_CORE"] == "2"
+    assert {name for name in written if name.startswith("llama")} == {
+        "llama", "llama/b", "llama.old", "llama.old/a",
+    }  # fmt: skip
+    assert written["config.pbtxt.old"].count("ubuntu/a/llama") == 1
+    assert not left_behind(home)
+
+
+def test_who_waited_for_one_that_failed_begins_anew(home):
+    """The folder that it waited for is gone."""
+    first = f"{FINE} --inf2 --compiled_model bert.pt --compiled_batch_size 4"
+    with started(first, home, stops=True) as one, started(FINE, home, stops=False) as two:
+        assert "waiting" in two.stderr.readline()
+        one.send_signal(signal.SIGTERM)
+        one.communicate(timeout=120)
+        assert two.wait(timeout=120) == 0
+    assert (home / "m/1/model.py").is_file()
+    assert not (home / "m/bert.pt").exists()
+
+
+def test_others_do_not_wait_and_their_work_is_left_alone(home):
+    """Another folder, and one of the same name elsewhere: only beside its own place does one sweep."""
+    with started(FINE, home, stops=True):
+        before = left_behind(home)
+        for folder in ("n", "m/m"):
+            done = subprocess.run(
+                [sys.executable, SCRIPT, *FINE.replace("{home}", str(home)).split(), "--triton_model_dir", folder],
+                capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+            assert (done.returncode, done.stderr) == (0, "")
+        assert left_behind(home) == before
+
+
+def test_without_locks_nothing_is_swept(home, monkeypatch):
+    """Since it may be another's, who works."""
+    (home / "m/.m.abc.unfinished").mkdir(parents=True)
+
+    def failing(lock, operation):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", failing)
+    assert generate(FINE, home) == 0
+    assert left_behind(home) == [home / "m/.m.abc.unfinished"]
+    monkeypatch.undo()
+    monkeypatch.chdir(home)
+    assert generate(FINE, home) == 0
+    assert not left_behind(home)

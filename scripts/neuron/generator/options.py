@@ -46,8 +46,8 @@ GROUPS = (
                must=True),
         Option("inf2", "", "for Inf2 and Trn1 (torch-neuronx); without it for Inf1 (torch-neuron)"),
         Option("compiled_model", "PATH", "what was compiled: a TorchScript file, the folder of a SavedModel or of a "
-               "language model, such as /models/bert.pt. With --inf2 it is in the model folder, or is copied there "
-               "from the working directory", must=True),
+               "language model, such as /compiled/bert.pt. Best in the model folder, which can then be moved. With "
+               "--inf2 it is copied there from the working directory, and again where it has changed", must=True),
         Option("triton_model_dir", "FOLDER", "the model folder, to be written, such as bert; the model is named like "
                "it", must=True),
         Option("model_version", "N", "the version whose model.py is written", whole(1, INT64), 1),
@@ -79,7 +79,9 @@ GROUPS = (
         Option("disable_batch_requests_to_neuron", "", "each request goes to Neuron by itself, even where Triton put "
                "it together with others"),
         Option("compiled_batch_size", "ROWS", "rows the model was compiled for, such as 4: batches are filled up to a "
-               "multiple of it; 0: not known", whole(0), 0),
+               "multiple of it, and cut up among the cores by it. 0: not known; then pytorch with --inf2 takes a batch "
+               "whole, on one core, and the others in even parts, on all of them, where its rows may vary", whole(0),
+               0),
     )),
     Group("tensorflow", (TENSORFLOW,), "", (
         Option("tag_set", "TAGS", "the SavedModel's, such as serve,gpu", default="serve"),
@@ -110,7 +112,7 @@ Both are yours to edit.
 
 examples:
   BERT for Inf1, on four cores, from a TorchScript file:
-    gen_triton_model.py --model_type pytorch --compiled_model /models/bert.pt --neuron_core_range 0:3
+    gen_triton_model.py --model_type pytorch --compiled_model /compiled/bert.pt --neuron_core_range 0:3
       --triton_input INPUT__0,INT64,4x384 INPUT__1,INT64,4x384 --triton_output OUTPUT__0,FP32,4x384
       --triton_model_dir bert
   The same for Inf2 or Trn1, compiled for 4 rows, requests put together up to 16 rows:
@@ -118,7 +120,7 @@ examples:
       --triton_input INPUT__0,INT64,384 INPUT__1,INT64,384 --triton_output OUTPUT__0,FP32,384
       --compiled_batch_size 4 --enable_dynamic_batching --max_batch_size 16 --triton_model_dir bert
   A SavedModel of TensorFlow, which knows its own tensors:
-    gen_triton_model.py --model_type tensorflow --compiled_model /models/resnet50/1 --neuron_core_range 0:3
+    gen_triton_model.py --model_type tensorflow --compiled_model /compiled/resnet50/1 --neuron_core_range 0:3
       --triton_model_dir resnet50
   A large language model on two cores:
     gen_triton_model.py --inf2 --model_type transformers --compiled_model llama-compiled --neuron_core_range 0:1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from generator.flags import Flags
-from generator.options import GROUPS, TENSORFLOW, TRANSFORMERS
+from generator.options import GROUPS, PYTORCH, TENSORFLOW, TRANSFORMERS
 from generator.pbtxt import Enum, Map
 from generator.places import Compiled, read_compiled, read_folder
 from generator.tensors import LANGUAGE_MODEL, read_tensors
@@ -39,8 +39,8 @@ def read(flags: Flags) -> Order | None:
     if flags.errors:
         return None
     warn_of_newer(flags, folder)
-    if flags.kind != TRANSFORMERS and not rows:
-        warn_of_cutting(flags, sides, cores)
+    if flags.kind == PYTORCH and not rows:
+        warn_of_idle_cores(flags, cores)
     config = {
         "name": folder.name,
         "backend": "python",
@@ -97,14 +97,14 @@ def warn_of_newer(flags: Flags, folder: Path) -> None:
         flags.warnings.append(f"--model_version {version}: {folder.name} has {max(versions)} too, which Triton prefers")
 
 
-def warn_of_cutting(flags: Flags, sides: dict[str, list[Tensor]], cores: int) -> None:
-    """torch-neuron (Inf1) knows by itself what its models take."""
-    ends = cores * flags["threads_per_core"]
-    vary = flags["max_batch_size"] or all((each.dims or [1])[0] == -1 for each in sides["triton_input"])
-    if flags["inf2"] and vary and ends > 1 and not flags["disable_batch_requests_to_neuron"]:
+def warn_of_idle_cores(flags: Flags, cores: int) -> None:
+    """torch-neuron (Inf1) cuts batches up by itself, and requests that are kept apart go side by side."""
+    side_by_side = flags["disable_batch_requests_to_neuron"] and flags["enable_dynamic_batching"]
+    if flags["inf2"] and cores > 1 and not side_by_side:
         flags.warnings.append(
-            f"--compiled_batch_size is not said: a batch is cut evenly into up to {ends} parts, and the model must "
-            "take any number of rows"
+            f"--compiled_batch_size is not said: one of an instance's {cores} cores computes at a time; say it "
+            "(batches are cut up among the cores), or --triton_model_instance_count "
+            f"{len(flags['neuron_core_range'])} (each has one)"
         )
 
 

@@ -37,26 +37,34 @@ class Compiled:
 
     path: Path
     parameter: str
-    copied: bool = False
+    copied: bool = False  # into the model folder, where that does not have the same already
 
 
 def read_compiled(flags: Flags, folder: Path | None) -> Compiled:
     said = flags["compiled_model"]
     here = Path(os.path.abspath(said))
-    found = Compiled(here, str(here))
-    if flags["inf2"] and not os.path.isabs(said):
+    goes_in = flags["inf2"] and not os.path.isabs(said)
+    if goes_in:
         found = compiled_for_inf2(flags, here, folder or Path())
+    else:
+        # Even so it is found in a container, and after the folder was moved.
+        found = Compiled(here, within(folder, here) or str(here))
     if not os.path.exists(found.path):
         nowhere = f"is neither in {folder or '--triton_model_dir'} nor in {os.getcwd()}"
-        what = nowhere if found.copied else f"{found.path} is not there"
+        what = nowhere if goes_in else f"{found.path} is not there"
     elif flags.kind == PYTORCH and not os.path.isfile(found.path):
-        what = "is a folder; must be the file that torch.jit.save wrote"
+        kind = "a folder" if os.path.isdir(found.path) else "no file"
+        what = f"is {kind}; must be the file that torch.jit.save wrote"
     elif flags.kind == TENSORFLOW and not saved_model_file(found.path):
         what = "must be the folder of a SavedModel, which has a saved_model.pb"
     elif flags.kind == TRANSFORMERS and not os.path.isdir(found.path):
-        what = "is a file; must be the folder that the model was saved in"
+        what = "is no folder; must be the folder that the model was saved in"
     elif found.copied and folder and found.path in (folder, *folder.parents):
         what = "holds --triton_model_dir, so it cannot be copied into that; name another folder"
+    elif found.copied and found.parameter.isdecimal():
+        what = f"would be {found.parameter} in the model folder, as a version is: rename it, or say its whole path"
+    elif not os.path.isabs(found.parameter) and {"config.pbtxt", "model.py"} & set(Path(found.parameter).parts):
+        what = "has the name of a file that is written into the model folder: rename it"
     else:
         return found
     raise flags.wrong("compiled_model", what)
@@ -65,11 +73,20 @@ def read_compiled(flags: Flags, folder: Path | None) -> Compiled:
 def compiled_for_inf2(flags: Flags, here: Path, folder: Path) -> Compiled:
     """In the model folder, or to be copied there. Whether it is there, whoever asks sees."""
     name = os.path.normpath(flags["compiled_model"])
-    inside = folder / name
-    if os.path.exists(inside):
-        if os.path.exists(here) and not os.path.samefile(here, inside):
-            what = f"the one in the model folder is served, {here} is not copied"
-            flags.warnings.append(f"--compiled_model {flags['compiled_model']}: {what}")
-        return Compiled(inside, name)
-    leads_out = name.split(os.sep)[0] in (os.curdir, os.pardir)
-    return Compiled(here, here.name if leads_out else name, copied=True)
+    if name.split(os.sep)[0] in (os.curdir, os.pardir):
+        name = here.name
+    place, inside = folder / name, within(folder, here)
+    if os.path.exists(here) and not inside:
+        return Compiled(here, name, copied=True)
+    return Compiled(here, inside) if inside and not os.path.exists(place) else Compiled(place, name)
+
+
+def within(folder: Path | None, path: Path) -> str | None:
+    """How it is named from the folder on, where it lies in it."""
+    if folder is None:
+        return None
+    real = Path(os.path.realpath(path.parent)) / path.name
+    for each, top in ((path, folder), (real, Path(os.path.realpath(folder)))):
+        if top in (each, *each.parents):
+            return str(each.relative_to(top))
+    return None
