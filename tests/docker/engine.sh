@@ -14,14 +14,19 @@ install_engine() {
 }
 
 start_engine() {
-  local log=$state/dockerd.log
+  local log=$state/dockerd.log settings=()
+  # Build cache is kept without end where nobody says otherwise, and fills the disk.
+  if ! [ -e /etc/docker/daemon.json ]; then
+    echo '{"builder": {"gc": {"enabled": true, "defaultKeepStorage": "12GB"}}}' >"$state/daemon.json"
+    settings=(--config-file "$state/daemon.json")
+  fi
   for _ in {1..60}; do
     engine_answers && return
     if ! pidof dockerd >/dev/null; then
       # A killed engine leaves its pid file, and the next one believes it while that number is anybody's.
       rm -f /var/run/docker.pid
       # In a session of its own, to outlive the caller's terminal; without our lock, which it would hold for good.
-      setsid nohup dockerd >>"$log" 2>&1 </dev/null 9>&- &
+      setsid nohup dockerd "${settings[@]}" >>"$log" 2>&1 </dev/null 9>&- &
     fi
     sleep 0.5
   done

@@ -8,4 +8,8 @@ tests/docker/engine.sh || {
   exit 1
 }
 tests/docker/base-images.sh
+# Of earlier runs: images whose names are those of newer ones now.
+for title in triton-transformers{,-exporter,-loadtest}; do
+  docker image prune --force --filter "label=org.opencontainers.image.title=$title" >/dev/null
+done
 .venv/bin/python -m pytest tests/docker
