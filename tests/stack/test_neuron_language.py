@@ -113,8 +113,9 @@ def generate(stack: TestStack, name: str, model_class: str, flags: str) -> None:
 
 def with_stream(stack: TestStack) -> None:
     """By hand: piece by piece, and on the backend itself, which needs no model.py."""
-    config = (stack.folder / "models/nxd/config.pbtxt").read_text()
-    config = config.replace('name: "nxd"', 'name: "nxd_stream"').replace('backend: "python"', 'backend: "neuron"')
+    config = (stack.folder / "models/nxd_single/config.pbtxt").read_text()
+    config = config.replace('name: "nxd_single"', 'name: "nxd_stream"').replace("python", "neuron")
+    config = config.replace('string_value: "4"', 'string_value: "15"')  # a core is one model's
     config += 'parameters { key: "task" value { string_value: "text-generation" } }\n'
     (stack.folder / "models/nxd_stream/1").mkdir(parents=True)
     path = stack.folder / "models/nxd_stream/config.pbtxt"
@@ -216,13 +217,14 @@ def test_each_has_its_cores_and_loads_what_it_is_told(served):
     loads = seen(served, "load")
     places = {(each["visible"], each["library"], each["batch_size"], each["tp_degree"]) for each in loads}
     assert places == {
-        ("0-3", "nxd-inference", 4, 4),  # nxd_stream, too
+        ("0-3", "nxd-inference", 4, 4),
         ("4", "nxd-inference", 1, 1),
         ("5", "nxd-inference", 1, 1),
         ("6-9", "optimum-neuron", 4, 2),
         ("10-11", "transformers-neuronx", 4, 2),
         ("12-13", "transformers-neuronx", 4, 2),
         ("14", "transformers-neuronx", 2, 1),
+        ("15", "nxd-inference", 1, 1),  # nxd_stream
     }
     made = {(each["visible"], each["amp"], each["unroll"]) for each in seen(served, "from_pretrained")}
     assert made == {("10-11", "f32", 2), ("12-13", "f32", 2), ("14", "f16", None)}

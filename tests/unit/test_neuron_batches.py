@@ -12,7 +12,8 @@ import torch
 
 from neuron import batches, frameworks
 from neuron.cores import Cores
-from neuron.frameworks import FRAMEWORKS, ModelFailed, TensorFlow, TorchNeuronX
+from neuron.frameworks import FRAMEWORKS, TensorFlow, TorchNeuron, TorchNeuronX
+from neuron.libraries import ModelFailed, imported, loading
 from shared.errors import BadRequest, ConfigError
 
 
@@ -69,6 +70,23 @@ def test_an_output_of_other_rows_than_the_input(array):
     batches.check_rows({"a": np.zeros((4, 2))}, 4)
     with pytest.raises(RuntimeError, match=r"output 'a' has the shape .* for 4 rows of input"):
         batches.check_rows({"a": array}, 4)
+
+
+def test_sizes_of_the_config():
+    tensor = {"dims": ["-1", "3"]}
+    assert batches.stated_sizes(tensor, batching=False) == [-1, 3]
+    assert batches.stated_sizes(tensor, batching=True) == [-1, -1, 3]
+    assert batches.stated_sizes(tensor | {"reshape": {"shape": ["3", "1"]}}, batching=False) == [3, 1]
+    assert batches.stated_sizes({"dims": ["1"], "reshape": {"shape": []}}, batching=True) == [-1]
+
+
+@pytest.mark.parametrize(("shape", "sizes"), [((2, 6, 4), [-1, 3]), ((2, 4), [-1, 3]), ((2,), [-1, 3]), ((), [4])])
+def test_an_output_of_another_shape_than_the_config_s(shape, sizes):
+    batches.check_sizes({"a": np.zeros((2, 3)), "b": np.array(1.0), "more": np.zeros(2)}, {"a": [-1, 3], "b": [1]})
+    batches.check_sizes({}, {"a": sizes})  # which is told where it is asked for
+    with pytest.raises(RuntimeError) as told:
+        batches.check_sizes({"a": np.zeros(shape)}, {"a": sizes})
+    assert str(told.value) == f"output 'a' has the shape {list(shape) or [1]}, and in config.pbtxt {sizes}"
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
@@ -157,19 +175,97 @@ def test_types_that_pytorch_has_not(monkeypatch, data_type, told):
 # --- libraries and files that are not there ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["torch-neuron", "torch-neuronx", "tensorflow"])
-def test_an_image_without_the_library(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("torch-neuron", "package torch_neuron is not installed where Triton runs: the image of NEURON_CHIP=inf1 has"),
+        ("torch-neuronx", "package torch_neuronx is not installed .* the image of NEURON_CHIP=inf2 and trn1 has it"),
+        ("tensorflow", "no image of ours has it, for AWS supports none since 2.29: install it into one of your own"),
+    ],
+)
+def test_an_image_without_the_library(monkeypatch, name, told):
     for module in ("torch_neuron", "torch_neuronx", "tensorflow"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=r"is not installed in this image: PROFILE=neuron's image has it"):
+    with pytest.raises(ConfigError, match=told):
         FRAMEWORKS[name]({"input": tensors("x__0"), "output": tensors("z__0")}, Cores(0, 1, 1))
 
 
-def test_a_library_without_what_it_needs(monkeypatch, tmp_path):
-    (tmp_path / "needy_library.py").write_text("import no_such_module_of_the_tests")
+def test_a_folder_of_a_library_s_name(monkeypatch, tmp_path):
+    (tmp_path / "tensorflow/models").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"needy_library could not be imported: .*no_such_module_of_the_tests"):
-        frameworks.imported("needy_library")
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    with pytest.raises(ConfigError, match="the Python package tensorflow is not installed"):
+        imported("tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("import no_such_module", "^needy wants the Python package no_such_module, which is not installed"),
+        ("import needy.more", r"needy has no module needy\.more; is it of another release\?"),
+        ("raise ImportError('libnrt.so.1: no such file')", "^needy could not be imported: libnrt.so.1: no such file$"),
+        ("raise OSError('libnrt.so.1: no such file')", "^needy could not be imported: libnrt.so.1: no such file$"),
+        ("raise RuntimeError('first\\nNRT: no device')", "^needy could not be imported: NRT: no device$"),
+    ],
+)
+def test_a_library_without_what_it_needs(monkeypatch, tmp_path, line, told):
+    (tmp_path / "needy").mkdir()
+    (tmp_path / "needy/__init__.py").write_text(line)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        imported("needy")
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (ValueError("not a ZIP archive"), "not a ZIP archive"),
+        (RuntimeError("no file\nException raised from valid at x.cc:1:\nframe #0: c10::Error\n"), "no file"),
+        (RuntimeError("NRT_FAILURE"), "NRT_FAILURE; is another model or process on them?"),
+        (
+            RuntimeError("Neuron core(s) not available\nRequested:1"),
+            "Requested:1; is another model or process on them?",
+        ),
+        (KeyError("weights"), "KeyError: 'weights'"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded(raised, told):
+    with pytest.raises(ConfigError) as error, loading("/models/model.pt", Cores(2, 2, 1)):
+        raise raised
+    assert str(error.value) == f"/models/model.pt could not be loaded on NeuronCores 2 to 3: {told}"
+
+
+def test_what_is_told_well_is_told_as_it_is():
+    with pytest.raises(ConfigError, match=r"^there is no such signature$"), loading("model", Cores(0, 1, 1)):
+        raise ConfigError("there is no such signature")
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("NRT: NeuronCore(s) not available")])
+def test_data_parallel_where_aws_documents_it(monkeypatch, tmp_path, fault):
+    made = []
+
+    def data_parallel(model, device_ids):
+        if fault:
+            raise fault
+        made.append(device_ids)
+        return SimpleNamespace(model=model)
+
+    config = {"input": tensors("x__0"), "output": tensors("z__0")}
+    config["parameters"] = {"COMPILED_BATCH_SIZE": {"string_value": "4"}}
+    monkeypatch.setattr(torch, "neuron", SimpleNamespace(DataParallel=data_parallel), raising=False)
+    monkeypatch.setattr(frameworks, "imported", lambda name: torch if name == "torch" else SimpleNamespace())
+    torch.jit.save(torch.jit.trace(torch.nn.Identity(), torch.ones(1)), tmp_path / "model.pt")
+    framework = TorchNeuron(config, Cores(4, 2, 3))
+    if fault:
+        with pytest.raises(
+            ConfigError, match=r"model\.pt could not be loaded on NeuronCores 4 to 5: NRT: .* on them\?"
+        ):
+            framework.load(tmp_path / "model.pt")
+    else:
+        model = framework.load(tmp_path / "model.pt")
+        assert (made, model.num_workers, model.split_size) == ([[0, 1]], 6, 4)
 
 
 def test_no_compiled_model(monkeypatch, tmp_path):
@@ -186,6 +282,8 @@ def test_tensorflow_1_is_asked_for_a_predictor(monkeypatch, tmp_path):
 
     def from_saved_model(path, signature_def_key, tags):
         asked.append((path, signature_def_key, tags))
+        if tags != "serve":
+            raise RuntimeError(f"MetaGraphDef associated with tags {tags} could not be found")
         if signature_def_key != "serving_default":
             raise ValueError(f"Got signature_def_key {signature_def_key!r}")
         return lambda feed: {"y": feed["x"] * 2, "more": feed["x"]}
@@ -202,6 +300,11 @@ def test_tensorflow_1_is_asked_for_a_predictor(monkeypatch, tmp_path):
     assert asked == [(str(tmp_path), "serving_default", "serve")]
     config["parameters"]["SIGNATURE_DEF_KEY"] = {"string_value": "predict"}
     with pytest.raises(ConfigError, match="no signature 'predict' under the tags 'serve'"):
+        TensorFlow(config, Cores(0, 4, 1)).load(tmp_path)
+    config["parameters"]["TAG_SET"] = {"string_value": "train"}
+    with pytest.raises(
+        ConfigError, match=r"with the tags train could not be loaded on NeuronCores 0 to 3: MetaGraphDef"
+    ):
         TensorFlow(config, Cores(0, 4, 1)).load(tmp_path)
     with pytest.raises(ConfigError, match="is no SavedModel"):
         tensorflow.load(tmp_path / "elsewhere")

@@ -36,7 +36,7 @@ def test_threads():
 
 
 def test_one_core_where_nothing_is_said():
-    assert Cores.of({"instance_group": [{"count": 1}]}, instance("my_model")) == Cores(0, 1, 1)
+    assert Cores.of({"instance_group": [{"count": 1}]}, instance("my_model_0_0")) == Cores(0, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,9 @@ def stand_ins(tmp_path_factory):
     torch.set_num_threads(before)
 
 
-def forget() -> None:
+def forget(names: tuple[str, ...] = ("stand_in_", *PACKAGES)) -> None:
     for name in list(sys.modules):
-        if name.startswith(("stand_in_", *PACKAGES)):
+        if name.startswith(names):
             del sys.modules[name]
     importlib.invalidate_caches()
 
@@ -99,9 +99,8 @@ def compiled(folder: Path, cores: Cores = FOUR, **parameters) -> Compiled:
 
 
 def decoder(model_class: str, shape: Compiled) -> NeuronDecoder:
-    return NeuronDecoder(
-        generating(load(model_class, shape), shape), AutoTokenizer.from_pretrained(shape.folder), shape
-    )
+    model = generating(load(model_class, shape, FOUR), shape)
+    return NeuronDecoder(model, AutoTokenizer.from_pretrained(shape.folder), shape)
 
 
 @pytest.fixture(scope="module", params=[LLAMA, OPTIMUM, OPT])
@@ -300,16 +299,35 @@ def test_wrong_parameters(compile_, parameters, reason):
 )
 def test_wrong_classes(compile_, model_class, reason):
     with pytest.raises(ConfigError, match=reason):
-        load(model_class, compiled(compile_(LLAMA)))
+        load(model_class, compiled(compile_(LLAMA)), FOUR)
 
 
 @pytest.mark.parametrize("model_class", [LLAMA, OPTIMUM, OPT])
 def test_a_library_that_is_not_installed(checkpoint, monkeypatch, model_class):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(STAND_INS)])
-    forget()
+    forget(PACKAGES)  # not of the cores, which this process has
     package = next(name for name in PACKAGES if model_class.startswith(name))
     with pytest.raises(ConfigError, match=f"the Python package {package} is not installed where Triton runs"):
-        load(model_class, compiled(checkpoint))
+        load(model_class, compiled(checkpoint), FOUR)
+
+
+def test_a_library_that_another_one_does_not_suit(compile_, monkeypatch):
+    """As its adapter, with a transformers that is newer than it."""
+    shape = compiled(compile_(LLAMA))
+    model = load(LLAMA, shape, FOUR)
+    monkeypatch.setitem(sys.modules, "neuronx_distributed_inference.utils.hf_adapter", None)
+    with pytest.raises(ConfigError, match=r"has no module neuronx_distributed_inference\.utils\.hf_adapter; is it"):
+        generating(model, shape)
+
+
+@pytest.mark.parametrize("model_class", [LLAMA, OPTIMUM, OPT])
+def test_what_a_library_raises_while_it_loads(compile_, model_class):
+    eight = Cores(4, 8, 1)  # of which this process has four
+    said = {"TP_DEGREE": 8, "cores": eight} if model_class == OPT else {"cores": eight}
+    shape = compiled(compile_(model_class, tp_degree=8), **said)
+    told = f"^{shape.folder} could not be loaded on NeuronCores 4 to 11: stand-in: 8 cores asked for, 4 visible$"
+    with pytest.raises(ConfigError, match=told):
+        load(model_class, shape, eight)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +338,7 @@ def test_a_folder_of_something_else(compile_, model_class, missing):
     folder = compile_(model_class)
     (folder / missing).unlink()
     with pytest.raises(ConfigError, match=f"has no {missing}: it is"):
-        load(model_class, compiled(folder))
+        load(model_class, compiled(folder), FOUR)
 
 
 def test_a_neuron_config_that_is_none(compile_):
@@ -342,7 +360,7 @@ def test_models_of_ones_own(checkpoint):
 
 def test_a_transformers_without_generate_for_the_old_library(compile_, monkeypatch):
     shape = compiled(compile_(OPT))
-    model = load(OPT, shape)
+    model = load(OPT, shape, FOUR)
     adapters = importlib.import_module("transformers_neuronx.generation_utils")
     bare = type("HuggingFaceGenerationModelAdapter", (), {"__init__": lambda self, config, model: None})
     monkeypatch.setattr(adapters, "HuggingFaceGenerationModelAdapter", bare)

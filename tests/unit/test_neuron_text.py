@@ -58,10 +58,12 @@ def test_only_the_profile_has_a_target():
 
 
 def test_lengths():
-    assert target().lengths_up_to(256) == [32, 64, 128, 256]
-    assert target().lengths_up_to(200) == [32, 64, 128, 200]
-    assert target().lengths_up_to(20) == [20]
-    assert target(NEURON_LENGTHS="100 20 400").lengths_up_to(256) == [20, 100, 256]
+    assert target().lengths_up_to(256, "spam") == [32, 64, 128, 256]
+    assert target().lengths_up_to(200, "spam") == [32, 64, 128, 200]
+    assert target().lengths_up_to(20, "spam") == [20]
+    assert target(NEURON_LENGTHS="100 20 256").lengths_up_to(256, "spam") == [20, 100, 256]
+    with pytest.raises(UserError, match="NEURON_LENGTHS: 400 tokens are more than spam takes, 256"):
+        target(NEURON_LENGTHS="100 20 400").lengths_up_to(256, "spam")
 
 
 def test_what_is_in_place_will_do_unless_something_else_is_asked_for():

@@ -56,6 +56,20 @@ def joined(parts: list[Tensors]) -> Tensors:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def stated_sizes(tensor: dict, batching: bool) -> list[int]:
+    """Of one tensor of config.pbtxt, the batch's before them; -1 is any."""
+    dims = tensor["reshape"]["shape"] if tensor.get("reshape") else tensor["dims"]
+    return [-1] * batching + [int(size) for size in dims]
+
+
+def check_sizes(outputs: Tensors, stated: dict[str, list[int]]) -> None:
+    """Triton hands out whatever a Python model gives."""
+    for name in (name for name in stated if name in outputs):
+        found, sizes = list(np.shape(outputs[name])) or [1], stated[name]  # a scalar goes out as [1]
+        if len(found) != len(sizes) or any(said not in (-1, size) for said, size in zip(sizes, found, strict=True)):
+            raise RuntimeError(f"output '{name}' has the shape {found}, and in config.pbtxt {sizes}")
+
+
 def check_rows(outputs: Tensors, rows: int) -> None:
     """Before anything is cut off or handed to the request it belongs to."""
     for name, array in outputs.items():

@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers import AutoConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from neuron.libraries import imported_class
 from neuron.llm import Compiled
 from shared.decoding import Decoder, Row, Traits
 from shared.errors import ConfigError
@@ -88,14 +89,11 @@ def generating(model, compiled: Compiled):
     if hasattr(model, "generate"):
         return model
     if "neuronx_distributed_inference" in libraries(model):
-        from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
-
-        return HuggingFaceGenerationAdapter(model)
+        return imported_class("neuronx_distributed_inference.utils.hf_adapter.HuggingFaceGenerationAdapter")(model)
     if "transformers_neuronx" in libraries(model):
-        from transformers_neuronx.generation_utils import HuggingFaceGenerationModelAdapter
-
+        kind = imported_class("transformers_neuronx.generation_utils.HuggingFaceGenerationModelAdapter")
         config = AutoConfig.from_pretrained(compiled.folder, local_files_only=True, trust_remote_code=False)
-        adapter = HuggingFaceGenerationModelAdapter(config, model)
+        adapter = kind(config, model)
         if not hasattr(adapter, "generate"):
             raise ConfigError(
                 f"transformers {transformers.__version__} has no generate() for transformers-neuronx any more: "

@@ -5,10 +5,8 @@ Knows nothing of Triton's requests. Made after the instance has claimed its core
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +14,7 @@ import numpy as np
 
 from neuron.batches import Tensors
 from neuron.cores import Cores
+from neuron.libraries import blamed_on_the_model, imported, loading
 from shared.config import int_parameter, parameter
 from shared.dtypes import BY_ONNX
 from shared.errors import ConfigError
@@ -30,6 +29,7 @@ class Framework(ABC):
 
     copies: int
     splits = False  # a batch over the cores by itself
+    evenly = False  # a batch over the copies, where nobody says what number of rows the model takes
 
     @abstractmethod
     def load(self, path: Path) -> Callable: ...
@@ -38,41 +38,12 @@ class Framework(ABC):
     def call(self, model: Callable, inputs: Tensors) -> Tensors: ...
 
 
-class ModelFailed(RuntimeError):
-    """A run of it."""
-
-
-@contextmanager
-def blamed_on_the_model() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise ModelFailed(reason(error)) from error
-
-
-def reason(error: Exception) -> str:
-    """TorchScript puts what happened below pages of where."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
-
-
 def numpy_types(tensors: list[dict]) -> dict[str, type]:
     """name -> numpy's type."""
     for tensor in tensors:
         if tensor["data_type"] not in NUMPY:
             raise ConfigError(f"'{tensor['name']}': {tensor['data_type']} is no type for a compiled model's tensor")
     return {tensor["name"]: NUMPY[tensor["data_type"]] for tensor in tensors}
-
-
-def imported(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise ConfigError(f"{name} could not be imported: {error}") from error
-        raise ConfigError(f"{name} is not installed in this image: PROFILE=neuron's image has it") from None
-    except ImportError as error:  # a library of the Neuron runtime's that is not there
-        raise ConfigError(f"{name} could not be imported: {error}") from error
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
@@ -89,7 +60,7 @@ class TorchNeuronX(Framework):
         self.cores = cores
         self.copies = cores.count
         self.torch = imported("torch")
-        self.neuron = imported(self.package)
+        imported(self.package)  # with it, what torch loads runs on Neuron
         self.halves = {tensor["name"] for tensor in config["input"] if tensor["data_type"] == BFLOAT16}
         for side in ("input", "output"):
             self.check_types(config[side])
@@ -104,25 +75,15 @@ class TorchNeuronX(Framework):
     def load(self, path: Path) -> Callable:
         if not path.is_file():
             raise ConfigError(f"{path}, the compiled model, is missing: put it there, or mend COMPILED_MODEL")
-        try:
-            return self.torch.jit.load(str(path))
-        except Exception as error:  # PyTorch's are of many kinds
-            raise ConfigError(f"{path} is not a model that {self.package} can load: {reason(error)}") from error
+        return load_torchscript(self.torch, path, self.cores)
 
     def call(self, model: Callable, inputs: Tensors) -> Tensors:
         tensors = [self.tensor(name, inputs[name]) for name in self.inputs]
-        with blamed_on_the_model(), self.torch.no_grad():
-            answer = model(*tensors)
-        return {name: self.array(name, value) for name, value in named(answer, self.outputs).items()}
+        return call_torchscript(self.torch, model, tensors, self.outputs)
 
     def tensor(self, name: str, array: np.ndarray):
         tensor = self.torch.from_numpy(np.ascontiguousarray(array))
         return tensor.bfloat16() if name in self.halves else tensor
-
-    def array(self, name: str, value: object) -> np.ndarray:
-        if not isinstance(value, self.torch.Tensor):
-            raise RuntimeError(f"the model's output for '{name}' is a {type(value).__name__}, not a tensor")
-        return (value.float() if value.dtype == self.torch.bfloat16 else value).cpu().numpy()
 
 
 class TorchNeuron(TorchNeuronX):
@@ -137,12 +98,30 @@ class TorchNeuron(TorchNeuronX):
         self.split_size = int_parameter(config, "COMPILED_BATCH_SIZE", 0)
 
     def load(self, path: Path) -> Callable:
-        # Counted from the first core that this process sees.
-        model = self.neuron.DataParallel(super().load(path), device_ids=list(range(self.cores.count)))
+        loaded = super().load(path)
+        with loading(path, self.cores):  # which are counted from the first that this process sees
+            model = self.torch.neuron.DataParallel(loaded, device_ids=list(range(self.cores.count)))
         model.num_workers = self.cores.threads
         if self.split_size:
             model.split_size = self.split_size
         return model
+
+
+def load_torchscript(torch: ModuleType, path: Path, cores: Cores) -> Callable:
+    with loading(path, cores):
+        return torch.jit.load(str(path))
+
+
+def call_torchscript(torch: ModuleType, model: Callable, tensors: list, outputs: list[str]) -> Tensors:
+    with blamed_on_the_model(), torch.no_grad():
+        answer = model(*tensors)
+    return {name: as_array(torch, name, value) for name, value in named(answer, outputs).items()}
+
+
+def as_array(torch: ModuleType, name: str, value: object) -> np.ndarray:
+    if not isinstance(value, torch.Tensor):
+        raise RuntimeError(f"the model's output for '{name}' is a {type(value).__name__}, not a tensor")
+    return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
 
 
 def in_order(tensors: list[dict], side: str) -> list[str]:
@@ -178,12 +157,15 @@ def named(answer: object, outputs: list[str]) -> dict[str, object]:
 class TensorFlow(Framework):
     """A SavedModel, of either of TensorFlow's generations."""
 
+    evenly = True
+
     def __init__(self, config: dict, cores: Cores) -> None:
         for tensor in config["input"] + config["output"]:
             if tensor["data_type"] == BFLOAT16:
                 raise ConfigError(f"'{tensor['name']}': BF16 is for PyTorch models only")
         self.inputs = numpy_types(config["input"])
         self.outputs = numpy_types(config["output"])
+        self.cores = cores
         self.copies = cores.count
         self.tags = [tag.strip() for tag in parameter(config, "TAG_SET", "serve").split(",")]
         self.key = parameter(config, "SIGNATURE_DEF_KEY", "serving_default")
@@ -192,20 +174,18 @@ class TensorFlow(Framework):
     def load(self, path: Path) -> Callable:
         if not any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):
             raise ConfigError(f"{path}, the compiled model, is no SavedModel: mend COMPILED_MODEL, or put it there")
-        return self.predictor(path) if self.tf.__version__.startswith("1.") else self.signature(path)
+        with loading(f"{path} with the tags {', '.join(self.tags)}", self.cores):
+            return self.predictor(path) if self.tf.__version__.startswith("1.") else self.signature(path)
 
     def predictor(self, path: Path) -> Callable:
         tags = ",".join(self.tags)
         try:
             return self.tf.contrib.predictor.from_saved_model(str(path), signature_def_key=self.key, tags=tags)
-        except (RuntimeError, ValueError) as error:
+        except ValueError as error:
             raise ConfigError(f"{path}: no signature '{self.key}' under the tags '{tags}': {error}") from error
 
     def signature(self, path: Path) -> Callable:
-        try:
-            loaded = self.tf.saved_model.load(str(path), tags=self.tags)
-        except Exception as error:  # TensorFlow's are of many kinds; of a wrong tag it lists those there are
-            raise ConfigError(f"{path} cannot be loaded with the tags {', '.join(self.tags)}: {error}") from error
+        loaded = self.tf.saved_model.load(str(path), tags=self.tags)  # of a wrong tag it lists those there are
         if self.key not in loaded.signatures:
             there = ", ".join(sorted(loaded.signatures))
             raise ConfigError(f"{path} has no signature '{self.key}', it has {there}: mend SIGNATURE_DEF_KEY")

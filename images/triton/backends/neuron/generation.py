@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from neuron.cores import Cores
 from neuron.decoding import NeuronDecoder, generating
+from neuron.libraries import loading
 from neuron.llm import Compiled
 from shared.decoding import Decoder, Row
 from shared.errors import BadRequest, ConfigError
@@ -31,7 +32,9 @@ class NeuronGeneration(TextGeneration):
         check_transformers()
         transformers.logging.set_verbosity_error()  # it would warn of every batch that is padded on the right
         tokenizer = load_tokenizer(self.compiled)  # first, for to load the model takes minutes
-        decoder = NeuronDecoder(generating(self.load(), self.compiled), tokenizer, self.compiled)
+        model = self.load()
+        with loading(self.compiled.folder, self.cores):  # of which the first run is a part
+            decoder = NeuronDecoder(generating(model, self.compiled), tokenizer, self.compiled)
         if self.defaults["temperature"] and not decoder.samples:
             raise ConfigError(f"parameter 'temperature' must be 0: {NO_SAMPLING}")
         return decoder

@@ -43,7 +43,7 @@ class LanguageModel:
 
     def load(self):
         """The model on its NeuronCores: one of the three libraries', or any other with Hugging Face's generate()."""
-        return llm.load(self.model_class, self.compiled)
+        return llm.load(self.model_class, self.compiled, self.cores)
 
     def execute(self, requests):
         return self.task.execute(requests)

@@ -5,12 +5,12 @@ Imports no torch: where torch-neuronx is installed that may load the Neuron runt
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from neuron.cores import Cores
+from neuron.libraries import imported_class, loading
 from shared.config import choice_parameter, int_parameter, parameter
 from shared.errors import ConfigError
 
@@ -97,7 +97,7 @@ def agreed(config: dict, name: str, folder: Path, own: dict, keys: tuple[str, ..
 # --- the libraries ----------------------------------------------------------------------------------------------------
 
 
-def load(path: str, compiled: Compiled):
+def load(path: str, compiled: Compiled, cores: Cores):
     package = next((name for name in LOADERS if path.startswith(f"{name}.")), None)
     if not path or package is None:
         said = f"is '{path}', of none of" if path else "is missing: say a class of one of"
@@ -106,29 +106,9 @@ def load(path: str, compiled: Compiled):
             "neuronx_distributed_inference.models.llama.modeling_llama.NeuronLlamaForCausalLM; a model of another "
             "library is loaded by load() in model.py"
         )
-    return LOADERS[package](imported(path, package), compiled)
-
-
-def imported(path: str, package: str) -> type:
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"MODEL_CLASS {path}: {why_missing(error.name or module, package)}") from None
-    if found is None:
-        raise ConfigError(f"MODEL_CLASS {path}: {module} has no class {name}; is it of another release?")
-    return found
-
-
-def why_missing(missing: str, package: str) -> str:
-    if package == missing or package.startswith(f"{missing}."):
-        return (
-            f"the Python package {package} is not installed where Triton runs: install it there, in a release that "
-            "goes with the SDK that the model was compiled with"
-        )
-    if missing.startswith(f"{package}."):
-        return f"{package} has no module {missing}; is it of another release?"
-    return f"{package} wants the Python package {missing}, which is not installed where Triton runs"
+    model_class = imported_class(path)
+    with loading(compiled.folder, cores):
+        return LOADERS[package](model_class, compiled)
 
 
 def load_nxd_inference(model_class: type, compiled: Compiled):

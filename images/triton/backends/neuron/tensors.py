@@ -14,7 +14,8 @@ import triton_python_backend_utils as pb_utils
 from neuron import batches
 from neuron.batches import Tensors
 from neuron.cores import Cores
-from neuron.frameworks import BFLOAT16, FRAMEWORKS, ModelFailed, numpy_types
+from neuron.frameworks import BFLOAT16, FRAMEWORKS, numpy_types
+from neuron.libraries import ModelFailed
 from shared import serving
 from shared.config import choice_parameter, int_parameter, parameter
 from shared.errors import ConfigError
@@ -75,11 +76,15 @@ class TensorModel:
 
     def batch(self) -> None:
         together = choice_parameter(self.config, "BATCH_REQUESTS_TO_NEURON", ("true", "false"), "true") == "true"
-        batching = self.config["max_batch_size"] > 0
-        self.merging = batching and together
-        self.rows_vary = batching or all(int(tensor["dims"][0]) == -1 for tensor in self.config["input"])
+        self.batching = self.config["max_batch_size"] > 0
+        self.merging = self.batching and together
+        inputs, self.sizes = (
+            {tensor["name"]: batches.stated_sizes(tensor, self.batching) for tensor in self.config[side]}
+            for side in ("input", "output")
+        )
+        self.rows_vary = all(sizes[:1] == [-1] for sizes in [*inputs.values(), *self.sizes.values()])
         # A request that is kept apart is one core's. Where Triton never merges, one has all cores to itself.
-        cut = self.rows_vary and (self.merging or not batching) and not self.framework.splits
+        cut = self.framework.evenly and self.rows_vary and (self.merging or not self.batching)
         self.parts = self.cores.threads if cut else 1
         self.rows_taken: set[int] = set()  # by a model that was not said to take one number of them
 
@@ -105,11 +110,16 @@ class TensorModel:
 
     def run_requests(self, requests: list[Tensors]) -> list[Tensors]:
         if not self.merging:
-            return list(self.requests_pool.map(self.run, requests))
+            return list(self.requests_pool.map(self.checked_run, requests))
         rows = [batches.row_count(request) for request in requests]
-        outputs = self.run(batches.joined(requests))
-        batches.check_rows(outputs, sum(rows))
-        return batches.cut(outputs, rows)
+        return batches.cut(self.checked_run(batches.joined(requests)), rows)
+
+    def checked_run(self, inputs: Tensors) -> Tensors:
+        outputs = self.run(inputs)
+        batches.check_sizes(outputs, self.sizes)
+        if self.batching:
+            batches.check_rows(outputs, batches.row_count(inputs))
+        return outputs
 
     def call_all(self, chunks: list[Tensors]) -> list[Tensors]:
         return [self.call(chunks[0])] if len(chunks) == 1 else list(self.chunks_pool.map(self.call, chunks))
@@ -137,7 +147,7 @@ class TensorModel:
         return pb_utils.InferenceResponse([self.tensor(name, outputs[name]) for name in wanted])
 
     def tensor(self, name: str, array: np.ndarray):
-        array = np.atleast_1d(array).astype(self.outputs[name], copy=False)  # a scalar goes out as [1]
+        array = np.atleast_1d(array).astype(self.outputs[name], copy=False)
         if name not in self.halves:
             return pb_utils.Tensor(name, array)
         half = self.framework.torch.from_numpy(np.ascontiguousarray(array)).bfloat16()
