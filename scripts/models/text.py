@@ -70,7 +70,7 @@ class TextModel:
         own = self.order.weights / "sentence_bert_config.json"
         trained = json.loads(own.read_text()).get("max_seq_length") if own.exists() else None
         longest = min(positions, trained or self.hugging_face_tokenizer.model_max_length)
-        return self.order.neuron.lengths_up_to(longest)[-1] if self.order.neuron else longest
+        return self.order.neuron.lengths_up_to(longest, self.order.system)[-1] if self.order.neuron else longest
 
     @cached_property
     def mask(self) -> str:
@@ -270,7 +270,7 @@ def save_neuron(model: TextModel, tokenizer: Tokenizer) -> dict:
             "make models compiles for Inf2 and Trn1; for Inf1 compile with torch-neuron yourself, and make the model's "
             "folder with scripts/neuron/gen_triton_model.py"
         )
-    lengths = target.lengths_up_to(model.max_length)
+    lengths = target.lengths_up_to(model.max_length, model.order.system)
     compiled = Compiled(model.whole, model.token_inputs, target, lengths, model.version("encoder"))
     with on_cores():
         compiled.compile()

@@ -73,8 +73,8 @@ def tell(order: Order, shown: str, kept: list[str]) -> None:
         print(f"{path} is loaded from there. For a container, put it into {shown} and say that,")
         print("      or mount it at that very place, by this line in compose.override.yaml:")
         print(f"      {mount(path)}")
-    print(f"next: move {shown} into model_repository/, if it is not there, and")
-    print(f"      make up PROFILE=neuron SYSTEMS={order.folder.name}")
+    where = "" if order.folder.parent.name == "model_repository" else f"move {shown} into model_repository/, and "
+    print(f"next: {where}make up PROFILE=neuron SYSTEMS={order.folder.name}")
 
 
 def mount(path: str) -> str:

@@ -43,10 +43,12 @@ class Target:
             tuple(settings.words("NEURON_COMPILER_ARGS")),
         )
 
-    def lengths_up_to(self, longest: int) -> list[int]:
-        """Those asked for, as far as the model takes them; or doubled from one to the next, up to the longest."""
+    def lengths_up_to(self, longest: int, system: str) -> list[int]:
+        """Those asked for; or doubled from one to the next, up to the longest that the model takes."""
         if self.lengths:
-            return sorted({min(length, longest) for length in self.lengths})
+            if self.lengths[-1] > longest:
+                raise UserError(f"NEURON_LENGTHS: {self.lengths[-1]} tokens are more than {system} takes, {longest}")
+            return list(self.lengths)
         doubled = [SHORTEST << step for step in range(longest.bit_length()) if SHORTEST << step < longest]
         return [*doubled, longest]
 
