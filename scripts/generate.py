@@ -39,21 +39,16 @@ def show(prompt: str, continuation: Iterator[str]) -> None:
 def chosen(triton: Triton, system: str) -> tuple[str, set[str]]:
     """The model that is asked, and its inputs: SYSTEM, or the usual one where it says none that is for generating."""
     model = USUAL if system == DEFAULT else system
-    inputs = served_inputs(triton, model)
-    if inputs & {"TEXT", "prompt"}:
-        return model, inputs
-    if inputs:
-        raise UserError(f"SYSTEM={model} continues no text")
-    raise UserError(f'{model} is not loaded: make up SYSTEMS="{model}", or say another with SYSTEM=')
-
-
-def served_inputs(triton: Triton, model: str) -> set[str]:
     try:
-        return {tensor["name"] for tensor in triton.config(model)["input"]}
+        config = triton.config(model)
     except TritonError as error:
         if error.status is None:  # it did not answer at all
             raise
-        return set()
+        raise UserError(f'{model} is not loaded: make up SYSTEMS="{model}", or say another with SYSTEM=') from None
+    inputs = {tensor["name"] for tensor in config["input"]}
+    if not inputs & {"TEXT", "prompt"} or "TYPE_STRING" not in {tensor["data_type"] for tensor in config["output"]}:
+        raise UserError(f"SYSTEM={model} continues no text")
+    return model, inputs
 
 
 def pieces(triton: Triton, model: str, inputs: set[str], prompt: str, tokens: int) -> Iterator[str]:

@@ -64,6 +64,9 @@ class Settings(dict[str, str]):
             raise UserError(f"{name}={self[name]}: must be one of {', '.join(choices)}")
         return self[name]
 
+    def flag(self, name: str) -> bool:
+        return self.choice(name, ("0", "1")) == "1"
+
     def bind_address(self) -> ipaddress.IPv4Address:
         try:
             return ipaddress.IPv4Address(self["BIND_ADDRESS"])

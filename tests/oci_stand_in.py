@@ -30,6 +30,7 @@ from oci.data_science import models as sdk
 from scripts.web import opener
 
 API = "/20190101"
+SHAPES = ("VM.Standard.E4.Flex", "VM.GPU.A10.1")
 WORK_POLLS = 2  # how often a work request is asked before it ends
 # What may change of an active deployment, one of these at a time.
 GROUPS = (
@@ -326,6 +327,10 @@ class Handler(BaseHTTPRequestHandler):
     def work_errors(self, id: str, **_: object) -> tuple[int, dict, object]:
         return 200, {}, [{"code": "Failed", "message": self.cloud.work[id].error, "timestamp": now()}]
 
+    def list_shapes(self, **_: object) -> tuple[int, dict, object]:
+        shape = {"coreCount": 64, "memoryInGBs": 1024, "shapeSeries": "AMD_ROME"}
+        return 200, {}, [shape | {"name": name} for name in SHAPES]
+
     # --- Object Storage -----------------------------------------------------------------------------------------------
 
     def namespace(self, **_: object) -> tuple[int, dict, object]:
@@ -402,6 +407,7 @@ ROUTES = (
     ("GET", WORK, Handler.get_work),
     ("GET", f"{WORK}/logs", Handler.work_logs),
     ("GET", f"{WORK}/errors", Handler.work_errors),
+    ("GET", f"{API}/modelDeploymentShapes", Handler.list_shapes),
     ("GET", "/n/?", Handler.namespace),
     ("HEAD", OBJECT, Handler.head_object),
     ("DELETE", OBJECT, Handler.delete_object),

@@ -11,12 +11,12 @@ from scripts.models.repository import CONFIGS
 from scripts.models.served import COMMENT, config_of
 from scripts.settings import UserError
 
-INPUT = re.compile(r"\binput\s*:?\s*(?=[\[{])")
+SIDES = {side: re.compile(rf"\b{side}\s*:?\s*(?=[\[{{])") for side in ("input", "output")}
 CLOSES = {"[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
-class Input:
+class Tensor:
     name: str
     kind: str
     dims: int  # how many
@@ -25,13 +25,19 @@ class Input:
 
 @dataclass(frozen=True)
 class Asked:
-    inputs: list[Input]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
     batched: bool
     decoupled: bool
 
     @property
     def names(self) -> set[str]:
         return {each.name for each in self.inputs}
+
+    @property
+    def continues(self) -> bool:
+        """A text."""
+        return bool(self.names & {"TEXT", "prompt"}) and any(each.kind == "STRING" for each in self.outputs)
 
     def text(self, text: str) -> dict | None:
         """A request with one text; None where a model asks for something else."""
@@ -52,15 +58,16 @@ def of(model: str, repository: Path) -> Asked:
 def parsed(config: str) -> Asked:
     batch = re.search(r"\bmax_batch_size\s*:\s*(\d+)", config)
     return Asked(
-        inputs=[tensor(block) for block in blocks(config)],
+        inputs=[tensor(block) for block in blocks(config, SIDES["input"])],
+        outputs=[tensor(block) for block in blocks(config, SIDES["output"])],
         batched=bool(batch and int(batch[1])),
         decoupled=bool(re.search(r"\bdecoupled\s*:\s*true", config, re.IGNORECASE)),
     )
 
 
-def blocks(config: str) -> Iterator[str]:
-    """Each input's { ... }, whether they are in one list or said one by one."""
-    for found in INPUT.finditer(config):
+def blocks(config: str, side: re.Pattern) -> Iterator[str]:
+    """Each tensor's { ... }, whether they are in one list or said one by one."""
+    for found in side.finditer(config):
         whole = enclosed(config, found.end())
         if whole.startswith("{"):
             yield whole
@@ -81,11 +88,11 @@ def enclosed(text: str, start: int) -> str:
     return text[start:]
 
 
-def tensor(block: str) -> Input:
+def tensor(block: str) -> Tensor:
     name = re.search(r"""\bname\s*:\s*["']([^"']+)""", block)
     kind = re.search(r"\bdata_type\s*:\s*TYPE_(\w+)", block)
     dims = re.search(r"\bdims\s*:\s*\[([^\]]*)\]", block)
-    return Input(
+    return Tensor(
         name=name[1] if name else "",
         kind=kind[1] if kind else "",
         dims=len(re.findall(r"-?\d+", dims[1])) if dims else len(re.findall(r"\bdims\s*:", block)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ PROFILES = ("cpu", "cuda")
 IMAGE = re.compile(r"[a-z0-9-]+\.ocir\.io/[^/\s:@]+/[^\s:@]+:[\w][\w.-]*(@sha256:[0-9a-f]{64})?")
 SYSTEM = re.compile(r"[A-Za-z0-9_][\w.-]*")
 LONGEST_NAME = 255
+# What a command needs of the file; of the rest, what is empty or wrong is not said.
+TO_ASK = ("account.",)
+TO_FIND = ("account.", "deployment.name", "deployment.compartment_id", "models.systems", "wait.")
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ class Deployment:
         return self.deployment.name
 
 
-def read(path: Path) -> Deployment:
+def read(path: Path, needed: tuple[str, ...] = ("",)) -> Deployment:
+    """`needed`: what the names of the settings begin with."""
     table = parsed(path)
     wrong = Wrong()
     sections = {
@@ -101,9 +106,10 @@ def read(path: Path) -> Deployment:
     }
     wrong.said += [f"[{name}]: there is no such section" for name in table]
     deployment = Deployment(**sections)
-    wrong.said += [problem for problem in problems(deployment) if problem.split(" ")[0] not in wrong.named]
+    found = [problem for problem in problems(deployment) if problem.startswith(needed)]
+    wrong.said += [problem for problem in found if problem.split(" ")[0] not in wrong.named]
     if wrong.said:
-        raise UserError(f"{path} cannot be deployed as it is:\n" + "\n".join(f"  {each}" for each in wrong.said))
+        raise UserError(f"{path} cannot be used as it is:\n" + "\n".join(f"  {each}" for each in wrong.said))
     return deployment
 
 
@@ -134,8 +140,10 @@ class Wrong:
             self.say(f"[{name}]", "is a section")
             values = {}
         hints = get_type_hints(kind)
-        for unknown in values.keys() - hints.keys():
-            self.say(f"{name}.{unknown}", "is no setting")
+        for unknown in [key for key in values if key not in hints]:
+            meant = difflib.get_close_matches(unknown, [key for key in hints if key not in values], n=1)
+            self.say(f"{name}.{unknown}", "is no setting" + "".join(f": is it {key}?" for key in meant))
+            self.named |= {f"{name}.{key}" for key in meant}
         given = {}
         for each in fields(kind):
             if each.name in values:

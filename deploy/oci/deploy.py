@@ -17,6 +17,7 @@ from deploy.oci.service import Service, every, told
 from scripts.cli import err, out, run
 from scripts.files import exclusive
 from scripts.models.backends import needed
+from scripts.models.repository import missing
 from scripts.settings import Settings, UserError
 
 GONE = ("DELETED", "DELETING")
@@ -30,14 +31,18 @@ def main() -> None:
     path = settings.path("DEPLOYMENT")
     deployment = configuration.read(path)
     settings = settings_of(settings, deployment)
-    if settings["DRY_RUN"] == "1":
+    push_it = settings.flag("PUSH")
+    if settings.flag("DRY_RUN"):
         dry_run(settings, deployment)
         return
     with exclusive(path.parent, "another `make deploy-oci` is at work here"):
         limits.check(deployment, Image.here(deployment.container.image), None, set())
         service = Service.of(deployment.account)
+        with told():
+            service.reach()
+            limits.check_shape(service, deployment)
         assemble(settings)
-        deployment, artifact = prepared(settings, deployment)
+        deployment, artifact = prepared(settings, deployment, push_it)
         try:
             with told():
                 live = roll_out(service, deployment, artifact)
@@ -49,17 +54,18 @@ def main() -> None:
     out.print(f'\n`make predict-oci PROMPT="My dog is cute, but"{said}` asks it, `make destroy-oci{said}` removes it.')
 
 
-def prepared(settings: Settings, deployment: Deployment) -> tuple[Deployment, Artifact]:
+def prepared(settings: Settings, deployment: Deployment, push_it: bool) -> tuple[Deployment, Artifact]:
     """Packed, checked and pushed: nothing is in Oracle Cloud's catalogue before all of that is well."""
     artifact = packed(settings)
     backends = needed(deployment.models.systems, settings.path("MODEL_REPOSITORY"))
     name = deployment.container.image
     image = Image.here(name)
     limits.check(deployment, image, artifact.path, backends)
-    out.print(f"[dim]{limits.start_up(artifact.path)}[/]")
+    if said := limits.start_up(artifact.path):
+        out.print(f"[dim]{said}[/]")
     if image is None:
         err.print(f"[yellow]{name} is not on this machine:[/] its size and what is in it are not checked")
-    if settings["PUSH"] == "1":
+    if push_it:
         push(name)
         image = Image.here(name)
     elif image and not image.digest and "@" not in name:
@@ -94,6 +100,7 @@ def dry_run(settings: Settings, deployment: Deployment) -> None:
 def packed_quietly(settings: Settings) -> Artifact | None:
     """Where the models are there. What is printed is JSON and nothing else."""
     if not is_assembled(settings):
+        missing(settings, quietly=True)  # says of what is no system at all
         err.print(f"[yellow]not assembled yet:[/] {settings['SYSTEMS']} (make models); the zip is not checked")
         return None
     with err.status("packing"):
@@ -176,7 +183,7 @@ def update(
     model_id = now.model_deployment_configuration_details.model_configuration_details.model_id
     body = bodies.update_deployment(wanted, groups, model_id)
     answer = service.data_science.update_model_deployment(live_id, body)
-    what = f"updating {deployment.name}: {', '.join(groups)}"
+    what = f"updating {', '.join(groups)} of {deployment.name}"
     if work := answer.headers.get(catalogue.WORK):
         waiting.done(service, work, what, deployment.wait)
     waiting.settled(service, live_id, what, deployment.wait)

@@ -15,9 +15,12 @@ from scripts.settings import Settings
 def main() -> None:
     settings = Settings.load()
     path = settings.path("DEPLOYMENT")
-    deployment = configuration.read(path)
+    only_show = settings.flag("DRY_RUN")
+    deployment = configuration.read(path, configuration.TO_FIND)
     with exclusive(path.parent, "another `make deploy-oci` is at work here"), told():
-        destroy(Service.of(deployment.account), deployment, only_show=settings["DRY_RUN"] == "1")
+        service = Service.of(deployment.account)
+        service.reach()
+        destroy(service, deployment, only_show)
 
 
 def destroy(service: Service, deployment: Deployment, only_show: bool = False) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import requests
 
 from deploy.oci.limits import REQUEST_BYTES
+from scripts.cli import err
 from scripts.settings import UserError
 from scripts.triton import reason
 
@@ -32,6 +33,7 @@ class Endpoint:
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = random.random
     session: requests.Session = field(default_factory=requests.Session)
+    has_answered: bool = False
 
     def infer(self, model: str, request: dict, timeout: float = TIMEOUT_S) -> dict:
         """No message holds anything of the request: what is asked is nobody else's business."""
@@ -62,12 +64,18 @@ class Endpoint:
             except requests.RequestException as error:
                 if attempt == ATTEMPTS:
                     raise UserError(f"{self.url} does not answer ({type(error).__name__})") from None
-                self.sleep(self.pause(attempt, None))
+                self.wait(self.pause(attempt, None), "no answer")
                 continue
             if attempt == ATTEMPTS or not (answer.status_code == 429 or answer.status_code >= 500):
+                self.has_answered = True
                 return answer
-            self.sleep(self.pause(attempt, answer.headers.get("Retry-After")))
+            self.wait(self.pause(attempt, answer.headers.get("Retry-After")), str(answer.status_code))
         raise AssertionError("the last attempt returns or raises")
+
+    def wait(self, pause: float, why: str) -> None:
+        if not self.has_answered:  # what answered before is amid its text
+            err.print(f"[dim]{why}: asking again in {pause:.0f} s[/]")
+        self.sleep(pause)
 
     def pause(self, attempt: int, wished: str | None) -> float:
         """Twice as long each time, and never the same for two clients; as the service wishes, if it does."""
@@ -95,7 +103,7 @@ def sentence(answer: requests.Response, model: str) -> str:
         case 404:
             what = (
                 f"there is no such deployment, it has no model {model}, or you may not ask it (404): check SYSTEM, "
-                "`make deploy-oci DRY_RUN=1`, and the policies of docs/oci.md"
+                "models.systems of deployment.toml, and the policies of docs/oci.md"
             )
         case 413:
             what = "the request is larger than a deployment takes (413)"

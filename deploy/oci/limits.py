@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile, is_zipfile
 
+from oci.exceptions import ServiceError
 from rich.filesize import decimal
 
 from deploy.oci import bodies
 from deploy.oci.config import Deployment
 from deploy.oci.image import Image
+from deploy.oci.service import Service, every
 from scripts.models.package import TOP
 from scripts.settings import UserError
 
@@ -23,6 +25,7 @@ ARTIFACT_BYTES = 400 * 1000**3
 DIRECT_BYTES = 2 * 1000**3
 REQUEST_BYTES = 10 * 1000**2
 START_SECONDS = 600
+READ_BYTES = 10 * 1000**2  # a second: what is never too much
 # The service's own, which a deployment cannot set.
 RESERVED = ("CONTAINER_CUSTOM_IMAGE", "MODEL_DEPLOYMENT_OCID", "MODEL_SERVING_PYTHON_VERSION", "TENANCY_OCID")
 NAME = re.compile(r"[A-Za-z]\w{0,29}[A-Za-z0-9]", re.ASCII)
@@ -102,10 +105,25 @@ def of_artifact(deployment: Deployment, artifact: Path) -> Iterator[str]:
         yield f"the models have {decimal(size)}, and instances.memory_gb = {instances.memory_gb:g} cannot hold them"
 
 
+def check_shape(service: Service, deployment: Deployment) -> None:
+    """Where it may be asked which there are."""
+    shape, compartment = deployment.instances.shape, deployment.deployment.compartment_id
+    try:
+        there = sorted(each.name for each in every(service.data_science.list_model_deployment_shapes, compartment))
+    except ServiceError as error:
+        if error.status != 404:
+            raise
+        return
+    if there and shape not in there:
+        raise UserError(f"instances.shape = '{shape}': {service.region} has {', '.join(there)}")
+
+
 def start_up(artifact: Path) -> str:
-    """How long a start takes is not to be known here; how fast it must be is."""
+    """How long a start takes is not to be known here; how fast it must be is. Nothing, where that is slow."""
     size = artifact.stat().st_size
+    if size < READ_BYTES * START_SECONDS:
+        return ""
     return (
-        f"the container has {START_SECONDS // 60} minutes to start: the models must be read at "
-        f"{decimal(max(1, size // START_SECONDS))}/s or more"
+        f"a container has {START_SECONDS // 60} minutes to start: it must read its {decimal(size)} of models at "
+        f"{decimal(size // START_SECONDS)}/s or more"
     )

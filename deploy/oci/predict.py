@@ -16,34 +16,52 @@ from deploy.oci.endpoint import Endpoint
 from deploy.oci.service import Service, told
 from scripts.cli import err, run
 from scripts.generate import pieces, show
+from scripts.models.repository import CONFIGS
+from scripts.models.served import with_steps
 from scripts.settings import Settings, UserError
 
 SHOWN = 6  # numbers of an output
+MENDS = {"FAILED": "makes it anew", "INACTIVE": "starts it"}
 
 
 def main() -> None:
     settings = Settings.load()
     if not settings["PROMPT"] and not settings["REQUEST"]:
         raise UserError('nothing to ask: make predict-oci PROMPT="My dog is cute, but", or REQUEST=file.json')
+    if settings["PROMPT"] and settings["REQUEST"]:
+        raise UserError("PROMPT and REQUEST both say what is asked: say one")
     tokens = settings.integer("TOKENS", least=1)
-    deployment = configuration.read(settings.path("DEPLOYMENT"))
-    model = chosen(deployment, os.environ.get("SYSTEM", ""))
+    url = settings["OCI_ENDPOINT"]
+    if url and not re.match(r"https?://[^/]", url):
+        raise UserError(f"OCI_ENDPOINT={url}: must begin with https://")
+    needed = configuration.TO_ASK if url else configuration.TO_FIND
+    deployment = configuration.read(settings.path("DEPLOYMENT"), needed)
     repository = settings.path("MODEL_REPOSITORY")
-    request = read_request(settings.path("REQUEST")) if settings["REQUEST"] else None
+    model = os.environ.get("SYSTEM") or next(iter(deployment.models.systems), "")
+    if not url:
+        check_served(deployment, model, repository)
+    if settings["REQUEST"]:
+        request, wants = read_request(settings.path("REQUEST")), None
+    else:
+        request, wants = None, asked.of(model, repository)
+        check_prompt(model, wants)
     service = Service.of(deployment.account)
     with told():
-        url = settings["OCI_ENDPOINT"] or address(service, deployment)
+        url = url or address(service, deployment)
     endpoint = Endpoint(predict_url(url), service.signer, lambda name: version(name, repository))
     err.print(f"[dim]{model}[/]")
     if request:
         show_outputs(endpoint.infer(model, request))
     else:
-        answer(endpoint, model, asked.of(model, repository), settings["PROMPT"], tokens)
+        answer(endpoint, model, wants, settings["PROMPT"], tokens)
 
 
-def chosen(deployment: Deployment, said: str) -> str:
-    """SYSTEM, if it was said for this command, or the first that is deployed. A part of one can be asked too."""
-    return said or deployment.models.systems[0]
+def check_served(deployment: Deployment, model: str, repository: Path) -> None:
+    """Triton has those that are named, and what these ask: a part can be asked too."""
+    systems = deployment.models.systems
+    if model not in {each for name in systems for each in with_steps(name, repository, CONFIGS)}:
+        has = ", ".join(systems)
+        raise UserError(f"SYSTEM={model} is not deployed: models.systems has {has}. Add it there, and make deploy-oci")
 
 
 def read_request(path: Path) -> dict:
@@ -59,13 +77,15 @@ def read_request(path: Path) -> dict:
 
 
 def address(service: Service, deployment: Deployment) -> str:
+    service.reach()
     found = find(service, deployment)
     if not found:
         raise UserError(
             f"there is no deployment '{deployment.name}' in {deployment.deployment.compartment_id}: make deploy-oci"
         )
-    if found[0].lifecycle_state not in ("ACTIVE", "UPDATING", "NEEDS_ATTENTION"):
-        raise UserError(f"{deployment.name} is {found[0].lifecycle_state.lower()}: make deploy-oci waits for it")
+    if (state := found[0].lifecycle_state) not in ("ACTIVE", "UPDATING", "NEEDS_ATTENTION"):
+        mends = MENDS.get(state, "waits for it")
+        raise UserError(f"{deployment.name} is {state.lower()}: make deploy-oci {mends}")
     return found[0].model_deployment_url
 
 
@@ -79,19 +99,22 @@ def version(model: str, repository: Path) -> str:
     return str(max(numbers, default=1))
 
 
-def answer(endpoint: Endpoint, model: str, wants: Asked, prompt: str, tokens: int) -> None:
+def check_prompt(model: str, wants: Asked) -> None:
     if wants.decoupled:
         raise UserError(f"SYSTEM={model} answers piece by piece, which /predict cannot: ask the one without _stream")
-    if wants.names & {"TEXT", "prompt"}:
-        show(prompt, pieces(endpoint, model, wants.names, prompt, tokens))
-        return
-    request = wants.text(prompt)
-    if request is None:
+    if not wants.continues and not wants.text(""):
+        names = ", ".join(sorted(wants.names)) or "tensors"
         raise UserError(
-            f"SYSTEM={model} asks for {', '.join(sorted(wants.names))}, which a PROMPT is not: put the whole request "
-            "into a file, REQUEST=file.json"
+            f"SYSTEM={model} asks for {names}, which a PROMPT is not: put the whole request into a file, "
+            "REQUEST=file.json"
         )
-    show_outputs(endpoint.infer(model, request))
+
+
+def answer(endpoint: Endpoint, model: str, wants: Asked, prompt: str, tokens: int) -> None:
+    if wants.continues:
+        show(prompt, pieces(endpoint, model, wants.names, prompt, tokens))
+    else:
+        show_outputs(endpoint.infer(model, wants.text(prompt)))
 
 
 def show_outputs(answer: dict) -> None:

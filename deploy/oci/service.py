@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import oci
+import requests
 from oci.auth.signers import SecurityTokenSigner, get_resource_principals_signer
 from oci.data_science import DataScienceClient
 from oci.exceptions import (
@@ -31,6 +33,7 @@ from scripts.settings import UserError
 
 # To connect, and to answer: a large artifact is taken in before there is an answer.
 TIMEOUT_S = (10, 600)
+NETWORK = "check the network, a proxy in https_proxy, and account.region"
 LIMITS = ("LimitExceeded", "QuotaExceeded", "OutOfHostCapacity")
 
 
@@ -53,6 +56,14 @@ class Service:
         return cls(
             DataScienceClient(config, **common, **special), ObjectStorageClient(config, **common), signer, region
         )
+
+    def reach(self) -> None:
+        """Whether there is a way to it at all: the SDK would ask for a minute and a half, in silence."""
+        address = self.data_science.base_client.endpoint.removesuffix("/20190101")
+        try:
+            requests.head(address, timeout=TIMEOUT_S[0], allow_redirects=False)
+        except requests.RequestException as error:
+            raise UserError(f"{address} does not answer ({type(error).__name__}): {NETWORK}") from None
 
 
 def credentials(account: Account) -> tuple[dict[str, str], Any]:
@@ -77,17 +88,27 @@ def credentials(account: Account) -> tuple[dict[str, str], Any]:
         return config, oci.signer.Signer.from_config(config)
     except ConfigFileNotFound:
         raise UserError(f"there is no {account.config_file}: `oci setup config` writes one (docs/oci.md)") from None
-    except ProfileNotFound:
-        raise UserError(f"there is no profile {account.profile} in {account.config_file}") from None
-    except InvalidConfig as error:
-        wrong = ", ".join(f"{name} is {what}" for name, what in error.args[0].items())
+    except (ProfileNotFound, InvalidConfig) as error:
+        there = profiles(account.config_file)
+        if account.profile not in there:
+            has = ", ".join(there) or "none"
+            raise UserError(f"{account.config_file} has no profile {account.profile}; it has {has}") from None
+        wrong = ", ".join(f"{name} is {what}" for name, what in sorted(error.args[0].items()))
         raise UserError(f"{where}: {wrong}") from None
+    except configparser.Error:
+        raise UserError(f"{account.config_file} is no configuration file: `oci setup config` writes one") from None
     except MissingPrivateKeyPassphrase:
         raise UserError(f"{where}: its key wants a pass_phrase, and there is none or another") from None
     except InvalidPrivateKey:
         raise UserError(f"{where}: its key_file is no private key") from None
     except (OSError, ClientError):
         raise UserError(f"{where}: its key_file cannot be read") from None
+
+
+def profiles(path: str) -> list[str]:
+    parsed = configparser.ConfigParser(interpolation=None)
+    parsed.read(Path(path).expanduser())
+    return [*(["DEFAULT"] if parsed.defaults() else []), *parsed.sections()]
 
 
 def every(listing: Callable, *arguments: Any, **options: Any) -> Iterator[Any]:
@@ -113,8 +134,8 @@ def told() -> Iterator[None]:
         raise UserError("a part of the zip could not be uploaded: the same command goes on with the others") from None
     except (ConnectTimeout, RequestException) as error:
         raise UserError(
-            f"Oracle Cloud does not answer ({type(error).__name__}): check the network, a proxy in https_proxy, "
-            "and account.region. What was begun is found again by the same command"
+            f"Oracle Cloud does not answer ({type(error).__name__}): {NETWORK}. What was begun is found again by the "
+            "same command"
         ) from None
 
 

@@ -34,25 +34,28 @@ def done(service: Service, work: str, what: str, wait: Wait) -> None:
             if request.status in ENDED:
                 break
     if request.status != "SUCCEEDED":
-        raise UserError(f"{what}: {failure(service, request)}")
+        raise UserError(f"{what} {failure(service, request)}")
 
 
 def failure(service: Service, request: WorkRequest) -> str:
     errors = service.data_science.list_work_request_errors(request.id).data
     said = "; ".join(error.message.rstrip(".") for error in errors) or "Oracle Cloud says no more than that"
     return (
-        f"{request.status.lower()}: {said}. The container's own words are in the log of logs.predict_id (docs/oci.md)"
+        f"{request.status.lower()}: {said}. The container's own words are in the log that logs.predict_id names, if it "
+        "names one (docs/oci.md)"
     )
 
 
 def settled(service: Service, deployment_id: str, what: str, wait: Wait) -> ModelDeployment:
     """Until a deployment is in no state that passes by itself."""
-    with progress(what):
-        for _ in polls(what, wait):
-            found: ModelDeployment = service.data_science.get_model_deployment(deployment_id).data
-            if found.lifecycle_state not in UNSETTLED:
-                return found
-    raise AssertionError("polls ends by raising")
+    found: ModelDeployment = service.data_science.get_model_deployment(deployment_id).data
+    if found.lifecycle_state in UNSETTLED:
+        with progress(what):
+            for _ in polls(what, wait):
+                found = service.data_science.get_model_deployment(deployment_id).data
+                if found.lifecycle_state not in UNSETTLED:
+                    break
+    return found
 
 
 def polls(what: str, wait: Wait) -> Iterator[None]:

@@ -12,7 +12,7 @@ from scripts.settings import Settings
 def main() -> None:
     settings = Settings.load()
     os.environ.pop("HF_TOKEN", None)  # code that comes with a model is not to find it there
-    if settings.choice("LIST", ("0", "1")) == "1":
+    if settings.flag("LIST"):
         from scripts.models.listing import print_list
 
         print_list(settings)

@@ -34,7 +34,7 @@ def downloaded(name: str, revision: str, settings: Settings, place: Path) -> Ite
     api = library(settings["HF_TOKEN"])
     with plain_errors(name, revision, api):
         info = api.model_info(name, revision=revision or None, files_metadata=True)
-        files = needed(info, settings["TRUST_REMOTE_CODE"] == "1")
+        files = needed(info, settings.flag("TRUST_REMOTE_CODE"))
         folder = place / DOWNLOADS / f"{name.replace('/', '--')}@{info.sha}"
         check_space(name, files, folder, place)
         fetch(api, info, files, folder)

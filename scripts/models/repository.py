@@ -132,7 +132,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
             weights=weights.folder,
             movable=weights.movable,
             folder=Path(folder),
-            trust_remote_code=settings["TRUST_REMOTE_CODE"] == "1",
+            trust_remote_code=settings.flag("TRUST_REMOTE_CODE"),
             neuron=target,
         )
         if target:  # before torch is imported, which may wake Neuron's runtime: of all cores, that takes what it sees

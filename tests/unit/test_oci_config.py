@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.oci import config
 from deploy.oci.config import read
 from scripts.settings import ROOT, UserError
 
@@ -51,8 +52,22 @@ def test_what_is_committed_wants_three_things():
     with pytest.raises(UserError) as error:
         read(COMMITTED)
     path, *lines = str(error.value).splitlines()
-    assert path == f"{COMMITTED} cannot be deployed as it is:"
+    assert path == f"{COMMITTED} cannot be used as it is:"
     assert [line.split()[0] for line in lines] == list(IDS)
+
+
+def test_who_only_asks_needs_none_of_them(tmp_path):
+    assert read(COMMITTED, config.TO_ASK).models.systems == ["gpt2_ensemble"]
+    with pytest.raises(UserError) as error:
+        read(COMMITTED, config.TO_FIND)
+    assert [line.split()[0] for line in str(error.value).splitlines()[1:]] == ["deployment.compartment_id"]
+
+
+def test_a_setting_by_nearly_its_name(tmp_path):
+    with pytest.raises(UserError) as error:
+        read(written(tmp_path, instances__ocpus=None, instances__ocpu=2, wait__nothing=1))
+    lines = str(error.value).splitlines()[1:]
+    assert lines == ["  instances.ocpu is no setting: is it ocpus?", "  wait.nothing is no setting"]
 
 
 def test_with_them_it_is_read(tmp_path):

@@ -11,9 +11,9 @@ import pytest
 import requests
 
 from deploy.oci import asked, endpoint
-from deploy.oci.asked import Asked, Input
+from deploy.oci.asked import Asked, Tensor
 from deploy.oci.endpoint import ATTEMPTS, LONGEST_PAUSE_S, Endpoint, seconds
-from deploy.oci.predict import answer, predict_url, read_request, show_outputs, version
+from deploy.oci.predict import answer, check_prompt, predict_url, read_request, show_outputs, version
 from scripts.settings import ROOT, UserError
 
 SECRET = "what nobody else is to read"
@@ -178,11 +178,13 @@ def test_numbers(capsys):
         ("falcon7b_stream", "SYSTEM=falcon7b_stream answers piece by piece, which /predict cannot"),
         ("vit_ensemble", "SYSTEM=vit_ensemble asks for image, image_bytes, which a PROMPT is not"),
         ("encoder", "SYSTEM=encoder asks for attention_mask, input_ids"),
+        ("gpt2_decoder", "SYSTEM=gpt2_decoder asks for logits"),
+        ("gpt2", "SYSTEM=gpt2 asks for tensors, which a PROMPT is not"),
     ],
 )
 def test_what_a_prompt_cannot_do(model, said):
     with pytest.raises(UserError, match=said):
-        answer(endpoint_of(OK)[0], model, asked.of(model, ROOT / "model_repository"), "go", 5)
+        check_prompt(model, asked.of(model, ROOT / "model_repository"))
 
 
 def test_a_model_that_is_nowhere(tmp_path):
@@ -194,7 +196,7 @@ def test_configs_however_they_are_written():
     said = 'max_batch_size: 4 input { name: "a" data_type: TYPE_FP32 dims: 3 dims: -1 } input: [{name: "b" '
     said += 'data_type: TYPE_STRING dims: [ 1 ] reshape { shape: [ ] } optional: true }] output [ { name: "c" } ]'
     assert asked.parsed(said) == Asked(
-        [Input("a", "FP32", 2, False), Input("b", "STRING", 1, True)], batched=True, decoupled=False
+        [Tensor("a", "FP32", 2, False), Tensor("b", "STRING", 1, True)], [Tensor("c", "", 0, False)], True, False
     )
 
 

@@ -21,11 +21,12 @@ from deploy.oci.config import Account, Deployment
 from deploy.oci.deploy import prepared, roll_out
 from deploy.oci.destroy import destroy
 from deploy.oci.image import Image
+from deploy.oci.limits import check_shape
 from deploy.oci.service import Service, credentials, told
 from scripts.models.package import package
 from scripts.settings import ROOT, Settings, UserError
 from tests.oci_stand_in import OciStandIn, oci_stand_in
-from tests.unit.test_oci_config import written
+from tests.unit.test_oci_config import IDS, written
 
 GOLDEN = ROOT / "tests/golden/oci"
 
@@ -139,11 +140,11 @@ def test_what_is_sent_is_what_a_dry_run_shows(here):
 
 def test_a_dry_run_by_the_letter(here):
     """With no network, no credentials and nothing assembled."""
-    path = written(here.folder, account__config_file="/nowhere", models__systems=["gpt2_ensemble", "elsewhere"])
+    path = written(here.folder, account__config_file="/nowhere", models__systems=["gpt2_ensemble", "embedding"])
     code, out, err = here.run("deploy", DRY_RUN="1", DEPLOYMENT=str(path), PACKAGE="/tmp/model_repository.zip")
     assert code == 0, err
     assert out == (GOLDEN / "dry_run.json").read_text()
-    assert "not assembled yet: gpt2_ensemble elsewhere (make models); the zip is not checked" in err
+    assert "not assembled yet: gpt2_ensemble embedding (make models); the zip is not checked" in err
 
 
 def test_a_second_run_changes_nothing(here, capsys):
@@ -202,7 +203,7 @@ def test_one_that_was_stopped_is_started(here):
 def test_a_container_that_does_not_start_is_said_and_made_anew(here):
     here.cloud.fails = "Container exited with code 1."
     with pytest.raises(
-        UserError, match=r"creating triton-transformers: failed: Container exited with code 1\. The cont"
+        UserError, match=r"creating triton-transformers failed: Container exited with code 1\. The cont"
     ):
         here.deploy()
     assert states(here.cloud.deployments) == ["FAILED"]
@@ -214,7 +215,7 @@ def test_a_container_that_does_not_start_is_said_and_made_anew(here):
 def test_an_update_that_fails_is_said(here):
     here.deploy()
     here.cloud.fails = "Container exited with code 1."
-    with pytest.raises(UserError, match=r"updating triton-transformers: container: failed: Container exited"):
+    with pytest.raises(UserError, match=r"updating container of triton-transformers failed: Container exited"):
         here.deploy(container__environment={"TRITON_LOG_VERBOSE": "1"})
 
 
@@ -313,14 +314,14 @@ def test_a_large_zip_without_a_bucket(here, small_parts):
     with pytest.raises(
         UserError, match=r"over 1\.0 kB it goes through a bucket of Object Storage, and models\.bucket names"
     ):
-        prepared(here.settings, here.deployment())
+        prepared(here.settings, here.deployment(), push_it=False)
 
 
 def test_models_that_the_memory_cannot_hold(here):
     deployment = here.deployment()
     small = replace(deployment, instances=replace(deployment.instances, memory_gb=0.0001))
     with pytest.raises(UserError, match=r"the models have 300\.6 kB, and instances\.memory_gb = 0\.0001 cannot hold"):
-        prepared(here.settings, small)
+        prepared(here.settings, small, push_it=False)
 
 
 def test_a_zip_of_other_systems(here):
@@ -340,7 +341,7 @@ def test_an_image_that_was_not_pushed(here, monkeypatch):
     image = Image("iad.ocir.io/tests/triton:1.0", 1, [], ["tokenizer"], "")
     monkeypatch.setattr(Image, "here", lambda name: image)
     with pytest.raises(UserError, match="was not pushed from this machine since it was built: say PUSH=1"):
-        prepared(here.settings, here.deployment())
+        prepared(here.settings, here.deployment(), push_it=False)
     pushed = []
 
     def push(name: str) -> None:
@@ -348,7 +349,7 @@ def test_an_image_that_was_not_pushed(here, monkeypatch):
         monkeypatch.setattr(Image, "here", lambda name: replace(image, digest=f"sha256:{'1' * 64}"))
 
     monkeypatch.setattr(module, "push", push)
-    deployment, _ = prepared(Settings(here.settings | {"PUSH": "1"}), here.deployment())
+    deployment, _ = prepared(here.settings, here.deployment(), push_it=True)
     assert pushed == ["iad.ocir.io/tests/triton:1.0"]
     assert bodies.container(deployment, oci.data_science.models.OcirModelDeploymentEnvironmentConfigurationDetails)
     assert deployment.container.image == f"iad.ocir.io/tests/triton:1.0@sha256:{'1' * 64}"
@@ -359,7 +360,7 @@ def test_nothing_is_uploaded_of_what_would_be_refused(here, monkeypatch):
     monkeypatch.setattr(Image, "here", lambda name: image)
     monkeypatch.setattr(module, "push", lambda name: pytest.fail("pushed"))
     with pytest.raises(UserError) as error:
-        prepared(Settings(here.settings | {"PUSH": "1"}), here.deployment())
+        prepared(here.settings, here.deployment(), push_it=True)
     assert len(str(error.value).splitlines()) == 3
 
 
@@ -460,6 +461,58 @@ def test_a_signature_of_another_key(here, tmp_path_factory):
         roll_out(here.service(account), here.deployment(), here.artifact())
 
 
+def test_a_shape_that_there_is_not(here):
+    shape = "VM.Standrd.E4.Flex"
+    with pytest.raises(UserError, match=rf"{shape}': us-ashburn-1 has VM\.GPU\.A10\.1, VM\.Standard\.E4\.Flex$"):
+        check_shape(here.service(), here.deployment(instances__shape=shape))
+    here.cloud.fault("modelDeploymentShapes", 404)
+    check_shape(here.service(), here.deployment(instances__shape=shape))
+
+
+def test_there_is_no_way_to_it(here):
+    """Said at once, by each command, and nothing is made."""
+    own = {"account__config_file": str(here.cloud.config_file()), "models__systems": ["embedding"]}
+    path = written(here.folder, account__endpoint="http://127.0.0.1:1", **own)
+    for name in ("deploy", "predict", "destroy"):
+        code, _, said = here.run(name, DEPLOYMENT=str(path), PROMPT="go")
+        assert code == 1
+        assert "http://127.0.0.1:1 does not answer (ConnectionError): check the network" in said
+    assert here.cloud.seen == []
+
+
+@pytest.mark.parametrize("name", ["deploy", "destroy"])
+def test_nearly_a_dry_run_is_none(here, name):
+    code, _, said = here.run(name, DRY_RUN="true")
+    assert (code, here.cloud.seen) == (1, [])
+    assert "DRY_RUN=true: must be one of 0, 1" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"SYSTEM": "gpt2_generate"}, "SYSTEM=gpt2_generate is not deployed: models.systems has own. Add it there"),
+        ({"REQUEST": "request.json"}, "PROMPT and REQUEST both say what is asked: say one"),
+        ({"OCI_ENDPOINT": "foo"}, "OCI_ENDPOINT=foo: must begin with https://"),
+        ({"TOKENS": "many"}, "TOKENS=many: must be a whole number"),
+        ({}, "SYSTEM=own asks for tensors, which a PROMPT is not"),
+    ],
+)
+def test_what_is_wrong_with_a_question_is_said_before_anybody_is_asked(here, settings, said):
+    code, _, error = here.run("predict", PROMPT="go", **settings)
+    assert (code, here.cloud.seen) == (1, [])
+    assert said in error
+
+
+def test_who_has_the_address_needs_no_more_of_the_file(here):
+    """Not the compartment, nor the project, nor the image."""
+    path = written(here.folder, **dict.fromkeys(IDS, ""), account__config_file=str(here.cloud.config_file()))
+    (here.folder / "request.json").write_text('{"inputs": []}')
+    settings = {"REQUEST": str(here.folder / "request.json"), "DEPLOYMENT": str(path)}
+    code, _, error = here.run("predict", OCI_ENDPOINT=f"{here.cloud.url}/ocid1.x", **settings)
+    assert code == 1
+    assert "or you may not ask it (404)" in error
+
+
 def test_nobody_answers(here):
     account = replace(here.deployment().account, endpoint="http://127.0.0.1:1")
     with pytest.raises(UserError, match="Oracle Cloud does not answer"), told():
@@ -478,7 +531,9 @@ def profile(here: Here, old: str, new: str) -> Account:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("[DEFAULT]", "[DEFAULTS]", "fingerprint is missing"),
+        ("[DEFAULT]", "[PROD]", "{here.folder}/config has no profile DEFAULT; it has PROD"),
+        ("user=ocid1.user.oc1..tests\ntenancy", "tenant", "tenancy is missing, user is missing"),
+        ("[DEFAULT]", "", "is no configuration file"),
         ("user=ocid1.user.oc1..tests\n", "", "user is missing"),
         ("tenancy=ocid1.tenancy.oc1..tests", "tenancy=x", "tenancy is malformed"),
         ("key.pem", "nothing.pem", "its key_file cannot be read"),
@@ -488,7 +543,7 @@ def profile(here: Here, old: str, new: str) -> Account:
 def test_a_profile_that_will_not_do(here, old, new, said):
     with pytest.raises(UserError) as error:
         credentials(profile(here, old, new))
-    assert said in str(error.value)
+    assert said.format(here=here) in str(error.value)
     assert "PRIVATE" not in str(error.value)
 
 
@@ -498,7 +553,7 @@ def test_no_configuration_at_all(here):
 
 
 def test_no_such_profile(here):
-    with pytest.raises(UserError, match="there is no profile OTHER in "):
+    with pytest.raises(UserError, match="config has no profile OTHER; it has DEFAULT"):
         credentials(replace(profile(here, "", ""), profile="OTHER"))
 
 

@@ -59,6 +59,7 @@ def test_a_misspelt_name_is_said(dotenv):
         ("WARMUP", "inf", lambda s: s.number("WARMUP")),
         ("LOCUST_PORT", "70000", lambda s: s.port("LOCUST_PORT")),
         ("BIND_ADDRESS", "::1", lambda s: s.address()),
+        ("DRY_RUN", "true", lambda s: s.flag("DRY_RUN")),
         ("PROTOCOL", "carrier pigeon", lambda s: s.choice("PROTOCOL", ("http", "grpc"))),
     ],
 )
