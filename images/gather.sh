@@ -18,14 +18,14 @@ for backend in shared "${backends[@]}"; do
   [[ $backend == python ]] || { echo "there is no backend $backend in this image" >&2 && exit 1; }
 done
 
-# Of what is neither a library nor a program, ldd says so and nothing more.
-find "$target$home" -type f '(' -name '*.so*' -o -perm /111 ')' -exec ldd '{}' ';' 2>/dev/null |
-  awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+# What not even NVIDIA's whole image has, it does without.
+linked.sh "$target$home" 2>"$target/nowhere" |
   while read -r library; do
     # Debian's /lib is a link to /usr/lib, and so is that of MIN.
     folder=$(realpath "$(dirname "$library")")
     library=$folder/$(basename "$library")
-    [[ $folder != "$home"* && ! -e $min$library && ! -L $min$library ]] || continue
+    # What lies beside the server and the backends came with them.
+    [[ $folder != "$home"* && $folder != "$target$home"* && ! -e $min$library && ! -L $min$library ]] || continue
     mkdir -p "$target$folder"
     cp -aL "$library" "$target$folder/"
   done

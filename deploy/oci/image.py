@@ -7,8 +7,10 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
+from rich.markup import escape
+
 from scripts.cli import err
-from scripts.docker.slim import LABEL
+from scripts.docker.slim import LABEL, PROFILE_LABEL
 from scripts.settings import UserError
 
 
@@ -19,6 +21,8 @@ class Image:
     command: list[str]  # entrypoint and cmd
     backends: list[str] | None  # None: it does not say
     digest: str  # in its registry; empty: it was not pushed from here
+    architecture: str = ""  # empty: not known
+    profile: str = ""  # empty: it does not say
 
     @classmethod
     def here(cls, name: str) -> Image | None:
@@ -35,16 +39,43 @@ class Image:
     @classmethod
     def of(cls, name: str, record: dict) -> Image:
         config = record.get("Config") or {}
-        label = (config.get("Labels") or {}).get(LABEL)
-        repository = name.partition("@")[0].rpartition(":")[0]
+        labels = config.get("Labels") or {}
+        label = labels.get(LABEL)
         digests = [each.partition("@") for each in record.get("RepoDigests") or []]
         return cls(
             name=name,
             size=record["Size"],
             command=[*(config.get("Entrypoint") or []), *(config.get("Cmd") or [])],
             backends=None if label is None else label.split(),
-            digest=next((digest for theirs, _, digest in digests if theirs == repository), ""),
+            digest=next((digest for theirs, _, digest in digests if theirs == repository(name)), ""),
+            architecture=record.get("Architecture") or "",
+            profile=labels.get(PROFILE_LABEL, ""),
         )
+
+    def is_pushed(self) -> bool:
+        """As its registry says: engines with containerd's store have a digest as soon as an image is built.
+
+        Where the registry cannot be asked, the engine's word is taken.
+        """
+        if not self.digest:
+            return False
+        pushed = f"{repository(self.name)}@{self.digest}"
+        try:
+            done = docker("buildx", "imagetools", "inspect", pushed)
+        except subprocess.TimeoutExpired as error:
+            said = f"no answer within {error.timeout:.0f} s"
+        else:
+            if done.returncode == 0:
+                return True
+            said = (done.stderr.strip().splitlines() or ["docker buildx failed"])[-1]
+            if said.endswith(f"{pushed}: not found"):
+                return False
+        err.print(f"[yellow]whether {self.name} was pushed, its registry was not to be asked:[/] {escape(said)}")
+        return True
+
+
+def repository(name: str) -> str:
+    return name.partition("@")[0].rpartition(":")[0]
 
 
 def push(name: str) -> None:

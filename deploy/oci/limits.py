@@ -34,7 +34,7 @@ NAME = re.compile(r"[A-Za-z]\w{0,29}[A-Za-z0-9]", re.ASCII)
 def check(deployment: Deployment, image: Image | None, artifact: Path | None, backends: set[str]) -> None:
     """All that exceeds a limit, at once. Of an image or an artifact that is not here, nothing."""
     found = [*of_environment(deployment), *of_command(deployment, image)]
-    found += of_image(image, backends) if image else []
+    found += of_image(deployment, image, backends) if image else []
     found += of_artifact(deployment, artifact) if artifact else []
     if found:
         raise UserError("Oracle Cloud would not run this deployment:\n" + "\n".join(f"  {each}" for each in found))
@@ -70,7 +70,20 @@ def of_command(deployment: Deployment, image: Image | None) -> Iterator[str]:
         yield f"{of_what} have {size} bytes, and must have less than {COMMAND_BYTES}"
 
 
-def of_image(image: Image, backends: set[str]) -> Iterator[str]:
+def of_image(deployment: Deployment, image: Image, backends: set[str]) -> Iterator[str]:
+    profile, shape = deployment.container.profile, deployment.instances.shape
+    # Ampere's processors and Grace; all the others are Intel's and AMD's.
+    wanted = "arm64" if re.search(r"\.(Standard\.A|GPU\.GB)\d", shape) else "amd64"
+    if image.architecture not in ("", wanted):
+        yield (
+            f"{image.name} is for {image.architecture}, and '{shape}' runs {wanted}: build it for that, "
+            f"`DOCKER_DEFAULT_PLATFORM=linux/{wanted} make build TAG=`"
+        )
+    if image.profile == "cpu" and profile == "cuda":
+        yield (
+            f"{image.name} was built with PROFILE=cpu, and container.profile is '{profile}': `make build "
+            f"PROFILE={profile} TAG=`"
+        )
     if image.size > IMAGE_BYTES:
         yield (
             f"{image.name} has {decimal(image.size)}, unpacked, and {decimal(IMAGE_BYTES)} is the most: "

@@ -15,9 +15,13 @@ key="triton-admin-key=${TRITON_ADMIN_KEY:?is empty: run make up, which makes one
 export BIND_ADDRESS=${BIND_ADDRESS:-127.0.0.1}
 
 # What each Python process starts with: 64 MiB, or so much that 16 of them fit where nobody gave the container more than
-# Docker's own 64 MB of shared memory.
-shm=$(($(df --output=size -B1 /dev/shm | tail -n 1) / 16))
-shm=$((shm < 67108864 ? shm : 67108864))
+# Docker's own 64 MB of shared memory. Less than 4 MiB Triton refuses. Not every df knows --output.
+shm=${TRITON_SHM_BYTES:-}
+if [[ -z $shm ]]; then
+  there=$({ df --output=size -B1 /dev/shm 2>/dev/null || true; } | tail -n 1)
+  [[ $there =~ ^\ *[1-9][0-9]*$ ]] || there=$((16 * 64 << 20))
+  shm=$((there / 16 < 4 << 20 ? 4 << 20 : there / 16 > 64 << 20 ? 64 << 20 : there / 16))
+fi
 
 flags=(
   --model-repository="${MODEL_REPOSITORY:-/models}"
@@ -35,7 +39,7 @@ flags=(
   --metrics-address="$BIND_ADDRESS" --metrics-port="${TRITON_METRICS_PORT:-8002}"
   --http-restricted-api="$restricted:$key"
   --grpc-restricted-protocol="$restricted:$key"
-  --backend-config="python,shm-default-byte-size=${TRITON_SHM_BYTES:-$shm}"
+  --backend-config="python,shm-default-byte-size=$shm"
   --log-verbose="${TRITON_LOG_VERBOSE:-0}"
 )
 # On a machine without a GPU Triton looks for one all the same, and complains.

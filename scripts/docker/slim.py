@@ -5,14 +5,20 @@ from __future__ import annotations
 import subprocess
 
 from scripts.cli import out
-from scripts.models.backends import needed
+from scripts.models.backends import ENSEMBLE, by_model
 from scripts.models.package import assembled
 from scripts.settings import ROOT, Settings, UserError
 
 PROFILES = ("cpu", "cuda")
 # Read by whoever deploys the image, who cannot look into it.
 LABEL = "io.triton-transformers.backends"
-# What the backends import that NVIDIA's images do not have.
+PROFILE_LABEL = "io.triton-transformers.profile"
+# What nearly every cloud machine is, whatever this one is.
+PLATFORM = "linux/amd64"
+# Asked for by those who run the image: Oracle Cloud's own check of a container's health is a call of it.
+TOOLS = "curl"
+OURS = ROOT / "images/triton/backends"
+# The backends that run on torch and transformers, and on Python's ONNX Runtime.
 TORCH = {"image_processor", "transformers"}
 ONNX = {"packed_onnx"}
 
@@ -22,16 +28,35 @@ def build(settings: Settings, environment: dict[str, str]) -> None:
     repository = settings.path("MODEL_REPOSITORY")
     for name in settings.words("SYSTEMS"):
         assembled(name, repository)  # what an exported model runs on, its config may not say
-    backends = sorted(needed(settings.words("SYSTEMS"), repository))
+    backends = checked(by_model(settings.words("SYSTEMS"), repository), profile, environment)
     done = subprocess.run(command(settings["TAG"], profile, backends, environment), env=environment, cwd=ROOT)
     if done.returncode:
         raise UserError("the build failed; what it said is above")
     out.print(f"{settings['TAG']}: {', '.join(backends)}")
 
 
+def checked(models: dict[str, str], profile: str, environment: dict[str, str]) -> list[str]:
+    """The backends of the models, all of which there are. What NVIDIA's image has, the build finds out."""
+    for model, backend in models.items():
+        if not backend:
+            raise UserError(f"{model} does not say which backend it runs on, and has no file that Triton knows it by")
+        if backend not in (ENSEMBLE, "python") and not (OURS / backend).is_dir() and not nvidias(profile, environment):
+            raise UserError(
+                f"{model} runs on the backend {backend}, which PyPI's Triton has not got: say TRITON_SOURCE=ngc"
+            )
+    found = sorted(set(models.values()) - {ENSEMBLE})
+    if not found:
+        raise UserError("SYSTEMS names nothing that runs on a backend: name what the image is to serve")
+    return found
+
+
+def nvidias(profile: str, environment: dict[str, str]) -> bool:
+    return profile == "cuda" or environment["TRITON_SOURCE"] == "ngc"
+
+
 def command(tag: str, profile: str, backends: list[str], environment: dict[str, str]) -> list[str]:
-    nvidia = profile == "cuda" or environment["TRITON_SOURCE"] == "ngc"
-    arguments = {"BACKENDS": " ".join(backends)}
+    nvidia = nvidias(profile, environment)
+    arguments = {"BACKENDS": " ".join(backends), "TOOLS": TOOLS}
     if nvidia:
         arguments["PACKAGES"] = " ".join(packages(set(backends), profile, environment["TRANSFORMERS"]))
     names = [
@@ -48,7 +73,9 @@ def command(tag: str, profile: str, backends: list[str], environment: dict[str, 
     arguments |= {name: environment[name] for name in names if environment.get(name)}
     line = ["docker", "build", "--file", "images/triton/Dockerfile", "--tag", tag]
     line += ["--target", "nvidia-slim" if nvidia else f"cpu-{environment['TRITON_SOURCE']}"]
-    line += ["--label", f"{LABEL}={' '.join(backends)}"]
+    # The variable is Docker's own.
+    line += ["--platform", environment.get("DOCKER_DEFAULT_PLATFORM") or PLATFORM]
+    line += ["--label", f"{LABEL}={' '.join(backends)}", "--label", f"{PROFILE_LABEL}={profile}"]
     for name, value in arguments.items():
         line += ["--build-arg", f"{name}={value}"]
     for name, secret in (("BUILD_PIP_CONF", "pip_conf"), ("BUILD_CA", "ca")):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,16 +19,14 @@ from dotenv import dotenv_values
 from scripts.cli import err, out
 from scripts.docker import preflight, slim
 from scripts.files import exclusive, write_atomically
-from scripts.models.repository import CONFIGS, all_in_place, models_of, remove_all
-from scripts.models.served import config_of
+from scripts.models.backends import needed
+from scripts.models.repository import all_in_place, remove_all
 from scripts.neuron.target import CHIPS
 from scripts.ports import check_free
 from scripts.settings import DOTENV, PROFILES, ROOT, UserError
 from scripts.stack import PORTS, Process, Stack
 
 SOURCES = ("pypi", "pypi-transformers", "ngc")
-# The backends that run on torch and transformers.
-NEED_TRANSFORMERS = re.compile(r'^\s*backend\s*:\s*"(image_processor|transformers)"', re.MULTILINE)
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 # Who gets the Neuron devices.
 NEURON_SERVICES = ("triton-neuron", "neuron-monitor", "exporter-neuron")
@@ -122,10 +119,8 @@ class DockerStack(Stack):
     def triton_source(self) -> str:
         if self.settings["TRITON_SOURCE"]:
             return self.settings.choice("TRITON_SOURCE", SOURCES)
-        repository = self.settings.path("MODEL_REPOSITORY")
-        models = {model for name in self.settings.words("SYSTEMS") for model in models_of(name, repository)}
-        configs = filter(None, (config_of(model, repository, CONFIGS) for model in models))
-        return "pypi-transformers" if any(NEED_TRANSFORMERS.search(path.read_text()) for path in configs) else "pypi"
+        backends = needed(self.settings.words("SYSTEMS"), self.settings.path("MODEL_REPOSITORY"))
+        return "pypi-transformers" if backends & slim.TORCH else "pypi"
 
     def command(self, *arguments: str, profile: str | None = None) -> list[str]:
         compose = ["docker", "compose", "--project-directory", str(ROOT), *self.files]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -11,10 +12,11 @@ import uuid
 from zipfile import ZipFile
 
 import pytest
+from dotenv import dotenv_values
 
 from scripts.ports import free_ports
 from scripts.settings import ROOT
-from scripts.web import answers, opener
+from scripts.web import opener
 from tests.docker.conftest import docker
 from tests.stack.conftest import SYSTEM
 
@@ -25,9 +27,9 @@ BACKENDS = "/opt/tritonserver/backends"
 @pytest.fixture(scope="module")
 def tags():
     """Names of their own, gone afterwards."""
-    made = [f"slim-{uuid.uuid4().hex[:8]}:{which}" for which in ("cpu", "ngc", "cuda")]
-    yield dict(zip(("cpu", "ngc", "cuda"), made, strict=True))
-    for tag in made:
+    made = {which: f"slim-{uuid.uuid4().hex[:8]}:{which}" for which in ("cpu", "ngc", "cuda", "whole", "broken")}
+    yield made
+    for tag in made.values():
         if docker("image", "ls", "--quiet", tag):
             docker("image", "rm", "--force", tag)
 
@@ -42,12 +44,38 @@ def repository(tmp_path_factory):
     return folder
 
 
+def of_nvidias(tag: str, *commands: str) -> str:
+    """NVIDIA's image with more in its server's folder, of libraries that nothing else has."""
+    image = dotenv_values(ROOT / "versions.env")["TRITON_IMAGE"]
+    packages = "apt-get update && apt-get install --yes --no-install-recommends jq patchelf"
+    lines = [f"FROM {image}", "USER 0:0", f"RUN {packages}", "WORKDIR /opt/tritonserver/lib"]
+    lines += [f"RUN {command}" for command in commands]
+    line = ["docker", "build", "--quiet", "--tag", tag, "-"]
+    subprocess.run(line, input="\n".join(lines), check=True, text=True, timeout=600)
+    return tag
+
+
+@pytest.fixture(scope="module")
+def whole(tags) -> str:
+    """A program links to a library elsewhere in it; libraries to one beside, the driver's, one that is nowhere."""
+    return of_nvidias(
+        tags["whole"],
+        "cp /usr/bin/jq links-to-libjq",
+        "cp -L /usr/lib/*/libjq.so.1 libbeside.so && patchelf --set-soname libbeside.so libbeside.so",
+        "cp libbeside.so libnear.so && patchelf --add-needed libbeside.so --set-rpath '$ORIGIN' libnear.so",
+        "cp libbeside.so libdriven.so && patchelf --add-needed libcuda.so.1 libdriven.so",
+        "patchelf --add-needed libnvidia-ml.so.1 libdriven.so",
+        "cp libbeside.so liblacking.so && patchelf --add-needed libnowhere.so.1 liblacking.so",
+    )
+
+
 def run(image: str, command: str) -> str:
     return docker("run", "--rm", "--network", "none", "--entrypoint", "bash", image, "-c", command)
 
 
-def label(image: str) -> str:
-    return json.loads(docker("image", "inspect", image))[0]["Config"]["Labels"]["io.triton-transformers.backends"]
+def labels(image: str) -> tuple[str, str]:
+    found = json.loads(docker("image", "inspect", image))[0]["Config"]["Labels"]
+    return found["io.triton-transformers.backends"], found["io.triton-transformers.profile"]
 
 
 def build(stack, repository, tag: str, **settings: str) -> None:
@@ -56,20 +84,37 @@ def build(stack, repository, tag: str, **settings: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["ngc", "cuda"])
-def test_on_nvidias_image(new_stack, repository, tags, which):
+def test_on_nvidias_image(new_stack, repository, tags, whole, which):
     """As far as its stand-in goes: what is put together, and that what it links to comes along."""
     how = {"TRITON_SOURCE": "ngc"} if which == "ngc" else {"PROFILE": "cuda"}
-    build(new_stack(), repository, tags[which], SYSTEMS="texts numbers", **how)
+    build(new_stack(), repository, tags[which], SYSTEMS="texts numbers", TRITON_IMAGE=whole, **how)
     image = tags[which]
     assert set(run(image, f"ls {BACKENDS}").split()) == {"onnxruntime", "python", "shared", "tokenizer"}
     assert run(image, f"ls {BACKENDS}/onnxruntime") == "libtriton_onnxruntime.so"
     assert run(image, "ls /opt/tritonserver/repoagents/checksum") == "libtritonrepoagent_checksum.so"
-    assert run(image, "/opt/tritonserver/lib/links-to-libcurl --version").startswith("curl ")
-    assert run(image, "command -v curl gcc pip || true") == ""
+    assert run(image, "/opt/tritonserver/lib/links-to-libjq --version").startswith("jq-")
+    assert run(image, "ls -d /slim /linked.sh 2>/dev/null || true") == ""
+    assert run(image, "curl --version").startswith("curl ")
+    assert run(image, "command -v jq gcc pip || true") == ""
     assert run(image, "python3 -c 'import numpy, tokenizers; print(numpy.__version__)'") == "1.26.4"
     assert run(image, "python3 -c 'import onnxruntime, torch' 2>&1 | tail -1").startswith("ModuleNotFoundError")
     assert run(image, "id -u") == "1000"
-    assert label(image) == "onnxruntime tokenizer"
+    assert labels(image) == ("onnxruntime tokenizer", "cuda" if which == "cuda" else "cpu")
+
+
+def test_what_is_not_found_any_more_is_said(new_stack, repository, tags):
+    """And not left to be found out when the container starts, in a cloud: it lies where only the whole image looks."""
+    broken = of_nvidias(
+        tags["broken"],
+        "mkdir /private && cp -L /usr/lib/*/libjq.so.1 /private/libhidden.so.1",
+        "patchelf --set-soname libhidden.so.1 /private/libhidden.so.1",
+        "echo /private >/etc/ld.so.conf.d/private.conf && ldconfig",
+        "cp -L /usr/lib/*/libjq.so.1 libseeking.so && patchelf --add-needed libhidden.so.1 libseeking.so",
+    )
+    settings = {"TRITON_SOURCE": "ngc", "TRITON_IMAGE": broken, "SYSTEMS": "texts", "MODEL_REPOSITORY": repository}
+    done = new_stack().make("build", timeout=1700, TAG=tags["ngc"], **settings)
+    assert done.returncode
+    assert re.search(r"libhidden\.so\.1\n.*is linked to, and was not gathered", done.stdout + done.stderr)
 
 
 def test_what_is_not_assembled_is_not_guessed(new_stack, repository, tags):
@@ -111,12 +156,14 @@ def test_as_oracle_cloud_runs_it(new_stack, embedding, tags, tmp_path):
     }
     settings = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
     mount = f"{tmp_path}/deployed_model:/opt/ds/model/deployed_model:ro"
-    container = docker(
-        "run", "--detach", *settings, "--volume", mount, "--publish", f"127.0.0.1:{port}:8000", tags["cpu"]
-    )
+    # As Oracle's own instructions check a container's health: with curl, inside.
+    health = ["--health-cmd", "curl -f http://localhost:8000/v2/health/ready", "--health-interval", "1s"]
+    published = ["--publish", f"127.0.0.1:{port}:8000"]
+    container = docker("run", "--detach", *settings, *health, "--volume", mount, *published, tags["cpu"])
     try:
         deadline = time.monotonic() + 120
-        while not answers(f"http://127.0.0.1:{port}/v2/health/ready") and time.monotonic() < deadline:
+        while (state := docker("inspect", "--format", "{{.State.Health.Status}}", container)) != "healthy":
+            assert time.monotonic() < deadline, state
             time.sleep(0.5)
         body = {"inputs": [{"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a text"]}]}
         request = urllib.request.Request(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
 
-from scripts.docker.slim import build, command, packages
+from scripts.docker.slim import ONNX, PROFILES, TORCH, build, checked, command, packages
 from scripts.models.backends import backend_of, needed
 from scripts.settings import ROOT, Settings, UserError
 
@@ -29,10 +30,23 @@ ENVIRONMENT = {
         ('backend: "tokenizer"', "", "tokenizer"),
         ('name: "x"\n  backend : "python" # backend: "other"', "", "python"),
         ('platform: "onnxruntime_onnx"', "", "onnxruntime"),
-        ('platform: "ensemble"', "", ""),
-        ('platform: "tensorrt_plan"', "", "tensorrt_plan"),
+        ('platform: "ensemble"', "", "ensemble"),
+        ('platform: "tensorrt_plan"', "", "tensorrt"),
+        ("platform: 'pytorch_libtorch'", "", "pytorch"),
+        ('platform: "torch_aoti"', "", "pytorch"),
+        ('platform: "tensorflow_savedmodel"', "", "tensorflow"),
+        ('platform: "tensorflow_graphdef"', "", "tensorflow"),
+        ('platform: "tensorflow_savedmodel"\nbackend: "python"', "", "python"),
+        ('default_model_filename: "model.xml"', "model.onnx", "openvino"),
+        ('default_model_filename: "other.onnx"', "model.onnx", ""),
         ("max_batch_size: 4", "model.onnx", "onnxruntime"),
         (None, "model.onnx", "onnxruntime"),
+        (None, "model.plan", "tensorrt"),
+        (None, "model.pt", "pytorch"),
+        (None, "model.pt2", "pytorch"),
+        (None, "model.xml", "openvino"),
+        (None, "model.graphdef", "tensorflow"),
+        (None, "model.savedmodel/saved_model.pb", "tensorflow"),
         (None, "model.py", "python"),
         ("", "", ""),
     ],
@@ -42,7 +56,9 @@ def test_the_backend_of_a_model(tmp_path, config, file, backend):
     if config is not None:
         (tmp_path / "own/config.pbtxt").write_text(config)
     if file:
-        (tmp_path / "own/1" / file).touch()
+        path = tmp_path / "own/1" / file
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
     assert backend_of("own", tmp_path) == backend
 
 
@@ -64,10 +80,44 @@ def words(line: list[str], after: str) -> list[str]:
 def test_on_debian():
     line = command("r/x:1", "cpu", ["detokenizer", "tokenizer"], ENVIRONMENT)
     assert (words(line, "--target"), words(line, "--tag")) == (["cpu-pypi"], ["r/x:1"])
-    assert words(line, "--label") == ["io.triton-transformers.backends=detokenizer tokenizer"]
+    assert words(line, "--label") == [
+        "io.triton-transformers.backends=detokenizer tokenizer",
+        "io.triton-transformers.profile=cpu",
+    ]
     assert "BACKENDS=detokenizer tokenizer" in words(line, "--build-arg")
     assert "TORCH_INDEX=https://torch" in words(line, "--build-arg")
+    assert "TOOLS=curl" in words(line, "--build-arg")
     assert words(line, "--secret") == []
+
+
+def test_for_which_machines():
+    """As most in a cloud are, whatever this one is; or as Docker's own variable says."""
+    elsewhere = ENVIRONMENT | {"DOCKER_DEFAULT_PLATFORM": "linux/arm64"}
+    assert words(command("r/x:1", "cpu", ["tokenizer"], ENVIRONMENT), "--platform") == ["linux/amd64"]
+    assert words(command("r/x:1", "cpu", ["tokenizer"], elsewhere), "--platform") == ["linux/arm64"]
+
+
+def test_a_backend_that_is_not_there():
+    """Before anything is built."""
+    models = {"all": "ensemble", "network": "tensorrt", "own": "python", "texts": "tokenizer"}
+    with pytest.raises(UserError, match="network runs on the backend tensorrt, which PyPI's Triton has not got"):
+        checked(models, "cpu", ENVIRONMENT)
+    for profile, source in (("cpu", "ngc"), ("cuda", "pypi")):
+        found = checked(models, profile, ENVIRONMENT | {"TRITON_SOURCE": source})
+        assert found == ["python", "tensorrt", "tokenizer"]
+    with pytest.raises(UserError, match="own does not say which backend it runs on"):
+        checked({"own": ""}, "cuda", ENVIRONMENT)
+    with pytest.raises(UserError, match="SYSTEMS names nothing that runs on a backend"):
+        checked({}, "cpu", ENVIRONMENT)  # the build would take that for all of them
+
+
+def test_the_dockerfile_installs_the_same():
+    """Where everything is to run, with and without `make build TAG=`."""
+    stages = (ROOT / "images/triton/Dockerfile").read_text().split("\nFROM ")
+    for profile in PROFILES:
+        (stage,) = [each for each in stages if each.startswith(f"nvidia-build AS nvidia-packages-{profile}\n")]
+        installed = re.search(r"\snumpy .*", stage)[0].split()
+        assert sorted(installed) == sorted(packages(TORCH | ONNX, profile, '"$TRANSFORMERS"'))
 
 
 @pytest.mark.parametrize(
