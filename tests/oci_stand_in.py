@@ -74,6 +74,7 @@ class OciStandIn:
     seen: list[tuple[str, str, dict | None]] = field(default_factory=list)  # method, path, body
     # (what a request's "METHOD path" is to match, the answer in its place), each used once.
     faults: list[tuple[str, int, str, str, dict[str, str]]] = field(default_factory=list)
+    instead: bytes | None = None  # what somebody between here and there answers to everything
     stops_at: str = ""  # a request that is never answered
     fails: str = ""  # why the next container does not start
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -146,6 +147,9 @@ class Handler(BaseHTTPRequestHandler):
                 if re.search(fault[0], what):
                     self.cloud.faults.remove(fault)
                     raise FaultOf(*fault[1:])
+            if self.cloud.instead is not None:
+                self.answer(200, {}, self.cloud.instead)
+                return
             status, headers, answer = self.route(url.path, query, body, content)
         except FaultOf as fault:
             status, headers, answer = fault.answer
@@ -194,7 +198,8 @@ class Handler(BaseHTTPRequestHandler):
     def route(self, path: str, query: dict, body: dict | None, content: bytes) -> tuple[int, dict, object]:
         for method, pattern, function in ROUTES:
             if method == self.command and (found := re.fullmatch(pattern, path)):
-                return function(self, query=query, body=body, content=content, **found.groupdict())
+                named = {name: urllib.parse.unquote(value) for name, value in found.groupdict().items()}
+                return function(self, query=query, body=body, content=content, **named)
         raise Refused(404, "NotAuthorizedOrNotFound", f"{self.command} {path}")
 
     def list_models(self, query: dict, **_: object) -> tuple[int, dict, object]:
@@ -341,6 +346,14 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(404, "ObjectNotFound")
         return 200, {"Content-Length": str(len(self.cloud.objects[f"{bucket}/{name}"]))}, None
 
+    def list_objects(self, bucket: str, query: dict, **_: object) -> tuple[int, dict, object]:
+        names = [path.partition("/")[2] for path in self.cloud.objects if path.startswith(f"{bucket}/")]
+        return 200, {}, {"objects": [{"name": name} for name in names if name.startswith(query.get("prefix", ""))]}
+
+    def abort_upload(self, query: dict, **_: object) -> tuple[int, dict, object]:
+        del self.cloud.uploads[query["uploadId"]]
+        return 204, {}, None
+
     def delete_object(self, bucket: str, name: str, **_: object) -> tuple[int, dict, object]:
         del self.cloud.objects[f"{bucket}/{name}"]
         return 204, {}, None
@@ -411,6 +424,8 @@ ROUTES = (
     ("GET", "/n/?", Handler.namespace),
     ("HEAD", OBJECT, Handler.head_object),
     ("DELETE", OBJECT, Handler.delete_object),
+    ("GET", f"{BUCKET}/o/?", Handler.list_objects),
+    ("DELETE", UPLOAD, Handler.abort_upload),
     ("GET", f"{BUCKET}/u/?", Handler.list_uploads),
     ("POST", f"{BUCKET}/u/?", Handler.create_upload),
     ("PUT", UPLOAD, Handler.put_part),

@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.markup import escape
+
 from deploy.oci.config import Deployment
 from scripts.cli import err
 from scripts.models.package import assembled, package
@@ -19,15 +21,24 @@ from scripts.settings import ROOT, Settings, UserError
 class Artifact:
     path: Path
     sha256: str
-
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size
+    size: int
+    file: tuple[int, int]  # which one that is: packing puts another in its place
 
     @classmethod
     def of(cls, path: Path) -> Artifact:
-        with err.status(f"reading {path.name}"), path.open("rb") as file:
-            return cls(path, hashlib.file_digest(file, "sha256").hexdigest())
+        with err.status(f"reading {escape(path.name)}"), path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            found = os.fstat(file.fileno())
+        return cls(path, sha256, found.st_size, identity(found))
+
+    def check(self, found: os.stat_result) -> None:
+        """Minutes go by between the hash and the upload: an image is pushed."""
+        if identity(found) != self.file:
+            raise UserError(f"{self.path} was packed anew meanwhile: run the same command again")
+
+
+def identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_ino, found.st_mtime_ns
 
 
 def settings_of(settings: Settings, deployment: Deployment) -> Settings:

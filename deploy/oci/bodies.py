@@ -117,7 +117,7 @@ GROUPS = {
     "container": (f"{CONFIGURATION}.environmentConfigurationDetails",),
 }
 # All of it there or not: of the rest, what the service adds by itself is no difference.
-WHOLE = ("environmentVariables", "freeformTags", "entrypoint", "cmd")
+WHOLE = ("description", "environmentVariables", "freeformTags", "entrypoint", "cmd", "access", "predict")
 
 
 def changed(wanted: models.CreateModelDeploymentDetails, live: models.ModelDeployment) -> list[str]:
@@ -139,7 +139,8 @@ def at(body: dict, path: str) -> Any:
 def differ(ours: Any, theirs: Any, name: str) -> bool:
     if name in WHOLE:
         return (ours or None) != (theirs or None)
-    if isinstance(ours, dict):
+    if isinstance(ours, dict) or name == "categoryLogDetails":
+        ours = ours or {}
         theirs = theirs or {}
         return any(differ(ours.get(each), theirs.get(each), each) for each in {*ours, *(theirs.keys() & set(WHOLE))})
     return ours is not None and ours != theirs
@@ -151,9 +152,10 @@ def update_deployment(
     """With these groups of what is wanted. `model_id`: the one to be named beside, for a body cannot leave it out."""
     body = models.UpdateModelDeploymentDetails()
     if "description and tags" in groups:
-        body.description, body.freeform_tags = wanted.description, wanted.freeform_tags
+        body.description, body.freeform_tags = wanted.description or "", wanted.freeform_tags
     if "logs" in groups:
-        body.category_log_details = recast(wanted.category_log_details, models.UpdateCategoryLogDetails)
+        logs = wanted.category_log_details or models.CategoryLogDetails()
+        body.category_log_details = recast(logs, models.UpdateCategoryLogDetails)
     configuration = models.UpdateSingleModelDeploymentConfigurationDetails()
     details = wanted.model_deployment_configuration_details
     if {"instances", "bandwidth", "model"} & set(groups):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from oci.data_science.models import (
     ArtifactExportDetailsObjectStorage,
     ExportModelArtifactDetails,
@@ -10,6 +12,7 @@ from oci.data_science.models import (
 from oci.exceptions import ServiceError
 from oci.object_storage import UploadManager
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from deploy.oci import bodies, limits, waiting
@@ -17,8 +20,8 @@ from deploy.oci.artifact import Artifact
 from deploy.oci.config import Deployment
 from deploy.oci.service import Service, every
 from scripts.cli import err, out
+from scripts.settings import UserError
 
-WORK = "opc-work-request-id"
 PART_BYTES = 128 * 2**20
 
 
@@ -30,6 +33,7 @@ def put(service: Service, deployment: Deployment, artifact: Artifact) -> str:
         size = artifact_size(service, model.id)
         if size == artifact.size:
             out.print(f"model       {model.id}, as it was")
+            clear(service, deployment)
             return model.id
         if size is None:  # interrupted before it was uploaded
             return upload(service, deployment, artifact, model.id)
@@ -68,10 +72,13 @@ def upload(service: Service, deployment: Deployment, artifact: Artifact, model_i
     if artifact.size > limits.DIRECT_BYTES:
         by_bucket(service, deployment, artifact, model_id)
     else:
-        with err.status(f"uploading {artifact.path.name}, {decimal(artifact.size)}"), artifact.path.open("rb") as file:
-            service.data_science.create_model_artifact(
-                model_id, file, content_disposition=f'attachment; filename="{artifact.path.name}"'
-            )
+        shown = escape(artifact.path.name)
+        with err.status(f"uploading {shown}, {decimal(artifact.size)}"), artifact.path.open("rb") as file:
+            artifact.check(os.fstat(file.fileno()))
+            with service.patient() as client:
+                client.create_model_artifact(
+                    model_id, file, content_disposition=f'attachment; filename="{artifact.path.name}"'
+                )
     out.print(f"model       {model_id}, {decimal(artifact.size)} uploaded")
     return model_id
 
@@ -80,23 +87,53 @@ def by_bucket(service: Service, deployment: Deployment, artifact: Artifact, mode
     """In parts to Object Storage, from where the catalogue takes it itself; then the bucket is as it was."""
     storage, bucket = service.object_storage, deployment.models.bucket
     namespace = storage.get_namespace().data
-    name = f"{bodies.US}-{artifact.sha256[:16]}.zip"
+    name = f"{objects(deployment)}{artifact.sha256}.zip"
+    clear(service, deployment, keep=name)
     if stored_size(service, namespace, bucket, name) != artifact.size:
         upload_parts(service, namespace, bucket, name, artifact)
+        check_stored(service, deployment, artifact)
     source = ArtifactExportDetailsObjectStorage(
         namespace=namespace, source_bucket=bucket, source_object_name=name, source_region=service.region
     )
     moved = service.data_science.export_model_artifact(
         model_id, ExportModelArtifactDetails(artifact_export_details=source)
     )
-    waiting.done(service, moved.headers[WORK], "moving it into the model catalogue", deployment.wait)
-    storage.delete_object(namespace, bucket, name)
+    waiting.done(service, moved, "moving it into the model catalogue", deployment.wait)
+    clear(service, deployment)
+
+
+def check_stored(service: Service, deployment: Deployment, artifact: Artifact) -> None:
+    """Its parts were read one after the other."""
+    try:
+        artifact.check(artifact.path.stat())
+    except (UserError, OSError):
+        clear(service, deployment)
+        raise
+
+
+def clear(service: Service, deployment: Deployment, keep: str = "") -> None:
+    """The bucket is a way: nothing of this deployment stays there, be it of an earlier run that was killed."""
+    storage, bucket = service.object_storage, deployment.models.bucket
+    if not bucket:
+        return
+    namespace, prefix = storage.get_namespace().data, objects(deployment)
+    for each in every(storage.list_multipart_uploads, namespace, bucket):
+        if each.object.startswith(prefix) and each.object != keep:
+            storage.abort_multipart_upload(namespace, bucket, each.object, each.upload_id)
+    for each in storage.list_objects(namespace, bucket, prefix=prefix).data.objects:
+        if each.name != keep:
+            storage.delete_object(namespace, bucket, each.name)
+
+
+def objects(deployment: Deployment) -> str:
+    """What their names begin with."""
+    return f"{bodies.US}/{deployment.name}/"
 
 
 def upload_parts(service: Service, namespace: str, bucket: str, name: str, artifact: Artifact) -> None:
     """Those that an interrupted run had uploaded already stay."""
     storage = service.object_storage
-    columns = (TextColumn(f"uploading to {bucket}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn(f"uploading to {escape(bucket)}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("", total=artifact.size)
         how = {"part_size": PART_BYTES, "progress_callback": lambda sent: bar.advance(task, sent)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -10,13 +11,16 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from scripts.docker.slim import PROFILES
 from scripts.settings import UserError
 
 AUTH = ("config", "resource_principal")
-PROFILES = ("cpu", "cuda")
-IMAGE = re.compile(r"[a-z0-9-]+\.ocir\.io/[^/\s:@]+/[^\s:@]+:[\w][\w.-]*(@sha256:[0-9a-f]{64})?")
+# The registry has two addresses in each region.
+REGISTRY = r"([a-z0-9-]+\.ocir\.io|ocir\.[a-z0-9-]+\.oci\.[a-z0-9.-]+)"
+IMAGE = re.compile(REGISTRY + r"/[a-z0-9_-]+(/[a-z0-9._-]+)+:[\w][\w.-]*(@sha256:[0-9a-f]{64})?", re.ASCII)
+# So plain that it can stand in a path, a tag or a line on the terminal.
+NAME = re.compile(r"\w[\w .-]{0,254}", re.ASCII)
 SYSTEM = re.compile(r"[A-Za-z0-9_][\w.-]*")
-LONGEST_NAME = 255
 # What a command needs of the file; of the rest, what is empty or wrong is not said.
 TO_ASK = ("account.",)
 TO_FIND = ("account.", "deployment.name", "deployment.compartment_id", "models.systems", "wait.")
@@ -182,13 +186,15 @@ def problems(deployment: Deployment) -> Iterator[str]:
     """Each begins with the setting's name."""
     place, container, instances = deployment.deployment, deployment.container, deployment.instances
     yield from identifiers(deployment)
-    if not 0 < len(place.name) <= LONGEST_NAME:
-        yield f"deployment.name must have 1 to {LONGEST_NAME} characters"
+    if not NAME.fullmatch(place.name):
+        yield f"deployment.name = '{place.name}': must be 1 to 255 letters, digits, blanks, '_', '-' and '.'"
     if not deployment.models.systems:
         yield "models.systems is empty: name at least one, as in SYSTEMS"
     for name in deployment.models.systems:
         if not SYSTEM.fullmatch(name):
             yield f"models.systems holds '{name}', which is no name of a system"
+    if len(set(deployment.models.systems)) < len(deployment.models.systems):
+        yield "models.systems names one twice"
     if not IMAGE.fullmatch(container.image):
         yield f"container.image = '{container.image}': must be <region>.ocir.io/<namespace>/<repository>:<tag>"
     yield from one_of("container.profile", container.profile, PROFILES)
@@ -234,5 +240,5 @@ def numbers(deployment: Deployment) -> Iterator[str]:
         ("wait.minutes", wait.minutes, 1, True),
         ("wait.poll_seconds", wait.poll_seconds, 0.1, True),
     ):
-        if asked and value < least:
+        if asked and not least <= value < math.inf:
             yield f"{setting} = {value}: must be at least {least}"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from oci.data_science.models import CreateModelDeploymentDetails, ModelDeployment, ModelDeploymentSummary
+from oci.exceptions import ServiceError
 from rich.markup import escape
 
 from deploy.oci import bodies, catalogue, limits, waiting
@@ -43,12 +46,8 @@ def main() -> None:
             limits.check_shape(service, deployment)
         assemble(settings)
         deployment, artifact = prepared(settings, deployment, push_it)
-        try:
-            with told():
-                live = roll_out(service, deployment, artifact)
-        except KeyboardInterrupt:
-            err.print(f"\n{waiting.GOES_ON}.")
-            raise
+        with told():
+            live = roll_out(service, deployment, artifact)
     out.print(f"endpoint    {live.model_deployment_url}/predict")
     said = f" DEPLOYMENT={settings['DEPLOYMENT']}" if settings["DEPLOYMENT"] != "deploy/oci/deployment.toml" else ""
     out.print(f'\n`make predict-oci PROMPT="My dog is cute, but"{said}` asks it, `make destroy-oci{said}` removes it.')
@@ -68,7 +67,7 @@ def prepared(settings: Settings, deployment: Deployment, push_it: bool) -> tuple
     if push_it:
         push(name)
         image = Image.here(name)
-    elif image and not image.digest and "@" not in name:
+    elif image and "@" not in name and not image.is_pushed():
         raise UserError(f"{name} was not pushed from this machine since it was built: say PUSH=1, after `docker login`")
     return with_digest(deployment, image), artifact
 
@@ -114,6 +113,8 @@ def packed_quietly(settings: Settings) -> Artifact | None:
 def roll_out(service: Service, deployment: Deployment, artifact: Artifact) -> ModelDeployment:
     """What an earlier run began and did not end is found, waited for, and made what it should be."""
     there = find(service, deployment)
+    if not there:
+        check_name(service, deployment)
     model_id = catalogue.put(service, deployment, artifact)
     wanted = bodies.create_deployment(deployment, model_id)
     if there:
@@ -122,13 +123,18 @@ def roll_out(service: Service, deployment: Deployment, artifact: Artifact) -> Mo
         if live.lifecycle_state not in (*GONE, "FAILED"):
             return updated(service, deployment, wanted, live)
         if live.lifecycle_state == "FAILED":
-            out.print(f"deployment  {live.id} had failed: making it anew")
+            why = f" ({escape(live.lifecycle_details)})" if live.lifecycle_details else ""
+            out.print(f"deployment  {live.id} had failed{why}: making it anew")
             remove(service, deployment, live.id)
     return created(service, deployment, wanted)
 
 
 def find(service: Service, deployment: Deployment, gone: tuple[str, ...] = GONE) -> list[ModelDeploymentSummary]:
     """Those of that name that are not gone, the newest first. Never one that somebody else made."""
+    return [each for each in named(service, deployment, gone) if catalogue.is_ours(each, deployment)]
+
+
+def named(service: Service, deployment: Deployment, gone: tuple[str, ...]) -> list[ModelDeploymentSummary]:
     everything = every(
         service.data_science.list_model_deployments,
         deployment.deployment.compartment_id,
@@ -136,20 +142,21 @@ def find(service: Service, deployment: Deployment, gone: tuple[str, ...] = GONE)
         sort_by="timeCreated",
         sort_order="DESC",
     )
-    found = [each for each in everything if each.lifecycle_state not in gone]
-    for each in found:
-        if not catalogue.is_ours(each, deployment):
-            raise UserError(
-                f"there is a deployment '{deployment.name}' in this compartment that was not made by make deploy-oci "
-                f"({each.id}): choose another deployment.name"
-            )
-    return found
+    return [each for each in everything if each.lifecycle_state not in gone]
+
+
+def check_name(service: Service, deployment: Deployment) -> None:
+    for each in named(service, deployment, GONE):
+        raise UserError(
+            f"there is a deployment '{deployment.name}' in this compartment that was not made by make deploy-oci "
+            f"({each.id}): choose another deployment.name"
+        )
 
 
 def created(service: Service, deployment: Deployment, wanted: CreateModelDeploymentDetails) -> ModelDeployment:
     answer = service.data_science.create_model_deployment(wanted)
     out.print(f"deployment  {answer.data.id}")
-    waiting.done(service, answer.headers[catalogue.WORK], f"creating {deployment.name}", deployment.wait)
+    waiting.done(service, answer, f"creating {deployment.name}", deployment.wait)
     return active(service, deployment, answer.data.id)
 
 
@@ -161,19 +168,50 @@ def updated(
     A model and a container that are both new may not fit the old ones: these come together, while it is stopped.
     """
     groups = bodies.changed(wanted, live)
-    stopped = live.lifecycle_state == "INACTIVE"
     out.print(f"deployment  {live.id}, {'changes: ' + ', '.join(groups) if groups else 'as it was'}")
+    stopped = live.lifecycle_state == "INACTIVE"
     if {"model", "container"} <= set(groups) and not stopped:
         out.print("model and container change together: it does not serve meanwhile")
         answer = service.data_science.deactivate_model_deployment(live.id)
-        waiting.done(service, answer.headers[catalogue.WORK], f"stopping {deployment.name}", deployment.wait)
+        with without_service(deployment):
+            waiting.done(service, answer, f"stopping {deployment.name}", deployment.wait)
         stopped = True
-    for together in [groups] if stopped and groups else [[group] for group in groups]:
-        update(service, deployment, wanted, live.id, together)
-    if stopped:
+    if not stopped:
+        for group in groups:
+            with while_it_serves(group):
+                update(service, deployment, wanted, live.id, [group])
+        return active(service, deployment, live.id)
+    with without_service(deployment):
+        if groups:
+            update(service, deployment, wanted, live.id, groups)
         answer = service.data_science.activate_model_deployment(live.id)
-        waiting.done(service, answer.headers[catalogue.WORK], f"starting {deployment.name}", deployment.wait)
+        waiting.done(service, answer, f"starting {deployment.name}", deployment.wait)
     return active(service, deployment, live.id)
+
+
+@contextmanager
+def without_service(deployment: Deployment) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        err.print(
+            f"[yellow]{deployment.name} is stopped, and does not serve:[/] the same command goes on and starts it"
+        )
+        raise
+
+
+@contextmanager
+def while_it_serves(group: str) -> Iterator[None]:
+    """Oracle's pages do not agree on what may be changed then."""
+    try:
+        yield
+    except ServiceError as error:
+        if error.status in (400, 409):
+            err.print(
+                f"[yellow]{group}:[/] what cannot be changed while it serves can be while it is stopped: deactivate it "
+                "in the console, and the same command changes and starts it"
+            )
+        raise
 
 
 def update(
@@ -184,22 +222,22 @@ def update(
     body = bodies.update_deployment(wanted, groups, model_id)
     answer = service.data_science.update_model_deployment(live_id, body)
     what = f"updating {', '.join(groups)} of {deployment.name}"
-    if work := answer.headers.get(catalogue.WORK):
-        waiting.done(service, work, what, deployment.wait)
+    if waiting.WORK in answer.headers:
+        waiting.done(service, answer, what, deployment.wait)
     waiting.settled(service, live_id, what, deployment.wait)
 
 
 def active(service: Service, deployment: Deployment, live_id: str) -> ModelDeployment:
     live = waiting.settled(service, live_id, f"{deployment.name}: its state", deployment.wait)
     if live.lifecycle_state != "ACTIVE":
-        details = f": {escape(live.lifecycle_details)}" if live.lifecycle_details else ""
+        details = f": {live.lifecycle_details}" if live.lifecycle_details else ""
         raise UserError(f"{deployment.name} is {live.lifecycle_state.lower()}{details}; docs/oci.md says where to look")
     return live
 
 
 def remove(service: Service, deployment: Deployment, live_id: str) -> None:
     answer = service.data_science.delete_model_deployment(live_id)
-    waiting.done(service, answer.headers[catalogue.WORK], f"deleting {deployment.name}", deployment.wait)
+    waiting.done(service, answer, f"deleting {deployment.name}", deployment.wait)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ def destroy(service: Service, deployment: Deployment, only_show: bool = False) -
     verb = "would delete" if only_show else "deleting"
     found = find(service, deployment, gone=("DELETED",))
     models = catalogue.ours(service, deployment)
+    if not only_show:
+        catalogue.clear(service, deployment)
     if not found and not models:
         out.print(f"there is nothing of {deployment.name} in {deployment.deployment.compartment_id}")
         return

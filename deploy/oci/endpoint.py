@@ -43,11 +43,10 @@ class Endpoint:
         headers = {"Content-Type": "application/json", "model_name": model, "model_version": self.version(model)}
         answer = self.answered(body, headers, min(timeout, TIMEOUT_S))
         if answer.status_code != 200:
-            raise UserError(sentence(answer, model))
-        try:
-            return answer.json()
-        except ValueError:
-            raise UserError(f"{self.url} answered {model} with something that is no JSON{request_id(answer)}") from None
+            raise UserError(sentence(answer, model, headers["model_version"]))
+        if (found := outputs(answer)) is None:
+            raise UserError(f"{self.url} answered, and not as Triton does{request_id(answer)}")
+        return found
 
     def answered(self, body: bytes, headers: dict[str, str], timeout: float) -> requests.Response:
         """Asked again, ever later, while there are too many requests or the service fails."""
@@ -83,6 +82,14 @@ class Endpoint:
         return min(LONGEST_PAUSE_S, max(usual, seconds(wished)))
 
 
+def outputs(answer: requests.Response) -> dict | None:
+    try:
+        found = answer.json()
+        return found if all(isinstance(each["data"], list) and each["name"] for each in found["outputs"]) else None
+    except (ValueError, TypeError, LookupError):
+        return None
+
+
 def seconds(wished: str | None) -> float:
     """Of a Retry-After: a number, or a date."""
     with contextlib.suppress(ValueError, TypeError):
@@ -92,18 +99,18 @@ def seconds(wished: str | None) -> float:
     return 0
 
 
-def sentence(answer: requests.Response, model: str) -> str:
+def sentence(answer: requests.Response, model: str, version: str) -> str:
     said = f": {message(answer)}" if message(answer) else ""
     match answer.status_code:
         case 401:
             what = (
-                "the deployment does not take the signature (401): check the profile in ~/.oci/config that "
-                "deployment.toml names, and this machine's clock"
+                "the deployment does not take the signature (401): check the account that deployment.toml names, and "
+                "this machine's clock; a session that has ended goes on with `oci session refresh`"
             )
         case 404:
             what = (
-                f"there is no such deployment, it has no model {model}, or you may not ask it (404): check SYSTEM, "
-                "models.systems of deployment.toml, and the policies of docs/oci.md"
+                f"there is no such deployment, it has no version {version} of {model}, or you may not ask it (404): "
+                "check SYSTEM, models.systems of deployment.toml, and the policies of docs/oci.md"
             )
         case 413:
             what = "the request is larger than a deployment takes (413)"

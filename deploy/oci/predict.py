@@ -7,6 +7,8 @@ import os
 import re
 from pathlib import Path
 
+from rich.markup import escape
+
 from deploy.oci import asked
 from deploy.oci import config as configuration
 from deploy.oci.asked import Asked
@@ -49,7 +51,7 @@ def main() -> None:
     with told():
         url = url or address(service, deployment)
     endpoint = Endpoint(predict_url(url), service.signer, lambda name: version(name, repository))
-    err.print(f"[dim]{model}[/]")
+    err.print(f"[dim]{escape(model)}[/]")
     if request:
         show_outputs(endpoint.infer(model, request))
     else:

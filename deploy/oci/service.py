@@ -31,8 +31,9 @@ from deploy.oci.config import Account
 from scripts.cli import err
 from scripts.settings import UserError
 
-# To connect, and to answer: a large artifact is taken in before there is an answer.
-TIMEOUT_S = (10, 600)
+# To connect, and to answer.
+TIMEOUT_S = (10, 60)
+UPLOAD_TIMEOUT_S = (10, 600)  # a large artifact is taken in before there is an answer
 NETWORK = "check the network, a proxy in https_proxy, and account.region"
 LIMITS = ("LimitExceeded", "QuotaExceeded", "OutOfHostCapacity")
 
@@ -50,12 +51,24 @@ class Service:
         region = account.region or config.get("region") or getattr(signer, "region", "")
         if not region:
             raise UserError("account.region is empty, and what signs for you does not say one either")
-        common = {"signer": signer, "timeout": TIMEOUT_S}
+        common = {"signer": signer, "retry_strategy": oci.retry.DEFAULT_RETRY_STRATEGY}  # some requests have none else
         special = {"service_endpoint": account.endpoint} if account.endpoint else {}
         config = config | {"region": region}
         return cls(
-            DataScienceClient(config, **common, **special), ObjectStorageClient(config, **common), signer, region
+            DataScienceClient(config, timeout=TIMEOUT_S, **common, **special),
+            ObjectStorageClient(config, timeout=UPLOAD_TIMEOUT_S, **common),
+            signer,
+            region,
         )
+
+    @contextlib.contextmanager
+    def patient(self) -> Iterator[DataScienceClient]:
+        client = self.data_science.base_client
+        client.timeout = UPLOAD_TIMEOUT_S
+        try:
+            yield self.data_science
+        finally:
+            client.timeout = TIMEOUT_S
 
     def reach(self) -> None:
         """Whether there is a way to it at all: the SDK would ask for a minute and a half, in silence."""
@@ -81,6 +94,8 @@ def credentials(account: Account) -> tuple[dict[str, str], Any]:
         config = oci.config.from_file(str(Path(account.config_file).expanduser()), account.profile)
         config |= {"region": account.region} if account.region else {}
         if "security_token_file" in config:  # of `oci session authenticate`
+            if "key_file" not in config:
+                raise InvalidConfig({"key_file": "missing"})
             token = Path(config["security_token_file"]).expanduser().read_text()
             key = oci.signer.load_private_key_from_file(config["key_file"], config.get("pass_phrase"))
             return config, SecurityTokenSigner(token, key)
@@ -98,11 +113,12 @@ def credentials(account: Account) -> tuple[dict[str, str], Any]:
     except configparser.Error:
         raise UserError(f"{account.config_file} is no configuration file: `oci setup config` writes one") from None
     except MissingPrivateKeyPassphrase:
-        raise UserError(f"{where}: its key wants a pass_phrase, and there is none or another") from None
+        raise UserError(f"{where}: its key wants a pass_phrase, and there is none") from None
     except InvalidPrivateKey:
-        raise UserError(f"{where}: its key_file is no private key") from None
-    except (OSError, ClientError):
-        raise UserError(f"{where}: its key_file cannot be read") from None
+        raise UserError(f"{where}: its key_file is no private key, or its pass_phrase is another's") from None
+    except (OSError, ClientError, RuntimeError) as error:
+        named = getattr(error, "filename", None) or "its key_file"
+        raise UserError(f"{where}: {named} cannot be read") from None
 
 
 def profiles(path: str) -> list[str]:
@@ -116,11 +132,22 @@ def every(listing: Callable, *arguments: Any, **options: Any) -> Iterator[Any]:
     page: dict[str, str] = {}
     while True:
         with err.status("asking Oracle Cloud"):
-            answer = listing(*arguments, **options, **page)
+            answer = listed(listing, *arguments, **options, **page)
         yield from answer.data
         if not answer.has_next_page:
             return
         page = {"page": answer.next_page}
+
+
+def listed(listing: Callable, *arguments: Any, **options: Any) -> oci.Response:
+    """What is between here and Oracle Cloud may answer in its place, such as a proxy with a page to log in."""
+    try:
+        answer = listing(*arguments, **options)
+        if all(any(getattr(each, name) is not None for name in each.attribute_map) for each in answer.data):
+            return answer
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise UserError("what answered is not Oracle Cloud: check account.endpoint, and a proxy in https_proxy")
 
 
 @contextlib.contextmanager
@@ -152,7 +179,8 @@ def sentence(error: ServiceError) -> str:
         case 401:
             what = (
                 "Oracle Cloud does not take the signature (401): check user, tenancy, fingerprint and key_file of your "
-                "profile, that the public key is uploaded, and this machine's clock"
+                "profile, that the public key is uploaded, and this machine's clock; a session that has ended goes on "
+                "with `oci session refresh`"
             )
         case 404:
             what = (

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from oci import Response
 from oci.data_science.models import ModelDeployment, WorkRequest
+from oci.exceptions import ServiceError
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.oci.config import Wait
-from deploy.oci.service import Service
+from deploy.oci.service import Service, every
 from scripts.cli import err
 from scripts.settings import UserError
 
+WORK = "opc-work-request-id"
 UNSETTLED = ("CREATING", "UPDATING", "DELETING")
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED")
 GOES_ON = "It goes on in Oracle Cloud, and the same command waits for it again"
 
 
-def done(service: Service, work: str, what: str, wait: Wait) -> None:
-    """Until a work request has succeeded."""
+def done(service: Service, begun: Response, what: str, wait: Wait) -> None:
+    """Until the work request of an answer has succeeded."""
+    work = begun.headers.get(WORK)
+    if not work:
+        raise UserError(f"{what}: Oracle Cloud does not say how it goes. Run the same command again in a few minutes")
     with progress(what) as show:
         told = 0
         for _ in polls(what, wait):
             request: WorkRequest = service.data_science.get_work_request(work).data
             show(request.percent_complete)
-            logs = service.data_science.list_work_request_logs(work).data
-            for entry in sorted(logs, key=lambda entry: entry.timestamp)[told:]:
-                err.print(f"  [dim]{escape(entry.message)}[/]")
-            told = len(logs)
+            with suppress(ServiceError):  # what it says on the way is not what is waited for
+                logs = list(every(service.data_science.list_work_request_logs, work))
+                for entry in sorted(logs, key=lambda entry: entry.timestamp)[told:]:
+                    err.print(f"  [dim]{escape(entry.message)}[/]")
+                told = len(logs)
             if request.status in ENDED:
                 break
     if request.status != "SUCCEEDED":
@@ -72,6 +79,10 @@ def progress(what: str) -> Iterator:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     if not err.is_terminal:
         err.print(what)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda percent: bar.update(task, total=100, completed=percent or 0)
+    try:
+        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda percent: bar.update(task, total=100, completed=percent or 0)
+    except KeyboardInterrupt:
+        err.print(f"\n{GOES_ON}.")
+        raise

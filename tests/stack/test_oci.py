@@ -193,7 +193,7 @@ def test_what_it_refuses_is_said(user):
     for settings, said in (
         ({"PROMPT": "", "REQUEST": ""}, "error: nothing to ask: make predict-oci PROMPT="),
         ({"PROMPT": "x" * 3000}, "error: gpt2_ensemble refused the request (400): "),
-        ({"PROMPT": "x", "SYSTEM": "nowhere"}, "error: SYSTEM=nowhere: there is no config.pbtxt of it"),
+        ({"PROMPT": "x", "SYSTEM": "nowhere"}, "error: SYSTEM=nowhere is not deployed: models.systems has"),
         (
             {"PROMPT": "x", "OCI_ENDPOINT": f"{user.cloud.url}/ocid1.other"},
             "error: there is no such deployment, it has",

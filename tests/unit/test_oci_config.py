@@ -86,6 +86,8 @@ def test_sections_that_only_have_defaults_can_be_left_out(tmp_path):
 
 
 LONG = "x" * 256
+PLAIN = "1 to 255 letters, digits, blanks, '_', '-' and '.'"
+IMAGE = "must be <region>.ocir.io/<namespace>/<repository>:<tag>"
 WRONG = [
     ({"deployment__compartment_id": None}, "deployment.compartment_id is empty: it is needed, as ocid1.compartment..."),
     ({"deployment__compartment_id": "mine"}, "deployment.compartment_id = 'mine': must be ocid1.compartment..."),
@@ -93,8 +95,17 @@ WRONG = [
         {"deployment__project_id": "ocid1.project.oc1..x"},
         "deployment.project_id = 'ocid1.project.oc1..x': must be ocid1.datascienceproject...",
     ),
-    ({"deployment__name": ""}, "deployment.name must have 1 to 255 characters"),
-    ({"deployment__name": LONG}, "deployment.name must have 1 to 255 characters"),
+    *[
+        ({"deployment__name": name}, f"deployment.name = '{name}': must be {PLAIN}")
+        for name in ("", LONG, "gpt2 [/prod]", "  ")
+    ],
+    ({"models__systems": ["own", "own"]}, "models.systems names one twice"),
+    (
+        {"container__image": "iad.ocir.io/tests/Triton:1.0"},
+        f"container.image = 'iad.ocir.io/tests/Triton:1.0': {IMAGE}",
+    ),
+    ({"wait__minutes": float("nan")}, "wait.minutes = nan: must be at least 1"),
+    ({"wait__poll_seconds": float("inf")}, "wait.poll_seconds = inf: must be at least 0.1"),
     ({"deployment__name": 3}, "deployment.name = 3: must be a text"),
     ({"deployment__nam": "x"}, "deployment.nam is no setting"),
     ({"models__systems": []}, "models.systems is empty: name at least one, as in SYSTEMS"),
@@ -102,7 +113,7 @@ WRONG = [
     ({"models__systems": ["a b"]}, "models.systems holds 'a b', which is no name of a system"),
     (
         {"container__image": "triton:1.0"},
-        "container.image = 'triton:1.0': must be <region>.ocir.io/<namespace>/<repository>:<tag>",
+        f"container.image = 'triton:1.0': {IMAGE}",
     ),
     ({"container__profile": "neuron"}, "container.profile = 'neuron': must be one of cpu, cuda"),
     (
@@ -138,6 +149,11 @@ def test_a_wrong_value_is_one_line(tmp_path, settings, said):
     with pytest.raises(UserError) as error:
         read(written(tmp_path, **settings))
     assert str(error.value).splitlines()[1:] == [f"  {said}"]
+
+
+def test_the_registrys_other_address(tmp_path):
+    image = "ocir.us-ashburn-1.oci.oraclecloud.com/tests/triton:1.0"
+    assert read(written(tmp_path, container__image=image)).container.image == image
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path):

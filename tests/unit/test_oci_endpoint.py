@@ -101,12 +101,16 @@ def test_it_does_not_ask_for_ever():
     ("given", "said"),
     [
         ((401, {"code": "NotAuthenticated"}, {}), "does not take the signature (401)"),
-        ((404, {"code": "NotAuthorizedOrNotFound"}, {}), "there is no such deployment, it has no model gpt2_ensemble"),
+        (
+            (404, {"code": "NotAuthorizedOrNotFound"}, {}),
+            "it has no version 1 of gpt2_ensemble, or you may",
+        ),
         ((413, {}, {}), "larger than a deployment takes (413)"),
         ((400, {"error": "TEXT is empty"}, {}), "gpt2_ensemble refused the request (400): TEXT is empty"),
         ((302, b"", {}), "gpt2_ensemble refused the request (302)"),
         ((429, {"message": "LB bandwidth limit exceeded."}, {}), "(429): LB bandwidth limit exceeded. Ask less often"),
-        ((200, b"<html>", {}), "something that is no JSON"),
+        ((200, b"<html>", {}), "answered, and not as Triton does"),
+        *[((200, body, {}), "answered, and not as Triton does") for body in ({}, [], {"outputs": [{"name": "out"}]})],
         (requests.ReadTimeout(), "no answer within 70 s, and a deployment has 60"),
         (requests.ConnectionError(SECRET), "http://x/predict does not answer (ConnectionError)"),
     ],

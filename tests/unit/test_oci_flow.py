@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import oci
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from deploy.oci import bodies, catalogue, config, limits
 from deploy.oci import deploy as module
@@ -25,7 +27,7 @@ from deploy.oci.limits import check_shape
 from deploy.oci.service import Service, credentials, told
 from scripts.models.package import package
 from scripts.settings import ROOT, Settings, UserError
-from tests.oci_stand_in import OciStandIn, oci_stand_in
+from tests.oci_stand_in import OciStandIn, now, oci_stand_in
 from tests.unit.test_oci_config import IDS, written
 
 GOLDEN = ROOT / "tests/golden/oci"
@@ -212,6 +214,61 @@ def test_a_container_that_does_not_start_is_said_and_made_anew(here):
     assert len(here.cloud.models) == 1
 
 
+def test_what_is_emptied_is_emptied(here):
+    logs = {"logs__group_id": "ocid1.loggroup.x", "logs__access_id": "ocid1.log.a", "logs__predict_id": "ocid1.log.b"}
+    here.deploy(deployment__description="of ours", **logs)
+    here.deploy(**logs | {"logs__access_id": ""})
+    (live,) = here.cloud.deployments.values()
+    assert (live["description"], list(live["categoryLogDetails"])) == ("", ["predict"])
+    here.deploy()
+    assert live["categoryLogDetails"] == {}
+    puts = len(here.cloud.said("PUT"))
+    here.deploy()
+    assert len(here.cloud.said("PUT")) == puts
+
+
+@pytest.mark.parametrize("at", ["PUT .*modelDeployments", "POST .*/actions/activate"])
+def test_one_that_stays_stopped_is_said(here, capsys, at):
+    here.deploy()
+    here.change_the_model()
+    here.cloud.fault(at, 400)
+    changed = {"container__environment": {"TRITON_LOG_VERBOSE": "1"}}
+    with pytest.raises(UserError), told():
+        here.deploy(**changed)
+    assert states(here.cloud.deployments) == ["INACTIVE"]
+    assert "triton-transformers is stopped, and does not serve: the same command" in capsys.readouterr().err
+    assert here.deploy(**changed).lifecycle_state == "ACTIVE"
+
+
+def test_what_cannot_be_changed_while_it_serves(here, capsys):
+    here.deploy()
+    here.cloud.fault("PUT", 400)
+    with pytest.raises(UserError), told():
+        here.deploy(instances__count=2)
+    assert "instances: what cannot be changed while it serves can be while it is stopped" in capsys.readouterr().err
+    assert states(here.cloud.deployments) == ["ACTIVE"]
+
+
+def test_what_nobody_saw_fail_is_said(here, capsys):
+    here.deploy()
+    (live,) = here.cloud.deployments.values()
+    live |= {"lifecycleState": "FAILED", "lifecycleDetails": "Image pull [failed]."}
+    here.deploy()
+    assert "had failed (Image pull [failed].): making it anew" in capsys.readouterr().out
+
+
+def test_a_log_that_cannot_be_read_ends_no_wait(here):
+    here.cloud.fault(".*/workRequests/.*/logs", 404)
+    assert here.deploy().lifecycle_state == "ACTIVE"
+
+
+@pytest.mark.parametrize("answer", [b"<html>log in</html>", b"[{}]", b"[1]", b'{"a": 1}'])
+def test_somebody_else_answers(here, answer):
+    here.cloud.instead = answer
+    with pytest.raises(UserError, match="what answered is not Oracle Cloud"), told():
+        here.deploy()
+
+
 def test_an_update_that_fails_is_said(here):
     here.deploy()
     here.cloud.fails = "Container exited with code 1."
@@ -246,8 +303,9 @@ def test_killed_and_run_again(here, at, models, uploads):
     assert len(here.cloud.said("POST .*/artifact$")) == uploads
 
 
-def test_an_interrupt_says_what_becomes_of_it(here):
-    here.cloud.stops_at = "GET .*/workRequests/[^/]+$"
+@pytest.mark.parametrize(("at", "goes_on"), [("GET .*/workRequests/[^/]+$", True), ("POST .*/artifact$", False)])
+def test_an_interrupt_says_what_becomes_of_it(here, at, goes_on):
+    here.cloud.stops_at = at
     process = here.command("deploy")
     deadline = time.monotonic() + 30
     while here.cloud.stops_at and time.monotonic() < deadline:
@@ -255,10 +313,8 @@ def test_an_interrupt_says_what_becomes_of_it(here):
     process.send_signal(2)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err.splitlines()[-2:] == [
-        "It goes on in Oracle Cloud, and the same command waits for it again.",
-        "interrupted",
-    ]
+    assert err.endswith("interrupted\n")
+    assert ("It goes on in Oracle Cloud, and the same command waits for it again." in err) == goes_on
 
 
 def test_it_does_not_wait_for_ever(here, monkeypatch):
@@ -275,10 +331,21 @@ def test_somebody_elses_is_left_alone(here):
     here.deploy()
     (live,) = here.cloud.deployments.values()
     live["freeformTags"] = {}
-    for act in (here.deploy, lambda: destroy(here.service(), here.deployment())):
-        with pytest.raises(UserError, match="that was not made by make deploy-oci"):
-            act()
+    with pytest.raises(UserError, match="that was not made by make deploy-oci"):
+        here.deploy()
+    with pytest.raises(UserError, match=r"in the way of delete model \(409\): the model is deployed"), told():
+        destroy(here.service(), here.deployment())
     assert states(here.cloud.deployments) == ["ACTIVE"]
+
+
+def test_ours_is_told_from_a_twin(here):
+    here.deploy()
+    (live,) = here.cloud.deployments.values()
+    twin = copy.deepcopy(live) | {"id": "ocid1.twin", "freeformTags": {}}
+    twin["modelDeploymentConfigurationDetails"]["modelConfigurationDetails"]["modelId"] = "ocid1.another"
+    here.cloud.deployments["ocid1.twin"] = twin
+    destroy(here.service(), here.deployment())
+    assert states(here.cloud.deployments) == ["DELETED", "ACTIVE"]
 
 
 # --- large zips -------------------------------------------------------------------------------------------------------
@@ -308,6 +375,47 @@ def test_parts_that_were_uploaded_stay(here, small_parts):
     assert model["artifact"] == (here.folder / "own.zip").read_bytes()
     assert len(here.cloud.said("PUT .*/u/")) - sent < 4
     assert here.cloud.uploads == {}
+
+
+def test_nothing_stays_in_the_bucket(here, small_parts):
+    """Of a run that was killed while the catalogue took it, of another zip, of what was never finished."""
+    bucket = {"models__bucket": "artifacts"}
+    here.deploy(**bucket)
+    left = {f"artifacts/triton-transformers/triton-transformers/{name}.zip": b"x" for name in "ab"}
+    theirs = {"artifacts/triton-transformers/other/a.zip": b"x", "artifacts/a.zip": b"x"}
+    upload = {"namespace": "tests", "bucket": "artifacts", "timeCreated": now(), "parts": {}}
+    for act in (lambda: here.deploy(**bucket), lambda: destroy(here.service(), here.deployment(**bucket))):
+        here.cloud.objects |= left | theirs
+        here.cloud.uploads["1"] = upload | {"object": "triton-transformers/triton-transformers/c.zip", "uploadId": "1"}
+        here.cloud.uploads["2"] = upload | {"object": "triton-transformers/other/c.zip", "uploadId": "2"}
+        act()
+        assert here.cloud.objects == theirs
+        assert list(here.cloud.uploads) == ["2"]
+
+
+def test_a_zip_that_is_packed_anew_is_not_uploaded(here):
+    artifact = here.artifact()
+    here.change_the_model()
+    here.artifact()
+    with pytest.raises(UserError, match=r"own\.zip was packed anew meanwhile: run the same command again"):
+        roll_out(here.service(), here.deployment(), artifact)
+    assert here.cloud.said("POST .*/artifact$") == []
+
+
+def test_a_zip_that_is_packed_anew_while_its_parts_go_is_not_taken(here, small_parts, monkeypatch):
+    artifact = here.artifact()
+    parts = catalogue.upload_parts
+
+    def meanwhile(*arguments) -> None:
+        parts(*arguments)
+        here.change_the_model()
+        here.artifact()
+
+    monkeypatch.setattr(catalogue, "upload_parts", meanwhile)
+    with pytest.raises(UserError, match="was packed anew meanwhile"):
+        roll_out(here.service(), here.deployment(models__bucket="artifacts"), artifact)
+    assert here.cloud.objects == {}
+    assert here.cloud.said("exportArtifact") == []
 
 
 def test_a_large_zip_without_a_bucket(here, small_parts):
@@ -341,6 +449,11 @@ def test_an_image_that_was_not_pushed(here, monkeypatch):
     image = Image("iad.ocir.io/tests/triton:1.0", 1, [], ["tokenizer"], "")
     monkeypatch.setattr(Image, "here", lambda name: image)
     with pytest.raises(UserError, match="was not pushed from this machine since it was built: say PUSH=1"):
+        prepared(here.settings, here.deployment(), push_it=False)
+    built = replace(image, digest=f"sha256:{'0' * 64}")  # by an engine that says so before it is pushed
+    monkeypatch.setattr(Image, "here", lambda name: built)
+    monkeypatch.setattr(Image, "is_pushed", lambda _: False)
+    with pytest.raises(UserError, match="say PUSH=1"):
         prepared(here.settings, here.deployment(), push_it=False)
     pushed = []
 
@@ -545,6 +658,29 @@ def test_a_profile_that_will_not_do(here, old, new, said):
         credentials(profile(here, old, new))
     assert said.format(here=here) in str(error.value)
     assert "PRIVATE" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("phrase", "said"),
+    [
+        ("", "its key wants a pass_phrase, and there is none"),
+        ("pass_phrase=wrong\n", "or its pass_phrase is another's"),
+    ],
+)
+def test_a_key_with_a_pass_phrase(here, phrase, said):
+    account = profile(here, "[DEFAULT]\n", f"[DEFAULT]\n{phrase}")
+    how = serialization.BestAvailableEncryption(b"right")
+    formats = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (here.folder / "key.pem").write_bytes(here.cloud.key.private_bytes(*formats, how))
+    with pytest.raises(UserError, match=said):
+        credentials(account)
+
+
+def test_a_session_without_what_it_takes(here):
+    with pytest.raises(UserError, match="/nowhere cannot be read"):
+        credentials(profile(here, "region=", "security_token_file=/nowhere\nregion="))
+    with pytest.raises(UserError, match="key_file is missing"):
+        credentials(profile(here, f"key_file={here.folder}/key.pem", "security_token_file=/nowhere"))
 
 
 def test_no_configuration_at_all(here):
