@@ -273,15 +273,6 @@ def test_one_that_is_wrong_leaves_the_others_alone(served, plain):
     ("model", "parameters", "reason"),
     [
         ("nxd", {"TP_DEGREE": "2"}, "parameter 'TP_DEGREE' is 2, but the model was compiled for tp_degree 4"),
-        ("nxd", {"NEURON_CORE_END_INDEX": "1"}, r"wants 4 NeuronCores \(tp_degree\) and an instance has 2"),
-        ("nxd", {"BATCH_SIZE": "8"}, "parameter 'BATCH_SIZE' is 8, but the model was compiled for batch_size 4"),
-        (
-            "optimum",
-            {"N_POSITIONS": "2048"},
-            "is 2048, but the model was compiled for sequence_length 256",
-        ),
-        ("optimum", {"COMPILED_MODEL": "elsewhere"}, "there is no folder .*/optimum/elsewhere"),
-        ("opt", {"TP_DEGREE": "4"}, r"wants 4 NeuronCores \(tp_degree\) and an instance has 2"),
         ("opt", {"MODEL_CLASS": "transformers_neuronx.opt.model.Opt"}, "has no class Opt; is it of another release"),
         ("nxd_device", {"temperature": "0.7"}, "parameter 'temperature' must be 0: this model is compiled to choose"),
     ],

@@ -23,7 +23,8 @@ class StandIn(Triton):
     def config(self, model: str) -> dict:
         if model not in self.served:
             raise TritonError(f"Request for unknown model: '{model}' is not found", 400)
-        return {"input": [{"name": name} for name in self.served[model]]}
+        answer = "TYPE_INT64" if model == "gpt2_encoder" else "TYPE_STRING"
+        return {"input": [{"name": name} for name in self.served[model]], "output": [{"data_type": answer}]}
 
     def infer(self, model: str, request: dict, version: str = "") -> dict:
         text, *count = [tensor["data"][0] for tensor in request["inputs"]]
@@ -47,6 +48,11 @@ def test_who_is_asked(system, served, model):
 def test_nobody_to_ask():
     with pytest.raises(UserError, match='gpt2_ensemble is not loaded: make up SYSTEMS="gpt2_ensemble"'):
         chosen(StandIn({"embedding": ("input_text",)}), "embedding")
+
+
+def test_a_step_that_answers_no_text():
+    with pytest.raises(UserError, match="SYSTEM=gpt2_encoder continues no text"):
+        chosen(StandIn({"gpt2_encoder": ("TEXT",)}), "gpt2_encoder")
 
 
 @pytest.mark.parametrize("model", ["gpt2_ensemble", "gpt2_generate", "falcon7b"])

@@ -287,6 +287,11 @@ def test_wrong_parameters(compile_, parameters, reason):
         compiled(compile_(LLAMA), **parameters)
 
 
+def test_optimums_own_word_for_the_context(compile_):
+    with pytest.raises(ConfigError, match="is 2048, but the model was compiled for sequence_length 256"):
+        compiled(compile_(OPTIMUM), N_POSITIONS=2048)
+
+
 @pytest.mark.parametrize(
     ("model_class", "reason"),
     [
