@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from deploy.oci import bodies, limits, waiting
 from deploy.oci.artifact import Artifact
 from deploy.oci.config import Deployment
-from deploy.oci.service import Service, every
+from deploy.oci.service import ASKING, Service, every
 from scripts.cli import err, out
 from scripts.settings import UserError
 
@@ -50,7 +50,8 @@ def ours(service: Service, deployment: Deployment) -> list[ModelSummary]:
         sort_by="timeCreated",
         sort_order="DESC",
     )
-    return [model for model in found if is_ours(model, deployment) and model.lifecycle_state != "DELETED"]
+    with err.status(ASKING):
+        return [model for model in found if is_ours(model, deployment) and model.lifecycle_state != "DELETED"]
 
 
 def is_ours(made, deployment: Deployment) -> bool:

@@ -16,7 +16,7 @@ from deploy.oci import config as configuration
 from deploy.oci.artifact import Artifact, assemble, is_assembled, packed, settings_of
 from deploy.oci.config import Deployment
 from deploy.oci.image import Image, push
-from deploy.oci.service import Service, every, told
+from deploy.oci.service import ASKING, Service, every, told
 from scripts.cli import err, out, run
 from scripts.files import exclusive
 from scripts.models.backends import needed
@@ -142,7 +142,8 @@ def named(service: Service, deployment: Deployment, gone: tuple[str, ...]) -> li
         sort_by="timeCreated",
         sort_order="DESC",
     )
-    return [each for each in everything if each.lifecycle_state not in gone]
+    with err.status(ASKING):
+        return [each for each in everything if each.lifecycle_state not in gone]
 
 
 def check_name(service: Service, deployment: Deployment) -> None:

@@ -34,6 +34,7 @@ from scripts.settings import UserError
 # To connect, and to answer.
 TIMEOUT_S = (10, 60)
 UPLOAD_TIMEOUT_S = (10, 600)  # a large artifact is taken in before there is an answer
+ASKING = "asking Oracle Cloud"
 NETWORK = "check the network, a proxy in https_proxy, and account.region"
 LIMITS = ("LimitExceeded", "QuotaExceeded", "OutOfHostCapacity")
 
@@ -74,7 +75,8 @@ class Service:
         """Whether there is a way to it at all: the SDK would ask for a minute and a half, in silence."""
         address = self.data_science.base_client.endpoint.removesuffix("/20190101")
         try:
-            requests.head(address, timeout=TIMEOUT_S[0], allow_redirects=False)
+            with err.status(ASKING):
+                requests.head(address, timeout=TIMEOUT_S[0], allow_redirects=False)
         except requests.RequestException as error:
             raise UserError(f"{address} does not answer ({type(error).__name__}): {NETWORK}") from None
 
@@ -131,8 +133,7 @@ def every(listing: Callable, *arguments: Any, **options: Any) -> Iterator[Any]:
     """What a list of the service holds, page after page; the SDK's own paging repeats what is repeated already."""
     page: dict[str, str] = {}
     while True:
-        with err.status("asking Oracle Cloud"):
-            answer = listed(listing, *arguments, **options, **page)
+        answer = listed(listing, *arguments, **options, **page)
         yield from answer.data
         if not answer.has_next_page:
             return
