@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 from oci.data_science.models import (
     ArtifactExportDetailsObjectStorage,
@@ -43,15 +45,17 @@ def put(service: Service, deployment: Deployment, artifact: Artifact) -> str:
 
 def ours(service: Service, deployment: Deployment) -> list[ModelSummary]:
     """Newest first."""
-    found = every(
-        service.data_science.list_models,
-        deployment.deployment.compartment_id,
-        display_name=deployment.name,
-        sort_by="timeCreated",
-        sort_order="DESC",
-    )
+    found = named(service.data_science.list_models, deployment, gone=("DELETED",))
+    return [model for model in found if is_ours(model, deployment)]
+
+
+def named(listing: Callable, deployment: Deployment, gone: tuple[str, ...]) -> list[Any]:
+    """Of the deployment's name, the newest first, whoever made them."""
+    place = deployment.deployment
+    order = {"sort_by": "timeCreated", "sort_order": "DESC"}
     with err.status(ASKING):
-        return [model for model in found if is_ours(model, deployment) and model.lifecycle_state != "DELETED"]
+        found = every(listing, place.compartment_id, display_name=place.name, **order)
+        return [each for each in found if each.lifecycle_state not in gone]
 
 
 def is_ours(made, deployment: Deployment) -> bool:

@@ -16,7 +16,7 @@ from deploy.oci import config as configuration
 from deploy.oci.artifact import Artifact, assemble, is_assembled, packed, settings_of
 from deploy.oci.config import Deployment
 from deploy.oci.image import Image, push
-from deploy.oci.service import ASKING, Service, every, told
+from deploy.oci.service import Service, told
 from scripts.cli import err, out, run
 from scripts.files import exclusive
 from scripts.models.backends import needed
@@ -131,23 +131,12 @@ def roll_out(service: Service, deployment: Deployment, artifact: Artifact) -> Mo
 
 def find(service: Service, deployment: Deployment, gone: tuple[str, ...] = GONE) -> list[ModelDeploymentSummary]:
     """Those of that name that are not gone, the newest first. Never one that somebody else made."""
-    return [each for each in named(service, deployment, gone) if catalogue.is_ours(each, deployment)]
-
-
-def named(service: Service, deployment: Deployment, gone: tuple[str, ...]) -> list[ModelDeploymentSummary]:
-    everything = every(
-        service.data_science.list_model_deployments,
-        deployment.deployment.compartment_id,
-        display_name=deployment.name,
-        sort_by="timeCreated",
-        sort_order="DESC",
-    )
-    with err.status(ASKING):
-        return [each for each in everything if each.lifecycle_state not in gone]
+    found = catalogue.named(service.data_science.list_model_deployments, deployment, gone)
+    return [each for each in found if catalogue.is_ours(each, deployment)]
 
 
 def check_name(service: Service, deployment: Deployment) -> None:
-    for each in named(service, deployment, GONE):
+    for each in catalogue.named(service.data_science.list_model_deployments, deployment, GONE):
         raise UserError(
             f"there is a deployment '{deployment.name}' in this compartment that was not made by make deploy-oci "
             f"({each.id}): choose another deployment.name"
