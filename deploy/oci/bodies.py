@@ -139,9 +139,8 @@ def at(body: dict, path: str) -> Any:
 def differ(ours: Any, theirs: Any, name: str) -> bool:
     if name in WHOLE:
         return (ours or None) != (theirs or None)
-    if isinstance(ours, dict) or name == "categoryLogDetails":
-        ours = ours or {}
-        theirs = theirs or {}
+    if isinstance(ours, dict) or isinstance(theirs, dict):
+        ours, theirs = ours or {}, theirs or {}
         return any(differ(ours.get(each), theirs.get(each), each) for each in {*ours, *(theirs.keys() & set(WHOLE))})
     return ours is not None and ours != theirs
 
@@ -178,8 +177,6 @@ def update_deployment(
 
 def recast(value: Any, kind: type) -> Any:
     """The same fields, as the class that an update has for them."""
-    if value is None:
-        return None
     other = kind()
     for name in other.swagger_types.keys() & value.swagger_types.keys():
         setattr(other, name, getattr(value, name))

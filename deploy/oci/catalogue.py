@@ -32,7 +32,7 @@ def put(service: Service, deployment: Deployment, artifact: Artifact) -> str:
     for model in ours(service, deployment):
         if model.lifecycle_state != "ACTIVE" or (model.freeform_tags or {}).get(bodies.ARTIFACT) != artifact.sha256:
             continue
-        size = artifact_size(service, model.id)
+        size = size_of(service.data_science.head_model_artifact, model.id)
         if size == artifact.size:
             out.print(f"model       {model.id}, as it was")
             clear(service, deployment)
@@ -63,10 +63,10 @@ def is_ours(made, deployment: Deployment) -> bool:
     return tags.get(bodies.MADE_BY) == bodies.US and tags.get(bodies.DEPLOYED_AS) == deployment.name
 
 
-def artifact_size(service: Service, model_id: str) -> int | None:
-    """None where it has none."""
+def size_of(head: Callable, *what: str) -> int | None:
+    """None where there is nothing."""
     try:
-        return int(service.data_science.head_model_artifact(model_id).headers["content-length"])
+        return int(head(*what).headers["content-length"])
     except ServiceError as error:
         if error.status == 404:
             return None
@@ -94,7 +94,7 @@ def by_bucket(service: Service, deployment: Deployment, artifact: Artifact, mode
     namespace = storage.get_namespace().data
     name = f"{objects(deployment)}{artifact.sha256}.zip"
     clear(service, deployment, keep=name)
-    if stored_size(service, namespace, bucket, name) != artifact.size:
+    if size_of(storage.head_object, namespace, bucket, name) != artifact.size:
         upload_parts(service, namespace, bucket, name, artifact)
         check_stored(service, deployment, artifact)
     source = ArtifactExportDetailsObjectStorage(
@@ -148,13 +148,3 @@ def upload_parts(service: Service, namespace: str, bucket: str, name: str, artif
                 upload.resume_upload_file(*where, each.upload_id, **how)
                 return
         upload.upload_file(*where, **how)
-
-
-def stored_size(service: Service, namespace: str, bucket: str, name: str) -> int | None:
-    try:
-        found = service.object_storage.head_object(namespace, bucket, name)
-    except ServiceError as error:
-        if error.status == 404:
-            return None
-        raise
-    return int(found.headers["content-length"])

@@ -84,8 +84,8 @@ def dry_run(settings: Settings, deployment: Deployment) -> None:
     """What would be sent: nothing is asked of any service, nor downloaded."""
     image = Image.here(deployment.container.image)
     artifact = packed_quietly(settings)
-    backends = needed(deployment.models.systems, settings.path("MODEL_REPOSITORY"))
-    limits.check(deployment, image, artifact.path if artifact else None, backends if artifact else set())
+    backends = needed(deployment.models.systems, settings.path("MODEL_REPOSITORY")) if artifact else set()
+    limits.check(deployment, image, artifact.path if artifact else None, backends)
     deployment = with_digest(deployment, image)
     model = bodies.create_model(deployment, artifact.sha256 if artifact else UNKNOWN_HASH)
     requests = {
@@ -112,9 +112,13 @@ def packed_quietly(settings: Settings) -> Artifact | None:
 
 def roll_out(service: Service, deployment: Deployment, artifact: Artifact) -> ModelDeployment:
     """What an earlier run began and did not end is found, waited for, and made what it should be."""
-    there = find(service, deployment)
-    if not there:
-        check_name(service, deployment)
+    everyones = named(service, deployment)
+    there = [each for each in everyones if catalogue.is_ours(each, deployment)]
+    if everyones and not there:
+        raise UserError(
+            f"there is a deployment '{deployment.name}' in this compartment that was not made by make deploy-oci "
+            f"({everyones[0].id}): choose another deployment.name"
+        )
     model_id = catalogue.put(service, deployment, artifact)
     wanted = bodies.create_deployment(deployment, model_id)
     if there:
@@ -131,16 +135,11 @@ def roll_out(service: Service, deployment: Deployment, artifact: Artifact) -> Mo
 
 def find(service: Service, deployment: Deployment, gone: tuple[str, ...] = GONE) -> list[ModelDeploymentSummary]:
     """Those of that name that are not gone, the newest first. Never one that somebody else made."""
-    found = catalogue.named(service.data_science.list_model_deployments, deployment, gone)
-    return [each for each in found if catalogue.is_ours(each, deployment)]
+    return [each for each in named(service, deployment, gone) if catalogue.is_ours(each, deployment)]
 
 
-def check_name(service: Service, deployment: Deployment) -> None:
-    for each in catalogue.named(service.data_science.list_model_deployments, deployment, GONE):
-        raise UserError(
-            f"there is a deployment '{deployment.name}' in this compartment that was not made by make deploy-oci "
-            f"({each.id}): choose another deployment.name"
-        )
+def named(service: Service, deployment: Deployment, gone: tuple[str, ...] = GONE) -> list[ModelDeploymentSummary]:
+    return catalogue.named(service.data_science.list_model_deployments, deployment, gone)
 
 
 def created(service: Service, deployment: Deployment, wanted: CreateModelDeploymentDetails) -> ModelDeployment:
