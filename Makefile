@@ -7,7 +7,7 @@ SHELL := /bin/bash
 export ORT_DISABLE_TELEMETRY := 1
 
 # docker or local, unless RUNTIME says which.
-export RUNTIME := $(shell scripts/runtime.sh)
+export RUNTIME := $(shell scripts/make/runtime.sh)
 
 venv := .venv
 python := $(venv)/bin/python
@@ -19,15 +19,15 @@ installed := $(if $(filter docker,$(RUNTIME)),$(tools),$(all))
 oci := $(if $(filter docker,$(RUNTIME)),$(venv)/.installed-oci,$(all))
 
 $(all): requirements.lock
-	@scripts/install.sh $(venv) requirements.lock
+	@scripts/make/install.sh $(venv) requirements.lock
 	@touch $@ $(tools)
 
 $(tools): requirements.lock
-	@scripts/install.sh $(venv) requirements.lock tools
+	@scripts/make/install.sh $(venv) requirements.lock tools
 	@touch $@
 
 $(venv)/.installed-oci: $(tools)
-	@scripts/install.sh $(venv) requirements.lock oci
+	@scripts/make/install.sh $(venv) requirements.lock oci
 	@touch $@
 
 # What only looks at the stack or stops it installs nothing for that.
@@ -36,37 +36,37 @@ if_installed := [ -e $(installed) ] || { echo "not running: nothing is installed
 ##@ The stack
 
 up: models ## Start the stack, wait until the models answer, print the addresses: RUNTIME, PROFILE, SYSTEMS
-	@$(python) -m scripts.make up
+	@$(python) -m scripts.stack.commands up
 
 down: ## Stop it
-	@$(if_installed) $(python) -m scripts.make down
+	@$(if_installed) $(python) -m scripts.stack.commands down
 
 status: ## Show how each process and each model is
-	@$(if_installed) $(python) -m scripts.make status
+	@$(if_installed) $(python) -m scripts.stack.commands status
 
 logs: ## Show the logs (and follow them, on a terminal)
-	@$(if_installed) $(python) -m scripts.make logs
+	@$(if_installed) $(python) -m scripts.stack.commands logs
 
 smoke: $(installed) ## Send the running models their example requests and check the answers
-	@$(python) -m scripts.smoke
+	@$(python) -m scripts.stack.smoke
 
 models: $(installed) ## Assemble the model repository: SYSTEMS="embedding", or HF_MODEL, SOURCE; LIST=1 lists what there is
-	@$(python) -m scripts.make models
+	@$(python) -m scripts.stack.commands models
 
 generate: $(installed) ## Have the running model continue PROMPT="...": SYSTEM=gpt2_ensemble, TOKENS=20
-	@$(python) -m scripts.generate
+	@$(python) -m scripts.stack.generate
 
 package: models ## The models of SYSTEMS as one zip, for a cloud's model catalogue
 	@$(python) -m scripts.models.package
 
 build: $(installed) ## Build the images of PROFILE (`make up` does it too, and says less); TAG=name: one with just what SYSTEMS need
-	@$(python) -m scripts.make build
+	@$(python) -m scripts.stack.commands build
 
 build-cpu: ## Build those of PROFILE=cpu
 build-cuda: ## Build those of PROFILE=cuda
 build-neuron: ## Build those of PROFILE=neuron
 build-cpu build-cuda build-neuron: build-%: $(installed)
-	@PROFILE=$* $(python) -m scripts.make build
+	@PROFILE=$* $(python) -m scripts.stack.commands build
 
 ##@ Oracle Cloud
 
@@ -85,13 +85,13 @@ destroy-oci: $(oci) ## Delete the deployment and the models that were made for i
 loadtest locust: export SERVE_SYSTEM := 1
 
 loadtest: up ## Compare dynamic batching with none on the running server, and write a report
-	@$(python) -m scripts.make loadtest
+	@$(python) -m scripts.stack.commands loadtest
 
 locust: up ## Locust's own web page against the running server
-	@$(python) -m scripts.make locust
+	@$(python) -m scripts.stack.commands locust
 
 dashboards: $(installed) ## The dashboards as one page, without Grafana: RANGE, UNTIL
-	@$(python) -m scripts.make dashboards
+	@$(python) -m scripts.stack.commands dashboards
 
 bench: $(all) ## The figures of the docs on this machine: BENCH=embedding (30 minutes), generation, gpt2, text-formats, vision-formats
 	@$(python) -m scripts.bench $(or $(BENCH),embedding)
@@ -122,14 +122,14 @@ dashboards-json: $(all) ## Write the dashboards of scripts/dashboards for Grafan
 	@$(python) -m scripts.dashboards
 
 lock: ## Resolve the groups of pyproject.toml anew into requirements.lock
-	@scripts/lock.sh
+	@scripts/make/lock.sh
 
 clean: ## Stop everything; remove what make made, but not .env and the reports
-	@[ ! -e $(installed) ] || $(python) -m scripts.make clean
+	@[ ! -e $(installed) ] || $(python) -m scripts.stack.commands clean
 	@rm -rf $(venv) .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## This list
-	@awk -f scripts/help.awk $(MAKEFILE_LIST)
+	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
 .PHONY: up down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test lint test-unit test-stack test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help

@@ -1,6 +1,6 @@
 """python -m loadtest: the comparison. See compare.py."""
 
-from scripts.cli import run
+from scripts.common.cli import run
 
 
 def main() -> int:

@@ -15,21 +15,22 @@ import greenlet
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest import report, results
-from loadtest.batching import Switch, composing, plan, restore_after_kill
-from loadtest.crowd import Crowd, LocalCrowd, pin
+from loadtest import report
+from loadtest import statistics as results
+from loadtest.crowd.base import Crowd, LocalCrowd, pin
+from loadtest.crowd.master import MasterCrowd
 from loadtest.examples import Examples
-from loadtest.experiment import Experiment, Plan, Window
-from loadtest.master import MasterCrowd
-from loadtest.metrics import Metrics
+from loadtest.switching import Switch, composing, plan, restore_after_kill
 from loadtest.table import print_table
+from loadtest.telemetry import Metrics
 from loadtest.users import Job
+from loadtest.windows import Experiment, Plan, Window
 from loadtest.workload import Workload
-from scripts.cli import err, out
-from scripts.files import comparison_lock, exclusive
-from scripts.ports import check_free
-from scripts.settings import Settings, UserError
-from scripts.triton import Triton, TritonError
+from scripts.common.cli import err, out
+from scripts.common.files import comparison_lock, exclusive
+from scripts.common.ports import check_free
+from scripts.common.settings import Settings, UserError
+from scripts.common.triton import Triton, TritonError
 
 INTERRUPTED = "interrupted"
 
@@ -55,8 +56,8 @@ class Comparison:
         s = self.settings
         return Plan(
             system=s["SYSTEM"],
-            rounds=s.integer("ROUNDS", least=2),
-            window_s=s.number("WINDOW", least=1) if s["WINDOW"] else None,
+            rounds=s.integer("ROUNDS", minimum=2),
+            window_s=s.number("WINDOW", minimum=1) if s["WINDOW"] else None,
             warmup_s=s.number("WARMUP"),
             users=self.workload.users,
             spawn_rate=self.workload.spawn_rate,

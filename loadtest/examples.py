@@ -6,10 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from loadtest import pictures
-from loadtest.batching import composing
-from scripts.settings import Settings, UserError
-from scripts.triton import Triton
+from loadtest import sample_images as pictures
+from loadtest.switching import composing
+from scripts.common.settings import Settings, UserError
+from scripts.common.triton import Triton
 
 
 class Tensor(NamedTuple):

@@ -8,12 +8,12 @@ import gevent
 from locust import events
 from locust.env import Environment
 
-from loadtest.crowd import Meter
+from loadtest.crowd.base import Meter
 from loadtest.examples import Examples
-from loadtest.metrics import Metrics
+from loadtest.telemetry import Metrics
 from loadtest.users import Job, Traffic, user_class
 from loadtest.workload import Workload
-from scripts.settings import Settings
+from scripts.common.settings import Settings
 
 MODE = "as configured"  # as the recording rules say it
 EVERY_S = 0.5

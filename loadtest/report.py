@@ -10,17 +10,18 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from loadtest import plots, results
-from loadtest.batching import MODES
+from loadtest import charts as plots
+from loadtest import statistics as results
 from loadtest.host import host
-from loadtest.metrics import LAST_SCRAPE_S
+from loadtest.switching import MODES
 from loadtest.table import rows, sentence
-from scripts.dashboards.draw import draw
-from scripts.dashboards.evaluate import BATCHING, Range, load
-from scripts.drawing import LIGHT, pictures, render
-from scripts.pages import page
-from scripts.prometheus import Prometheus, PrometheusError
-from scripts.settings import EXAMPLE, SECRETS, Settings, dotenv_values
+from loadtest.telemetry import LAST_SCRAPE_S
+from scripts.common.figures import LIGHT, pictures, render
+from scripts.common.pages import page
+from scripts.common.prometheus import Prometheus, PrometheusError
+from scripts.common.settings import EXAMPLE, SECRETS, Settings, dotenv_values
+from scripts.dashboards.render.draw import draw
+from scripts.dashboards.render.evaluate import BATCHING, Range, load
 
 LATEST = "latest"
 WRITING = ".writing"

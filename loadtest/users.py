@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from loadtest.examples import Examples, Tensor
 from loadtest.workload import Workload, grpc_request, http_request
-from scripts.settings import Settings, UserError
+from scripts.common.settings import Settings, UserError
 
 DRAIN_S = 60.0
 

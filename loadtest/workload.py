@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.examples import Tensor
-from scripts.settings import Settings, UserError
+from scripts.common.settings import Settings, UserError
 
 FOLDER = Path(__file__).parent
 
@@ -38,13 +38,13 @@ class Workload:
         workload = WORKLOADS[settings.choice("WORKLOAD", tuple(WORKLOADS))]
         changes: dict = {}
         if settings["USERS"]:
-            changes["users"] = settings.integer("USERS", least=1)
+            changes["users"] = settings.integer("USERS", minimum=1)
         if settings["SPAWN_RATE"]:
-            changes["spawn_rate"] = settings.number("SPAWN_RATE", least=0.1)
+            changes["spawn_rate"] = settings.number("SPAWN_RATE", minimum=0.1)
         if settings["WAIT"]:
             changes["wait"] = _range(settings["WAIT"])
         if settings["MAX_BATCH"]:
-            changes["max_batch"] = settings.integer("MAX_BATCH", least=1)
+            changes["max_batch"] = settings.integer("MAX_BATCH", minimum=1)
         return replace(workload, **changes)
 
 

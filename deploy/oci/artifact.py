@@ -11,10 +11,10 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from deploy.oci.config import Deployment
-from scripts.cli import err
+from deploy.oci.deployment import Deployment
+from scripts.common.cli import err
+from scripts.common.settings import ROOT, Settings, UserError
 from scripts.models.package import assembled, package
-from scripts.settings import ROOT, Settings, UserError
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def settings_of(settings: Settings, deployment: Deployment) -> Settings:
 def assemble(settings: Settings) -> None:
     """`make models`, in whichever runtime."""
     environment = os.environ | {"SYSTEMS": settings["SYSTEMS"]}
-    done = subprocess.run([sys.executable, "-m", "scripts.make", "models"], cwd=ROOT, env=environment)
+    done = subprocess.run([sys.executable, "-m", "scripts.stack.commands", "models"], cwd=ROOT, env=environment)
     if done.returncode:
         sys.exit(done.returncode)  # it said why
 

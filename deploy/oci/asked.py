@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.models.repository import CONFIGS
-from scripts.models.served import COMMENT, config_of
-from scripts.settings import UserError
+from scripts.common.model_config import COMMENT, config_of
+from scripts.common.settings import UserError
+from scripts.models.assemble import CONFIGS
 
 SIDES = {side: re.compile(rf"\b{side}\s*:?\s*(?=[\[{{])") for side in ("input", "output")}
 CLOSES = {"[": "]", "{": "}"}

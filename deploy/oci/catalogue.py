@@ -17,12 +17,13 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deploy.oci import bodies, limits, waiting
+from deploy.oci import limits, waiting
+from deploy.oci import requests as bodies
 from deploy.oci.artifact import Artifact
-from deploy.oci.config import Deployment
-from deploy.oci.service import ASKING, Service, every
-from scripts.cli import err, out
-from scripts.settings import UserError
+from deploy.oci.client import ASKING, Service, every
+from deploy.oci.deployment import Deployment
+from scripts.common.cli import err, out
+from scripts.common.settings import UserError
 
 PART_BYTES = 128 * 2**20
 

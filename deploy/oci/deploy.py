@@ -11,17 +11,18 @@ from oci.data_science.models import CreateModelDeploymentDetails, ModelDeploymen
 from oci.exceptions import ServiceError
 from rich.markup import escape
 
-from deploy.oci import bodies, catalogue, limits, waiting
-from deploy.oci import config as configuration
+from deploy.oci import catalogue, limits, waiting
+from deploy.oci import deployment as configuration
+from deploy.oci import requests as bodies
 from deploy.oci.artifact import Artifact, assemble, is_assembled, packed, settings_of
-from deploy.oci.config import Deployment
-from deploy.oci.image import Image, push
-from deploy.oci.service import Service, told
-from scripts.cli import err, out, run
-from scripts.files import exclusive
+from deploy.oci.client import Service, told
+from deploy.oci.container_image import Image, push
+from deploy.oci.deployment import Deployment
+from scripts.common.cli import err, out, run
+from scripts.common.files import exclusive
+from scripts.common.settings import Settings, UserError
+from scripts.models.assemble import missing
 from scripts.models.backends import needed
-from scripts.models.repository import missing
-from scripts.settings import Settings, UserError
 
 GONE = ("DELETED", "DELETING")
 # What an identifier stands for in a dry run that has not got it.

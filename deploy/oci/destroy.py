@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from deploy.oci import catalogue, waiting
-from deploy.oci import config as configuration
-from deploy.oci.config import Deployment
+from deploy.oci import deployment as configuration
+from deploy.oci.client import Service, told
 from deploy.oci.deploy import find, remove
-from deploy.oci.service import Service, told
-from scripts.cli import out, run
-from scripts.files import exclusive
-from scripts.settings import Settings
+from deploy.oci.deployment import Deployment
+from scripts.common.cli import out, run
+from scripts.common.files import exclusive
+from scripts.common.settings import Settings
 
 
 def main() -> None:

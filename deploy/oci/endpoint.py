@@ -1,4 +1,4 @@
-"""A deployment's /predict: signed, asked again while it is busy, and with the face of scripts.triton.Triton."""
+"""A deployment's /predict: signed, asked again while it is busy, and with the face of scripts.common.triton.Triton."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import requests
 
 from deploy.oci.limits import REQUEST_BYTES
-from scripts.cli import err
-from scripts.settings import UserError
-from scripts.triton import reason
+from scripts.common.cli import err
+from scripts.common.settings import UserError
+from scripts.common.triton import reason
 
 # The service's own limit on an answer, and a little.
 TIMEOUT_S = 70

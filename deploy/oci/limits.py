@@ -10,12 +10,12 @@ from zipfile import ZipFile, is_zipfile
 from oci.exceptions import ServiceError
 from rich.filesize import decimal
 
-from deploy.oci import bodies
-from deploy.oci.config import Deployment
-from deploy.oci.image import Image
-from deploy.oci.service import Service, every
+from deploy.oci import requests as bodies
+from deploy.oci.client import Service, every
+from deploy.oci.container_image import Image
+from deploy.oci.deployment import Deployment
+from scripts.common.settings import UserError
 from scripts.models.package import TOP
-from scripts.settings import UserError
 
 # Documented, of: an image, entrypoint and cmd, the environment, an artifact, one without a bucket, a request.
 IMAGE_BYTES = 16 * 1000**3

@@ -10,17 +10,17 @@ from pathlib import Path
 from rich.markup import escape
 
 from deploy.oci import asked
-from deploy.oci import config as configuration
+from deploy.oci import deployment as configuration
 from deploy.oci.asked import Asked
-from deploy.oci.config import Deployment
+from deploy.oci.client import Service, told
 from deploy.oci.deploy import find
+from deploy.oci.deployment import Deployment
 from deploy.oci.endpoint import Endpoint
-from deploy.oci.service import Service, told
-from scripts.cli import err, run
-from scripts.generate import pieces, show
-from scripts.models.repository import CONFIGS
-from scripts.models.served import with_steps
-from scripts.settings import Settings, UserError
+from scripts.common.cli import err, run
+from scripts.common.model_config import with_steps
+from scripts.common.settings import Settings, UserError
+from scripts.models.assemble import CONFIGS
+from scripts.stack.generate import pieces, show
 
 SHOWN = 6  # numbers of an output
 MENDS = {"FAILED": "makes it anew", "INACTIVE": "starts it"}
@@ -32,7 +32,7 @@ def main() -> None:
         raise UserError('nothing to ask: make predict-oci PROMPT="My dog is cute, but", or REQUEST=file.json')
     if settings["PROMPT"] and settings["REQUEST"]:
         raise UserError("PROMPT and REQUEST both say what is asked: say one")
-    tokens = settings.integer("TOKENS", least=1)
+    tokens = settings.integer("TOKENS", minimum=1)
     url = settings["OCI_ENDPOINT"]
     if url and not re.match(r"https?://[^/]", url):
         raise UserError(f"OCI_ENDPOINT={url}: must begin with https://")

@@ -12,10 +12,10 @@ from oci.exceptions import ServiceError
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from deploy.oci.config import Wait
-from deploy.oci.service import Service, every
-from scripts.cli import err
-from scripts.settings import UserError
+from deploy.oci.client import Service, every
+from deploy.oci.deployment import Wait
+from scripts.common.cli import err
+from scripts.common.settings import UserError
 
 WORK = "opc-work-request-id"
 UNSETTLED = ("CREATING", "UPDATING", "DELETING")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from scripts.cli import run
+from scripts.common.cli import run
 
 SUBJECTS = {
     "embedding": "embedding",

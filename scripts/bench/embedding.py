@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from rich.table import Table
 
 from scripts.bench.server import command, environment, folder, server
-from scripts.cli import err, out
-from scripts.settings import ROOT, Settings, UserError
+from scripts.common.cli import err, out
+from scripts.common.settings import ROOT, Settings, UserError
 
 USERS = (1, 8, 32, 64)
 ROUNDS = 5

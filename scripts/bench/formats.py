@@ -12,11 +12,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from loadtest.batching import MODES
+from loadtest.switching import MODES
 from scripts.bench.server import command, environment, folder, server
-from scripts.cli import err, out
+from scripts.common.cli import err, out
+from scripts.common.settings import ROOT, UserError
 from scripts.models.catalogue import SYSTEMS
-from scripts.settings import ROOT, UserError
 
 TURNS = 2
 

@@ -16,8 +16,8 @@ from rich.table import Table
 from loadtest.workload import WORKLOADS
 from scripts.bench.gpt2 import save_checkpoint
 from scripts.bench.server import command, environment, folder, server
-from scripts.cli import err, out
-from scripts.triton import Triton
+from scripts.common.cli import err, out
+from scripts.common.triton import Triton
 
 SYSTEM = "gpt2small"
 MODES = ("one by one", "together")

@@ -16,9 +16,9 @@ from pathlib import Path
 from rich.table import Table
 
 from scripts.bench.server import command, environment, folder, server
-from scripts.cli import out
-from scripts.generate import ask, one_by_one
-from scripts.triton import Triton
+from scripts.common.cli import out
+from scripts.common.triton import Triton
+from scripts.stack.generate import ask, one_by_one
 
 CLIENTS = (1, 8)
 PROMPT_TOKENS = 8

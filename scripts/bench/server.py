@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.ports import free_ports
-from scripts.settings import ROOT, Settings, UserError
-from scripts.stack import PORTS
+from scripts.common.ports import free_ports
+from scripts.common.settings import ROOT, Settings, UserError
+from scripts.stack.base import PORTS
 
 NEEDED = [name for names in PORTS.values() for name in names] + ["LOADTEST_METRICS_PORT"]
 
@@ -46,6 +46,6 @@ def server(variables: dict[str, str]) -> Iterator[None]:
 
 
 def command(name: str, variables: dict[str, str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "scripts.make", name], cwd=ROOT, env=variables)
+    done = subprocess.run([sys.executable, "-m", "scripts.stack.commands", name], cwd=ROOT, env=variables)
     if done.returncode:
         raise UserError(f"the bench's own server: `{name}` failed, see above")

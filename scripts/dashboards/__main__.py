@@ -8,11 +8,11 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from scripts.cli import err, out, run
-from scripts.dashboards.batching import batching
-from scripts.dashboards.hardware import PROFILES, hardware
-from scripts.dashboards.throughput import throughput
-from scripts.settings import ROOT
+from scripts.common.cli import err, out, run
+from scripts.common.settings import ROOT
+from scripts.dashboards.definitions.comparison import batching
+from scripts.dashboards.definitions.hardware import PROFILES, hardware
+from scripts.dashboards.definitions.throughput import throughput
 
 FOLDER = ROOT / "monitoring/grafana"
 

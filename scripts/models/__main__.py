@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from scripts.cli import run
-from scripts.models.repository import assemble_all
-from scripts.settings import Settings
+from scripts.common.cli import run
+from scripts.common.settings import Settings
+from scripts.models.assemble import assemble_all
 
 
 def main() -> None:

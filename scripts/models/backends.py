@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scripts.models.repository import CONFIGS, models_of
-from scripts.models.served import COMMENT, config_of
+from scripts.common.model_config import COMMENT, config_of
+from scripts.models.assemble import CONFIGS, models_of
 
 SAID = re.compile(r"""^\s*(backend|platform|default_model_filename)\s*:\s*["']([^"']+)""", re.MULTILINE)
 # A platform that has no backend: Triton itself.

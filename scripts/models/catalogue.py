@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.models.source import Hub, Package, Source
+from scripts.models.sources import Hub, Package, Source
 from scripts.models.tasks import TEXT_TASKS
 from scripts.neuron.target import Target
 
@@ -25,7 +25,7 @@ class Recipe:
     version: str = "1"
 
     def assemble(self, order: Order) -> dict:
-        module = importlib.import_module(f"scripts.models.{self.module}")  # torch takes seconds to import
+        module = importlib.import_module(f"scripts.models.exporters.{self.module}")  # torch takes seconds to import
         return module.assemble(order)
 
 

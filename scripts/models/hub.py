@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
-from scripts.cli import err, out
-from scripts.settings import Settings, UserError
+from scripts.common.cli import err, out
+from scripts.common.settings import Settings, UserError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import HfApi, ModelInfo, RepoSibling

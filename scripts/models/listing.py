@@ -12,12 +12,12 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from scripts.cli import out
+from scripts.common.cli import out
+from scripts.common.model_config import config_of, with_steps
+from scripts.common.settings import Settings, UserError
+from scripts.models.assemble import CONFIGS, is_current, models, records
 from scripts.models.catalogue import SYSTEMS, System
-from scripts.models.repository import CONFIGS, is_current, models, records
-from scripts.models.served import config_of, with_steps
-from scripts.models.source import Hub
-from scripts.settings import Settings, UserError
+from scripts.models.sources import Hub
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput

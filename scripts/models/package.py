@@ -12,11 +12,11 @@ from zipfile import ZIP_STORED, ZipFile, ZipInfo, is_zipfile
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from scripts.cli import err, out, run
-from scripts.files import exclusive
+from scripts.common.cli import err, out, run
+from scripts.common.files import exclusive
+from scripts.common.settings import Settings, UserError
+from scripts.models.assemble import is_whole, models_of, record_of
 from scripts.models.catalogue import named
-from scripts.models.repository import is_whole, models_of, record_of
-from scripts.settings import Settings, UserError
 
 TOP = "model_repository"
 LEFT_OUT = ("assembled.json", "__pycache__")

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.settings import UserError
+from scripts.common.settings import UserError
 
 Axes = tuple[str | int, ...]
 

@@ -1,6 +1,6 @@
 """Text encoders compiled for AWS Neuron: an artifact for each shape, and neuron.json, which says what they take.
 
-`make models PROFILE=neuron` comes here from scripts/models/text.py, and images/triton/backends/neuron/text.py serves
+`make models PROFILE=neuron` comes here from scripts/models/exporters/text.py. The backend `neuron` (its text.py) serves
 what is made.
 """
 
@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scripts.cli import err
+from scripts.common.cli import err
+from scripts.common.settings import UserError
 from scripts.neuron.target import Target
-from scripts.settings import UserError
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from scripts.settings import PROFILES, Settings, UserError
+from scripts.common.settings import PROFILES, Settings, UserError
 
 CHIPS = ("inf1", "inf2", "trn1")
 SHORTEST = 32  # tokens, of the lengths that nobody asked for

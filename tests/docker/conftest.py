@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.docker.stack import DockerStack
-from scripts.settings import Settings
+from scripts.common.settings import Settings
+from scripts.stack.docker.stack import DockerStack
 from tests.docker.mirror import pip_configuration
-from tests.stack.conftest import TestStack, brought_up, stacks
+from tests.support.stack import TestStack, brought_up, stacks
 
 
 def docker(*arguments: str, timeout: float = 60) -> str:

@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 
-from tests.checkpoints import encoders
-from tests.checkpoints.language import save_gpt2
-from tests.checkpoints.vision import save_vit
 from tests.docker.conftest import docker
+from tests.support.checkpoints import encoders
+from tests.support.checkpoints.language import save_gpt2
+from tests.support.checkpoints.vision import save_vit
 
 pytestmark = [
     pytest.mark.timeout(3600),

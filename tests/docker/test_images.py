@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from scripts.settings import ROOT
+from scripts.common.settings import ROOT
 from tests.docker.conftest import docker
 
 pytestmark = pytest.mark.timeout(1800)

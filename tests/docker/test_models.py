@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.checkpoints.language import save_gpt2
-from tests.checkpoints.vision import save_vit
+from tests.support.checkpoints.language import save_gpt2
+from tests.support.checkpoints.vision import save_vit
 
 pytestmark = pytest.mark.timeout(1800)
 TOKEN = "hf_a-secret-of-the-tests"

@@ -14,11 +14,11 @@ from zipfile import ZipFile
 import pytest
 from dotenv import dotenv_values
 
-from scripts.ports import free_ports
-from scripts.settings import ROOT
-from scripts.web import opener
+from scripts.common.http import opener
+from scripts.common.ports import free_ports
+from scripts.common.settings import ROOT
 from tests.docker.conftest import docker
-from tests.stack.conftest import SYSTEM
+from tests.support.stack import SYSTEM
 
 pytestmark = pytest.mark.timeout(1800)
 BACKENDS = "/opt/tritonserver/backends"

@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from scripts.settings import ROOT
+from scripts.common.settings import ROOT
 from tests.docker.conftest import docker
 from tests.stack.test_embedding import CURL, embed
 
@@ -291,7 +291,7 @@ def test_down_keeps_the_volumes(stack):
 
 def test_clean_leaves_nothing(stack):
     """What `make clean` calls before it removes the virtual environment, which these tests need."""
-    command = [sys.executable, "-m", "scripts.make", "clean"]
+    command = [sys.executable, "-m", "scripts.stack.commands", "clean"]
     subprocess.run(command, cwd=ROOT, env=stack.variables(), check=True, capture_output=True, timeout=120)
     label = f"label=com.docker.compose.project={stack.project}"
     assert docker("ps", "--all", "--quiet", "--filter", label) == ""

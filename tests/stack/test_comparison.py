@@ -15,10 +15,10 @@ import time
 import psutil
 import pytest
 
-from loadtest.batching import MODES
-from scripts.settings import ROOT
-from tests.stack.conftest import brought_up
+from loadtest.switching import MODES
+from scripts.common.settings import ROOT
 from tests.stack.test_embedding import embed
+from tests.support.stack import brought_up
 
 SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 TWO = {"WORKERS": 2}
@@ -58,7 +58,7 @@ def workers(stack) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             ours = process.environ().get("REPORTS") == stack.environment["REPORTS"]
-            if ours and process.cmdline()[-1] == "loadtest.worker" and process.status() != psutil.STATUS_ZOMBIE:
+            if ours and process.cmdline()[-1] == "loadtest.crowd.worker" and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.Error, IndexError):
             continue

@@ -19,13 +19,13 @@ import psutil
 import pytest
 from markupsafe import escape
 
-from scripts.dashboards.evaluate import Evaluator, Range
-from scripts.files import write_atomically
-from scripts.prometheus import Prometheus
-from scripts.settings import ROOT
-from tests import promql
-from tests.stack.conftest import brought_up
+from scripts.common.files import write_atomically
+from scripts.common.prometheus import Prometheus
+from scripts.common.settings import ROOT
+from scripts.dashboards.render.evaluate import Evaluator, Range
 from tests.stack.test_embedding import embed
+from tests.support import promql
+from tests.support.stack import brought_up
 from tests.unit.test_dashboards import ALL, PANELS
 
 RECORDED = Path(__file__).with_name("recorded")

@@ -101,7 +101,7 @@ def test_grpc_answers_the_same(stack):
 
 def test_the_served_model_is_the_model(stack, original):
     """Also on nothing, one token, and more than the maximum."""
-    from scripts.models.text import example_texts  # with transformers, whose ssl Locust would patch too late
+    from scripts.models.exporters.text import example_texts  # with transformers, whose ssl Locust would patch too late
 
     texts = example_texts(256)
     served = np.concatenate([embed(stack, *texts[i : i + 30]) for i in range(0, len(texts), 30)])

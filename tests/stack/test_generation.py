@@ -21,10 +21,10 @@ import tritonclient.http as httpclient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from tritonclient.utils import InferenceServerException
 
-from scripts.triton import TritonError
-from scripts.web import opener
-from tests.checkpoints import language
-from tests.stack.conftest import TestStack, brought_up
+from scripts.common.http import opener
+from scripts.common.triton import TritonError
+from tests.support.checkpoints import language
+from tests.support.stack import TestStack, brought_up
 
 MODELS = {
     "falcon7b": language.save_falcon,

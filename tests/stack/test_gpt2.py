@@ -18,11 +18,11 @@ import requests
 import torch
 import transformers
 
-from scripts.settings import ROOT
-from scripts.triton import TritonError
-from scripts.web import opener
-from tests.checkpoints import language
-from tests.stack.conftest import TestStack, brought_up
+from scripts.common.http import opener
+from scripts.common.settings import ROOT
+from scripts.common.triton import TritonError
+from tests.support.checkpoints import language
+from tests.support.stack import TestStack, brought_up
 
 POSITIONS = 256
 ASCII = [

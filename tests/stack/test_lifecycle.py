@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from scripts.settings import ROOT
-from scripts.triton import Triton, TritonError
+from scripts.common.settings import ROOT
+from scripts.common.triton import Triton, TritonError
 from tests.stack.test_embedding import embed
 
 

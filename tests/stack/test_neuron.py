@@ -24,12 +24,12 @@ import torch
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from scripts.settings import ROOT
-from scripts.triton import TritonError
-from tests.checkpoints import neuron
-from tests.checkpoints.neuron import LENGTH, TENSORFLOW, VOCABULARY, WIDTH
-from tests.neuron import on_neuron, seen
-from tests.stack.conftest import TestStack, brought_up
+from scripts.common.settings import ROOT
+from scripts.common.triton import TritonError
+from tests.support.checkpoints import neuron
+from tests.support.checkpoints.neuron import LENGTH, TENSORFLOW, VOCABULARY, WIDTH
+from tests.support.neuron import on_neuron, seen
+from tests.support.stack import TestStack, brought_up
 
 GENERATOR = ROOT / "scripts/neuron/gen_triton_model.py"
 INPUTS = ("INPUT__0", "INPUT__1", "INPUT__2")

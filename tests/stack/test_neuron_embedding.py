@@ -12,11 +12,11 @@ import shutil
 import numpy as np
 import pytest
 
+from scripts.common.triton import TritonError
 from scripts.models.catalogue import SYSTEMS
-from scripts.triton import TritonError
-from tests.checkpoints.encoders import lines
-from tests.neuron import on_neuron, seen
-from tests.stack.conftest import TestStack, brought_up
+from tests.support.checkpoints.encoders import lines
+from tests.support.neuron import on_neuron, seen
+from tests.support.stack import TestStack, brought_up
 
 TEXTS = lines()[:24]
 SHAPES = [[1, 32], [4, 32], [1, 256], [4, 256]]

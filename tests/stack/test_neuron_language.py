@@ -1,6 +1,7 @@
 """Language models on Neuron, on the real Triton: folders as gen_triton_model.py writes them, each library's model.
 
-The libraries are stand-ins (tests/neuron_stand_in): a real small model on the CPU, held to the shapes, the side of the
+The libraries are stand-ins (tests/support/neuron_stand_in): a real small model on the CPU, held to the shapes, the
+side of the
 padding and the cores that it is compiled for.
 """
 
@@ -17,12 +18,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scripts.settings import ROOT
-from scripts.triton import TritonError
-from tests.checkpoints import language
-from tests.neuron import on_neuron, seen
-from tests.stack.conftest import TestStack, brought_up
+from scripts.common.settings import ROOT
+from scripts.common.triton import TritonError
 from tests.stack.test_generation import PROMPTS, SECRET, counted, pieces, text, texts, together
+from tests.support.checkpoints import language
+from tests.support.neuron import on_neuron, seen
+from tests.support.stack import TestStack, brought_up
 
 LLAMA = "neuronx_distributed_inference.models.llama.modeling_llama.NeuronLlamaForCausalLM"
 OPTIMUM = "optimum.neuron.NeuronModelForCausalLM"

@@ -17,14 +17,14 @@ from zipfile import ZipFile
 import psutil
 import pytest
 
-from scripts.local import programs
-from scripts.ports import free_ports
-from scripts.settings import ROOT
-from scripts.triton import Triton, TritonError
-from scripts.web import answers, opener
-from tests.checkpoints import language
-from tests.oci_stand_in import OciStandIn, model_id, oci_stand_in
-from tests.stack.conftest import TestStack
+from scripts.common.http import answers, opener
+from scripts.common.ports import free_ports
+from scripts.common.settings import ROOT
+from scripts.common.triton import Triton, TritonError
+from scripts.stack.local import programs
+from tests.support.checkpoints import language
+from tests.support.oci_stand_in import OciStandIn, model_id, oci_stand_in
+from tests.support.stack import TestStack
 from tests.unit.test_oci_config import written
 
 MOUNTED = "/opt/ds/model/deployed_model"

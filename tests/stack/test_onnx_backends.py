@@ -9,8 +9,8 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from scripts.triton import TritonError
-from tests.stack.conftest import TYPES
+from scripts.common.triton import TritonError
+from tests.support.stack import TYPES
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from scripts.settings import EXAMPLE, ROOT, dotenv_values
+from scripts.common.settings import EXAMPLE, ROOT, dotenv_values
 from tests.stack.test_comparison import SHORT
 
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)

@@ -14,9 +14,9 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from tests.checkpoints import encoders
-from tests.hub_stand_in import TOKEN, HubStandIn, Published, hub_stand_in
-from tests.stack.conftest import TestStack
+from tests.support.checkpoints import encoders
+from tests.support.hub_stand_in import TOKEN, HubStandIn, Published, hub_stand_in
+from tests.support.stack import TestStack
 
 TEXTS = encoders.lines()[:8]
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import transformers
 
-from scripts.triton import TritonError
-from tests.checkpoints import encoders
-from tests.neuron import on_neuron
-from tests.stack.conftest import TestStack
+from scripts.common.triton import TritonError
+from tests.support.checkpoints import encoders
+from tests.support.neuron import on_neuron
+from tests.support.stack import TestStack
 
 TEXTS = encoders.lines()[:24]
 

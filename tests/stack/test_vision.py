@@ -22,10 +22,10 @@ from PIL import Image
 from transformers.image_utils import load_image
 from tritonclient.utils import InferenceServerException
 
-from scripts.models.repository import assemble_all
-from scripts.settings import ROOT, Settings
-from tests.checkpoints import vision
-from tests.stack.conftest import TestStack, brought_up
+from scripts.common.settings import ROOT, Settings
+from scripts.models.assemble import assemble_all
+from tests.support.checkpoints import vision
+from tests.support.stack import TestStack, brought_up
 
 BOTH_WAYS = ("vit_ensemble", "python_vit")
 SIZES = ((40, 30), (32, 32), (7, 5), (3, 200), (180, 320), (1, 1))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from loadtest.batching import plan
-from scripts.settings import UserError
+from loadtest.switching import plan
+from scripts.common.settings import UserError
 
 ENSEMBLE = {"max_batch_size": 64, "ensemble_scheduling": {"step": [{"model_name": "a"}]}}
 STEP = {"max_batch_size": 64, "dynamic_batching": {"preferred_batch_size": [64], "max_queue_delay_microseconds": 100}}

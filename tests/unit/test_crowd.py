@@ -10,14 +10,14 @@ import sys
 import gevent
 import pytest
 
-from loadtest import master
 from loadtest.compare import Comparison
-from loadtest.crowd import LocalCrowd
+from loadtest.crowd import master
+from loadtest.crowd.base import LocalCrowd
+from loadtest.crowd.master import MasterCrowd
+from loadtest.crowd.worker import address
 from loadtest.examples import Tensor
-from loadtest.master import MasterCrowd
 from loadtest.users import Job
-from loadtest.worker import address
-from scripts.settings import ROOT, Settings, UserError
+from scripts.common.settings import ROOT, Settings, UserError
 
 EXAMPLES = [[Tensor("input_text", "BYTES", [1, 1], bytes([n]))] for n in (0, 255)]
 JOB = Job("http", "http://127.0.0.1:9", "m", EXAMPLES, (0.01, 0.01), 1)
@@ -109,7 +109,7 @@ def come(bind, monkeypatch):
     processes = []
 
     def one() -> subprocess.Popen:
-        command = [sys.executable, "-m", "loadtest.worker"]
+        command = [sys.executable, "-m", "loadtest.crowd.worker"]
         processes.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
         return processes[-1]
 

@@ -11,15 +11,15 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from loadtest.metrics import LAST_SCRAPE_S
-from scripts.dashboards import units
+from loadtest.telemetry import LAST_SCRAPE_S
+from scripts.common.prometheus import Prometheus, PrometheusError, Series
+from scripts.common.settings import ROOT, Settings, UserError
 from scripts.dashboards.__main__ import FOLDER, files
-from scripts.dashboards.draw import draw
-from scripts.dashboards.evaluate import SCRAPE_S, Evaluator, Range, dashboards, load, since
-from scripts.dashboards.hardware import PROFILES
-from scripts.dashboards.page import chosen_range
-from scripts.prometheus import Prometheus, PrometheusError, Series
-from scripts.settings import ROOT, Settings, UserError
+from scripts.dashboards.definitions.hardware import PROFILES
+from scripts.dashboards.render import units
+from scripts.dashboards.render.draw import draw
+from scripts.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards, load, since
+from scripts.dashboards.render.page import chosen_range
 
 ALL = {path.relative_to(FOLDER).with_suffix("").as_posix(): load(path) for path in sorted(FOLDER.rglob("*.json"))}
 PANELS = [

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from scripts.docker.stack import NEURON_SERVICES, DockerStack
-from scripts.settings import ROOT, Settings, UserError
+from scripts.common.settings import ROOT, Settings, UserError
+from scripts.stack.docker.stack import NEURON_SERVICES, DockerStack
 
 PINS = {"inf2": "TRITON_IMAGE", "trn1": "TRITON_IMAGE", "inf1": "TRITON_INF1_IMAGE"}
 
@@ -18,7 +18,7 @@ PINS = {"inf2": "TRITON_IMAGE", "trn1": "TRITON_IMAGE", "inf1": "TRITON_INF1_IMA
 @pytest.fixture
 def stack(tmp_path, monkeypatch):
     """Makes one, with settings. A rootful engine of this machine is taken for granted."""
-    monkeypatch.setattr("scripts.docker.preflight.check_engine", dict)
+    monkeypatch.setattr("scripts.stack.docker.preflight.check_engine", dict)
 
     def make(**settings):
         for name in Settings.load():

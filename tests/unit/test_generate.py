@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.generate import chosen, main, pieces, show
-from scripts.ports import free_ports
-from scripts.settings import UserError
-from scripts.triton import Triton, TritonError
+from scripts.common.ports import free_ports
+from scripts.common.settings import UserError
+from scripts.common.triton import Triton, TritonError
+from scripts.stack.generate import chosen, main, pieces, show
 
 GPT2 = {"gpt2_ensemble": ("TEXT",), "gpt2_generate": ("TEXT", "max_new_tokens")}
 FALCON = {"falcon7b": ("prompt", "max_new_tokens", "temperature")}

@@ -11,14 +11,14 @@ from google.protobuf import text_format
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from scripts.common.settings import ROOT, UserError
 from scripts.models.catalogue import Order
-from scripts.models.generation import assemble
-from scripts.settings import ROOT, UserError
+from scripts.models.exporters.generation import assemble
 from shared import pretrained
 from shared.decoding import Decoder, Options, Row, beginning_of, draw
 from shared.errors import ConfigError
 from shared.pretrained import check_it_fits, chosen_dtype, size, stored_weights
-from tests.checkpoints import language
+from tests.support.checkpoints import language
 
 PROMPTS = ["I am going", "Which battery", "비 그친 뒤", "Grüße 🥖 aus München: schönes Wetter,", "It"]
 ARCHITECTURES = {

@@ -14,7 +14,7 @@ import transformers
 from PIL import Image, PngImagePlugin
 from transformers.image_utils import load_image
 
-from scripts.settings import ROOT
+from scripts.common.settings import ROOT
 from shared.errors import BadRequest, ConfigError
 from shared.images import ImageProcessor, Picture, pictures
 

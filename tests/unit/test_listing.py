@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.common.settings import ROOT, Settings, UserError
+from scripts.models.assemble import CONFIGS
 from scripts.models.catalogue import RECIPES, SYSTEMS
 from scripts.models.listing import print_list
-from scripts.models.repository import CONFIGS
-from scripts.models.source import Hub
-from scripts.settings import ROOT, Settings, UserError
+from scripts.models.sources import Hub
 
 CONFIG = """
 backend: "onnxruntime"

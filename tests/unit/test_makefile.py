@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-from scripts.settings import ROOT
+from scripts.common.settings import ROOT
 
 
 def test_help_is_the_default_and_lists_every_target():
@@ -18,7 +18,7 @@ def test_reading_the_makefile_writes_nothing():
 
 def test_install_says_what_the_machine_lacks(tmp_path):
     done = subprocess.run(
-        ["scripts/install.sh", tmp_path / "venv", "requirements.lock"],
+        ["scripts/make/install.sh", tmp_path / "venv", "requirements.lock"],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "PYTHON": "no-such-python"},
         capture_output=True,

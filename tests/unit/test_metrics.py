@@ -9,11 +9,11 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest import metrics as module
-from loadtest.crowd import Sample
-from loadtest.metrics import Metrics
-from scripts.ports import free_ports
-from scripts.settings import ROOT
+from loadtest import telemetry as module
+from loadtest.crowd.base import Sample
+from loadtest.telemetry import Metrics
+from scripts.common.ports import free_ports
+from scripts.common.settings import ROOT
 from shared.memory import memory
 
 

@@ -1,6 +1,6 @@
 """Language models compiled for Neuron: batches of exactly the rows, whoever's; and what a config may say of one.
 
-The libraries are stand-ins (tests/neuron_stand_in), which hold to a compiled model's shapes and run a real small one.
+The libraries are stand-ins (tests/support/neuron_stand_in) that hold to a compiled model's shapes and run a small one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from neuron.decoding import NeuronDecoder, generating, padding_side
 from neuron.llm import Compiled, load
 from shared.decoding import Options, Row
 from shared.errors import ConfigError
-from tests.checkpoints import language
+from tests.support.checkpoints import language
 
-STAND_INS = Path(__file__).resolve().parents[1] / "neuron_stand_in"
+STAND_INS = Path(__file__).resolve().parents[1] / "support/neuron_stand_in"
 PACKAGES = ("neuronx_distributed_inference", "optimum.neuron", "transformers_neuronx")
 LLAMA = "neuronx_distributed_inference.models.llama.modeling_llama.NeuronLlamaForCausalLM"
 OPTIMUM = "optimum.neuron.NeuronModelForCausalLM"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.models.repository import CONFIGS
-from scripts.neuron.cores import check_cores, ranges
-from scripts.settings import Settings, UserError
+from scripts.common.settings import Settings, UserError
+from scripts.models.assemble import CONFIGS
+from scripts.stack.neuron_cores import check_cores, ranges
 
 PARAMETER = 'parameters {{ key: "NEURON_CORE_{}_INDEX" value {{ string_value: "{}" }} }}\n'
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from neuron.shapes import Shapes
+from scripts.common.settings import Settings, UserError
 from scripts.neuron.target import Target
-from scripts.settings import Settings, UserError
 from shared.errors import BadRequest
 from shared.packing import cheapest_cut
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from oci.data_science import models
 
-from deploy.oci import bodies, limits
-from deploy.oci.config import read
-from deploy.oci.image import Image
-from scripts.settings import UserError
-from tests.oci_stand_in import fits
+from deploy.oci import limits
+from deploy.oci import requests as bodies
+from deploy.oci.container_image import Image
+from deploy.oci.deployment import read
+from scripts.common.settings import UserError
+from tests.support.oci_stand_in import fits
 from tests.unit.test_oci_config import written
 
 EVERYTHING = {

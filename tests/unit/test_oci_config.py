@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.oci import config
-from deploy.oci.config import read
-from scripts.settings import ROOT, UserError
+from deploy.oci import deployment as config
+from deploy.oci.deployment import read
+from scripts.common.settings import ROOT, UserError
 
 COMMITTED = ROOT / "deploy/oci/deployment.toml"
 IDS = {

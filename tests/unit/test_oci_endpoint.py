@@ -14,7 +14,7 @@ from deploy.oci import asked, endpoint
 from deploy.oci.asked import Asked, Tensor
 from deploy.oci.endpoint import ATTEMPTS, LONGEST_PAUSE_S, Endpoint, seconds
 from deploy.oci.predict import answer, check_prompt, predict_url, read_request, show_outputs, version
-from scripts.settings import ROOT, UserError
+from scripts.common.settings import ROOT, UserError
 
 SECRET = "what nobody else is to read"
 OK = (200, {"outputs": [{"name": "out", "datatype": "BYTES", "shape": [1], "data": [" on"]}]}, {})

@@ -16,18 +16,20 @@ import oci
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from deploy.oci import bodies, catalogue, config, limits
+from deploy.oci import catalogue, limits
 from deploy.oci import deploy as module
+from deploy.oci import deployment as config
+from deploy.oci import requests as bodies
 from deploy.oci.artifact import Artifact
-from deploy.oci.config import Account, Deployment
+from deploy.oci.client import Service, credentials, told
+from deploy.oci.container_image import Image
 from deploy.oci.deploy import prepared, roll_out
+from deploy.oci.deployment import Account, Deployment
 from deploy.oci.destroy import destroy
-from deploy.oci.image import Image
 from deploy.oci.limits import check_shape
-from deploy.oci.service import Service, credentials, told
+from scripts.common.settings import ROOT, Settings, UserError
 from scripts.models.package import package
-from scripts.settings import ROOT, Settings, UserError
-from tests.oci_stand_in import OciStandIn, now, oci_stand_in
+from tests.support.oci_stand_in import OciStandIn, now, oci_stand_in
 from tests.unit.test_oci_config import IDS, written
 
 GOLDEN = ROOT / "tests/golden/oci"
@@ -318,7 +320,7 @@ def test_an_interrupt_says_what_becomes_of_it(here, at, goes_on):
 
 
 def test_it_does_not_wait_for_ever(here, monkeypatch):
-    monkeypatch.setattr("tests.oci_stand_in.WORK_POLLS", 10_000)
+    monkeypatch.setattr("tests.support.oci_stand_in.WORK_POLLS", 10_000)
     deployment = here.deployment()
     short = replace(deployment, wait=replace(deployment.wait, minutes=0.005))
     with pytest.raises(

@@ -13,8 +13,8 @@ from threading import Thread
 
 import pytest
 
-from deploy.oci.config import read
-from deploy.oci.image import Image
+from deploy.oci.container_image import Image
+from deploy.oci.deployment import read
 from deploy.oci.limits import of_image
 from tests.unit.test_oci_config import written
 
@@ -117,7 +117,7 @@ def test_no_answer(monkeypatch, capsys):
     def never(*_: str) -> None:
         raise subprocess.TimeoutExpired("docker", 60)
 
-    monkeypatch.setattr("deploy.oci.image.docker", never)
+    monkeypatch.setattr("deploy.oci.container_image.docker", never)
     assert image().is_pushed()
     assert "no answer within 60 s" in capsys.readouterr().err
 

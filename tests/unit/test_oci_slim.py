@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from scripts.docker.slim import ONNX, PROFILES, TORCH, build, checked, command, packages
+from scripts.common.settings import ROOT, Settings, UserError
 from scripts.models.backends import backend_of, needed
-from scripts.settings import ROOT, Settings, UserError
+from scripts.stack.docker.slim import ONNX, PROFILES, TORCH, build, checked, command, packages
 
 ENVIRONMENT = {
     "DEBIAN_IMAGE": "debian:1",

@@ -7,7 +7,7 @@ import pytest
 from shared import onnx
 from shared.config import usable_cpus
 from shared.errors import BadRequest, ConfigError
-from tests.models import save_identity
+from tests.support.onnx_models import save_identity
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from zipfile import ZIP_STORED, ZipFile
 
 import pytest
 
+from scripts.common.settings import Settings, UserError
 from scripts.models.package import package
-from scripts.settings import Settings, UserError
 
 ENSEMBLE = """
 platform: "ensemble"  # model_name: "commented"

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.docker import preflight
-from scripts.settings import Settings, UserError
+from scripts.common.settings import Settings, UserError
+from scripts.stack.docker import preflight
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local import programs
-from scripts.settings import UserError
+from scripts.common.settings import UserError
+from scripts.stack.local import programs
 
 
 def unpacked(folder: Path, name: str = "grafana", says: str = "Version 11.6.0 (commit: 1, branch: HEAD)") -> Path:

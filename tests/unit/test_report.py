@@ -6,10 +6,12 @@ from html.parser import HTMLParser
 import pytest
 from markupsafe import Markup, escape
 
-from loadtest import plots, report, results, table
-from loadtest.batching import MODES
-from scripts.drawing import DARK, LIGHT, render
-from scripts.settings import SECRETS, Settings
+from loadtest import charts as plots
+from loadtest import report, table
+from loadtest import statistics as results
+from loadtest.switching import MODES
+from scripts.common.figures import DARK, LIGHT, render
+from scripts.common.settings import SECRETS, Settings
 from tests.unit.test_results import rounds
 
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from scripts.docker.stack import DockerStack
-from scripts.models import repository
+from scripts.common.settings import EXAMPLE, Settings, UserError, dotenv_values
+from scripts.models import assemble as repository
 from scripts.models.catalogue import RECIPES, SYSTEMS, named
-from scripts.models.source import Folder, Hub
+from scripts.models.sources import Folder, Hub
 from scripts.models.tasks import task_of
-from scripts.settings import EXAMPLE, Settings, UserError, dotenv_values
+from scripts.stack.docker.stack import DockerStack
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from loadtest import results
-from loadtest.batching import MODES
-from loadtest.experiment import Counters, Plan, Sample, Window
-from scripts.settings import UserError
+from loadtest import statistics as results
+from loadtest.switching import MODES
+from loadtest.windows import Counters, Plan, Sample, Window
+from scripts.common.settings import UserError
 
 
 def window(mode, number, rps, mean_batch=1.0, cpu=0.2, errors=0, seconds=10.0):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.local.programs import prometheus
-from scripts.settings import ROOT
-from tests import promql
+from scripts.common.settings import ROOT
+from scripts.stack.local.programs import prometheus
+from tests.support import promql
 
 FOLDER = ROOT / "monitoring/prometheus"
 RUNBOOK = "docs/alerts.md"

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from scripts.settings import ROOT
+from scripts.common.settings import ROOT
 
 MIB = 2**20
 

@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from scripts import settings as module
-from scripts.settings import ROOT, Settings, UserError, with_secrets
+from scripts.common import settings as module
+from scripts.common.settings import ROOT, Settings, UserError, with_secrets
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_misspelt_name_is_said(dotenv):
     ("name", "value", "read"),
     [
         ("ROUNDS", "x", lambda s: s.integer("ROUNDS")),
-        ("ROUNDS", "1", lambda s: s.integer("ROUNDS", least=2)),
+        ("ROUNDS", "1", lambda s: s.integer("ROUNDS", minimum=2)),
         ("WARMUP", "-1", lambda s: s.number("WARMUP")),
         ("WARMUP", "nan", lambda s: s.number("WARMUP")),
         ("WARMUP", "inf", lambda s: s.number("WARMUP")),

@@ -18,11 +18,11 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub._local_folder import get_local_download_paths
 
+from scripts.common.settings import ROOT, Settings, UserError
 from scripts.models.hub import DOWNLOADS
-from scripts.models.source import Folder, Hub, Package, identity, of_identity, opened
-from scripts.settings import ROOT, Settings, UserError
-from tests import hub_stand_in as hub_stand_in_module
-from tests.hub_stand_in import TOKEN, Published, etag, hub_stand_in
+from scripts.models.sources import Folder, Hub, Package, identity, of_identity, opened
+from tests.support import hub_stand_in as hub_stand_in_module
+from tests.support.hub_stand_in import TOKEN, Published, etag, hub_stand_in
 
 NAME = "tests/model"
 WEIGHTS = bytes(range(256)) * 4096
@@ -256,7 +256,7 @@ def test_after_a_kill_it_goes_on_where_it_was(hub, model, place):
     hub.bytes_per_second = 1e7  # the library writes every 10 MB
     program = (
         "import json, sys; from pathlib import Path\n"
-        "from scripts.models.source import Hub, opened; from scripts.settings import Settings\n"
+        "from scripts.models.sources import Hub, opened; from scripts.common.settings import Settings\n"
         "with opened(Hub(sys.argv[1]), Settings(json.loads(sys.argv[2])), Path(sys.argv[3])): pass"
     )
     command = [sys.executable, "-c", program, NAME, json.dumps(settings()), str(place)]

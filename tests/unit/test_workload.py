@@ -14,7 +14,7 @@ from loadtest import examples
 from loadtest.examples import Examples
 from loadtest.users import Job, Traffic
 from loadtest.workload import WORKLOADS, Workload, grpc_request, http_request
-from scripts.settings import Settings, UserError
+from scripts.common.settings import Settings, UserError
 
 
 def test_the_corpus_is_varied():

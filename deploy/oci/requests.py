@@ -1,0 +1,196 @@
+"""What is asked of Oracle Cloud: the bodies of the requests, as the SDK's own models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oci.data_science import models
+
+from deploy.oci.deployment import Deployment, Logs
+
+# Where a deployment mounts what is in the zip, read-only, and what `make package` names the folder in it.
+REPOSITORY = "/opt/ds/model/deployed_model/model_repository"
+PORT = 8000
+# By these a later run knows what this one made.
+MADE_BY = "made-by"
+US = "triton-transformers"
+DEPLOYED_AS = "deployed-as"
+ARTIFACT = "artifact-sha256"
+
+
+def environment(deployment: Deployment) -> dict[str, str]:
+    return deployment.container.environment | own_environment(deployment)
+
+
+def own_environment(deployment: Deployment) -> dict[str, str]:
+    """CONTAINER_TYPE makes /predict and /health Triton's, and serve.sh leave one port open."""
+    return {
+        "CONTAINER_TYPE": "TRITON",
+        "MODEL_REPOSITORY": REPOSITORY,
+        "SYSTEMS": " ".join(deployment.models.systems),
+        "PROFILE": deployment.container.profile,
+        "BIND_ADDRESS": "0.0.0.0",
+        "TRITON_HTTP_PORT": str(PORT),
+    }
+
+
+def tags(deployment: Deployment) -> dict[str, str]:
+    return deployment.tags | {MADE_BY: US, DEPLOYED_AS: deployment.name}
+
+
+def create_model(deployment: Deployment, sha256: str) -> models.CreateModelDetails:
+    place = deployment.deployment
+    return models.CreateModelDetails(
+        compartment_id=place.compartment_id,
+        project_id=place.project_id,
+        display_name=place.name,
+        description=place.description or None,
+        freeform_tags=tags(deployment) | {ARTIFACT: sha256},
+    )
+
+
+def create_deployment(deployment: Deployment, model_id: str) -> models.CreateModelDeploymentDetails:
+    place = deployment.deployment
+    return models.CreateModelDeploymentDetails(
+        display_name=place.name,
+        description=place.description or None,
+        compartment_id=place.compartment_id,
+        project_id=place.project_id,
+        model_deployment_configuration_details=models.SingleModelDeploymentConfigurationDetails(
+            model_configuration_details=models.ModelConfigurationDetails(
+                model_id=model_id,
+                instance_configuration=instance_configuration(deployment),
+                scaling_policy=models.FixedSizeScalingPolicy(instance_count=deployment.instances.count),
+                bandwidth_mbps=deployment.instances.bandwidth_mbps,
+            ),
+            environment_configuration_details=container(
+                deployment, models.OcirModelDeploymentEnvironmentConfigurationDetails
+            ),
+        ),
+        category_log_details=logs(deployment.logs, models.CategoryLogDetails),
+        freeform_tags=tags(deployment),
+    )
+
+
+def instance_configuration(deployment: Deployment) -> models.InstanceConfiguration:
+    instances = deployment.instances
+    size = models.ModelDeploymentInstanceShapeConfigDetails(ocpus=instances.ocpus, memory_in_gbs=instances.memory_gb)
+    return models.InstanceConfiguration(
+        instance_shape_name=instances.shape,
+        model_deployment_instance_shape_config_details=size if instances.flexible else None,
+        subnet_id=instances.subnet_id or None,
+    )
+
+
+def container(deployment: Deployment, kind: type) -> Any:
+    """Of no entrypoint and no cmd, the image's own are run."""
+    image, _, digest = deployment.container.image.partition("@")
+    return kind(
+        image=image,
+        image_digest=digest or None,
+        entrypoint=deployment.container.entrypoint or None,
+        cmd=deployment.container.cmd or None,
+        server_port=PORT,
+        health_check_port=PORT,
+        environment_variables=environment(deployment),
+    )
+
+
+def logs(logs: Logs, kind: type) -> Any:
+    def log(log_id: str) -> models.LogDetails | None:
+        return models.LogDetails(log_id=log_id, log_group_id=logs.group_id) if log_id else None
+
+    return kind(access=log(logs.access_id), predict=log(logs.predict_id)) if logs.group_id else None
+
+
+# --- updates ----------------------------------------------------------------------------------------------------------
+
+# What may be changed of an active deployment, one at a time: where each is in the body that creates one.
+CONFIGURATION = "modelDeploymentConfigurationDetails"
+MODEL = f"{CONFIGURATION}.modelConfigurationDetails"
+GROUPS = {
+    "description and tags": ("description", "freeformTags"),
+    "logs": ("categoryLogDetails",),
+    "instances": (f"{MODEL}.instanceConfiguration", f"{MODEL}.scalingPolicy"),
+    "bandwidth": (f"{MODEL}.bandwidthMbps",),
+    "model": (f"{MODEL}.modelId",),
+    "container": (f"{CONFIGURATION}.environmentConfigurationDetails",),
+}
+# All of it there or not: of the rest, what the service adds by itself is no difference.
+WHOLE = ("description", "environmentVariables", "freeformTags", "entrypoint", "cmd", "access", "predict")
+
+
+def changed(wanted: models.CreateModelDeploymentDetails, live: models.ModelDeployment) -> list[str]:
+    """The groups in which a live deployment is not what is wanted."""
+    ours, theirs = as_json(wanted), as_json(live)
+    return [
+        group
+        for group, paths in GROUPS.items()
+        if any(differ(at(ours, path), at(theirs, path), path.rpartition(".")[2]) for path in paths)
+    ]
+
+
+def at(body: dict, path: str) -> Any:
+    for name in path.split("."):
+        body = (body or {}).get(name)
+    return body
+
+
+def differ(ours: Any, theirs: Any, name: str) -> bool:
+    if name in WHOLE:
+        return (ours or None) != (theirs or None)
+    if isinstance(ours, dict) or isinstance(theirs, dict):
+        ours, theirs = ours or {}, theirs or {}
+        return any(differ(ours.get(each), theirs.get(each), each) for each in {*ours, *(theirs.keys() & set(WHOLE))})
+    return ours is not None and ours != theirs
+
+
+def update_deployment(
+    wanted: models.CreateModelDeploymentDetails, groups: list[str], model_id: str
+) -> models.UpdateModelDeploymentDetails:
+    """With these groups of what is wanted. `model_id`: the one to be named beside, for a body cannot leave it out."""
+    body = models.UpdateModelDeploymentDetails()
+    if "description and tags" in groups:
+        body.description, body.freeform_tags = wanted.description or "", wanted.freeform_tags
+    if "logs" in groups:
+        logs = wanted.category_log_details or models.CategoryLogDetails()
+        body.category_log_details = recast(logs, models.UpdateCategoryLogDetails)
+    configuration = models.UpdateSingleModelDeploymentConfigurationDetails()
+    details = wanted.model_deployment_configuration_details
+    if {"instances", "bandwidth", "model"} & set(groups):
+        theirs = details.model_configuration_details
+        ours = configuration.model_configuration_details = models.UpdateModelConfigurationDetails()
+        ours.model_id = theirs.model_id if "model" in groups else model_id
+        if "instances" in groups:
+            ours.instance_configuration, ours.scaling_policy = theirs.instance_configuration, theirs.scaling_policy
+        if "bandwidth" in groups:
+            ours.bandwidth_mbps = theirs.bandwidth_mbps
+    if "container" in groups:
+        configuration.environment_configuration_details = recast(
+            details.environment_configuration_details,
+            models.UpdateOcirModelDeploymentEnvironmentConfigurationDetails,
+        )
+    if set(groups) - {"description and tags", "logs"}:
+        body.model_deployment_configuration_details = configuration
+    return body
+
+
+def recast(value: Any, kind: type) -> Any:
+    """The same fields, as the class that an update has for them."""
+    other = kind()
+    for name in other.swagger_types.keys() & value.swagger_types.keys():
+        setattr(other, name, getattr(value, name))
+    return other
+
+
+def as_json(value: Any) -> Any:
+    """As the SDK sends it: nothing that is not set, and the names of the API."""
+    if hasattr(value, "attribute_map"):
+        return {
+            theirs: as_json(getattr(value, ours))
+            for ours, theirs in value.attribute_map.items()
+            if getattr(value, ours) is not None
+        }
+    if isinstance(value, list):
+        return [as_json(each) for each in value]
+    return value

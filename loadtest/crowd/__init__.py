@@ -1,0 +1,1 @@
+"""The users of a comparison: in this process, or in worker processes."""

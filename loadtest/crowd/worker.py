@@ -1,0 +1,127 @@
+"""python -m loadtest.crowd.worker: one of the processes that run the users of a comparison with WORKERS.
+
+Connects to LOADTEST_MASTER (host:port), carries out what the master orders (master.py), and ends with the comparison.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Any
+
+import gevent
+import greenlet
+from gevent.queue import Empty, Queue
+from locust.env import Environment
+
+from loadtest.crowd.base import Meter, pin
+from loadtest.users import Job, Traffic, user_class
+from scripts.common.cli import run
+from scripts.common.settings import UserError
+
+# The messages, on top of Locust's own.
+ORDER, ANSWER, SAMPLES = "order", "answer", "samples"
+SEND_EVERY_S = 0.25
+# A master answers a heartbeat a second. Locust gives one that does not a whole minute, in which the users would go on.
+MASTER_LOST_S = 5.0
+
+
+class Worker:
+    def __init__(self, host: str, port: int) -> None:
+        self.environment = Environment()
+        self.meter = Meter(self.environment)
+        self.orders: Queue = Queue()
+        self.sender: gevent.Greenlet | None = None
+        self.environment.events.heartbeat_received.add_listener(self._on_heartbeat)
+        try:
+            self.runner = self.environment.create_worker_runner(host, port)
+        except ConnectionError:
+            raise UserError(f"LOADTEST_MASTER={host}:{port}: no comparison waits for workers there") from None
+        self._on_heartbeat()
+        self.runner.register_message(ORDER, lambda msg, **_: self.orders.put(msg.data))
+
+    def serve(self) -> None:
+        """Until the master says that it is over."""
+        carry_out = {
+            "prepare": self.prepare,
+            "pause": lambda: self.traffic.pause(),
+            "resume": lambda: self.traffic.resume(),
+            "open_window": self.open_window,
+            "close_window": self.close_window,
+        }
+        self._answer(None)  # only now can an order be received
+        while order := self._next():
+            try:
+                self._answer({"result": carry_out[order["order"]](*order["arguments"])})
+            except UserError as error:
+                self._answer({"error": str(error)})
+
+    def prepare(self, job: dict, workers: list[str]) -> None:
+        """The users of all workers are numbered through, so that each has a stream of its own, the same every time."""
+        job = Job(**job)
+        number = workers.index(self.runner.client_id)
+        self.traffic = self.environment.traffic = Traffic(job, itertools.count(number, len(workers)))
+        self.environment.user_classes = [user_class(job)]
+
+    def open_window(self) -> None:
+        self.meter.open()
+        self.sender = gevent.spawn(self._send_samples)
+
+    def close_window(self) -> dict:
+        self.sender.kill()
+        return self._share()
+
+    def leave(self) -> None:
+        self.environment.events.quitting.fire(environment=self.environment)  # tells the master
+        self.runner.quit()
+        self.runner.client.close(linger=500)
+
+    def _next(self) -> dict | None:
+        while len(self.runner.greenlet):  # the master's "quit" ends them all
+            if time.monotonic() - self.heard > MASTER_LOST_S:
+                raise UserError("the comparison is gone")
+            with suppress(Empty):
+                return self.orders.get(timeout=0.2)
+        return None
+
+    def _answer(self, data: Any) -> None:
+        self.runner.send_message(ANSWER, data)
+
+    def _send_samples(self) -> None:
+        while True:
+            gevent.sleep(SEND_EVERY_S)
+            self.runner.send_message(SAMPLES, self._share())
+
+    def _share(self) -> dict:
+        """Of what the window holds: what came since the last time, and the cores used in all of it."""
+        return {"samples": self.meter.take(), "cores": self.meter.cores()}
+
+    def _on_heartbeat(self, **_) -> None:
+        self.heard = time.monotonic()
+
+
+def address(name: str) -> tuple[str, int]:
+    """host:port, of an environment variable."""
+    value = os.environ.get(name, "")
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"{name}={value}: must be host:port, as in 127.0.0.1:5557")
+    return host, int(port)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        gevent.signal_handler(number, gevent.kill, greenlet.getcurrent(), KeyboardInterrupt)
+    pin(os.environ.get("LOADTEST_CPUS", ""))
+    worker = Worker(*address("LOADTEST_MASTER"))
+    try:
+        worker.serve()
+    finally:
+        worker.leave()
+
+
+if __name__ == "__main__":
+    run(main)

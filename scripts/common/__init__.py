@@ -1,0 +1,1 @@
+"""What every feature uses. Nothing here imports a feature."""

@@ -1,0 +1,1 @@
+"""The dashboards as one HTML page, without Grafana."""

@@ -1,0 +1,128 @@
+"""A dashboard as a piece of HTML: each panel where Grafana has it, with its unit and legend, of the same numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from functools import partial
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from scripts.common.figures import Palette, pictures
+from scripts.common.pages import page
+from scripts.common.prometheus import Prometheus
+from scripts.common.settings import UserError
+from scripts.dashboards.render.evaluate import Evaluator, Line, Range
+from scripts.dashboards.render.units import scale, text
+
+# A column of Grafana's 24 and a row, in inches of a figure on a page 1240 points wide.
+COLUMN, ROW = 0.5, 0.36
+COLOURS = ("#3274d9", "#e0752d", "#56a64b", "#b877d9", "#d64a4a", "#2a9d9d", "#c2a200", "#8a8a8a", "#d4699a", "#7c6f5a")
+TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800]
+
+
+def draw(prometheus: Prometheus, dashboard: dict, time: Range, chosen: dict[str, str] | None = None) -> Markup:
+    evaluator = Evaluator(prometheus, dashboard, time, chosen)
+    regions = evaluator.regions()
+    panels = [drawn(panel, evaluator.lines(panel), regions, time) for panel in dashboard["panels"]]
+    return page("scripts.dashboards.render", "dashboard.html.j2", panels=panels)
+
+
+def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
+    """What the template needs of a panel."""
+    defaults = panel["fieldConfig"]["defaults"]
+    unit, decimals = defaults["unit"], defaults.get("decimals")
+    colours = {
+        line.name: colour(panel, line.name, i) for i, line in enumerate(sorted(lines, key=lambda line: line.name))
+    }
+    shown = {
+        "title": panel["title"],
+        "description": panel["description"],
+        "type": panel["type"],
+        "place": panel["gridPos"],
+        "empty": "" if lines else defaults["noValue"],
+        "values": [
+            {
+                "name": line.name,
+                "colour": colours[line.name] if panel["type"] != "stat" else stat_colour(panel, line),
+                "text": text(line.last, unit, decimals),
+                "most": text(max(line.finite), unit, decimals),
+                "share": line.last / (max(each.last for each in lines) or 1),
+            }
+            for line in (sorted(lines, key=lambda line: -max(line.finite)) if panel["type"] == "timeseries" else lines)
+        ],
+    }
+    if panel["type"] == "timeseries" and lines:
+        size = (panel["gridPos"]["w"] * COLUMN, (panel["gridPos"]["h"] - 2) * ROW)
+        shown["pictures"] = pictures(partial(draw_lines, panel, lines, colours, regions, time), size)
+    elif panel["type"] not in ("timeseries", "stat", "bargauge"):
+        raise UserError(f"panel '{panel['title']}': no way here to draw a {panel['type']}")
+    return shown
+
+
+def draw_lines(
+    panel: dict,
+    lines: list[Line],
+    colours: dict[str, str],
+    regions: list,
+    time: Range,
+    figure: Figure,
+    palette: Palette,
+) -> None:
+    defaults = panel["fieldConfig"]["defaults"]
+    axes = figure.add_subplot()
+    top = max(value for line in lines for value in line.finite)
+    size, name = scale(defaults["unit"], defaults.get("max", top))
+    for shade, start, end in regions:
+        axes.axvspan(start, end, color=shade, alpha=0.10, linewidth=0)
+    for line in lines:
+        times, values = broken(line, time.step)
+        values = [value / size for value in values]
+        axes.plot(times, values, color=colours[line.name], linewidth=1.4)
+        if len(times) == 1:
+            axes.plot(times, values, "o", color=colours[line.name], markersize=3)
+    axes.set_ylim(0, defaults.get("max", top * 1.08) / size or 1)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    axes.set_ylabel(name)
+    axes.set_xlim(time.start, time.end)
+    most = max(4, panel["gridPos"]["w"] / 2)
+    between = next((t for t in TICKS if (time.end - time.start) / t <= most), TICKS[-1])
+    first = math.ceil(time.start / between) * between
+    axes.set_xticks([first + n * between for n in range(int((time.end - first) / between) + 1)])
+    form = "%H:%M:%S" if between < 60 else "%H:%M" if between < 86400 else "%d %b"
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{datetime.fromtimestamp(value, UTC):{form}}"))
+
+
+def broken(line: Line, step: float) -> tuple[list[float], list[float]]:
+    """With a gap where points are missing."""
+    times: list[float] = []
+    values: list[float] = []
+    for time, value in zip(line.series.times, line.series.values, strict=True):
+        if times and time - times[-1] > 1.5 * step:
+            times.append(time)
+            values.append(math.nan)
+        times.append(time)
+        values.append(value)
+    return times, values
+
+
+def colour(panel: dict, name: str, number: int) -> str:
+    """As the panel's overrides say, else the next one."""
+    for override in panel["fieldConfig"]["overrides"]:
+        if re.search(override["matcher"]["options"].strip("/"), name):
+            for each in override["properties"]:
+                if each["id"] == "color":
+                    return each["value"]["fixedColor"]
+    return COLOURS[number % len(COLOURS)]
+
+
+def stat_colour(panel: dict, line: Line) -> str:
+    """By the panel's overrides, else by its thresholds; where nothing is good or bad, the page's own."""
+    if panel["fieldConfig"]["overrides"]:
+        return colour(panel, line.name, 0)
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    reached = [step["color"] for step in steps if step["value"] is None or line.last >= step["value"]]
+    return {"text": "inherit", "green": "#56a64b", "red": "#d64a4a"}[reached[-1]]

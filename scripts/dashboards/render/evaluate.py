@@ -1,0 +1,131 @@
+"""What a panel shows: the queries of a dashboard's JSON, asked of Prometheus as Grafana asks them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.common.prometheus import Prometheus, Series
+from scripts.common.settings import ROOT, UserError
+
+FOLDER = ROOT / "monitoring/grafana"
+BATCHING = FOLDER / "dashboards/batching.json"
+# The most points of a line: what a panel is wide enough for.
+POINTS = 300
+SCRAPE_S = 1  # prometheus.yml's scrape_interval, Grafana's timeInterval
+
+
+@dataclass(frozen=True)
+class Range:
+    """Seconds since 1970."""
+
+    start: float
+    end: float
+
+    @property
+    def step(self) -> int:
+        return max(SCRAPE_S, math.ceil((self.end - self.start) / POINTS))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series as it is named on its panel."""
+
+    name: str
+    series: Series
+
+    @property
+    def finite(self) -> list[float]:
+        return [value for value in self.series.values if math.isfinite(value)]
+
+    @property
+    def last(self) -> float:
+        return self.finite[-1]
+
+
+def dashboards(profile: str) -> list[dict]:
+    """As Grafana has them in this profile."""
+    paths = [
+        *sorted((FOLDER / "dashboards").glob("*.json"), reverse=True),
+        FOLDER / f"hardware/{profile}/hardware.json",
+    ]
+    return [load(path) for path in paths]
+
+
+def load(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+class Evaluator:
+    """Of one dashboard in one range. `chosen`: values of its variables, where they are not Grafana's defaults."""
+
+    def __init__(
+        self, prometheus: Prometheus, dashboard: dict, time: Range, chosen: dict[str, str] | None = None
+    ) -> None:
+        self.prometheus = prometheus
+        self.dashboard = dashboard
+        self.time = time
+        self.values = {
+            "__rate_interval": f"{max(time.step + SCRAPE_S, 4 * SCRAPE_S)}s",
+            "__interval": f"{time.step}s",
+            "__range": f"{math.ceil(time.end - time.start)}s",
+        }
+        for variable in dashboard.get("templating", {}).get("list", []):
+            self.values[variable["name"]] = (chosen or {}).get(variable["name"]) or self.default(variable)
+
+    def default(self, variable: dict) -> str:
+        """All there are, else the first in its order: the newest comparison."""
+        if variable["includeAll"]:
+            return variable["allValue"]
+        selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]).groups()
+        found = self.prometheus.label_values(label, self.filled_in(selector), self.time.start, self.time.end)
+        return max(found, default="")
+
+    def filled_in(self, expr: str) -> str:
+        return re.sub(r"\$(\w+)", lambda found: self.values[found[1]], expr)
+
+    def lines(self, panel: dict) -> list[Line]:
+        found = []
+        for target in panel["targets"]:
+            expr = self.filled_in(target["expr"])
+            if target.get("instant"):
+                series = self.prometheus.at(expr, self.time.end)
+            else:
+                series = self.prometheus.over(expr, self.time.start, self.time.end, self.time.step)
+            lines = [Line(_name(target["legendFormat"], each.labels), each) for each in series]
+            found += sorted((line for line in lines if line.finite), key=lambda line: line.name)
+        return found
+
+    def regions(self) -> list[tuple[str, float, float]]:
+        """(colour, start, end) of what the dashboard's annotations mark."""
+        marked = []
+        for annotation in self.dashboard["annotations"]["list"]:
+            for series in self.prometheus.over(annotation["expr"], self.time.start, self.time.end, self.time.step):
+                for start, end in _stretches(series.times, self.time.step):
+                    marked.append((annotation["iconColor"], start, end))
+        return marked
+
+
+def since(text: str) -> float:
+    """The seconds of 90s, 15m, 2h, 1d."""
+    found = re.fullmatch(r"(\d+)([smhd])", text)
+    if not found or not int(found[1]):
+        raise UserError(f"RANGE={text}: a length of time above 0, as in 90s, 15m, 2h or 1d")
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+def _name(form: str, labels: dict[str, str]) -> str:
+    return re.sub(r"{{\s*(\w+)\s*}}", lambda found: labels.get(found[1], ""), form)
+
+
+def _stretches(times: list[float], step: float) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for time in times:
+        if found and time - found[-1][1] <= 1.5 * step:
+            found[-1] = (found[-1][0], time)
+        else:
+            found.append((time, time))
+    return found

@@ -1,0 +1,1 @@
+"""The running stack: up, down, status, logs, smoke, generate."""

@@ -1,0 +1,179 @@
+"""Where the local runtime's programs come from. Nothing is installed system-wide and nothing needs root."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.common.cli import err
+from scripts.common.files import exclusive
+from scripts.common.settings import ROOT, UserError
+
+BACKENDS = ROOT / "images/triton/backends"
+GRAFANA_NAMES = ("grafana", "grafana-server")
+LEAST_GRAFANA = 11  # what the dashboards are written for
+
+
+def triton(state: Path) -> Path:
+    """A TRITON_HOME made of links: PyPI's server and its Python backend, with this Python's stub and our backends.
+
+    The wheel's libraries find each other by relative paths, so its layout is kept.
+    """
+    packages = Path(site.getsitepackages()[0])
+    wheel = packages / "pytriton/tritonserver"
+    stub = wheel / f"python_backend_stubs/{sys.version_info.major}.{sys.version_info.minor}/triton_python_backend_stub"
+    if not stub.exists():
+        raise UserError(f"the Triton wheel has no stub for Python {sys.version_info.major}.{sys.version_info.minor}")
+    home = state / "triton/pytriton/tritonserver"
+    shutil.rmtree(state / "triton", ignore_errors=True)
+    python = home / "backends/python"
+    shutil.copytree(wheel / "backends/python", python)
+    shutil.copy(stub, python)
+    for backend in BACKENDS.iterdir():
+        if (backend / "model.py").exists():
+            (home / "backends" / backend.name).symlink_to(backend)
+    for part in ("bin", "caches"):
+        (home / part).symlink_to(wheel / part)
+    (state / "triton/nvidia_pytriton.libs").symlink_to(packages / "nvidia_pytriton.libs")
+    return home
+
+
+def library_path(state: Path) -> str:
+    """LD_LIBRARY_PATH for the stub, which links to libpython: empty where the loader finds it by itself."""
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
+    soname = f"{name}.so.1.0"
+    try:
+        ctypes.CDLL(soname)
+        return ""
+    except OSError:
+        pass
+    own = Path(sys.base_prefix) / "lib"
+    if (own / soname).exists():
+        return str(own)
+    unpacked = debian_package(name, state)
+    if unpacked is None:
+        raise UserError(f"{soname} is not on this machine, and Triton's Python backend needs it: install {name}")
+    return str(next(unpacked.rglob(soname)).parent)
+
+
+def python_path(wanted: str, state: Path) -> str:
+    """PYTHONPATH of what imports transformers: TRANSFORMERS, and what the user's own shell says."""
+    return os.pathsep.join(filter(None, (transformers(wanted, state), os.environ.get("PYTHONPATH"))))
+
+
+def transformers(wanted: str, state: Path) -> str:
+    """Folder of another transformers than the locked one: a release or a git URL, with what it brings along."""
+    if wanted == "transformers":
+        return ""
+    target = state / "transformers" / hashlib.sha256(wanted.encode()).hexdigest()[:12]
+    if target.exists():
+        return str(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        exclusive(target.parent, "another command installs a transformers"),
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=".installing-") as folder,
+    ):
+        if target.exists():
+            return str(target)
+        constraints = Path(folder) / "constraints.txt"
+        locked = (ROOT / "requirements.lock").read_text().splitlines()
+        # It says which of these it wants; the rest are the server's.
+        free = re.compile(r"(transformers|tokenizers|huggingface[-_]hub)=", re.IGNORECASE)
+        constraints.write_text("\n".join(line for line in locked if not free.match(line)))
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip += ["--target", f"{folder}/packages", "--constraint", str(constraints), wanted]
+        with err.status(f"TRANSFORMERS: installing {wanted}"):
+            done = subprocess.run(pip, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"TRANSFORMERS={wanted}: pip could not install it:\n{done.stderr.strip()[-1000:]}")
+        (Path(folder) / "packages").rename(target)
+    return str(target)
+
+
+def prometheus_flags(binary: Path, state: Path) -> str:
+    """Debian's looks for its pages where the package would be installed."""
+    assets = state / "debian/prometheus/usr/share/prometheus/web"
+    return f"--web.local-assets={assets}/" if binary.is_relative_to(state) else ""
+
+
+def prometheus(state: Path) -> Path | None:
+    """From the PATH, else from Debian's package; None where there is neither."""
+    if found := shutil.which("prometheus"):
+        return Path(found)
+    unpacked = debian_package("prometheus", state)
+    return unpacked and unpacked / "usr/bin/prometheus"
+
+
+@dataclass(frozen=True)
+class Grafana:
+    binary: Path
+    home: Path
+
+    @property
+    def command(self) -> str:
+        """What it is told besides its options: the one binary of newer releases does more than serve."""
+        return "server" if self.binary.name == "grafana" else ""
+
+    def release(self) -> int:
+        """11 of 11.6.0; 0 where it does not say."""
+        try:
+            said = subprocess.run([self.binary, "-v"], capture_output=True, text=True, timeout=20).stdout
+        except (OSError, subprocess.SubprocessError):
+            return 0
+        found = re.search(r"(\d+)\.\d+\.\d+", said)
+        return int(found[1]) if found else 0
+
+
+def grafana(home: Path | None) -> Grafana | None:
+    """In GRAFANA_HOME, else from the PATH; None where there is neither. No package index has it."""
+    if home:
+        for name in GRAFANA_NAMES:
+            if os.access(home / "bin" / name, os.X_OK):
+                return Grafana(home / "bin" / name, home)
+        raise UserError(f"GRAFANA_HOME={home}: there is neither bin/grafana nor bin/grafana-server in it")
+    for found in filter(None, map(shutil.which, GRAFANA_NAMES)):
+        # Beside the binary in an unpacked archive, elsewhere in a distribution's package.
+        for folder in (Path(found).resolve().parents[1], Path("/usr/share/grafana")):
+            if (folder / "conf/defaults.ini").exists():
+                return Grafana(Path(found), folder)
+    return None
+
+
+def debian_package(name: str, state: Path) -> Path | None:
+    """Debian's package, unpacked under the state folder without being installed; None where that cannot be done."""
+    target = state / "debian" / name
+    if target.exists():
+        return target
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        return None
+    (state / "debian").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=state / "debian", prefix=".unpacking-") as folder:
+        work = Path(folder)
+        # A private package list: the system's belongs to root and may be empty.
+        for part in ("lists/partial", "cache/archives/partial"):
+            (work / part).mkdir(parents=True)
+        apt = ["apt-get", "-qq", "-o", f"Dir::State::Lists={work}/lists", "-o", f"Dir::Cache={work}/cache"]
+        apt += ["-o", "APT::Sandbox::User=" + ("root" if os.geteuid() == 0 else "")]
+        try:
+            subprocess.run([*apt, "update"], cwd=work, check=True, capture_output=True, timeout=300)
+            subprocess.run([*apt, "download", name], cwd=work, check=True, capture_output=True, timeout=300)
+            (package,) = work.glob("*.deb")
+            subprocess.run(["dpkg-deb", "-x", package, work / "root"], check=True, capture_output=True, timeout=120)
+        except (subprocess.SubprocessError, ValueError):
+            return None
+        (work / "root").rename(target)
+    return target
+
+
+def path_with_this_python() -> str:
+    """Triton's stub takes its packages from the environment of the python3 it finds on the PATH."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

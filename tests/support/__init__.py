@@ -1,0 +1,1 @@
+"""Stand-ins, stacks and builders that several test modules share."""

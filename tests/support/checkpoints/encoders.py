@@ -1,0 +1,93 @@
+"""Text encoders: BERT, DistilBERT and RoBERTa with any head, and tokenizers trained on the load test's texts."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
+
+from scripts.common.settings import ROOT
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+POSITIONS = 64
+SPREAD = 0.3  # weights drawn wide: an answer depends on the whole text
+ENTITIES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+MOODS = ["calm", "cross", "glad"]
+
+
+def save_bert(folder: Path, head: str, **config) -> Path:
+    tokenizer = wordpiece()
+    config = transformers.BertConfig(**SIZE, **shared(tokenizer), **config)
+    return save(folder, f"Bert{head}", config, tokenizer)
+
+
+def save_distilbert(folder: Path, head: str, **config) -> Path:
+    tokenizer = wordpiece(transformers.DistilBertTokenizerFast)
+    size = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
+    config = transformers.DistilBertConfig(**size, **shared(tokenizer), **config)
+    return save(folder, f"DistilBert{head}", config, tokenizer)
+
+
+def save_roberta(folder: Path, head: str, **config) -> Path:
+    tokenizer = byte_level()
+    positions = {"max_position_embeddings": POSITIONS + tokenizer.pad_token_id + 1}
+    config = transformers.RobertaConfig(**SIZE, **shared(tokenizer) | positions, type_vocab_size=1, **config)
+    return save(folder, f"Roberta{head}", config, tokenizer)
+
+
+def save_sentence_transformer(folder: Path, pooling: str = "mean") -> Path:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    save_bert(folder / "plain", "Model")
+    transformer = modules.Transformer(str(folder / "plain"), max_seq_length=48)
+    layers = [transformer, modules.Pooling(32, pooling_mode=pooling), modules.Normalize()]
+    SentenceTransformer(modules=layers, device="cpu").save(str(folder))
+    return folder
+
+
+def save(folder: Path, name: str, config, tokenizer) -> Path:
+    torch.manual_seed(0)
+    getattr(transformers, name)(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def shared(tokenizer) -> dict:
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "max_position_embeddings": POSITIONS,
+        "initializer_range": SPREAD,
+    }
+
+
+def labels(names: list[str]) -> dict:
+    """What a config says of them."""
+    return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+
+
+def lines() -> list[str]:
+    return (ROOT / "loadtest/texts.txt").read_text().splitlines()
+
+
+def wordpiece(kind=transformers.BertTokenizerFast):
+    trained = BertWordPieceTokenizer()
+    trained.train_from_iterator(lines(), vocab_size=600, show_progress=False)
+    return of_files(trained, kind)
+
+
+def byte_level():
+    trained = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train_from_iterator(lines(), vocab_size=600, special_tokens=special, show_progress=False)
+    return of_files(trained, transformers.RobertaTokenizerFast)
+
+
+def of_files(trained, kind):
+    """From its vocabulary files, which is how these put their special tokens around a text."""
+    with tempfile.TemporaryDirectory() as folder:
+        return kind(*trained.save_model(folder), model_max_length=POSITIONS)

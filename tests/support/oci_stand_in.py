@@ -1,0 +1,552 @@
+"""Stands in for Oracle Cloud: as much of Data Science, Object Storage and a deployment's two endpoints as is used.
+
+It takes the bodies that the SDK's own models allow, signatures of the key it was given, and the changes that the
+service's documentation allows. `launch` makes a deployment real: /predict and /health are then that Triton's.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from oci.data_science import models as sdk
+
+from scripts.common.http import opener
+
+API = "/20190101"
+SHAPES = ("VM.Standard.E4.Flex", "VM.GPU.A10.1")
+WORK_POLLS = 2  # how often a work request is asked before it ends
+# What may change of an active deployment, one of these at a time.
+GROUPS = (
+    ("description", "freeformTags"),
+    ("categoryLogDetails",),
+    ("instanceConfiguration", "scalingPolicy"),
+    ("bandwidthMbps",),
+    ("modelId",),
+    ("environmentConfigurationDetails",),
+)
+
+
+class Refused(Exception):
+    def __init__(self, status: int, code: str, message: str = "") -> None:
+        self.status, self.code, self.message = status, code, message or code
+
+
+@dataclass
+class Work:
+    kind: str
+    end: Callable[[], str | None]  # what it does at its end; a text: why it failed
+    polls: int = 0
+    status: str = "IN_PROGRESS"
+    error: str = ""
+
+
+@dataclass
+class OciStandIn:
+    folder: Path
+    launch: Callable[[OciStandIn, dict], str] = lambda cloud, deployment: ""  # the address of its Triton
+    url: str = ""
+    key: rsa.RSAPrivateKey = field(
+        default_factory=lambda: rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    )
+    models: dict[str, dict] = field(default_factory=dict)
+    deployments: dict[str, dict] = field(default_factory=dict)
+    work: dict[str, Work] = field(default_factory=dict)
+    tritons: dict[str, str] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    uploads: dict[str, dict] = field(default_factory=dict)
+    seen: list[tuple[str, str, dict | None]] = field(default_factory=list)  # method, path, body
+    # (what a request's "METHOD path" is to match, the answer in its place), each used once.
+    faults: list[tuple[str, int, str, str, dict[str, str]]] = field(default_factory=list)
+    instead: bytes | None = None  # what somebody between here and there answers to everything
+    stops_at: str = ""  # a request that is never answered
+    fails: str = ""  # why the next container does not start
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def fault(
+        self, match: str, status: int, code: str = "Fault", message: str = "as asked for", **headers: str
+    ) -> None:
+        self.faults.append((match, status, code, message, headers))
+
+    def said(self, pattern: str) -> list[dict | None]:
+        return [body for method, path, body in self.seen if re.search(pattern, f"{method} {path}")]
+
+    def config_file(self) -> Path:
+        """As `oci setup config` writes it."""
+        pem = self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+        (self.folder / "key.pem").write_bytes(pem)
+        (self.folder / "key.pem").chmod(0o600)
+        path = self.folder / "config"
+        path.write_text(
+            "[DEFAULT]\nuser=ocid1.user.oc1..tests\ntenancy=ocid1.tenancy.oc1..tests\nregion=us-ashburn-1\n"
+            f"fingerprint={':'.join(['ab'] * 16)}\nkey_file={self.folder}/key.pem\n"
+        )
+        path.chmod(0o600)
+        return path
+
+    def identifier(self, kind: str) -> str:
+        return f"ocid1.{kind}.oc1.iad.tests{next(self.numbers):04d}"
+
+    def begin(self, kind: str, end: Callable[[], str | None]) -> dict[str, str]:
+        name = self.identifier("datascienceworkrequest")
+        self.work[name] = Work(kind, end)
+        return {"opc-work-request-id": name}
+
+    def poll(self, name: str) -> Work:
+        work = self.work[name]
+        work.polls += 1
+        if work.status == "IN_PROGRESS" and work.polls >= WORK_POLLS:
+            work.error = work.end() or ""
+            work.status = "FAILED" if work.error else "SUCCEEDED"
+        return work
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def cloud(self) -> OciStandIn:
+        return self.server.cloud
+
+    def handle_any(self) -> None:
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        url = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        is_json = self.headers.get("Content-Type", "").startswith("application/json")
+        try:
+            body = json.loads(content) if is_json and content else None
+            what = f"{self.command} {url.path}"
+            self.cloud.seen.append((self.command, url.path, body))
+            if self.cloud.stops_at and re.search(self.cloud.stops_at, what):
+                self.cloud.stops_at = ""
+                self.close_connection = True
+                self.server.stopped.append(self.connection)
+                while self.connection.recv(1024):  # until whoever asked is gone
+                    pass
+                return
+            self.check_signature(content)
+            for fault in self.cloud.faults:
+                if re.search(fault[0], what):
+                    self.cloud.faults.remove(fault)
+                    raise FaultOf(*fault[1:])
+            if self.cloud.instead is not None:
+                self.answer(200, {}, self.cloud.instead)
+                return
+            status, headers, answer = self.route(url.path, query, body, content)
+        except FaultOf as fault:
+            status, headers, answer = fault.answer
+        except Refused as error:
+            status, headers, answer = error.status, {}, {"code": error.code, "message": error.message}
+        self.answer(status, headers, answer)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any
+
+    def answer(self, status: int, headers: dict[str, str], answer: object) -> None:
+        content = answer if isinstance(answer, bytes) else b"" if answer is None else json.dumps(answer).encode()
+        self.send_response(status)
+        headers = {"Content-Type": "application/json", "opc-request-id": "TESTS/1/2"} | headers
+        for name, value in ({"Content-Length": str(len(content))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    # --- who asks -----------------------------------------------------------------------------------------------------
+
+    def check_signature(self, content: bytes) -> None:
+        parts = dict(re.findall(r'(\w+)="([^"]*)"', self.headers.get("Authorization", "")))
+        lines = []
+        for name in parts.get("headers", "").split():
+            target = f"{self.command.lower()} {self.path}"
+            lines.append(f"{name}: {target if name == '(request-target)' else self.headers[name]}")
+        if "(request-target)" not in parts.get("headers", ""):
+            raise Refused(401, "NotAuthenticated")
+        if "x-content-sha256" in parts["headers"]:
+            digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
+            if digest != self.headers["x-content-sha256"]:
+                raise Refused(401, "NotAuthenticated", "the body is another than was signed")
+        try:
+            self.cloud.key.public_key().verify(
+                base64.b64decode(parts["signature"]), "\n".join(lines).encode(), padding.PKCS1v15(), hashes.SHA256()
+            )
+        except InvalidSignature:
+            raise Refused(401, "NotAuthenticated", "The required information was not provided.") from None
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    def route(self, path: str, query: dict, body: dict | None, content: bytes) -> tuple[int, dict, object]:
+        for method, pattern, function in ROUTES:
+            if method == self.command and (found := re.fullmatch(pattern, path)):
+                named = {name: urllib.parse.unquote(value) for name, value in found.groupdict().items()}
+                return function(self, query=query, body=body, content=content, **named)
+        raise Refused(404, "NotAuthorizedOrNotFound", f"{self.command} {path}")
+
+    def list_models(self, query: dict, **_: object) -> tuple[int, dict, object]:
+        return paged(chosen(self.cloud.models, query), query)
+
+    def create_model(self, body: dict, **_: object) -> tuple[int, dict, object]:
+        check(body, sdk.CreateModelDetails)
+        made = body | {
+            "id": self.cloud.identifier("datasciencemodel"),
+            "lifecycleState": "ACTIVE",
+            "timeCreated": now(),
+        }
+        self.cloud.models[made["id"]] = made
+        return 200, {}, shown(made)
+
+    def delete_model(self, id: str, **_: object) -> tuple[int, dict, object]:
+        model = there(self.cloud.models, id)
+        users = [each for each in self.cloud.deployments.values() if each["lifecycleState"] != "DELETED"]
+        if any(model_id(each) == id for each in users):
+            raise Refused(409, "Conflict", "the model is deployed")
+        model["lifecycleState"] = "DELETED"
+        return 204, {}, None
+
+    def create_artifact(self, id: str, content: bytes, **_: object) -> tuple[int, dict, object]:
+        model = there(self.cloud.models, id)
+        if "artifact" in model:
+            raise Refused(409, "Conflict", "the model has an artifact, which cannot be changed")
+        model["artifact"] = content
+        return 204, {}, None
+
+    def head_artifact(self, id: str, **_: object) -> tuple[int, dict, object]:
+        model = there(self.cloud.models, id)
+        if "artifact" not in model:
+            raise Refused(404, "NotAuthorizedOrNotFound")
+        return 200, {"Content-Length": str(len(model["artifact"]))}, None
+
+    def export_artifact(self, id: str, body: dict, **_: object) -> tuple[int, dict, object]:
+        check(body, sdk.ExportModelArtifactDetails)
+        model, source = there(self.cloud.models, id), body["artifactExportDetails"]
+        check(source, sdk.ArtifactExportDetailsObjectStorage)
+
+        def end() -> None:
+            model["artifact"] = self.cloud.objects[f"{source['sourceBucket']}/{source['sourceObjectName']}"]
+
+        return 202, self.cloud.begin("EXPORT_MODEL_ARTIFACT", end), None
+
+    def list_deployments(self, query: dict, **_: object) -> tuple[int, dict, object]:
+        return paged(chosen(self.cloud.deployments, query), query)
+
+    def get_deployment(self, id: str, **_: object) -> tuple[int, dict, object]:
+        for name in self.cloud.work:  # which go on whoever looks
+            self.cloud.poll(name)
+        return 200, {}, there(self.cloud.deployments, id)
+
+    def create_deployment(self, body: dict, **_: object) -> tuple[int, dict, object]:
+        check(body, sdk.CreateModelDeploymentDetails)
+        if "artifact" not in there(self.cloud.models, model_id(body)):
+            raise Refused(400, "InvalidParameter", "the model has no artifact")
+        made = json.loads(json.dumps(body))
+        made |= {"id": self.cloud.identifier("datasciencemodeldeployment"), "timeCreated": now()}
+        made |= {"modelDeploymentUrl": f"{self.cloud.url}/{made['id']}", "lifecycleState": "CREATING"}
+        made["modelDeploymentConfigurationDetails"]["modelConfigurationDetails"]["maximumBandwidthMbps"] = 10
+        self.cloud.deployments[made["id"]] = made
+        return 201, self.cloud.begin("MODEL_DEPLOYMENT_CREATE", lambda: self.launch(made)), made
+
+    def update_deployment(self, id: str, body: dict, **_: object) -> tuple[int, dict, object]:
+        check(body, sdk.UpdateModelDeploymentDetails)
+        live = there(self.cloud.deployments, id)
+        if live["lifecycleState"] not in ("ACTIVE", "INACTIVE", "NEEDS_ATTENTION"):
+            raise Refused(409, "IncorrectState", f"it is {live['lifecycleState']}")
+        before, after = flat(live), flat(body)
+        changes = [
+            group for group in GROUPS if any(name in after and after[name] != before.get(name) for name in group)
+        ]
+        if live["lifecycleState"] != "INACTIVE" and len(changes) > 1:
+            raise Refused(400, "InvalidParameter", "one at a time while it is active")
+        stopped = live["lifecycleState"] == "INACTIVE"
+        merge(live, body)
+        live["lifecycleState"] = "UPDATING"
+
+        def end() -> str | None:
+            if not stopped:
+                return self.launch(live)
+            live["lifecycleState"] = "INACTIVE"
+            return None
+
+        return 202, self.cloud.begin("MODEL_DEPLOYMENT_UPDATE", end), None
+
+    def activate(self, id: str, **_: object) -> tuple[int, dict, object]:
+        live = there(self.cloud.deployments, id)
+        live["lifecycleState"] = "UPDATING"
+        return 202, self.cloud.begin("MODEL_DEPLOYMENT_ACTIVATE", lambda: self.launch(live)), None
+
+    def deactivate(self, id: str, **_: object) -> tuple[int, dict, object]:
+        return self.passing(id, "UPDATING", "INACTIVE", "MODEL_DEPLOYMENT_DEACTIVATE")
+
+    def delete_deployment(self, id: str, **_: object) -> tuple[int, dict, object]:
+        return self.passing(id, "DELETING", "DELETED", "MODEL_DEPLOYMENT_DELETE")
+
+    def passing(self, id: str, by: str, to: str, kind: str) -> tuple[int, dict, object]:
+        live = there(self.cloud.deployments, id)
+        if live["lifecycleState"] in ("CREATING", "UPDATING", "DELETING"):
+            raise Refused(409, "IncorrectState", f"it is {live['lifecycleState']}")
+        live["lifecycleState"] = by
+        self.cloud.tritons.pop(id, None)
+        return 202, self.cloud.begin(kind, lambda: live.update(lifecycleState=to)), None
+
+    def launch(self, live: dict) -> str | None:
+        why, self.cloud.fails = self.cloud.fails, ""
+        try:
+            if why:
+                raise RuntimeError(why)
+            self.cloud.tritons[live["id"]] = self.cloud.launch(self.cloud, live)
+            live["lifecycleState"] = "ACTIVE"
+        except Exception as error:
+            live["lifecycleState"] = "FAILED" if live["lifecycleState"] == "CREATING" else "NEEDS_ATTENTION"
+            return str(error)
+        return None
+
+    def get_work(self, id: str, **_: object) -> tuple[int, dict, object]:
+        if id not in self.cloud.work:
+            raise Refused(404, "NotAuthorizedOrNotFound")
+        work = self.cloud.poll(id)
+        done = {"percentComplete": 100.0 if work.status != "IN_PROGRESS" else 50.0, "status": work.status}
+        return 200, {}, done | {"id": id, "operationType": work.kind, "timeAccepted": now(), "resources": []}
+
+    def work_logs(self, id: str, **_: object) -> tuple[int, dict, object]:
+        return 200, {}, [{"message": f"{self.cloud.work[id].kind}: a step", "timestamp": now()}]
+
+    def work_errors(self, id: str, **_: object) -> tuple[int, dict, object]:
+        return 200, {}, [{"code": "Failed", "message": self.cloud.work[id].error, "timestamp": now()}]
+
+    def list_shapes(self, **_: object) -> tuple[int, dict, object]:
+        shape = {"coreCount": 64, "memoryInGBs": 1024, "shapeSeries": "AMD_ROME"}
+        return 200, {}, [shape | {"name": name} for name in SHAPES]
+
+    # --- Object Storage -----------------------------------------------------------------------------------------------
+
+    def namespace(self, **_: object) -> tuple[int, dict, object]:
+        return 200, {}, "tests"
+
+    def head_object(self, bucket: str, name: str, **_: object) -> tuple[int, dict, object]:
+        if f"{bucket}/{name}" not in self.cloud.objects:
+            raise Refused(404, "ObjectNotFound")
+        return 200, {"Content-Length": str(len(self.cloud.objects[f"{bucket}/{name}"]))}, None
+
+    def list_objects(self, bucket: str, query: dict, **_: object) -> tuple[int, dict, object]:
+        names = [path.partition("/")[2] for path in self.cloud.objects if path.startswith(f"{bucket}/")]
+        return 200, {}, {"objects": [{"name": name} for name in names if name.startswith(query.get("prefix", ""))]}
+
+    def abort_upload(self, query: dict, **_: object) -> tuple[int, dict, object]:
+        del self.cloud.uploads[query["uploadId"]]
+        return 204, {}, None
+
+    def delete_object(self, bucket: str, name: str, **_: object) -> tuple[int, dict, object]:
+        del self.cloud.objects[f"{bucket}/{name}"]
+        return 204, {}, None
+
+    def list_uploads(self, bucket: str, **_: object) -> tuple[int, dict, object]:
+        known = ("namespace", "bucket", "object", "uploadId", "timeCreated")
+        return 200, {}, [{each: upload[each] for each in known} for upload in self.cloud.uploads.values()]
+
+    def create_upload(self, bucket: str, body: dict, **_: object) -> tuple[int, dict, object]:
+        made = {"namespace": "tests", "bucket": bucket, "object": body["object"], "timeCreated": now()}
+        made |= {"uploadId": f"upload{next(self.cloud.numbers)}", "parts": {}}
+        self.cloud.uploads[made["uploadId"]] = made
+        return 200, {}, {name: value for name, value in made.items() if name != "parts"}
+
+    def put_part(self, query: dict, content: bytes, **_: object) -> tuple[int, dict, object]:
+        self.cloud.uploads[query["uploadId"]]["parts"][int(query["uploadPartNum"])] = content
+        md5 = base64.b64encode(hashlib.md5(content).digest()).decode()
+        return 200, {"ETag": hashlib.md5(content).hexdigest(), "opc-content-md5": md5}, None
+
+    def list_parts(self, query: dict, **_: object) -> tuple[int, dict, object]:
+        parts = sorted(self.cloud.uploads[query["uploadId"]]["parts"].items())
+        return 200, {}, [part(number, content) for number, content in parts]
+
+    def commit_upload(self, bucket: str, name: str, query: dict, body: dict, **_: object) -> tuple[int, dict, object]:
+        upload = self.cloud.uploads.pop(query["uploadId"])
+        numbers = [each["partNum"] for each in body["partsToCommit"]]
+        self.cloud.objects[f"{bucket}/{name}"] = b"".join(upload["parts"][number] for number in sorted(numbers))
+        return 200, {}, None
+
+    # --- a deployment's endpoints -------------------------------------------------------------------------------------
+
+    def predict(self, id: str, content: bytes, **_: object) -> tuple[int, dict, object]:
+        model, version = self.headers.get("model_name"), self.headers.get("model_version")
+        if id not in self.cloud.tritons or not model or not version:
+            raise Refused(404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found.")
+        return asked(f"{self.cloud.tritons[id]}/v2/models/{model}/versions/{version}/infer", content)
+
+    def health(self, id: str, **_: object) -> tuple[int, dict, object]:
+        return asked(f"{self.cloud.tritons[id]}/v2/health/ready")
+
+
+class FaultOf(Exception):
+    def __init__(self, status: int, code: str, message: str, headers: dict[str, str]) -> None:
+        self.answer = status, headers, {"code": code, "message": message}
+
+
+MODEL, DEPLOYMENT, WORK = (f"{API}/{kind}/(?P<id>[^/]+)" for kind in ("models", "modelDeployments", "workRequests"))
+BUCKET = "/n/tests/b/(?P<bucket>[^/]+)"
+OBJECT, UPLOAD = f"{BUCKET}/o/(?P<name>.+)", f"{BUCKET}/u/(?P<name>.+)"
+ROUTES = (
+    ("GET", f"{API}/models", Handler.list_models),
+    ("POST", f"{API}/models", Handler.create_model),
+    ("DELETE", MODEL, Handler.delete_model),
+    ("POST", f"{MODEL}/artifact", Handler.create_artifact),
+    ("HEAD", f"{MODEL}/artifact/content", Handler.head_artifact),
+    ("POST", f"{MODEL}/actions/exportArtifact", Handler.export_artifact),
+    ("GET", f"{API}/modelDeployments", Handler.list_deployments),
+    ("POST", f"{API}/modelDeployments", Handler.create_deployment),
+    ("GET", DEPLOYMENT, Handler.get_deployment),
+    ("PUT", DEPLOYMENT, Handler.update_deployment),
+    ("DELETE", DEPLOYMENT, Handler.delete_deployment),
+    ("POST", f"{DEPLOYMENT}/actions/activate", Handler.activate),
+    ("POST", f"{DEPLOYMENT}/actions/deactivate", Handler.deactivate),
+    ("GET", WORK, Handler.get_work),
+    ("GET", f"{WORK}/logs", Handler.work_logs),
+    ("GET", f"{WORK}/errors", Handler.work_errors),
+    ("GET", f"{API}/modelDeploymentShapes", Handler.list_shapes),
+    ("GET", "/n/?", Handler.namespace),
+    ("HEAD", OBJECT, Handler.head_object),
+    ("DELETE", OBJECT, Handler.delete_object),
+    ("GET", f"{BUCKET}/o/?", Handler.list_objects),
+    ("DELETE", UPLOAD, Handler.abort_upload),
+    ("GET", f"{BUCKET}/u/?", Handler.list_uploads),
+    ("POST", f"{BUCKET}/u/?", Handler.create_upload),
+    ("PUT", UPLOAD, Handler.put_part),
+    ("GET", UPLOAD, Handler.list_parts),
+    ("POST", UPLOAD, Handler.commit_upload),
+    ("POST", "/(?P<id>ocid1[^/]+)/predict", Handler.predict),
+    ("GET", "/(?P<id>ocid1[^/]+)/health", Handler.health),
+)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def part(number: int, content: bytes) -> dict:
+    md5 = hashlib.md5(content)
+    return {
+        "partNumber": number,
+        "etag": md5.hexdigest(),
+        "md5": base64.b64encode(md5.digest()).decode(),
+        "size": len(content),
+    }
+
+
+def shown(record: dict) -> dict:
+    return {name: value for name, value in record.items() if name != "artifact"}
+
+
+def there(records: dict[str, dict], id: str) -> dict:
+    if id not in records:
+        raise Refused(404, "NotAuthorizedOrNotFound")
+    return records[id]
+
+
+def chosen(records: dict[str, dict], query: dict) -> Iterator[dict]:
+    for record in sorted(records.values(), key=lambda record: record["id"], reverse=query.get("sortOrder") == "DESC"):
+        if record["compartmentId"] == query["compartmentId"] and record["displayName"] == query.get("displayName"):
+            yield shown(record)
+
+
+def paged(records: Iterator[dict], query: dict) -> tuple[int, dict, object]:
+    """One at a time, so that a list has several pages early."""
+    start, found = int(query.get("page", 0)), list(records)
+    more = {"opc-next-page": str(start + 1)} if len(found) > start + 1 else {}
+    return 200, more, found[start : start + 1]
+
+
+def model_id(deployment: dict) -> str:
+    return deployment["modelDeploymentConfigurationDetails"]["modelConfigurationDetails"]["modelId"]
+
+
+def flat(body: dict) -> dict:
+    configuration = body.get("modelDeploymentConfigurationDetails") or {}
+    return body | configuration | (configuration.get("modelConfigurationDetails") or {})
+
+
+def merge(into: dict, body: dict) -> None:
+    """Whatever the update says replaces what was there; only what holds several groups is gone into."""
+    for name, value in body.items():
+        if name in ("modelDeploymentConfigurationDetails", "modelConfigurationDetails"):
+            merge(into[name], value)
+        else:
+            into[name] = value
+
+
+def check(body: dict, kind: type) -> None:
+    """By the SDK's own model: no field that it has not, none missing that its documentation says is required."""
+    try:
+        fits(body, kind)
+    except ValueError as error:
+        raise Refused(400, "InvalidParameter", str(error)) from None
+
+
+def fits(body: dict, kind: type, path: str = "") -> None:
+    if hasattr(kind, "get_subtype"):
+        kind = getattr(sdk, kind.get_subtype(body))
+    types = {kind_of_api: kind().swagger_types[name] for name, kind_of_api in kind().attribute_map.items()}
+    if unknown := body.keys() - types.keys():
+        raise ValueError(f"{path or kind.__name__}: no field {', '.join(sorted(unknown))}")
+    for name, theirs in kind().attribute_map.items():
+        if "[Required]" in (getattr(kind, name).__doc__ or "") and body.get(theirs) is None:
+            raise ValueError(f"{path or kind.__name__}: {theirs} is required")
+    for name, value in body.items():
+        fits_type(value, types[name], f"{path}.{name}".lstrip("."))
+
+
+def fits_type(value: object, kind: str, path: str) -> None:
+    simple = {"str": str, "int": int, "float": (int, float), "object": object}
+    if kind in simple:
+        if not isinstance(value, simple[kind]):
+            raise ValueError(f"{path}: {value!r} is no {kind}")
+    elif found := re.fullmatch(r"list\[(.*)\]", kind):
+        for each in value:
+            fits_type(each, found[1], path)
+    elif found := re.fullmatch(r"dict\(str, (.*)\)", kind):
+        for each in value.values():
+            fits_type(each, found[1], path)
+    else:
+        fits(value, getattr(sdk, kind), path)
+
+
+def asked(url: str, content: bytes | None = None) -> tuple[int, dict, object]:
+    try:
+        with opener.open(urllib.request.Request(url, data=content), timeout=120) as response:
+            return response.status, {}, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, {}, error.read()
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+
+@contextlib.contextmanager
+def oci_stand_in(folder: Path, **how: object) -> Iterator[OciStandIn]:
+    cloud = OciStandIn(folder, **how)
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.cloud, server.stopped = cloud, []
+        cloud.url = f"http://127.0.0.1:{server.server_port}"
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield cloud
+        finally:
+            server.shutdown()

@@ -1,0 +1,227 @@
+"""A stack of the tests' own: real programs, started through `make`, on free ports, under a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from scripts.common.ports import free_ports
+from scripts.common.settings import EXAMPLE, ROOT, dotenv_values
+from scripts.common.triton import Triton
+from tests.support import onnx_models as models
+
+KEY = "a-key-of-the-tests"
+SYSTEM = ("embedding", "tokenizer", "encoder")
+
+
+@dataclass
+class TestStack:
+    """The environment that makes `make` work on this stack and no other."""
+
+    __test__ = False
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [name for name in dotenv_values(EXAMPLE) if name.endswith("_PORT")]
+        self.environment |= dict(zip(names, map(str, free_ports(len(names))), strict=True))
+        self.environment |= {
+            "RUNTIME": "local",
+            "TRITON_ADMIN_KEY": KEY,
+            "GRAFANA_ADMIN_PASSWORD": "a-password-of-the-tests",
+            "LOCAL_STATE": str(self.folder / "state"),
+            "MODEL_REPOSITORY": str(self.folder / "models"),
+            "REPORTS": str(self.folder / "reports"),
+            "COLUMNS": "160",
+        }
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.environment['TRITON_HTTP_PORT']}"
+
+    @property
+    def prometheus(self) -> str:
+        return f"http://127.0.0.1:{self.environment['PROMETHEUS_PORT']}"
+
+    @property
+    def triton(self) -> Triton:
+        return Triton(self.http, KEY)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "state/log/triton.log").read_text()
+
+    def variables(self, **settings: object) -> dict[str, str]:
+        own = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+        return own | self.environment | {name: str(value) for name, value in settings.items()}
+
+    def make(self, target: str, timeout: float = 240, **settings: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["make", *target.split()],
+            cwd=ROOT,
+            env=self.variables(**settings),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    def start_make(self, target: str, **settings: object) -> subprocess.Popen[str]:
+        """In a process group of its own, so that a test can press Ctrl-C."""
+        return subprocess.Popen(
+            ["make", target],
+            cwd=ROOT,
+            env=self.variables(**settings),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            # Whoever runs the tests in the background may have us ignore it, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def server(self) -> psutil.Process:
+        """A child that it is just starting has its name for a moment, and a dead one may not be gone yet."""
+
+        def only() -> psutil.Process | None:
+            found = self.processes("tritonserver")
+            return found[0] if len(found) == 1 else None
+
+        return self.wait(only, "one server", 60)
+
+    def replaced(self, before: psutil.Process) -> psutil.Process:
+        """The server that came after one that died."""
+        return self.wait(lambda: now if (now := self.server()) != before else None, "another server")
+
+    def stub(self, model: str) -> psutil.Process:
+        """The model's Python process; after a reload the one before may still be going."""
+
+        def only() -> psutil.Process | None:
+            found = [p for p in self.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())]
+            return found[0] if len(found) == 1 else None
+
+        return self.wait(only, f"one process of {model}", 40)
+
+    def processes(self, program: str) -> list[psutil.Process]:
+        """This stack's living processes of a program."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                line = process.cmdline()
+                if line and line[0].endswith(program) and str(self.folder) in " ".join(line):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def wait(self, reached, what: str, seconds: float = 60):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if result := reached():
+                return result
+            time.sleep(0.1)
+        raise AssertionError(f"not within {seconds} s: {what}\n{self.log[-3000:]}")
+
+    def results(self) -> dict:
+        return json.loads((self.folder / "reports/latest/results.json").read_text())
+
+    def destroy(self) -> None:
+        self.make("down")
+        for leftover in self.processes("tritonserver"):
+            leftover.send_signal(signal.SIGKILL)
+        shutil.rmtree(self.folder)
+
+
+def fill_repository(folder: Path) -> None:
+    """The assembled embedding system by its links, and the tests' own small models."""
+    for name in SYSTEM:
+        (folder / name).mkdir(parents=True)
+        shutil.copy(ROOT / "model_repository" / name / "config.pbtxt", folder / name)
+        (folder / name / "1").symlink_to(ROOT / "model_repository" / name / "1")
+    for name, (config, save) in SMALL_MODELS.items():
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(config)
+        save(folder / name / "1/model.onnx")
+
+
+TYPES = {
+    "BOOL": "BOOL", "UINT8": "UINT8", "UINT16": "UINT16", "UINT32": "UINT32", "UINT64": "UINT64", "INT8": "INT8",
+    "INT16": "INT16", "INT32": "INT32", "INT64": "INT64", "FP16": "FLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE",
+    "BYTES": "STRING",
+}  # fmt: skip
+
+# name -> (config.pbtxt, what saves its model.onnx). Nothing stated where the backend is to complete it.
+SMALL_MODELS = {
+    "alltypes": (
+        'backend: "onnxruntime"',
+        lambda path: models.save_identity(path, {t.lower(): (onnx, ["n", 2]) for t, onnx in TYPES.items()}),
+    ),
+    "fixed": (
+        'platform: "onnxruntime_onnx"\nmax_batch_size: 0',
+        lambda path: models.save_identity(path, {"x": ("INT64", [2, "t"]), "scale": ("FLOAT", [])}),
+    ),
+    "lookup": (
+        'backend: "onnxruntime"\nmax_batch_size: 32\n'
+        "dynamic_batching { max_queue_delay_microseconds: 200000 }\n"
+        "instance_group [ { count: 1 kind: KIND_AUTO } ]\n"
+        'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+        'parameters { key: "execution_mode" value { string_value: "1" } }\n'
+        'parameters { key: "enable_mem_arena" value { string_value: "0" } }\n'
+        "optimization { graph { level: 1 } }",
+        models.save_lookup,
+    ),
+    "ongpu": ('backend: "onnxruntime"\ninstance_group [ { kind: KIND_GPU } ]', models.save_lookup),
+    "wrongtype": (
+        'backend: "onnxruntime"\nmax_batch_size: 4\n'
+        'input [ { name: "ids" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
+        'output [ { name: "row" data_type: TYPE_FP32 dims: [ 1 ] } ]',
+        models.save_lookup,
+    ),
+    "tokens": (
+        'backend: "packed_onnx"\nmax_batch_size: 64\n'
+        'input [ { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true },\n'
+        '        { name: "attention_mask" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true } ]\n'
+        'output [ { name: "per_token" data_type: TYPE_FP32 dims: [ -1, 1 ] },\n'
+        '         { name: "pooled" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
+        "dynamic_batching { max_queue_delay_microseconds: 200000 }",
+        models.save_token_model,
+    ),
+}
+
+
+@contextlib.contextmanager
+def stacks(make: Callable[[], TestStack]) -> Iterator[Callable[[], TestStack]]:
+    """Makes stacks; takes them all down at the end."""
+    made: list[TestStack] = []
+
+    def make_one() -> TestStack:
+        made.append(make())
+        return made[-1]
+
+    try:
+        yield make_one
+    finally:
+        for stack in made:
+            stack.destroy()
+
+
+def brought_up(stack: TestStack, timeout: float = 240) -> TestStack:
+    done = stack.make("up", timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return stack
+
+
+def filled() -> TestStack:
+    stack = TestStack(Path(tempfile.mkdtemp(prefix="stack-")))
+    fill_repository(stack.folder / "models")
+    return stack
