@@ -100,10 +100,10 @@ bench: $(all) ## The figures of the docs on this machine: BENCH=embedding (30 mi
 
 test: lint test-unit test-stack ## Everything below that needs no Docker
 
-lint: $(all) ## ruff, shellcheck, hadolint; the dashboards are as committed
+lint: $(all) 
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
-	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
+	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
 	@$(python) -m scripts.dashboards --check
 	@$(venv)/bin/hadolint images/*/Dockerfile tests/docker/stand-ins/*/Dockerfile
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes requirements.lock: every package that the groups of pyproject.toml bring, at the version pip resolves today.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -2,7 +2,7 @@
 # Prints the runtime that make is to use: RUNTIME (environment, then .env), else local while that stack runs here, else
 # docker where an engine answers, else local.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 local_runs() {
   local pid
