@@ -100,9 +100,12 @@ bench: $(all) ## The figures of the docs on this machine: BENCH=embedding (30 mi
 
 test: lint test-unit test-stack ## Everything below that needs no Docker
 
-lint: $(all) 
+lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; the dashboards are as committed
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
+	@$(venv)/bin/lint-imports --quiet
+	@$(venv)/bin/mypy
+	@git ls-files -z | xargs -0 $(venv)/bin/codespell
 	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
 	@$(python) -m scripts.dashboards --check
 	@$(venv)/bin/hadolint images/*/Dockerfile tests/docker/stand-ins/*/Dockerfile
