@@ -22,6 +22,11 @@ class UserError(Exception):
 
 
 class Settings(dict[str, str]):
+    """The value of every setting."""
+
+    # Names that the user set, in .env or for this command.
+    _chosen: frozenset[str] = frozenset()
+
     @classmethod
     def load(cls) -> Settings:
         defaults = _read(EXAMPLE)
@@ -33,10 +38,15 @@ class Settings(dict[str, str]):
         if unknown:
             raise UserError(f".env: no such setting {', '.join(sorted(unknown))} (.env.example lists them all)")
         settings = cls({name: value for name, value in (defaults | own | environment).items() if name in defaults})
+        settings._chosen = frozenset(own | environment)
         if os.environ.get("SERVE_SYSTEM") and settings["SYSTEM"] not in settings.words("SYSTEMS"):
             said = settings["SYSTEMS"] if "SYSTEMS" in own | environment else ""
             settings["SYSTEMS"] = f"{said} {settings['SYSTEM']}".strip()
         return settings
+
+    def chosen(self, name: str) -> bool:
+        """Return whether the user set this; if not, its value is the default of .env.example."""
+        return name in self._chosen
 
     def path(self, name: str) -> Path:
         try:
@@ -100,7 +110,9 @@ def with_secrets(settings: Settings) -> Settings:
         DOTENV.touch(mode=0o600)
         DOTENV.chmod(0o600)
         set_key(DOTENV, name, value, quote_mode="never")
-    return Settings(settings | made)
+    complete = Settings(settings | made)
+    complete._chosen = settings._chosen
+    return complete
 
 
 def _read(path: Path) -> dict[str, str]:

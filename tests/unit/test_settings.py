@@ -43,6 +43,14 @@ def test_what_is_measured_is_served(dotenv, monkeypatch):
     assert Settings.load()["SYSTEMS"] == "embedding vit_ensemble"
 
 
+def test_a_value_that_equals_the_default_counts_as_chosen(dotenv, monkeypatch):
+    assert not Settings.load().chosen("SYSTEM")
+    dotenv.write_text("USERS=8\n")
+    monkeypatch.setenv("SYSTEM", "embedding")
+    loaded = with_secrets(Settings.load())
+    assert (loaded.chosen("SYSTEM"), loaded.chosen("USERS"), loaded.chosen("ROUNDS")) == (True, True, False)
+
+
 def test_a_misspelt_name_is_said(dotenv):
     dotenv.write_text("USERZ=3\n")
     with pytest.raises(UserError, match="USERZ"):
