@@ -9,17 +9,15 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from deploy.oci import asked
 from deploy.oci import deployment as configuration
-from deploy.oci.asked import Asked
 from deploy.oci.client import Service, told
 from deploy.oci.deploy import find
 from deploy.oci.deployment import Deployment
 from deploy.oci.endpoint import Endpoint
+from deploy.oci.request_form import RequestForm
 from scripts.common.cli import err, run
 from scripts.common.model_config import with_steps
 from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import CONFIGS
 from scripts.stack.generate import pieces, show
 
 SHOWN = 6  # numbers of an output
@@ -43,10 +41,10 @@ def main() -> None:
     if not url:
         check_served(deployment, model, repository)
     if settings["REQUEST"]:
-        request, wants = read_request(settings.path("REQUEST")), None
+        request, form = read_request(settings.path("REQUEST")), None
     else:
-        request, wants = None, asked.of(model, repository)
-        check_prompt(model, wants)
+        request, form = None, RequestForm.read(model, repository)
+        check_prompt(model, form)
     service = Service.of(deployment.account)
     with told():
         url = url or address(service, deployment)
@@ -55,13 +53,13 @@ def main() -> None:
     if request:
         show_outputs(endpoint.infer(model, request))
     else:
-        answer(endpoint, model, wants, settings["PROMPT"], tokens)
+        answer(endpoint, model, form, settings["PROMPT"], tokens)
 
 
 def check_served(deployment: Deployment, model: str, repository: Path) -> None:
     """Triton has those that are named, and what these ask: a part can be asked too."""
     systems = deployment.models.systems
-    if model not in {each for name in systems for each in with_steps(name, repository, CONFIGS)}:
+    if model not in {each for name in systems for each in with_steps(name, repository)}:
         has = ", ".join(systems)
         raise UserError(f"SYSTEM={model} is not deployed: models.systems has {has}. Add it there, and make deploy-oci")
 
@@ -101,22 +99,22 @@ def version(model: str, repository: Path) -> str:
     return str(max(numbers, default=1))
 
 
-def check_prompt(model: str, wants: Asked) -> None:
-    if wants.decoupled:
+def check_prompt(model: str, form: RequestForm) -> None:
+    if form.config.decoupled:
         raise UserError(f"SYSTEM={model} answers piece by piece, which /predict cannot: ask the one without _stream")
-    if not wants.continues and not wants.text(""):
-        names = ", ".join(sorted(wants.names)) or "tensors"
+    if not form.generates_text and not form.fill_in(""):
+        names = ", ".join(sorted(form.inputs)) or "tensors"
         raise UserError(
             f"SYSTEM={model} asks for {names}, which a PROMPT is not: put the whole request into a file, "
             "REQUEST=file.json"
         )
 
 
-def answer(endpoint: Endpoint, model: str, wants: Asked, prompt: str, tokens: int) -> None:
-    if wants.continues:
-        show(prompt, pieces(endpoint, model, wants.names, prompt, tokens))
+def answer(endpoint: Endpoint, model: str, form: RequestForm, prompt: str, tokens: int) -> None:
+    if form.generates_text:
+        show(prompt, pieces(endpoint, model, form.inputs, prompt, tokens))
     else:
-        show_outputs(endpoint.infer(model, wants.text(prompt)))
+        show_outputs(endpoint.infer(model, form.fill_in(prompt)))
 
 
 def show_outputs(answer: dict) -> None:

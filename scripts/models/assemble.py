@@ -14,8 +14,8 @@ from pathlib import Path
 
 from scripts.common.cli import err, out
 from scripts.common.files import exclusive, write_atomically
-from scripts.common.model_config import with_steps
-from scripts.common.settings import ROOT, Settings, UserError
+from scripts.common.model_config import CONFIGS, with_steps
+from scripts.common.settings import Settings, UserError
 from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, Order, Recipe, System, named
 from scripts.models.hub import DOWNLOADS
 from scripts.models.sources import Folder, Hub, Source, identity, of_identity, opened
@@ -24,7 +24,6 @@ from scripts.neuron.target import Target
 
 # `gpt2` is of the published names alone.
 TASKS = tuple(task for task in RECIPES if task != "gpt2")
-CONFIGS = ROOT / "model_repository"
 WORK = ".assembling-"
 # It becomes folders, words of a command line, and parts of an address.
 NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")

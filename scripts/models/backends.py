@@ -1,17 +1,15 @@
-"""Which of Triton's backends a model runs on, as its config.pbtxt says, or its files where that does not."""
+"""Find the Triton backend that each model runs on."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from scripts.common.model_config import COMMENT, config_of
-from scripts.models.assemble import CONFIGS, models_of
+from scripts.common.model_config import load_config
+from scripts.models.assemble import models_of
 
-SAID = re.compile(r"""^\s*(backend|platform|default_model_filename)\s*:\s*["']([^"']+)""", re.MULTILINE)
-# A platform that has no backend: Triton itself.
+# A platform without a backend: Triton itself runs the steps.
 ENSEMBLE = "ensemble"
-# Triton's names for what has a backend of another name.
+# Triton's older names for some backends.
 PLATFORMS = {
     "libtorch": "pytorch",
     "onnxruntime_onnx": "onnxruntime",
@@ -21,7 +19,7 @@ PLATFORMS = {
     "tensorrt_plan": "tensorrt",
     "torch_aoti": "pytorch",
 }
-# What Triton takes a model for that does not say: by the file in its version, in this order.
+# The backend that Triton chooses if the configuration names none: by the file in the version's folder, in this order.
 FILES = {
     "model.savedmodel": "tensorflow",
     "model.graphdef": "tensorflow",
@@ -34,24 +32,23 @@ FILES = {
 }
 
 
-def needed(systems: list[str], repository: Path) -> set[str]:
-    """By all models that `make package` would pack."""
-    return set(by_model(systems, repository).values()) - {ENSEMBLE, ""}
+def needed(systems: list[str], repository: Path, profile: str = "") -> set[str]:
+    """Return the backends of the models that `make package` would pack."""
+    return set(by_model(systems, repository, profile).values()) - {ENSEMBLE, ""}
 
 
-def by_model(systems: list[str], repository: Path) -> dict[str, str]:
+def by_model(systems: list[str], repository: Path, profile: str = "") -> dict[str, str]:
     models = {model for name in systems for model in models_of(name, repository)}
-    return {model: backend_of(model, repository) for model in sorted(models)}
+    return {model: backend_of(model, repository, profile) for model in sorted(models)}
 
 
-def backend_of(model: str, repository: Path) -> str:
-    """Empty: Triton would not know it either."""
-    config = config_of(model, repository, CONFIGS)
-    said = dict(SAID.findall(COMMENT.sub("", config.read_text()))) if config else {}
-    if "backend" in said:
-        return said["backend"]
-    if "platform" in said:
-        return PLATFORMS.get(said["platform"], said["platform"])
-    if "default_model_filename" in said:
-        return FILES.get(said["default_model_filename"], "")
+def backend_of(model: str, repository: Path, profile: str = "") -> str:
+    """Return the model's backend, or "" if Triton could not choose one either."""
+    config = load_config(model, repository, profile)
+    if config.backend:
+        return config.backend
+    if config.platform:
+        return PLATFORMS.get(config.platform, config.platform)
+    if config.default_model_filename:
+        return FILES.get(config.default_model_filename, "")
     return next((backend for file, backend in FILES.items() if any((repository / model).glob(f"*/{file}"))), "")

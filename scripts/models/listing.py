@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -13,14 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from scripts.common.cli import out
-from scripts.common.model_config import config_of, with_steps
-from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import CONFIGS, is_current, models, records
+from scripts.common.model_config import Tensor, load_config, with_steps
+from scripts.common.settings import Settings
+from scripts.models.assemble import is_current, models, records
 from scripts.models.catalogue import SYSTEMS, System
 from scripts.models.sources import Hub
-
-if TYPE_CHECKING:
-    from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
 WIDTH = 100
 
@@ -45,7 +41,7 @@ def print_list(settings: Settings) -> None:
             "●" if row.in_place else "○",
             f"[bold]{row.name}[/]\n{row.about}",
             "\n".join(row.weights),
-            escape("\n".join(interface(row.name, repository, CONFIGS))),
+            escape("\n".join(interface(row.name, repository))),
         )
     page = out if out.is_terminal else Console(width=WIDTH, highlight=False)
     page.print(table, width=WIDTH, soft_wrap=False)
@@ -83,41 +79,21 @@ def own(repository: Path, made: list[dict]) -> Iterator[str]:
     ours = {model for record in made for model in models(record)}
     for system in SYSTEMS.values():
         for name in (system.name, *system.also):
-            ours.update(with_steps(name, repository, CONFIGS))
+            ours.update(with_steps(name, repository))
     for config in sorted(repository.glob("*/config.pbtxt")):
         if config.parent.name not in ours:
             yield config.parent.name
 
 
-# --- what a config says -----------------------------------------------------------------------------------------------
+def interface(model: str, repository: Path) -> Iterator[str]:
+    """Yield the model's tensors as a client writes them: input_text BYTES [N,1]."""
+    config = load_config(model, repository)
 
+    def spelled(tensor: Tensor) -> str:
+        shape = [*(["N"] if config.max_batch_size else []), *map(str, tensor.dims)]
+        return f"{tensor.name} {tensor.data_type.replace('STRING', 'BYTES')} [{','.join(shape)}]"
 
-def interface(model: str, *repositories: Path) -> Iterator[str]:
-    path = config_of(model, *repositories)
-    if not path:
-        return
-    config = read_config(path)
-    for tensor in config.input:
-        said = spelled(tensor, config)
-        yield f"({said})" if tensor.optional else said
-    yield from (f"→ {spelled(tensor, config)}" for tensor in config.output)
-
-
-def spelled(tensor: ModelInput | ModelOutput, config: ModelConfig) -> str:
-    """As a client says it: input_text BYTES [N,1]."""
-    from tritonclient.grpc.model_config_pb2 import DataType
-
-    kind = DataType.Name(tensor.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
-    shape = [*(["N"] if config.max_batch_size else []), *map(str, tensor.dims)]
-    return f"{tensor.name} {kind} [{','.join(shape)}]"
-
-
-def read_config(path: Path) -> ModelConfig:
-    from google.protobuf import text_format
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
-
-    try:
-        # A newer Triton has fields that this schema has not.
-        return text_format.Parse(path.read_text(), ModelConfig(), allow_unknown_field=True)
-    except text_format.ParseError as error:
-        raise UserError(f"{path}: {error}") from None
+    for tensor in config.inputs:
+        yield f"({spelled(tensor)})" if tensor.optional else spelled(tensor)
+    for tensor in config.outputs:
+        yield f"→ {spelled(tensor)}"

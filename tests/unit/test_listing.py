@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.common.model_config import CONFIGS
 from scripts.common.settings import ROOT, Settings, UserError
-from scripts.models.assemble import CONFIGS
 from scripts.models.catalogue import RECIPES, SYSTEMS
 from scripts.models.listing import print_list
 from scripts.models.sources import Hub

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.common.model_config import CONFIGS
 from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import CONFIGS
-from scripts.stack.neuron_cores import check_cores, ranges
+from scripts.stack.neuron_cores import check_cores, core_ranges
 
 PARAMETER = 'parameters {{ key: "NEURON_CORE_{}_INDEX" value {{ string_value: "{}" }} }}\n'
 
@@ -26,7 +26,7 @@ def settings(repository: Path, **said: str) -> Settings:
 def test_each_has_its_own(tmp_path):
     written(tmp_path / "a/config.pbtxt", 0, 1)
     written(tmp_path / "b/config.pbtxt", 2, 3)
-    assert ranges(settings(tmp_path)) == {"a": range(2), "b": range(2, 4)}
+    assert core_ranges(settings(tmp_path)) == {"a": range(2), "b": range(2, 4)}
     check_cores(settings(tmp_path))
 
 
@@ -38,18 +38,18 @@ def test_the_profile_s_config_counts(tmp_path):
 
 
 def test_embedding_has_those_of_its_config_in_git():
-    assert ranges(settings(CONFIGS, SYSTEMS="embedding")) == {"encoder": range(2)}
+    assert core_ranges(settings(CONFIGS, SYSTEMS="embedding")) == {"encoder": range(2)}
 
 
 def test_two_on_one(tmp_path):
     written(tmp_path / "a/config.pbtxt", 0, 2)
     written(tmp_path / "b/config.pbtxt", 2, 3)
-    with pytest.raises(UserError, match="a and b both want NeuronCore 2, which only one can have: give b others"):
+    with pytest.raises(UserError, match=r"a and b are both set to NeuronCore 2, .* Set other cores for b"):
         check_cores(settings(tmp_path))
 
 
 def test_more_than_there_are(tmp_path):
     written(tmp_path / "a/config.pbtxt", 2, 3)
-    with pytest.raises(UserError, match="a is for NeuronCores 2 to 3, and NEURON_DEVICES=1 of inf2 are 2"):
+    with pytest.raises(UserError, match="a is set to NeuronCores 2 to 3, but NEURON_DEVICES=1 of inf2 have only 2"):
         check_cores(settings(tmp_path, SYSTEMS="a", NEURON_DEVICES="1"))
     check_cores(settings(tmp_path, SYSTEMS="a", NEURON_DEVICES="1", NEURON_CHIP="inf1"))

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 import requests
 
-from deploy.oci import asked, endpoint
-from deploy.oci.asked import Asked, Tensor
+from deploy.oci import endpoint
 from deploy.oci.endpoint import ATTEMPTS, LONGEST_PAUSE_S, Endpoint, seconds
 from deploy.oci.predict import answer, check_prompt, predict_url, read_request, show_outputs, version
+from deploy.oci.request_form import RequestForm
 from scripts.common.settings import ROOT, UserError
 
 SECRET = "what nobody else is to read"
@@ -139,7 +139,7 @@ def test_too_large_is_not_sent(monkeypatch):
 def continued(*pieces: str, model: str = "gpt2_ensemble", tokens: int = 5, prompt: str = " two  spaces") -> Session:
     answers = [(200, {"outputs": [{"name": "out", "data": [piece]}]}, {}) for piece in pieces]
     one, session, _ = endpoint_of(*answers)
-    answer(one, model, asked.of(model, ROOT / "model_repository"), prompt, tokens)
+    answer(one, model, RequestForm.read(model, ROOT / "model_repository"), prompt, tokens)
     return session
 
 
@@ -167,7 +167,7 @@ def test_one_call(capsys):
 def test_numbers(capsys):
     vector = {"name": "output__0", "datatype": "FP32", "shape": [1, 8], "data": [0.123456789] * 8}
     one, session, _ = endpoint_of((200, {"outputs": [vector]}, {}))
-    answer(one, "embedding", asked.of("embedding", ROOT / "model_repository"), "a text", 5)
+    answer(one, "embedding", RequestForm.read("embedding", ROOT / "model_repository"), "a text", 5)
     assert capsys.readouterr().out == f"output__0 FP32 [1, 8]: {' '.join(['0.12346'] * 6)} ...\n"
     assert session.asked[0][1] == {
         "inputs": [{"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a text"]}]
@@ -188,20 +188,12 @@ def test_numbers(capsys):
 )
 def test_what_a_prompt_cannot_do(model, said):
     with pytest.raises(UserError, match=said):
-        check_prompt(model, asked.of(model, ROOT / "model_repository"))
+        check_prompt(model, RequestForm.read(model, ROOT / "model_repository"))
 
 
 def test_a_model_that_is_nowhere(tmp_path):
-    with pytest.raises(UserError, match=r"SYSTEM=nowhere: there is no config\.pbtxt of it"):
-        asked.of("nowhere", tmp_path)
-
-
-def test_configs_however_they_are_written():
-    said = 'max_batch_size: 4 input { name: "a" data_type: TYPE_FP32 dims: 3 dims: -1 } input: [{name: "b" '
-    said += 'data_type: TYPE_STRING dims: [ 1 ] reshape { shape: [ ] } optional: true }] output [ { name: "c" } ]'
-    assert asked.parsed(said) == Asked(
-        [Tensor("a", "FP32", 2, False), Tensor("b", "STRING", 1, True)], [Tensor("c", "", 0, False)], True, False
-    )
+    with pytest.raises(UserError, match=r"SYSTEM=nowhere: .* has no nowhere/config\.pbtxt"):
+        RequestForm.read("nowhere", tmp_path)
 
 
 def test_the_newest_version(tmp_path):
