@@ -52,16 +52,21 @@ def one_thread():
 @pytest.fixture(scope="module")
 def served(new_stack) -> TestStack:
     stack = new_stack()
-    for system, save in MODELS.items():
-        assembled(stack, system, save(stack.folder / "checkpoints" / system))
-    assembled(stack, "fussy", save_fussy(stack.folder / "checkpoints/fussy"), TRUST_REMOTE_CODE=1)
+    sources = {system: save(stack.folder / "checkpoints" / system) for system, save in MODELS.items()}
+    sources["fussy"] = save_fussy(stack.folder / "checkpoints/fussy")
+    stack.assemble(
+        *(
+            {
+                "SYSTEMS": system,
+                "SOURCE": source,
+                "TASK": "text-generation",
+                "TRUST_REMOTE_CODE": int(system == "fussy"),
+            }
+            for system, source in sources.items()
+        )
+    )
     stack.environment["SYSTEMS"] = " ".join([*MODELS, "fussy", "falcon7b_stream", "mymodel_stream"])
     return brought_up(stack)
-
-
-def assembled(stack: TestStack, system: str, source: Path, **settings) -> None:
-    done = stack.make("models", SYSTEMS=system, SOURCE=source, TASK="text-generation", **settings)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def save_fussy(folder: Path) -> Path:

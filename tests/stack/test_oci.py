@@ -1,5 +1,6 @@
 """GPT-2 as a deployment in Oracle Cloud: the real Triton, started by serve.sh as a container there would be, behind a
-stand-in for the cloud."""
+stand-in for the cloud.
+"""
 
 from __future__ import annotations
 

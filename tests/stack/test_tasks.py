@@ -44,10 +44,13 @@ def served(new_stack, checkpoints, request) -> TestStack:
     stack, settings = new_stack(), {"FORMAT": request.param}
     if request.param == "neuron":
         stack, settings = on_neuron(stack), {}
-    for number, (name, folder) in enumerate(checkpoints.items()):
+    stack.assemble(
         # On Neuron no two models share a core.
-        done = stack.make("models", SYSTEMS=name, SOURCE=folder, NEURON_CORES=f"{number}:{number}", **settings)
-        assert done.returncode == 0, done.stdout + done.stderr
+        *(
+            {"SYSTEMS": name, "SOURCE": folder, "NEURON_CORES": f"{number}:{number}"} | settings
+            for number, (name, folder) in enumerate(checkpoints.items())
+        )
+    )
     done = stack.make("up", SYSTEMS=" ".join(checkpoints))
     assert done.returncode == 0, done.stdout + done.stderr
     return stack
@@ -164,7 +167,7 @@ def test_together_as_alone(served):
 
 @pytest.mark.parametrize("format", ["onnx", "python"])
 def test_weights_of_another_task_are_refused(new_stack, checkpoints, format):
-    """transformers would draw at random what they lack."""
+    """Transformers would draw at random what they lack."""
     stack = new_stack()
     done = stack.make(
         "models", SYSTEMS="mood", SOURCE=checkpoints["features"], TASK="text-classification", FORMAT=format

@@ -22,8 +22,7 @@ from PIL import Image
 from transformers.image_utils import load_image
 from tritonclient.utils import InferenceServerException
 
-from scripts.common.settings import ROOT, Settings
-from scripts.models.assemble import assemble_all
+from scripts.common.settings import ROOT
 from tests.support.checkpoints import vision
 from tests.support.stack import TestStack, brought_up
 
@@ -44,15 +43,12 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def stack(new_stack, checkpoints) -> TestStack:
     stack = new_stack()
-    make_models(stack, SYSTEMS="vit_ensemble", SOURCE=checkpoints["vit"])
-    # As `make models` does it, in this process, which has imported PyTorch already.
-    for system, checkpoint, form in (
-        ("python_vit", "vit", ""),
-        ("pets", "classifier", ""),
-        ("pets_python", "classifier", "python"),
-    ):
-        chosen = {"SYSTEMS": system, "SOURCE": str(checkpoints[checkpoint]), "FORMAT": form}
-        assemble_all(Settings(Settings.load() | stack.environment | chosen))
+    stack.assemble(
+        {"SYSTEMS": "vit_ensemble", "SOURCE": checkpoints["vit"]},
+        {"SYSTEMS": "python_vit", "SOURCE": checkpoints["vit"]},
+        {"SYSTEMS": "pets", "SOURCE": checkpoints["classifier"]},
+        {"SYSTEMS": "pets_python", "SOURCE": checkpoints["classifier"], "FORMAT": "python"},
+    )
     stack.environment["SYSTEMS"] = "vit_ensemble python_vit pets pets_python"
     return brought_up(stack)
 

@@ -32,7 +32,7 @@ def save_identity(path: Path, tensors: dict[str, tuple[str, list]]) -> Path:
 
 
 def save_lookup(path: Path, rows: int = 100) -> Path:
-    """ids [n, 1] INT64 -> row [n, 1] FP32 equal to the id; an id of `rows` or above is refused by the graph."""
+    """Ids [n, 1] INT64 -> row [n, 1] FP32 equal to the id; an id of `rows` or above is refused by the graph."""
     import numpy as np
 
     table = numpy_helper.from_array(np.arange(rows, dtype=np.float32), "table")

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -75,6 +76,21 @@ class TestStack:
             text=True,
             timeout=timeout,
         )
+
+    def assemble(self, *systems: dict[str, object]) -> str:
+        """Run `make models` for each of these settings, all in one process; return what it printed."""
+        chosen = [{name: str(value) for name, value in settings.items()} for settings in systems]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.assemble_many"],
+            cwd=ROOT,
+            env=self.variables(),
+            input=json.dumps(chosen),
+            capture_output=True,
+            text=True,
+            timeout=60 + 60 * len(systems),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def start_make(self, target: str, **settings: object) -> subprocess.Popen[str]:
         """In a process group of its own, so that a test can press Ctrl-C."""
