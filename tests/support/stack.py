@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,7 +153,8 @@ class TestStack:
         return json.loads((self.folder / "reports/latest/results.json").read_text())
 
     def destroy(self) -> None:
-        self.make("down")
+        if (self.folder / "state/run").exists():
+            self.make("down")
         for leftover in self.processes("tritonserver"):
             leftover.send_signal(signal.SIGKILL)
         shutil.rmtree(self.folder)
@@ -227,8 +229,8 @@ def stacks(make: Callable[[], TestStack]) -> Iterator[Callable[[], TestStack]]:
     try:
         yield make_one
     finally:
-        for stack in made:
-            stack.destroy()
+        with ThreadPoolExecutor(4) as together:
+            list(together.map(TestStack.destroy, made))
 
 
 def brought_up(stack: TestStack, timeout: float = 240) -> TestStack:
