@@ -14,7 +14,7 @@ import pytest
 
 from scripts.common.settings import ROOT
 from tests.docker.conftest import docker
-from tests.stack.test_embedding import CURL, embed
+from tests.support.embedding import CURL, embed
 
 pytestmark = pytest.mark.timeout(1800)
 SERVICES = ("triton-cpu", "prometheus", "grafana")

@@ -17,10 +17,9 @@ import pytest
 
 from loadtest.switching import MODES
 from scripts.common.settings import ROOT
-from tests.stack.test_embedding import embed
-from tests.support.stack import brought_up
+from tests.support.embedding import embed
+from tests.support.stack import SHORT, brought_up
 
-SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 TWO = {"WORKERS": 2}
 
 

@@ -23,10 +23,10 @@ from scripts.common.files import write_atomically
 from scripts.common.prometheus import Prometheus
 from scripts.common.settings import ROOT
 from scripts.dashboards.render.evaluate import Evaluator, Range
-from tests.stack.test_embedding import embed
 from tests.support import promql
+from tests.support.dashboards import ALL, PANELS
+from tests.support.embedding import embed
 from tests.support.stack import brought_up
-from tests.unit.test_dashboards import ALL, PANELS
 
 RECORDED = Path(__file__).with_name("recorded")
 STAND_IN = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"

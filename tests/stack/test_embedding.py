@@ -15,38 +15,7 @@ import tritonclient.http as httpclient
 
 from loadtest.workload import WORKLOADS
 from scripts.models.catalogue import SYSTEMS
-
-# As published, but for the port.
-CURL = """curl -X POST http://localhost:8000/v2/models/{model}/versions/1/infer \\
-   -H 'Content-Type: application/json' \\
-   -d '{{"name": "embedding", "inputs": [{{"name": "input_text", "shape": [2, 1], "datatype": "BYTES", "data": \
-[["비 그친 뒤 골목에…빵 굽는 냄새가 퍼진다"], ["막차를 놓쳤다면? 심야 버스 노선 안내"]]}}]}}'"""
-
-
-def body(*texts: bytes) -> tuple[bytes, dict[str, str]]:
-    """A binary request, which unlike JSON can carry what is not UTF-8."""
-    tensor = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-    header = {
-        "inputs": [
-            {
-                "name": "input_text",
-                "shape": [len(texts), 1],
-                "datatype": "BYTES",
-                "parameters": {"binary_data_size": len(tensor)},
-            }
-        ],
-        "parameters": {"binary_data_output": True},
-    }
-    encoded = json.dumps(header).encode()
-    return encoded + tensor, {"Inference-Header-Content-Length": str(len(encoded))}
-
-
-def embed(stack, *texts: str | bytes) -> np.ndarray:
-    data, headers = body(*(t.encode() if isinstance(t, str) else t for t in texts))
-    request = urllib.request.Request(stack.http + "/v2/models/embedding/infer", data=data, headers=headers)
-    with urllib.request.urlopen(request, timeout=60) as response:
-        raw = response.read()[int(response.headers["Inference-Header-Content-Length"]) :]
-    return np.frombuffer(raw, np.float32).reshape(len(texts), -1)
+from tests.support.embedding import CURL, body, embed
 
 
 def refused(stack, *texts: bytes, model: str = "embedding") -> tuple[int, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import socket
@@ -21,9 +20,9 @@ import tritonclient.http as httpclient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from tritonclient.utils import InferenceServerException
 
-from scripts.common.http import opener
 from scripts.common.triton import TritonError
 from tests.support.checkpoints import language
+from tests.support.generation import PROMPTS, SECRET, counted, pieces, text, texts, together
 from tests.support.stack import TestStack, brought_up
 
 MODELS = {
@@ -32,12 +31,10 @@ MODELS = {
     "persimmon8b": language.save_persimmon,
     "mymodel": lambda folder: language.save_gpt2(folder, context=4096),
 }
-PROMPTS = ["I am going", "Which battery fits", "비 그친 뒤 골목에", "Grüße aus München 🥖", "  two  spaces ", "It"]
 PUBLISHED = (
     "curl -X POST localhost:8000/v2/models/falcon7b/infer -d "
     '\'{"inputs": [{"name":"prompt","datatype":"BYTES","shape":[1],"data":["I am going"]}]}\''
 )
-SECRET = "the zebra of the tests"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,45 +102,6 @@ def plain(served):
 @cache
 def checkpoint(folder: Path, device: str):
     return AutoModelForCausalLM.from_pretrained(folder).to(device), AutoTokenizer.from_pretrained(folder)
-
-
-# --- asking -----------------------------------------------------------------------------------------------------------
-
-TYPES = {"max_new_tokens": "INT32", "temperature": "FP32", "top_p": "FP32", "seed": "INT64", "stop": "BYTES"}
-
-
-def request(prompts: list[str], **options) -> dict:
-    inputs = [{"name": "prompt", "datatype": "BYTES", "shape": [len(prompts)], "data": prompts}]
-    for name, value in options.items():
-        data = value if isinstance(value, list) else [value]
-        inputs.append({"name": name, "datatype": TYPES[name], "shape": [len(data)], "data": data})
-    return {"inputs": inputs}
-
-
-def texts(stack: TestStack, model: str, prompts: list[str], **options) -> list[str]:
-    (output,) = stack.triton.infer(model, request(prompts, **options))["outputs"]
-    assert (output["name"], output["datatype"], output["shape"]) == ("text", "BYTES", [len(prompts)])
-    return output["data"]
-
-
-def text(stack: TestStack, model: str, prompt: str, **options) -> str:
-    return texts(stack, model, [prompt], **options)[0]
-
-
-def pieces(stack: TestStack, model: str, prompt: str | list[str], **options) -> list[str]:
-    return [event["text"] for event in stack.triton.stream(model, {"prompt": prompt, **options})]
-
-
-def counted(stack: TestStack, model: str) -> dict[str, float]:
-    """The backend's counters, which it tells twice a second."""
-    page = opener.open(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics").read().decode()
-    found = re.findall(rf'^transformers_(\w+)_total{{model="{model}",version="1"}} (\S+)$', page, re.MULTILINE)
-    return {name: float(value) for name, value in found}
-
-
-def together(count: int, ask) -> list:
-    with ThreadPoolExecutor(count) as clients:
-        return list(clients.map(ask, range(count)))
 
 
 # --- the answers ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 
 from scripts.common.settings import ROOT
 from scripts.common.triton import Triton, TritonError
-from tests.stack.test_embedding import embed
+from tests.support.embedding import embed
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scripts.common.settings import ROOT
 from scripts.common.triton import TritonError
-from tests.stack.test_generation import PROMPTS, SECRET, counted, pieces, text, texts, together
 from tests.support.checkpoints import language
+from tests.support.generation import PROMPTS, SECRET, counted, pieces, text, texts, together
 from tests.support.neuron import on_neuron, seen
 from tests.support.stack import TestStack, brought_up
 

@@ -25,6 +25,8 @@ from tests.support import onnx_models as models
 
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
+# A comparison that ends in seconds. Its ratio means little.
+SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 
 
 @dataclass

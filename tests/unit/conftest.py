@@ -3,6 +3,6 @@
 import os
 
 os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"
-import locust  # noqa: E402, F401
+import locust  # noqa: F401
 
 del os.environ["LOCUST_SKIP_MONKEY_PATCH"]

@@ -18,15 +18,9 @@ from scripts.dashboards.__main__ import FOLDER, files
 from scripts.dashboards.definitions.hardware import PROFILES
 from scripts.dashboards.render import units
 from scripts.dashboards.render.draw import draw
-from scripts.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards, load, since
+from scripts.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards, since
 from scripts.dashboards.render.page import chosen_range
-
-ALL = {path.relative_to(FOLDER).with_suffix("").as_posix(): load(path) for path in sorted(FOLDER.rglob("*.json"))}
-PANELS = [
-    pytest.param(panel, id=f"{name}: {panel['title']} ({panel['type']})")
-    for name, found in ALL.items()
-    for panel in found["panels"]
-]
+from tests.support.dashboards import ALL, PANELS
 
 
 def test_the_files_are_what_the_code_makes():

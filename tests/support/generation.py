@@ -1,0 +1,47 @@
+"""Requests to systems that generate text."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+from scripts.common.http import opener
+from tests.support.stack import TestStack
+
+PROMPTS = ["I am going", "Which battery fits", "비 그친 뒤 골목에", "Grüße aus München 🥖", "  two  spaces ", "It"]
+SECRET = "the zebra of the tests"
+TYPES = {"max_new_tokens": "INT32", "temperature": "FP32", "top_p": "FP32", "seed": "INT64", "stop": "BYTES"}
+
+
+def request(prompts: list[str], **options) -> dict:
+    inputs = [{"name": "prompt", "datatype": "BYTES", "shape": [len(prompts)], "data": prompts}]
+    for name, value in options.items():
+        data = value if isinstance(value, list) else [value]
+        inputs.append({"name": name, "datatype": TYPES[name], "shape": [len(data)], "data": data})
+    return {"inputs": inputs}
+
+
+def texts(stack: TestStack, model: str, prompts: list[str], **options) -> list[str]:
+    (output,) = stack.triton.infer(model, request(prompts, **options))["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("text", "BYTES", [len(prompts)])
+    return output["data"]
+
+
+def text(stack: TestStack, model: str, prompt: str, **options) -> str:
+    return texts(stack, model, [prompt], **options)[0]
+
+
+def pieces(stack: TestStack, model: str, prompt: str | list[str], **options) -> list[str]:
+    return [event["text"] for event in stack.triton.stream(model, {"prompt": prompt, **options})]
+
+
+def counted(stack: TestStack, model: str) -> dict[str, float]:
+    """Return the backend's counters, which it reports twice per second."""
+    page = opener.open(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics").read().decode()
+    found = re.findall(rf'^transformers_(\w+)_total{{model="{model}",version="1"}} (\S+)$', page, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def together(count: int, ask) -> list:
+    with ThreadPoolExecutor(count) as clients:
+        return list(clients.map(ask, range(count)))
