@@ -98,7 +98,12 @@ bench: $(all) ## The figures of the docs on this machine: BENCH=embedding (30 mi
 
 ##@ Working on it
 
-test: lint test-unit test-stack ## Everything below that needs no Docker
+# Modules run side by side, each with servers of its own: at most four, for the memory's sake.
+pytest := $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test: lint test-unit test-stack ## Lint, unit tests, and the stack tests that are quick (10 minutes on 2 cores)
+
+test-all: lint test-unit test-stack-all ## All tests that need no Docker engine, as CI runs them
 
 lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; the dashboards are as committed
 	@$(venv)/bin/ruff check
@@ -111,12 +116,16 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; t
 	@$(venv)/bin/hadolint images/*/Dockerfile tests/docker/stand-ins/*/Dockerfile
 
 test-unit: $(all) ## Tests without a server
-	@$(python) -m pytest tests/unit
+	@$(pytest) tests/unit
 
-test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust, on ports of their own; TENSORFLOW=.local/tensorflow for SavedModels too
+test-stack: $(all) ## Quick tests on the real Triton, Prometheus and Locust, on ports of their own
+	@$(python) -m scripts.models
+	@$(pytest) -m "not slow" tests/stack
+
+test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow for SavedModels too
 	@$(if $(TENSORFLOW),tests/tensorflow.sh)
 	@$(python) -m scripts.models
-	@$(python) -m pytest tests/stack
+	@$(pytest) tests/stack
 
 test-docker: $(all) ## Tests on a real Docker engine: the images, the composed stack (30 minutes the first time)
 	@tests/docker/run.sh

@@ -25,6 +25,8 @@ from tests.support.checkpoints import language
 from tests.support.generation import PROMPTS, SECRET, counted, pieces, text, texts, together
 from tests.support.stack import TestStack, brought_up
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "falcon7b": language.save_falcon,
     "mistral7b": language.save_mistral,

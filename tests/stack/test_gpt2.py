@@ -24,6 +24,8 @@ from scripts.common.triton import TritonError
 from tests.support.checkpoints import language
 from tests.support.stack import TestStack, brought_up
 
+pytestmark = pytest.mark.slow
+
 POSITIONS = 256
 ASCII = [
     "I am",

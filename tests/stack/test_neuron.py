@@ -31,6 +31,8 @@ from tests.support.checkpoints.neuron import LENGTH, TENSORFLOW, VOCABULARY, WID
 from tests.support.neuron import on_neuron, seen
 from tests.support.stack import TestStack, brought_up
 
+pytestmark = pytest.mark.slow
+
 GENERATOR = ROOT / "scripts/neuron/gen_triton_model.py"
 INPUTS = ("INPUT__0", "INPUT__1", "INPUT__2")
 # A row's tensors; with WHOLE and ANY Triton knows of no batch.

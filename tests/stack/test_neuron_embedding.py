@@ -18,6 +18,8 @@ from tests.support.checkpoints.encoders import lines
 from tests.support.neuron import on_neuron, seen
 from tests.support.stack import TestStack, brought_up
 
+pytestmark = pytest.mark.slow
+
 TEXTS = lines()[:24]
 SHAPES = [[1, 32], [4, 32], [1, 256], [4, 256]]
 

@@ -25,6 +25,8 @@ from tests.support.generation import PROMPTS, SECRET, counted, pieces, text, tex
 from tests.support.neuron import on_neuron, seen
 from tests.support.stack import TestStack, brought_up
 
+pytestmark = pytest.mark.slow
+
 LLAMA = "neuronx_distributed_inference.models.llama.modeling_llama.NeuronLlamaForCausalLM"
 OPTIMUM = "optimum.neuron.NeuronModelForCausalLM"
 OPT = "transformers_neuronx.opt.model.OPTForSampling"

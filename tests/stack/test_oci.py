@@ -28,6 +28,8 @@ from tests.support.oci_stand_in import OciStandIn, model_id, oci_stand_in
 from tests.support.stack import TestStack
 from tests.unit.test_oci_config import written
 
+pytestmark = pytest.mark.slow
+
 MOUNTED = "/opt/ds/model/deployed_model"
 PROMPT = "  It was raining when"
 

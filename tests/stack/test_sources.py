@@ -18,6 +18,8 @@ from tests.support.checkpoints import encoders
 from tests.support.hub_stand_in import TOKEN, HubStandIn, Published, hub_stand_in
 from tests.support.stack import TestStack
 
+pytestmark = pytest.mark.slow
+
 TEXTS = encoders.lines()[:8]
 
 

@@ -16,6 +16,8 @@ from tests.support.checkpoints import encoders
 from tests.support.neuron import on_neuron
 from tests.support.stack import TestStack
 
+pytestmark = pytest.mark.slow
+
 TEXTS = encoders.lines()[:24]
 
 

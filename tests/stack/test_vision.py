@@ -26,6 +26,8 @@ from scripts.common.settings import ROOT
 from tests.support.checkpoints import vision
 from tests.support.stack import TestStack, brought_up
 
+pytestmark = pytest.mark.slow
+
 BOTH_WAYS = ("vit_ensemble", "python_vit")
 SIZES = ((40, 30), (32, 32), (7, 5), (3, 200), (180, 320), (1, 1))
 
