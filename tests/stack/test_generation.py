@@ -224,7 +224,7 @@ def test_wrong_values(served, prompts, options, reason):
 def test_text_that_is_none(served):
     each = httpclient.InferInput("prompt", [2], "BYTES")
     each.set_data_from_numpy(np.array([b"fine", b"not \xff"], np.object_))
-    with pytest.raises(InferenceServerException, match=r"input 'prompt' is not valid UTF-8 \(byte 4\)") as error:
+    with pytest.raises(InferenceServerException, match=r"input 'prompt': row 0 is not valid UTF-8 \(byte 4\)") as error:
         httpclient.InferenceServerClient(served.http.removeprefix("http://")).infer("falcon7b", [each])
     assert error.value.status() == "400"
 

@@ -15,7 +15,7 @@ from scripts.common.settings import ROOT, UserError
 from scripts.models.catalogue import Order
 from scripts.models.exporters.generation import assemble
 from shared import pretrained
-from shared.decoding import Decoder, Options, Row, beginning_of, draw
+from shared.decoding import Decoder, Options, Row, draw, partial_stop_length
 from shared.errors import ConfigError
 from shared.pretrained import check_it_fits, chosen_dtype, size, stored_weights
 from tests.support.checkpoints import language
@@ -89,13 +89,13 @@ def test_a_long_prompt_and_a_long_answer_go_apart(decoder, monkeypatch):
     prompts = ["a 1 " * 65, "It", "I am"]
     asked = rows(decoder, prompts, *(options(max_new_tokens=n) for n in (5, 120, 3)))
     assert len(asked[0].prompt_tokens) > decoder.context - 120
-    parts = decoder.parts(asked)
+    parts = decoder.batches(asked)
     assert sorted(map(len, parts)) == [1, 2]
     for part in parts:
         decoder.generate(part, lambda: None)
     assert [row.text for row in asked] == [alone(decoder, *each) for each in zip(prompts, (5, 120, 3), strict=True)]
-    assert decoder.parts(asked[1:]) == [asked[1:]]
-    assert decoder.parts([]) == []
+    assert decoder.batches(asked[1:]) == [asked[1:]]
+    assert decoder.batches([]) == []
 
 
 def test_padding_is_weighed_against_steps(gpt2, monkeypatch):
@@ -103,9 +103,9 @@ def test_padding_is_weighed_against_steps(gpt2, monkeypatch):
     asked = rows(gpt2, prompts, *(options(max_new_tokens=n) for n in (8, 8, 8, 8)))
     monkeypatch.setattr(gpt2, "step_cost", 1.0)
     monkeypatch.setattr(gpt2, "token_cost", 1.0)
-    assert [[row.prompt for row in part] for part in gpt2.parts(asked)] == [["It", "I am"], [prompts[1], prompts[3]]]
+    assert [[row.prompt for row in part] for part in gpt2.batches(asked)] == [["It", "I am"], [prompts[1], prompts[3]]]
     monkeypatch.setattr(gpt2, "token_cost", 0.001)
-    assert [len(part) for part in gpt2.parts(asked)] == [4]
+    assert [len(part) for part in gpt2.batches(asked)] == [4]
 
 
 def test_pieces_are_beginnings_of_the_text(decoder):
@@ -143,7 +143,7 @@ def test_a_row_ends_at_the_end_token(gpt2):
     generated(gpt2, whole)
     end = whole[0].tokens[len(whole[0].prompt_tokens) + 5]
     ending = Decoder(gpt2.model, gpt2.tokenizer)
-    ending.ends = {end}
+    ending.end_tokens = {end}
     asked = rows(ending, ["I am going", "Which battery"])
     generated(ending, asked)
     assert asked[0].tokens == whole[0].tokens[: len(asked[0].tokens)]
@@ -179,7 +179,7 @@ def test_stop_strings(gpt2, at):
     [(["abc"], "xxab", 2), (["abc"], "xabx", 0), (["abc", "bcd"], "abc"[1:], 2), (["aab"], "aaa", 2), ([], "a", 0)],
 )
 def test_what_may_begin_a_stop_string(stops, text, held):
-    assert beginning_of(stops, text) == held
+    assert partial_stop_length(stops, text) == held
 
 
 @pytest.mark.parametrize(

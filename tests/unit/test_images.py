@@ -1,4 +1,4 @@
-"""Pictures: what files become, what is refused, and before how much of it is in memory."""
+"""InputImages: what files become, what is refused, and before how much of it is in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers.image_utils import load_image
 
 from scripts.common.settings import ROOT
 from shared.errors import BadRequest, ConfigError
-from shared.images import ImageProcessor, Picture, pictures
+from shared.images import ImageProcessor, InputImage, input_images
 
 SIDE = 16
 
@@ -78,28 +78,28 @@ def test_a_file_is_what_transformers_makes_of_it(processor, kind):
     expected = np.asarray(load_image(Image.open(io.BytesIO(FILES[kind]))))
     assert expected.shape[2] == 3
     for data in (FILES[kind], base64.encodebytes(FILES[kind])):
-        np.testing.assert_array_equal(processor.decode(Picture("", data)), expected)
+        np.testing.assert_array_equal(processor.decode(InputImage("", data)), expected)
 
 
 def test_sixteen_bits_of_grey(processor):
-    """transformers makes them white."""
+    """Transformers makes them white."""
     deep = (np.arange(256).reshape(16, 16) * 256 + 77).astype(np.uint16)
-    found = processor.decode(Picture("", file_of(Image.fromarray(deep), "PNG")))
+    found = processor.decode(InputImage("", file_of(Image.fromarray(deep), "PNG")))
     np.testing.assert_array_equal(found, np.stack([deep >> 8] * 3, axis=-1))
 
 
 def test_numbers_between_the_integers_are_rounded(processor):
-    """transformers refuses them; and takes zeros and ones for black and white, whatever scale the others have."""
+    """Transformers refuses them; and takes zeros and ones for black and white, whatever scale the others have."""
     near = np.array(gradient(), np.float32)
     near[near < 255] += 0.4
-    whole = processor([pictures({"image": np.array(gradient(), np.float32)[None]})])[0]
-    np.testing.assert_array_equal(processor([pictures({"image": near[None]})])[0], whole)
-    dark = processor([pictures({"image": np.ones((1, 3, 3, 3), np.float32)})])[0]
+    whole = processor([input_images({"image": np.array(gradient(), np.float32)[None]})])[0]
+    np.testing.assert_array_equal(processor([input_images({"image": near[None]})])[0], whole)
+    dark = processor([input_images({"image": np.ones((1, 3, 3, 3), np.float32)})])[0]
     np.testing.assert_allclose(dark, 2 / 255 - 1, atol=1e-6)
 
 
 def test_each_request_of_a_batch_has_its_own(processor):
-    good, broken = Picture("good", FILES["PNG"]), Picture("broken", FILES["PNG"][:-40])
+    good, broken = InputImage("good", FILES["PNG"]), InputImage("broken", FILES["PNG"][:-40])
     first, second, third = processor([[good, good], [good, broken], [good]])
     assert first.shape == (2, 3, SIDE, SIDE)
     assert isinstance(second, BadRequest)
@@ -121,7 +121,7 @@ def test_each_request_of_a_batch_has_its_own(processor):
 )
 def test_broken_files(processor, data):
     with pytest.raises(BadRequest, match="is not a whole"):
-        processor.decode(Picture("row 0", data))
+        processor.decode(InputImage("row 0", data))
 
 
 def test_no_file_however_mangled_is_anything_but_the_clients_fault(processor):
@@ -132,7 +132,7 @@ def test_no_file_however_mangled_is_anything_but_the_clients_fault(processor):
             for at in random.integers(0, len(file), 6):
                 mangled[at] = random.integers(256)
             try:
-                processor.decode(Picture("", bytes(mangled)))
+                processor.decode(InputImage("", bytes(mangled)))
             except BadRequest:
                 continue
 
@@ -141,11 +141,11 @@ BOMB = """
 import io, resource, sys, numpy as np
 from PIL import Image
 from shared.errors import BadRequest
-from shared.images import ImageProcessor, Picture
+from shared.images import ImageProcessor, InputImage
 processor = ImageProcessor({}, sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    processor.pixel_values(Picture("row 0", sys.stdin.buffer.read()))
+    processor.pixel_values(InputImage("row 0", sys.stdin.buffer.read()))
 except BadRequest as error:
     print(error, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sep="|")
 """
@@ -172,28 +172,31 @@ def test_a_bomb_in_the_text_of_a_png(processor):
     comments = PngImagePlugin.PngInfo()
     comments.add_text("x", "0" * 50_000_000, zip=True)
     with pytest.raises(BadRequest, match="is not a whole"):
-        processor.decode(Picture("", file_of(gradient(), "PNG", pnginfo=comments)))
+        processor.decode(InputImage("", file_of(gradient(), "PNG", pnginfo=comments)))
 
 
 def test_max_pixels_is_the_configs(folder):
     config = {"parameters": {"max_pixels": {"string_value": "959"}}}
     with pytest.raises(BadRequest, match="40 x 24 pixels, too many for max_pixels=959"):
-        ImageProcessor(config, folder).pixel_values(Picture("", FILES["PNG"]))
+        ImageProcessor(config, folder).pixel_values(InputImage("", FILES["PNG"]))
 
 
 def test_what_a_request_must_hold():
     white = np.full((2, 4, 5, 3), 255.0, np.float32)
-    assert [picture.where for picture in pictures({"image": white})] == ["input 'image': row 0", "input 'image': row 1"]
+    assert [picture.where for picture in input_images({"image": white})] == [
+        "input 'image': row 0",
+        "input 'image': row 1",
+    ]
     with pytest.raises(BadRequest, match="not neither"):
-        pictures({})
+        input_images({})
     with pytest.raises(BadRequest, match="not both"):
-        pictures({"image": white, "image_bytes": np.array([[b""]], np.object_)})
+        input_images({"image": white, "image_bytes": np.array([[b""]], np.object_)})
     for wrong in (white + 1, white - 256, white * np.nan, white * np.inf):
         with pytest.raises(BadRequest, match="'image' must hold numbers from 0 to 255"):
-            pictures({"image": wrong})
+            input_images({"image": wrong})
     for shape in ((2, 4, 5, 4), (2, 4, 5, 1), (4, 5, 3), (1, 0, 5, 3), (1, 4, 0, 3), (0, 4, 5, 3)):
         with pytest.raises(BadRequest, match="'image' must have shape"):
-            pictures({"image": np.zeros(shape, np.float32)})
+            input_images({"image": np.zeros(shape, np.float32)})
 
 
 def test_a_folder_without_a_processor(tmp_path):

@@ -120,7 +120,7 @@ def rows(served: NeuronDecoder, prompts: list[str], *each: Options) -> list[Row]
 
 
 def generated(served: NeuronDecoder, asked: list[Row]) -> list[str]:
-    for part in served.parts(asked):
+    for part in served.batches(asked):
         served.generate(part, lambda: None)
     return [row.text for row in asked]
 
@@ -221,9 +221,9 @@ def test_a_long_prompt_and_a_long_answer_go_apart(llama, alone):
     prompts = ["a 1 " * 65, "It"]
     asked = rows(llama, prompts, options(max_new_tokens=5), options(max_new_tokens=120))
     assert len(asked[0].prompt_tokens) > language.CONTEXT - 120
-    assert sorted(map(len, llama.parts(asked))) == [1, 1]
+    assert sorted(map(len, llama.batches(asked))) == [1, 1]
     assert generated(llama, asked) == [alone(*each) for each in zip(prompts, (5, 120), strict=True)]
-    assert llama.parts([]) == []
+    assert llama.batches([]) == []
 
 
 @pytest.mark.parametrize(

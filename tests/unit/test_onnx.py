@@ -4,9 +4,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from shared import onnx
-from shared.config import usable_cpus
+from shared import onnx_model
 from shared.errors import BadRequest, ConfigError
+from shared.parameters import usable_cpus
 from tests.support.onnx_models import save_identity
 
 
@@ -14,18 +14,18 @@ from tests.support.onnx_models import save_identity
 def batching(tmp_path_factory):
     path = save_identity(tmp_path_factory.mktemp("m") / "model.onnx", {"x": ("FLOAT", ["n", 4])})
     session = ort.InferenceSession(str(path))
-    return onnx.ports(session.get_inputs()), onnx.ports(session.get_outputs())
+    return onnx_model.ports(session.get_inputs()), onnx_model.ports(session.get_outputs())
 
 
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory):
     path = save_identity(tmp_path_factory.mktemp("m") / "model.onnx", {"x": ("INT64", [2, "t"])})
     session = ort.InferenceSession(str(path))
-    return onnx.ports(session.get_inputs()), onnx.ports(session.get_outputs())
+    return onnx_model.ports(session.get_inputs()), onnx_model.ports(session.get_outputs())
 
 
 def test_completes_everything(batching):
-    assert onnx.complete_config({}, *batching) == {
+    assert onnx_model.complete_config({}, *batching) == {
         "max_batch_size": 4,
         "dynamic_batching": {},
         "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}],
@@ -34,21 +34,21 @@ def test_completes_everything(batching):
 
 
 def test_completes_nothing_where_inputs_and_outputs_are_stated(batching):
-    assert onnx.complete_config({"input": [{}], "output": [{}], "max_batch_size": 8}, *batching) == {}
+    assert onnx_model.complete_config({"input": [{}], "output": [{}], "max_batch_size": 8}, *batching) == {}
 
 
 def test_keeps_what_is_stated(batching):
-    completed = onnx.complete_config({"max_batch_size": 16, "sequence_batching": {}}, *batching)
+    completed = onnx_model.complete_config({"max_batch_size": 16, "sequence_batching": {}}, *batching)
     assert completed["max_batch_size"] == 16
     assert "dynamic_batching" not in completed
 
 
 def test_a_fixed_first_dimension_does_not_batch(fixed):
-    completed = onnx.complete_config({}, *fixed)
+    completed = onnx_model.complete_config({}, *fixed)
     assert completed["input"] == [{"name": "x", "data_type": "TYPE_INT64", "dims": [2, -1]}]
     assert "max_batch_size" not in completed
     with pytest.raises(ConfigError, match="variable first dimension"):
-        onnx.complete_config({"max_batch_size": 2}, *fixed)
+        onnx_model.complete_config({"max_batch_size": 2}, *fixed)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_a_fixed_first_dimension_does_not_batch(fixed):
 )
 def test_refuses_a_config_the_graph_does_not_serve(batching, tensor, message):
     with pytest.raises(ConfigError, match=message):
-        onnx.check_config({"max_batch_size": 8, "input": [tensor], "output": []}, *batching)
+        onnx_model.check_config({"max_batch_size": 8, "input": [tensor], "output": []}, *batching)
 
 
 def test_options_from_parameters():
     def options(**parameters):
-        return onnx.session_options({"parameters": {k: {"string_value": v} for k, v in parameters.items()}})
+        return onnx_model.session_options({"parameters": {k: {"string_value": v} for k, v in parameters.items()}})
 
     assert options(intra_op_thread_count="3").intra_op_num_threads == 3
     assert options().intra_op_num_threads == usable_cpus()
@@ -84,37 +84,37 @@ def test_options_from_parameters():
     ("level", "expected"), [(-1, "BASIC"), (0, "ALL"), (1, "EXTENDED"), (2, "DISABLE_ALL"), (7, "ALL")]
 )
 def test_optimisation_level(level, expected):
-    options = onnx.session_options({"optimization": {"graph": {"level": level}}})
+    options = onnx_model.session_options({"optimization": {"graph": {"level": level}}})
     assert options.graph_optimization_level.name.endswith(expected)
 
 
 def test_threads_are_shared_out_among_instances():
     config = {"instance_group": [{"count": 2}, {"count": 1}]}
-    assert onnx.intra_op_threads(config) == max(1, usable_cpus() // 3)
+    assert onnx_model.intra_op_threads(config) == max(1, usable_cpus() // 3)
 
 
 def test_a_gpu_is_asked_for_where_there_is_none():
     if "CUDAExecutionProvider" in ort.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
     with pytest.raises(ConfigError, match="install onnxruntime-gpu, or say KIND_CPU"):
-        onnx.providers("GPU", 0)
+        onnx_model.providers("GPU", 0)
 
 
 def test_strings_there_and_back():
     array = np.array([[b"\xed\x95\x9c", b""]], np.object_)
-    decoded = onnx.decode_strings(array, "s")
+    decoded = onnx_model.decode_strings(array, "s")
     assert decoded.tolist() == [["한", ""]]
-    assert onnx.encode_strings(decoded).tolist() == array.tolist()
+    assert onnx_model.encode_strings(decoded).tolist() == array.tolist()
     with pytest.raises(BadRequest, match=r"input 's': element 1 is not valid UTF-8 \(byte 1\)"):
-        onnx.decode_strings(np.array([b"ok", b"a\xff"], np.object_), "s")
+        onnx_model.decode_strings(np.array([b"ok", b"a\xff"], np.object_), "s")
 
 
 def test_a_broken_file_is_one_sentence(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"not a model")
     with pytest.raises(ConfigError, match="not a model ONNX Runtime can run"):
-        onnx.open_session({}, tmp_path / "model.onnx", "CPU", 0)
+        onnx_model.open_session({}, tmp_path / "model.onnx", "CPU", 0)
 
 
 def test_a_missing_file_says_how_it_gets_there(tmp_path):
     with pytest.raises(ConfigError, match="make models"):
-        onnx.model_path({}, tmp_path)
+        onnx_model.model_path({}, tmp_path)

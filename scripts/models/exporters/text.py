@@ -29,7 +29,7 @@ PARITY_TEXTS = 64
 PUBLISHED_WIDTH = 384
 LEAST_COSINE = 0.9999
 LEAST_NEURON_COSINE = 0.999  # where NEURON_COMPILER_ARGS have it compute in bfloat16
-POOLING = ("mean", "cls")  # what shared/encoder.py does
+POOLING = ("mean", "cls")  # as in shared/text_encoder.py
 # Positions of these begin after the padding token's.
 OFFSET_POSITIONS = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "longformer")
 

@@ -48,13 +48,13 @@ class NeuronDecoder(Decoder):
         )
         self.samples = choice.tokens is not None and answer[:, -1].tolist() == choice.tokens
 
-    def parts(self, rows: list[Row]) -> list[list[Row]]:
+    def batches(self, rows: list[Row]) -> list[list[Row]]:
         rows = sorted(rows, key=lambda row: len(row.prompt_tokens))
         size = self.compiled.batch_size
         return [part for at in range(0, len(rows), size) for part in self.within_context(rows[at : at + size])]
 
-    def generate(self, rows: list[Row], tell: Callable[[], None]) -> None:
-        super().generate(rows + self.filling(rows[-1], self.compiled.batch_size - len(rows)), tell)
+    def generate(self, rows: list[Row], after_token: Callable[[], None]) -> None:
+        super().generate(rows + self.filling(rows[-1], self.compiled.batch_size - len(rows)), after_token)
 
     @staticmethod
     def filling(row: Row, count: int) -> list[Row]:

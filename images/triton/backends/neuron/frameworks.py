@@ -15,9 +15,9 @@ import numpy as np
 from neuron.batches import Tensors
 from neuron.cores import Cores
 from neuron.libraries import blamed_on_the_model, imported, loading
-from shared.config import int_parameter, parameter
 from shared.dtypes import BY_ONNX
 from shared.errors import ConfigError
+from shared.parameters import int_parameter, parameter
 
 # numpy has no bfloat16: on the way to and from a model it is float32.
 BFLOAT16 = "TYPE_BF16"
@@ -39,7 +39,7 @@ class Framework(ABC):
 
 
 def numpy_types(tensors: list[dict]) -> dict[str, type]:
-    """name -> numpy's type."""
+    """Name -> numpy's type."""
     for tensor in tensors:
         if tensor["data_type"] not in NUMPY:
             raise ConfigError(f"'{tensor['name']}': {tensor['data_type']} is no type for a compiled model's tensor")

@@ -21,12 +21,11 @@ OLDEST_TRANSFORMERS = (4, 39)
 
 
 class NeuronGeneration(TextGeneration):
-    def __init__(self, args: dict[str, str], compiled: Compiled, cores: Cores, load: Callable[[], object]) -> None:
+    def __init__(self, compiled: Compiled, cores: Cores, load: Callable[[], object]) -> None:
         self.compiled = compiled
         self.cores = cores
         self.load = load
-        self.usual_batch = compiled.batch_size
-        super().__init__(args)
+        self.default_max_batch = compiled.batch_size
 
     def load_decoder(self, config: dict, args: dict[str, str]) -> Decoder:
         check_transformers()
@@ -39,7 +38,7 @@ class NeuronGeneration(TextGeneration):
             raise ConfigError(f"parameter 'temperature' must be 0: {NO_SAMPLING}")
         return decoder
 
-    def place(self) -> str:
+    def placement(self) -> str:
         cores = f"NeuronCores {self.cores.first} to {self.cores.last}" if self.cores.count > 1 else "one NeuronCore"
         return f"{cores}, batches of {self.compiled.batch_size}"
 

@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 from neuron import llm
 from neuron.cores import Cores
 from neuron.llm import Compiled
-from shared.config import parameter
+from shared.parameters import parameter
 
 
 class LanguageModel:
@@ -39,7 +39,8 @@ class LanguageModel:
             )
         from neuron.generation import NeuronGeneration
 
-        self.task = NeuronGeneration(args, self.compiled, self.cores, self.load)
+        self.task = NeuronGeneration(self.compiled, self.cores, self.load)
+        self.task.initialize(args)
 
     def load(self):
         """The model on its NeuronCores: one of the three libraries', or any other with Hugging Face's generate()."""
@@ -49,4 +50,4 @@ class LanguageModel:
         return self.task.execute(requests)
 
     def finalize(self):
-        self.task.close()
+        self.task.finalize()

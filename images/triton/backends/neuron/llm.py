@@ -11,8 +11,8 @@ from pathlib import Path
 
 from neuron.cores import Cores
 from neuron.libraries import imported_class, loading
-from shared.config import choice_parameter, int_parameter, parameter
 from shared.errors import ConfigError
+from shared.parameters import choice_parameter, int_parameter, parameter
 
 # How transformers-neuronx names the types that weights may be kept in.
 AMPS = ("f32", "f16", "bf16", "s8", "f8e4m3fn")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,20 +16,18 @@ from neuron.cores import Cores
 from neuron.frameworks import BFLOAT16, FRAMEWORKS, numpy_types
 from neuron.libraries import ModelFailed
 from shared import serving
-from shared.config import choice_parameter, int_parameter, parameter
+from shared.backend import BatchBackend
 from shared.errors import ConfigError
-from shared.metrics import Metrics
+from shared.parameters import choice_parameter, int_parameter, parameter
 
 
-class TensorModel:
+class TensorModel(BatchBackend):
     """A model.py may override load() and run(): what is loaded, and what becomes of a batch."""
 
-    @staticmethod
-    def auto_complete_config(auto_complete_model_config):
-        return auto_complete_model_config
+    counters = ("runs", "padding_rows")
 
-    def initialize(self, args):
-        self.config = json.loads(args["model_config"])
+    def set_up(self, config, args):
+        self.config = config
         self.cores = Cores.of(self.config, args)
         self.inputs = numpy_types(self.config["input"])
         self.outputs = numpy_types(self.config["output"])
@@ -44,14 +41,7 @@ class TensorModel:
         self.framework = FRAMEWORKS[framework](self.config, self.cores)
         self.batch()
         self.load_all(compiled_model(self.config, args))
-        self.metrics = Metrics(args, "runs", "padding_rows")
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: NeuronCores {self.cores.first} to {self.cores.last}")
-
-    def finalize(self):
-        self.metrics.close()
-
-    def execute(self, requests):
-        return serving.serve(requests, self.prepare, self.run_requests, self.reply)
 
     # --- for a model.py to override -----------------------------------------------------------------------------------
 
@@ -108,7 +98,7 @@ class TensorModel:
             return serving.input_tensor(request, name)
         return self.framework.torch.from_dlpack(tensor.to_dlpack()).float().numpy()
 
-    def run_requests(self, requests: list[Tensors]) -> list[Tensors]:
+    def run_batch(self, requests: list[Tensors]) -> list[Tensors]:
         if not self.merging:
             return list(self.requests_pool.map(self.checked_run, requests))
         rows = [batches.row_count(request) for request in requests]
@@ -140,8 +130,8 @@ class TensorModel:
         self.metrics.add(runs=1)
         return outputs
 
-    def reply(self, request, outputs: Tensors):
-        wanted = serving.wanted_outputs(request, self.outputs)
+    def respond(self, request, outputs: Tensors):
+        wanted = serving.requested_outputs(request, self.outputs)
         if missing := [name for name in wanted if name not in outputs]:
             raise RuntimeError(f"the model gave no output '{missing[0]}'")
         return pb_utils.InferenceResponse([self.tensor(name, outputs[name]) for name in wanted])

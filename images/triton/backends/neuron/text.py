@@ -15,43 +15,36 @@ from neuron.cores import Cores
 from neuron.frameworks import call_torchscript, load_torchscript
 from neuron.libraries import imported, loading
 from neuron.shapes import Shapes
-from shared.config import version_file
 from shared.errors import ConfigError
-from shared.packed import Encoder, PackedRuns
+from shared.packed_encoder import Encoder, PackedEncoder
+from shared.parameters import version_file
 
 TIMED = 3  # runs of each shape, of which the best counts
 
 
-class TextEncoder:
+class TextEncoder(PackedEncoder):
     """Task `text-encoder`: what scripts/neuron/compile.py makes."""
 
-    def initialize(self, args: dict[str, str]) -> None:
-        config = json.loads(args["model_config"])
+    def load_encoder(self, config: dict, args: dict[str, str]) -> Encoder:
         cores = Cores.of(config, args)
         cores.claim()
         outputs = [tensor["name"] for tensor in config["output"]]
         manifest = Manifest.read(version_file(args, "neuron.json"), [tensor["name"] for tensor in config["input"]])
         model = CompiledEncoder(manifest, outputs, cores)
         shapes = Shapes({shape: model.seconds(shape) for shape in manifest.files})
-        encoder = Encoder(
-            inputs=dict.fromkeys(manifest.inputs, np.int64),
-            outputs=outputs,
-            per_token={tensor["name"] for tensor in config["output"] if int(tensor["dims"][0]) == -1},
-            run=model.run,
-            cost=shapes.cost,
-            shape=shapes.shape,
-        )
         pb_utils.Logger.log_info(
             f"{args['model_instance_name']}: {cores.count} NeuronCore(s) from {cores.first} on; "
             f"{len(manifest.files)} shapes, up to {shapes.rows} rows and {shapes.lengths[-1]} tokens"
         )
-        self.runs = PackedRuns(args, config, encoder, at_once=cores.threads)
-
-    def execute(self, requests):
-        return self.runs.execute(requests)
-
-    def finalize(self):
-        self.runs.close()
+        return Encoder(
+            inputs=dict.fromkeys(manifest.inputs, np.int64),
+            outputs=outputs,
+            per_token={tensor["name"] for tensor in config["output"] if int(tensor["dims"][0]) == -1},
+            run=model.run,
+            parallel_runs=cores.threads,
+            cost=shapes.cost,
+            shape=shapes.shape,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""ONNX text encoders on ragged batches: the rows of all requests, sorted by length, in the cheapest set of runs.
-
-Takes models whose inputs are all integer [rows, tokens] with an attention mask, under `allow_ragged_batch: true`. An
-input of the graph that the config leaves out (token_type_ids) is fed zeros.
-"""
+"""Backend `packed_onnx`: serves ONNX text encoders on ragged batches of texts of any length."""
 
 from __future__ import annotations
 
@@ -13,42 +9,31 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from shared import onnx
-from shared.config import parameter
+from shared import onnx_model
 from shared.errors import ConfigError
-from shared.packed import Encoder, PackedRuns
+from shared.packed_encoder import Encoder, PackedEncoder
+from shared.parameters import parameter
 
 
-class TritonPythonModel:
-    @staticmethod
-    def auto_complete_config(auto_complete_model_config):
-        return auto_complete_model_config
-
-    def initialize(self, args):
-        model = onnx.Model.load(args, ragged=True)
-        for name in model.fed:
+class TritonPythonModel(PackedEncoder):
+    def load_encoder(self, config, args) -> Encoder:
+        model = onnx_model.OnnxModel.load(config, args, ragged=True)
+        for name in model.request_inputs:
             if len(model.inputs[name].shape) != 2 or not np.issubdtype(model.inputs[name].type.numpy, np.integer):
-                raise ConfigError(f"input '{name}' must be integers of shape [rows, tokens]")
-        encoder = Encoder(
+                raise ConfigError(f"input '{name}' of the model must be integers of shape [rows, tokens]")
+        return Encoder(
             inputs={name: port.type.numpy for name, port in model.inputs.items()},
             outputs=list(model.outputs),
-            per_token=per_token(model),
+            per_token=per_token_outputs(model),
             run=model.run,
+            # Runs side by side on the session's threads beat one run after the other on all of them.
+            # Runs on a GPU share one stream and would only queue.
+            parallel_runs=1 if args["model_instance_kind"] == "GPU" else onnx_model.intra_op_threads(config),
         )
-        # A batch's runs go side by side on the session's threads, which beats one run after the other on all of them.
-        # A GPU's runs share one stream and would only queue.
-        at_once = 1 if args["model_instance_kind"] == "GPU" else onnx.intra_op_threads(model.config)
-        self.runs = PackedRuns(args, model.config, encoder, at_once)
-
-    def execute(self, requests):
-        return self.runs.execute(requests)
-
-    def finalize(self):
-        self.runs.close()
 
 
-def per_token(model: onnx.Model) -> set[str]:
-    """The outputs whose second axis is that of the tokens."""
+def per_token_outputs(model: onnx_model.OnnxModel) -> set[str]:
+    """Return the outputs whose second axis has the name of the mask's token axis."""
     mask = model.inputs.get(parameter(model.config, "mask", "attention_mask"))
     axis = mask and mask.shape[1]
     if not isinstance(axis, str):

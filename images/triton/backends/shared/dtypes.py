@@ -1,4 +1,4 @@
-"""Element types: ONNX's name, Triton's config name, the name on the wire, numpy's type. One table for all."""
+"""One table of element types: ONNX's name, config.pbtxt's name, the name in requests, numpy's type."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ _TYPES = (
     ElementType("tensor(string)", "TYPE_STRING", "BYTES", np.object_),
 )
 
-BY_ONNX = {t.onnx: t for t in _TYPES}
+BY_ONNX = {element.onnx: element for element in _TYPES}

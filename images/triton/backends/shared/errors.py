@@ -1,13 +1,13 @@
-"""The ways in which a backend says no."""
+"""Errors that users see: as the reason why a model does not load, or as the response to a request."""
 
 
 class ConfigError(ValueError):
-    """A model that cannot be served as its config.pbtxt asks. Triton shows the message as the reason."""
+    """Raised when a model cannot be served as its config.pbtxt asks; Triton reports the message."""
 
 
 class Busy(RuntimeError):
-    """More than is kept waiting: a 503."""
+    """Raised when too many requests wait: HTTP status 503."""
 
 
 class BadRequest(ValueError):
-    """The request's own fault: a 400. The message names the input and never quotes what was in it."""
+    """Raised for a wrong request: HTTP status 400. The message names the input and never quotes its content."""

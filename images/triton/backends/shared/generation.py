@@ -1,110 +1,112 @@
-"""Task `text-generation`: prompts in, texts out, those that wait at the same time generated together.
+"""Task `text-generation`: continues the prompts that wait at the same time together.
 
-Triton batches nothing here, for its batches want a batch dimension and the published request has none. So execute()
-only checks a request and queues its prompts; a thread of this module generates, and answers when a text is done.
+Triton does not batch these requests, because the published request has no batch dimension. So execute() only checks a
+request and queues its prompts; a thread of this module generates, and responds when a text is done.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from shared import pretrained, serving
-from shared.config import int_parameter, parameter
+from shared.backend import Backend
 from shared.decoding import Decoder, Options, Row
 from shared.errors import BadRequest, Busy, ConfigError
-from shared.metrics import Metrics
+from shared.parameters import int_parameter, parameter
+from shared.types import InstanceArgs, ModelConfig
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CANCELLED = pb_utils.TritonError.CANCELLED
-# To ask whether a client is still there is a round trip to Triton.
-LOOK_EVERY_S = 0.25
-# They are looked for after every token, while everybody waits.
-MOST_STOPS, LONGEST_STOP = 16, 256
+# Each check whether a client still waits is a round trip to Triton.
+CANCEL_CHECK_S = 0.25
+# The loop searches for stop strings after every token, and every row waits for that.
+MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 
 
-class TextGeneration:
-    # Texts that are generated together at most, where the config does not say.
-    usual_batch = 32
+class TextGeneration(Backend):
+    counters = ("texts", "tokens", "padding_tokens", "generated_tokens", "runs")
+    default_max_batch = 32
 
-    def __init__(self, args: dict[str, str]) -> None:
-        config = json.loads(args["model_config"])
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.streams = config.get("model_transaction_policy", {}).get("decoupled", False)
-        self.defaults = defaults(config)
-        self.max_batch = int_parameter(config, "max_batch", self.usual_batch)
+        self.defaults = default_options(config)
+        self.max_batch = int_parameter(config, "max_batch", self.default_max_batch)
         self.gather_s = int_parameter(config, "gather_milliseconds", 10) / 1000
         self.max_waiting = int_parameter(config, "max_waiting", 1000)
         if self.max_batch < 1 or self.max_waiting < 1 or self.gather_s < 0:
             raise ConfigError("parameters 'max_batch', 'max_waiting' must be at least 1, 'gather_milliseconds' 0")
         self.decoder = self.load_decoder(config, args)
-        self.metrics = Metrics(args, "texts", "tokens", "padding_tokens", "generated_tokens", "runs")
-        self.waiting: queue.Queue[Row | None] = queue.Queue()
+        self.waiting: queue.Queue[Row[Job] | None] = queue.Queue()
+
+    def load_decoder(self, config: ModelConfig, args: InstanceArgs) -> Decoder:
+        return Decoder(pretrained.load(AutoModelForCausalLM, config, args), load_tokenizer(config, args))
+
+    def initialize(self, args: InstanceArgs) -> None:
+        super().initialize(args)
         self.thread = threading.Thread(target=self.work, daemon=True)
         self.thread.start()
         pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {self.place()}, "
-            f"context {self.decoder.context or 'unlimited'}, up to {self.max_batch} texts together"
+            f"{args['model_instance_name']}: {self.placement()}, "
+            f"context {self.decoder.context or 'unlimited'}, up to {self.max_batch} texts per batch"
         )
 
-    def load_decoder(self, config: dict, args: dict[str, str]) -> Decoder:
-        return Decoder(pretrained.load(AutoModelForCausalLM, config, args), load_tokenizer(config, args))
-
-    def place(self) -> str:
-        """Where it runs and how precisely, for the log."""
+    def placement(self) -> str:
+        """Return the model's precision and device, for the log."""
         return f"{pretrained.name_of(self.decoder.model.dtype)} on {self.decoder.model.device}"
 
-    def close(self) -> None:
-        """Triton ends a model only when all its requests are answered, so nothing waits."""
+    def finalize(self) -> None:
+        """End the thread. Triton unloads a model only after all its requests got responses, so no text waits."""
         self.waiting.put(None)
         self.thread.join(timeout=2)
-        self.metrics.close()
+        super().finalize()
 
     # --- taking requests ----------------------------------------------------------------------------------------------
 
-    def execute(self, requests: Sequence) -> None:
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         for request in requests:
             job = Job(request.get_response_sender(), self.streams)
             try:
                 job.rows = self.prepare(request, job)
                 if self.waiting.qsize() + len(job.rows) > self.max_waiting:
-                    raise Busy(f"{self.waiting.qsize()} texts wait already: ask again later")
+                    raise Busy(f"{self.waiting.qsize()} texts wait already: try again later")
             except Exception as error:
                 job.fail(error)
+                continue
             for row in job.rows:
                 self.waiting.put(row)
 
-    def prepare(self, request, job: Job) -> list[Row]:
-        prompts = texts(request, "prompt")
+    def prepare(self, request: pb_utils.InferenceRequest, job: Job) -> list[Row[Job]]:
+        prompts = optional_texts(request, "prompt")
         if not prompts:
-            raise BadRequest("input 'prompt' holds no prompt")
+            raise BadRequest("input 'prompt' holds no prompt: send at least one")
         if self.streams and len(prompts) > 1:
-            raise BadRequest(f"input 'prompt' holds {len(prompts)} prompts; streaming takes one a request")
-        said = {name: value for name in RULES if (value := number(request, name)) is not None}
-        stop = tuple(texts(request, "stop"))
-        if len(stop) > MOST_STOPS or not all(0 < len(each) <= LONGEST_STOP for each in stop):
-            raise BadRequest(f"input 'stop' takes {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters at most")
-        return [self.row(job, prompt, said, stop) for prompt in prompts]
+            raise BadRequest(f"input 'prompt' holds {len(prompts)} prompts; streaming takes one per request")
+        options = {name: value for name in RULES if (value := number(request, name)) is not None}
+        stop = tuple(optional_texts(request, "stop"))
+        if len(stop) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_LENGTH for text in stop):
+            raise BadRequest(f"input 'stop' takes at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters")
+        return [self.row(job, prompt, options, stop) for prompt in prompts]
 
-    def row(self, job: Job, prompt: str, said: dict[str, float], stop: tuple[str, ...]) -> Row:
+    def row(self, job: Job, prompt: str, requested: dict[str, Any], stop: tuple[str, ...]) -> Row[Job]:
         tokens = self.decoder.encode(prompt)
         if not tokens:
             raise BadRequest("input 'prompt' is empty, and this model has no token to begin a text with")
         if max(tokens) >= self.decoder.vocabulary:
             raise BadRequest("input 'prompt' has a token that the tokenizer knows and the model does not")
-        options = {"seed": random.getrandbits(63)} | self.defaults | said
+        options = {"seed": random.getrandbits(63)} | self.defaults | requested
         room = (self.decoder.context or math.inf) - len(tokens)
-        if room < said.get("max_new_tokens", 1):
+        if room < requested.get("max_new_tokens", 1):
             left = f"room for {room} new ones" if room > 0 else "no room for new ones"
             raise BadRequest(
                 f"input 'prompt' has {len(tokens)} tokens; in the model's context of {self.decoder.context} that "
@@ -117,48 +119,52 @@ class TextGeneration:
 
     def work(self) -> None:
         while first := self.waiting.get():
-            for part in self.decoder.parts(self.gathered(first)):
-                self.run_apart(part)
+            for batch in self.decoder.batches(self.gather(first)):
+                self.run_apart(batch)
 
-    def gathered(self, first: Row) -> list[Row]:
-        """All that wait, and what comes within a moment: who got an answer from the last batch may ask again."""
+    def gather(self, first: Row[Job]) -> list[Row[Job]]:
+        """Return all rows that wait or arrive within `gather_s`: clients of the last batch may ask again."""
         rows = [first]
         deadline = time.monotonic() + self.gather_s
         with contextlib.suppress(queue.Empty):
             while len(rows) < self.max_batch:
-                rows.append(self.waiting.get(timeout=max(0, deadline - time.monotonic())))
+                row = self.waiting.get(timeout=max(0, deadline - time.monotonic()))
+                if row is None:  # finalize() was called
+                    self.waiting.put(None)
+                    break
+                rows.append(row)
         return rows
 
-    def run_apart(self, rows: list[Row]) -> None:
-        """Together; where that fails, what is left one by one, so that only the culprit bears its error."""
+    def run_apart(self, rows: list[Row[Job]]) -> None:
+        """Run the rows at once. If that fails, run each alone, so that only the row at fault gets the error."""
         rows = [row for row in rows if not row.done]
-        failure = self.run(rows) if rows else None
-        if failure and len(rows) == 1:
-            rows[0].owner.fail(failure)
-        elif failure:
+        error = self.run(rows) if rows else None
+        if error and len(rows) == 1:
+            rows[0].owner.fail(error)
+        elif error:
             for row in rows:
                 self.run_apart([row])
 
-    def run(self, rows: list[Row]) -> Exception | None:
+    def run(self, rows: list[Row[Job]]) -> Exception | None:
         jobs = {row.owner for row in rows}
-        next_look = 0.0
+        next_check = 0.0
 
-        def tell() -> None:
-            nonlocal next_look
-            look = time.monotonic() >= next_look
-            if look:
-                next_look = time.monotonic() + LOOK_EVERY_S
+        def after_token() -> None:
+            nonlocal next_check
+            check = time.monotonic() >= next_check
+            if check:
+                next_check = time.monotonic() + CANCEL_CHECK_S
             for job in jobs:
-                job.tell(look)
+                job.update(check)
 
         try:
-            self.decoder.generate(rows, tell)
+            self.decoder.generate(rows, after_token)
         except Exception as error:
-            return error.with_traceback(None)  # whose frames hold the batch's memory
+            return error.with_traceback(None)  # the traceback's frames hold the batch's memory
         self.count(rows)
         return None
 
-    def count(self, rows: list[Row]) -> None:
+    def count(self, rows: list[Row[Job]]) -> None:
         lengths = [len(row.prompt_tokens) for row in rows]
         self.metrics.add(
             texts=len(rows),
@@ -170,23 +176,24 @@ class TextGeneration:
 
 
 class Job:
-    """One request: its rows, and its answer, whole or piece by piece. Answered once its last response is out."""
+    """One request: its rows, and its response, whole or in pieces."""
 
-    def __init__(self, sender, streams: bool) -> None:
+    def __init__(self, sender: pb_utils.InferenceResponseSender, streams: bool) -> None:
         self.sender = sender
         self.streams = streams
-        self.rows: list[Row] = []
+        self.rows: list[Row[Job]] = []
         self.sent = 0  # characters
-        self.answered = False
+        self.finished = False  # the last response is sent
 
-    def tell(self, look: bool) -> None:
-        """Whatever is ready to be sent; with `look`, an end where nobody waits for it any more."""
-        if self.answered:
+    def update(self, check_cancelled: bool) -> None:
+        """Send what is ready. With `check_cancelled`, end the job if its client no longer waits."""
+        if self.finished:
             return
-        if look and self.sender.is_cancelled():
-            self.finish(pb_utils.InferenceResponse(error=pb_utils.TritonError("the client is gone", CANCELLED)))
+        if check_cancelled and self.sender.is_cancelled():
+            error = pb_utils.TritonError("the client cancelled the request", CANCELLED)
+            self.finish(pb_utils.InferenceResponse(error=error))
         elif all(row.done for row in self.rows):
-            self.finish(response([(row.prompt + row.text)[self.sent :] for row in self.rows]))
+            self.finish(text_response([(row.prompt + row.text)[self.sent :] for row in self.rows]))
         elif self.streams:
             self.send_piece()
 
@@ -195,83 +202,80 @@ class Job:
         piece = (row.prompt + row.text)[self.sent :]
         if piece:
             self.sent += len(piece)
-            self.sender.send(response([piece]))
+            self.sender.send(text_response([piece]))
 
     def fail(self, error: Exception) -> None:
-        if not self.answered:
+        if not self.finished:
             self.finish(serving.error_response(error))
 
-    def finish(self, last) -> None:
-        self.answered = True
+    def finish(self, response: pb_utils.InferenceResponse) -> None:
+        self.finished = True
         for row in self.rows:
             row.done = True
         try:
-            self.sender.send(last, flags=FINAL)
-        except Exception as error:  # the others of the batch still want theirs
-            pb_utils.Logger.log_warn(f"an answer could not be sent: {error}")
+            self.sender.send(response, flags=FINAL)
+        except Exception as error:  # the other requests of the batch still need their responses
+            pb_utils.Logger.log_warn(f"could not send a response: {error}")
 
 
-# --- what a request may say ------------------------------------------------------------------------------------------
+# --- options of a request ---------------------------------------------------------------------------------------------
 
 
 class Rule(NamedTuple):
-    kind: type
-    sound: Callable[[float], bool]
-    words: str
+    kind: type[int] | type[float]
+    accepts: Callable[[float], bool]
+    description: str
     default: float | None = None
 
 
 RULES = {
     "max_new_tokens": Rule(int, lambda n: n >= 1, "a whole number of at least 1", 64),
-    "temperature": Rule(float, lambda t: 0 <= t < math.inf, "0 (the likeliest token each time) or more", 0.0),
+    "temperature": Rule(float, lambda t: 0 <= t < math.inf, "0 (always the most probable token) or more", 0.0),
     "top_p": Rule(float, lambda p: 0 < p <= 1, "more than 0 and at most 1", 1.0),
     "seed": Rule(int, lambda seed: seed >= 0, "a whole number of at least 0"),
 }
 
 
-def defaults(config: dict) -> dict[str, float]:
-    """What holds for requests that do not say: the config's parameters."""
-    values = {name: default(config, name, rule) for name, rule in RULES.items()}
+def default_options(config: ModelConfig) -> dict[str, Any]:
+    """Return the config's options, for requests that do not set them."""
+    values = {name: default_option(config, name, rule) for name, rule in RULES.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def default(config: dict, name: str, rule: Rule) -> float | None:
+def default_option(config: ModelConfig, name: str, rule: Rule) -> float | None:
     text = parameter(config, name)
     if not text:
         return rule.default
     with contextlib.suppress(ValueError):
-        if rule.sound(value := rule.kind(text)):
+        if rule.accepts(value := rule.kind(text)):
             return value
-    raise ConfigError(f"parameter '{name}' must be {rule.words}, not '{text}'")
+    raise ConfigError(f"parameter '{name}' must be {rule.description}, not '{text}'")
 
 
-def number(request, name: str) -> float | None:
+def number(request: pb_utils.InferenceRequest, name: str) -> float | None:
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     if tensor is None:
         return None
-    value = tensor.as_numpy().item()
-    if not RULES[name].sound(value):
-        raise BadRequest(f"input '{name}' must be {RULES[name].words}")
+    value: float = tensor.as_numpy().item()
+    if not RULES[name].accepts(value):
+        raise BadRequest(f"input '{name}' must be {RULES[name].description}")
     return value
 
 
-def texts(request, name: str) -> list[str]:
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    if tensor is None:
-        return []
-    try:
-        return [value.decode() for value in tensor.as_numpy().ravel()]
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"input '{name}' is not valid UTF-8 (byte {error.start})") from None
+def optional_texts(request: pb_utils.InferenceRequest, name: str) -> list[str]:
+    missing = pb_utils.get_input_tensor_by_name(request, name) is None
+    return [] if missing else serving.texts(request, name)
 
 
-def response(answers: list[str]):
-    return pb_utils.InferenceResponse([pb_utils.Tensor("text", np.array([a.encode() for a in answers], np.object_))])
+def text_response(texts: list[str]) -> pb_utils.InferenceResponse:
+    array = np.array([text.encode() for text in texts], np.object_)
+    return pb_utils.InferenceResponse([pb_utils.Tensor("text", array)])
 
 
-def load_tokenizer(config: dict, args: dict[str, str]):
-    return AutoTokenizer.from_pretrained(
+def load_tokenizer(config: ModelConfig, args: InstanceArgs) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
         pretrained.weights_folder(config, args),
         local_files_only=True,
         trust_remote_code=pretrained.trusts_remote_code(config),
     )
+    return tokenizer

@@ -1,4 +1,4 @@
-"""Pictures as requests bring them, and as a model wants them. Knows nothing of Triton's requests."""
+"""InputImages as requests bring them, and as a model wants them. Knows nothing of Triton's requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image, ImageOps
 from transformers import AutoImageProcessor
 
-from shared.config import int_parameter, usable_cpus
 from shared.errors import BadRequest, ConfigError
+from shared.parameters import int_parameter, usable_cpus
 
 PIXELS, ENCODED = "image", "image_bytes"  # the inputs
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -29,14 +29,14 @@ LARGE_PIXELS = 4_000_000
 
 
 @dataclass(frozen=True)
-class Picture:
+class InputImage:
     """A row of a request: an encoded file, or [height, width, 3] of 0 to 255. `where` is for messages."""
 
     where: str
     data: bytes | np.ndarray
 
 
-def pictures(given: dict[str, np.ndarray]) -> list[Picture]:
+def input_images(given: dict[str, np.ndarray]) -> list[InputImage]:
     """A request's, of the two inputs the one that it gives."""
     if len(given) != 1:
         raise BadRequest(f"give one of the inputs '{PIXELS}' and '{ENCODED}', not {'both' if given else 'neither'}")
@@ -48,7 +48,7 @@ def pictures(given: dict[str, np.ndarray]) -> list[Picture]:
             raise BadRequest(f"input '{name}' must hold numbers from 0 to 255")
     else:
         rows = rows.ravel()
-    return [Picture(f"input '{name}': row {row}", data) for row, data in enumerate(rows)]
+    return [InputImage(f"input '{name}': row {row}", data) for row, data in enumerate(rows)]
 
 
 class ImageProcessor:
@@ -66,13 +66,13 @@ class ImageProcessor:
         self.workers = ThreadPoolExecutor(usable_cpus())
         self.large = threading.Lock()
 
-    def __call__(self, batch: list[list[Picture]]) -> list[np.ndarray | Exception]:
+    def __call__(self, batch: list[list[InputImage]]) -> list[np.ndarray | Exception]:
         """All requests' pictures at once: pixel_values of each request, or what is wrong with it."""
         futures = [[self.workers.submit(self.pixel_values, picture) for picture in request] for request in batch]
         wait(itertools.chain(*futures))  # all of them: what they read is Triton's, and gone after this
         return [_together(request) for request in futures]
 
-    def pixel_values(self, picture: Picture) -> np.ndarray:
+    def pixel_values(self, picture: InputImage) -> np.ndarray:
         width, height = self.size(picture)
         self.check_size(picture, width, height)
         with self.large if width * height > LARGE_PIXELS else contextlib.nullcontext():
@@ -80,7 +80,7 @@ class ImageProcessor:
             done = self.processor([array], return_tensors="np", input_data_format="channels_last")
         return np.asarray(done["pixel_values"][0], np.float32)
 
-    def size(self, picture: Picture) -> tuple[int, int]:
+    def size(self, picture: InputImage) -> tuple[int, int]:
         """Of a file, as its header says, before any pixel is decoded."""
         if isinstance(picture.data, bytes):
             with opened(picture) as image:
@@ -88,14 +88,14 @@ class ImageProcessor:
         height, width, _ = picture.data.shape
         return width, height
 
-    def decode(self, picture: Picture) -> np.ndarray:
+    def decode(self, picture: InputImage) -> np.ndarray:
         """As transformers loads a picture: upright, RGB, what is transparent made opaque."""
         if not isinstance(picture.data, bytes):
             return np.rint(picture.data).astype(np.uint8)
         with opened(picture) as image:
             return np.asarray(_eight_bits(ImageOps.exif_transpose(image)).convert("RGB"))
 
-    def check_size(self, picture: Picture, width: int, height: int) -> None:
+    def check_size(self, picture: InputImage, width: int, height: int) -> None:
         """Of the picture, and of what a processor that goes by the shorter edge would blow a long strip up to."""
         size = getattr(self.processor, "size", None) or {}
         edge = size.get("shortest_edge", 0) if hasattr(size, "get") else 0
@@ -107,7 +107,7 @@ class ImageProcessor:
 
 
 @contextlib.contextmanager
-def opened(picture: Picture) -> Iterator[Image.Image]:
+def opened(picture: InputImage) -> Iterator[Image.Image]:
     data = picture.data
     try:
         if data.startswith(BASE64):

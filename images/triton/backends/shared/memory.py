@@ -1,4 +1,4 @@
-"""How much memory there is where Triton runs, and how much of it is in use."""
+"""Reads how much memory Triton's container or machine has, and how much is in use."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 
 def memory(cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> tuple[int, int]:
-    """(used, limit) in bytes: of the control group where it has a limit, else of the machine. Page cache is not use."""
+    """Return (used, limit) in bytes, without page cache: the limited control group's, or the machine's."""
     total, available = (_field(proc / "meminfo", name) * 1024 for name in ("MemTotal:", "MemAvailable:"))
     for folder, used, limit, inactive in (
         (cgroups, "memory.current", "memory.max", "inactive_file"),
         (cgroups / "memory", "memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"),
     ):
         try:
-            most = int((folder / limit).read_text())  # "max" is not a number
-            if most < total:
-                return int((folder / used).read_text()) - _field(folder / "memory.stat", inactive), most
+            maximum = int((folder / limit).read_text())  # fails on "max", which means no limit
+            if maximum < total:
+                return int((folder / used).read_text()) - _field(folder / "memory.stat", inactive), maximum
         except (OSError, ValueError):
             continue
     return total - available, total

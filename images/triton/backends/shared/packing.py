@@ -1,26 +1,30 @@
-"""Rows of unequal length in few, tight runs.
+"""Cuts rows of unequal length into few, tight runs.
 
-Padding a batch to its longest row costs more than batching gains; one run per row costs the fixed price of a run each
-time. Between the two lies a cheapest cut of the length-sorted rows, found here by dynamic programming over what runs
-were measured to cost on this machine.
+Padding a batch to its longest row costs more than batching gains, and one run per row pays the fixed cost of a run each
+time. Dynamic programming over costs that were measured on this machine finds the cheapest cut between the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
 from shared.errors import ConfigError
+from shared.types import Array
+
+# Seconds of a run, for several numbers of rows at once, all padded to one length.
+Cost = Callable[[Array, int], Array]
 
 
 @dataclass(frozen=True)
 class RunCost:
     """Seconds of one run of `rows` rows padded to `length`, as a sum of terms fitted to measured runs.
 
-    per_run: what a run costs whatever is in it. per_token: the matrix products. per_pair: attention (tokens x length).
-    per_token2: what a large run loses once its activations leave the cache.
+    per_run: fixed cost of a run. per_token: matrix products. per_pair: attention (tokens x length).
+    per_token2: what a large run loses once its activations no longer fit into the cache.
     """
 
     per_run: float
@@ -28,32 +32,36 @@ class RunCost:
     per_pair: float = 0.0
     per_token2: float = 0.0
 
-    def __call__(self, rows, length):
+    @overload
+    def __call__(self, rows: int, length: int) -> float: ...
+    @overload
+    def __call__(self, rows: Array, length: int | Array) -> Array: ...
+    def __call__(self, rows: int | Array, length: int | Array) -> float | Array:
         tokens = rows * length
         return self.per_run + tokens * (self.per_token + self.per_pair * length + self.per_token2 * tokens)
 
     @classmethod
     def fit(cls, measured: list[tuple[int, int, float]]) -> RunCost:
-        """Least squares on the relative error; a term that comes out negative is noise and is left out."""
+        """Fit by least squares on the relative error, without terms that come out negative: those are noise."""
         rows, length, seconds = (np.array(column, float) for column in zip(*measured, strict=True))
         tokens = rows * length
         terms = np.stack([np.ones_like(tokens), tokens, tokens * length, tokens**2]) / seconds
         kept = list(range(len(terms)))
         while True:
-            found, *_ = np.linalg.lstsq(terms[kept].T, np.ones_like(tokens), rcond=None)
-            if found.min() >= 0:
+            solution, *_ = np.linalg.lstsq(terms[kept].T, np.ones_like(tokens), rcond=None)
+            if solution.min() >= 0:
                 break
-            kept.pop(int(found.argmin()))
+            kept.pop(int(solution.argmin()))
         coefficients = np.zeros(len(terms))
-        coefficients[kept] = found
+        coefficients[kept] = solution
         return cls(*coefficients.tolist())
 
     @classmethod
     def measure(cls, seconds_of: Callable[[int, int], float], max_rows: int) -> RunCost:
-        """Time runs of a few shapes; the best of several is the run that nothing else disturbed.
+        """Fit to timed runs of a few shapes; the best of several is the run that nothing else disturbed.
 
-        Under a second in all, for it is part of every load. A shape the model refuses (longer than its positions
-        reach) tells nothing and is passed over.
+        Every load pays for this, so it takes less than a second. A shape that the model refuses (longer than its
+        positions) is skipped.
         """
         measured = []
         for rows, length in ((1, 16), (1, 8), (1, 32), (8, 16), (1, 256), (16, 32), (32, 32)):
@@ -62,14 +70,14 @@ class RunCost:
             try:
                 measured.append((rows, length, min(seconds_of(rows, length) for _ in range(times))))
             except Exception as error:
-                refused = error
+                last_error = error
         if not measured:
-            raise ConfigError(f"the model ran on no input at all: {refused}")
+            raise ConfigError(f"the model failed on every test input: {last_error}")
         return cls.fit(measured)
 
 
-def cheapest_cut(lengths: np.ndarray, cost: RunCost) -> list[tuple[int, int]]:
-    """Cut ascending `lengths` into consecutive runs [start, end) whose total cost is least."""
+def cheapest_cut(lengths: Array, cost: Cost) -> list[tuple[int, int]]:
+    """Cut ascending `lengths` into consecutive runs [start, end) of minimum total cost."""
     count = len(lengths)
     best = np.zeros(count + 1)
     start_of = np.zeros(count + 1, int)
@@ -85,9 +93,10 @@ def cheapest_cut(lengths: np.ndarray, cost: RunCost) -> list[tuple[int, int]]:
     return runs[::-1]
 
 
-def row_lengths(mask: np.ndarray) -> np.ndarray:
-    """Columns up to the last one each row's mask lets through; what is to the right of it need not be run.
+def row_lengths(mask: Array) -> Array:
+    """Return each row's columns up to the last one that the mask lets through; the rest need not run.
 
-    An entirely masked row keeps its width: it has an answer too.
+    An entirely masked row keeps its width, because it has a result too.
     """
-    return mask.shape[1] - (mask[:, ::-1] != 0).argmax(axis=1)
+    lengths: Array = mask.shape[1] - (mask[:, ::-1] != 0).argmax(axis=1)
+    return lengths

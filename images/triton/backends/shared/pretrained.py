@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from shared.config import choice_parameter, instance_count, parameter, usable_cpus
 from shared.errors import ConfigError
 from shared.memory import memory
+from shared.parameters import choice_parameter, instance_count, parameter, usable_cpus
 
 # safetensors' names of the types that weights are computed in.
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -84,7 +84,7 @@ def trusts_remote_code(config: dict) -> bool:
 
 
 def stored_weights(folder: Path) -> Counter[str]:
-    """safetensors' type -> how many numbers the files hold of it, by their headers."""
+    """Safetensors' type -> how many numbers the files hold of it, by their headers."""
     stored: Counter[str] = Counter()
     for path in weight_files(folder):
         with path.open("rb") as file:

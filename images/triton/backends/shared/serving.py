@@ -1,4 +1,4 @@
-"""Requests and responses: what every backend here does the same way inside a Triton process."""
+"""Requests and responses: reading inputs, and running a batch so that one bad request fails alone."""
 
 from __future__ import annotations
 
@@ -8,43 +8,47 @@ from typing import TypeVar
 import triton_python_backend_utils as pb_utils
 
 from shared.errors import BadRequest, Busy
+from shared.types import Array
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def input_tensor(request, name: str):
+def input_tensor(request: pb_utils.InferenceRequest, name: str) -> Array:
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     if tensor is None:
         raise BadRequest(f"input '{name}' is missing")
     return tensor.as_numpy()
 
 
-def texts(request, name: str, noun: str = "row") -> list[str]:
-    """A BYTES input's rows as text; `noun`: what messages call one."""
-    found = []
+def texts(request: pb_utils.InferenceRequest, name: str, noun: str = "row") -> list[str]:
+    """Return the rows of a BYTES input as text. Error messages call a row `noun`."""
+    decoded = []
     for row, value in enumerate(input_tensor(request, name).ravel()):
         try:
-            found.append(value.decode())
+            decoded.append(value.decode())
         except UnicodeDecodeError as error:
             raise BadRequest(f"input '{name}': {noun} {row} is not valid UTF-8 (byte {error.start})") from None
-    return found
+    return decoded
 
 
-def wanted_outputs(request, outputs: Iterable[str]) -> list[str]:
-    """What the request asks for, in the model's order: Triton hands the names over in none."""
-    asked = request.requested_output_names()
-    return [name for name in outputs if name in asked]
+def requested_outputs(request: pb_utils.InferenceRequest, outputs: Iterable[str]) -> list[str]:
+    """Return the names that the request asks for, in the model's order; Triton passes them in no order."""
+    requested = request.requested_output_names()
+    return [name for name in outputs if name in requested]
 
 
 def serve(
-    requests: Sequence, prepare: Callable[[object], Job], run: Callable[[list[Job]], list[Result]], reply: Callable
-) -> list:
-    """Prepare each request, run all that are sound as one batch, reply to each; one's fault never reaches another.
+    requests: Sequence[pb_utils.InferenceRequest],
+    prepare: Callable[[pb_utils.InferenceRequest], Job],
+    run: Callable[[list[Job]], Sequence[Result | Exception]],
+    respond: Callable[[pb_utils.InferenceRequest, Result], pb_utils.InferenceResponse],
+) -> list[pb_utils.InferenceResponse]:
+    """Prepare each request, run all valid ones as one batch, respond to each.
 
-    prepare(request) -> job, run(jobs) -> results, reply(request, result) -> InferenceResponse.
+    An error in one request never reaches another.
     """
-    responses: list = [None] * len(requests)
+    responses: dict[int, pb_utils.InferenceResponse] = {}
     jobs: dict[int, Job] = {}
     for i, request in enumerate(requests):
         try:
@@ -53,14 +57,16 @@ def serve(
             responses[i] = error_response(error)
     for i, result in run_apart(jobs, run).items():
         try:
-            responses[i] = error_response(result) if isinstance(result, Exception) else reply(requests[i], result)
+            responses[i] = error_response(result) if isinstance(result, Exception) else respond(requests[i], result)
         except Exception as error:
             responses[i] = error_response(error)
-    return responses
+    return [responses[i] for i in range(len(requests))]
 
 
-def run_apart(jobs: dict[int, Job], run: Callable[[list[Job]], list[Result]]) -> dict[int, Result | Exception]:
-    """All jobs in one run; where that fails, each in a run of its own, so that only the culprit bears its error."""
+def run_apart(
+    jobs: dict[int, Job], run: Callable[[list[Job]], Sequence[Result | Exception]]
+) -> dict[int, Result | Exception]:
+    """Run all jobs at once. If that fails, run each alone, so that only the job at fault gets the error."""
     if not jobs:
         return {}
     try:
@@ -74,12 +80,12 @@ def run_apart(jobs: dict[int, Job], run: Callable[[list[Job]], list[Result]]) ->
     return results
 
 
-def error_response(error: Exception):
+def error_response(error: Exception) -> pb_utils.InferenceResponse:
     code, message = pb_utils.TritonError.INTERNAL, f"{type(error).__name__}: {error}"
     if isinstance(error, BadRequest):
         code, message = pb_utils.TritonError.INVALID_ARG, str(error)
     elif isinstance(error, Busy):
         code, message = pb_utils.TritonError.UNAVAILABLE, str(error)
-    elif type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values the graph refuses
+    elif type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values that the graph refuses
         code, message = pb_utils.TritonError.INVALID_ARG, f"the model refused the values of the inputs: {error}"
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))

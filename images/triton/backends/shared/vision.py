@@ -1,9 +1,8 @@
-"""Vision models on PyTorch: pictures in, features or labels out, the whole pipeline in one process."""
+"""Image tasks on PyTorch: images in, features or labels out, the whole pipeline in one process."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,73 +14,66 @@ from safetensors import safe_open
 
 from shared import images, pretrained, serving
 from shared.answers import ACTIVATIONS, classify
-from shared.config import choice_parameter, parameter
-from shared.metrics import Metrics
+from shared.backend import BatchBackend
+from shared.parameters import choice_parameter, parameter
+from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
-# Parameter `task` -> the class of transformers that has the weights.
+# Parameter `task` -> the class of transformers that loads the weights.
 CLASSES = {
     "image-feature-extraction": "AutoModel",
     "image-classification": "AutoModelForImageClassification",
 }
 POOLED = "pooler_output"
-Tensors = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Job:
-    pictures: list[images.Picture]
-    wanted: list[str]
+    images: list[images.InputImage]
+    outputs: list[str]
 
 
-class ImageTask:
-    def __init__(self, args: dict) -> None:
-        config = json.loads(args["model_config"])
+class ImageTask(BatchBackend[Job]):
+    counters = ("images", "runs")
+
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         folder = pretrained.weights_folder(config, args)
         self.processor = images.ImageProcessor(config, folder)
         self.model = pretrained.load(getattr(transformers, CLASSES[parameter(config, "task")]), config, args)
-        self.labels = [label for _, label in sorted(self.model.config.id2label.items())]
+        self.labels = [label for _, label in sorted((self.model.config.id2label or {}).items())]
         self.activation = choice_parameter(config, "activation", ACTIVATIONS, "softmax")
         self.outputs = [tensor["name"] for tensor in config["output"]]
         if POOLED in self.outputs and lacks_pooler(self.model, folder):
             self.outputs.remove(POOLED)
-            pb_utils.Logger.log_warn(f"{args['model_name']}: no '{POOLED}', for the weights have no pooler")
-        self.metrics = Metrics(args, "images", "runs")
+            pb_utils.Logger.log_warn(f"{args['model_name']}: no output '{POOLED}': the weights have no pooler")
 
-    def close(self) -> None:
-        self.metrics.close()
-
-    def execute(self, requests) -> list:
-        return serving.serve(requests, self.prepare, self.run, self.reply)
-
-    def prepare(self, request) -> Job:
+    def prepare(self, request: pb_utils.InferenceRequest) -> Job:
         given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        return Job(images.pictures(given), serving.wanted_outputs(request, self.outputs))
+        return Job(images.input_images(given), serving.requested_outputs(request, self.outputs))
 
-    def run(self, batch: list[Job]) -> list[Tensors | Exception]:
-        """One run for all whose pictures are sound; the others get what is wrong with theirs."""
-        prepared = self.processor([job.pictures for job in batch])
-        sound = [pixels for pixels in prepared if not isinstance(pixels, Exception)]
-        answers = iter(self.forward(sound, {name for job in batch for name in job.wanted}) if sound else ())
-        return [pixels if isinstance(pixels, Exception) else next(answers) for pixels in prepared]
+    def run_batch(self, jobs: list[Job]) -> list[Tensors | Exception]:
+        """Run the jobs with valid images at once; each other job gets its own error."""
+        processed = self.processor([job.images for job in jobs])
+        valid = [pixels for pixels in processed if not isinstance(pixels, Exception)]
+        results = iter(self.forward(valid, {name for job in jobs for name in job.outputs}) if valid else ())
+        return [pixels if isinstance(pixels, Exception) else next(results) for pixels in processed]
 
     @torch.inference_mode()
-    def forward(self, requests: list[np.ndarray], wanted: set[str]) -> list[Tensors]:
+    def forward(self, requests: list[Array], names: set[str]) -> list[Tensors]:
         pixels = torch.from_numpy(np.concatenate(requests)).to(self.model.device, self.model.dtype)
-        found = self.model(pixel_values=pixels)
+        outputs = self.model(pixel_values=pixels)
         self.metrics.add(images=len(pixels), runs=1)
-        tensors = {name: found[name].float().cpu().numpy() for name in found if name in ("logits", *wanted)}
+        tensors: Tensors = {name: outputs[name].float().cpu().numpy() for name in outputs if name in ("logits", *names)}
         if "logits" in tensors:
             tensors |= classify(tensors["logits"], self.labels, self.activation)
         cuts = np.cumsum([len(request) for request in requests])[:-1]
-        parts = {name: np.split(tensors[name], cuts) for name in wanted if name in tensors}
+        parts = {name: np.split(tensors[name], cuts) for name in self.outputs if name in names & tensors.keys()}
         return [{name: part[i] for name, part in parts.items()} for i in range(len(requests))]
-
-    def reply(self, request, tensors: Tensors):
-        wanted = serving.wanted_outputs(request, tensors)
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, tensors[name]) for name in wanted])
 
 
 def lacks_pooler(model: transformers.PreTrainedModel, folder: Path) -> bool:
-    """Is there one in the model, but not in the files? transformers gives it weights at random, and it answers."""
+    """Return whether the model has a pooler that its files lack.
+
+    transformers gives such a pooler random weights, and it would return outputs without any warning.
+    """
     names = itertools.chain(*(safe_open(path, "numpy").keys() for path in pretrained.weight_files(folder)))
     return not any("pooler" in name for name in names) and any("pooler" in name for name, _ in model.named_parameters())

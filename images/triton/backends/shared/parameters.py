@@ -1,4 +1,4 @@
-"""Reading a model's config.pbtxt as Triton hands it to a Python-based backend (JSON)."""
+"""Reads what Triton passes to initialize(): parameters, files of the model, number of instances."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import os
 from pathlib import Path
 
 from shared.errors import ConfigError
+from shared.types import InstanceArgs, ModelConfig
 
 
-def version_file(args: dict[str, str], name: str, what: str = "the model's") -> Path:
-    """A file that `make models` puts into the model's version folder."""
+def version_file(args: InstanceArgs, name: str, what: str = "the model's") -> Path:
+    """Return the path of a file that `make models` puts into the model's version folder."""
     path = Path(args["model_repository"]) / args["model_version"] / name
     if not path.is_file():
         raise ConfigError(f"{path} is missing: put {what} there, or run `make models`")
     return path
 
 
-def parameter(config: dict, key: str, default: str = "") -> str:
-    return config.get("parameters", {}).get(key, {}).get("string_value", default).strip() or default
+def parameter(config: ModelConfig, key: str, default: str = "") -> str:
+    value: str = config.get("parameters", {}).get(key, {}).get("string_value", default)
+    return value.strip() or default
 
 
-def int_parameter(config: dict, key: str, default: int) -> int:
+def int_parameter(config: ModelConfig, key: str, default: int) -> int:
     text = parameter(config, key, str(default))
     try:
         return int(text)
@@ -28,19 +30,19 @@ def int_parameter(config: dict, key: str, default: int) -> int:
         raise ConfigError(f"parameter '{key}' must be a whole number, not '{text}'") from None
 
 
-def choice_parameter(config: dict, key: str, choices: tuple[str, ...], default: str) -> str:
+def choice_parameter(config: ModelConfig, key: str, choices: tuple[str, ...], default: str) -> str:
     value = parameter(config, key, default)
     if value not in choices:
         raise ConfigError(f"parameter '{key}' must be one of {', '.join(choices)}, not '{value}'")
     return value
 
 
-def instance_count(config: dict) -> int:
+def instance_count(config: ModelConfig) -> int:
     return sum(group.get("count", 1) for group in config.get("instance_group", [])) or 1
 
 
 def usable_cpus() -> int:
-    """CPUs this process may use: its affinity mask, cut by the container's quota where there is one."""
+    """Return the CPUs in this process's affinity mask, limited by the container's quota."""
     cpus = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

@@ -5,7 +5,6 @@ Knows nothing of Triton's requests, so it is tested without a server.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,10 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # 1.29 and later report by 
 import numpy as np
 import onnxruntime as ort
 
-from shared.config import choice_parameter, instance_count, int_parameter, parameter, usable_cpus
 from shared.dtypes import BY_ONNX, ElementType
 from shared.errors import BadRequest, ConfigError
+from shared.parameters import choice_parameter, instance_count, int_parameter, parameter, usable_cpus
+from shared.types import InstanceArgs, ModelConfig
 
 # What the C++ backend fills in where a batching model states no max_batch_size.
 DEFAULT_MAX_BATCH_SIZE = 4
@@ -128,7 +128,7 @@ def open_session(config: dict, path: Path, kind: str, device_id: int, ragged: bo
 
 
 @dataclass(frozen=True)
-class Model:
+class OnnxModel:
     """A model as its config.pbtxt asks for it, checked against its graph."""
 
     config: dict
@@ -138,9 +138,8 @@ class Model:
     run_options: ort.RunOptions | None
 
     @classmethod
-    def load(cls, args: dict[str, str], ragged: bool = False) -> Model:
+    def load(cls, config: ModelConfig, args: InstanceArgs, ragged: bool = False) -> OnnxModel:
         """From what Triton hands to a backend's initialize()."""
-        config = json.loads(args["model_config"])
         path = model_path(config, Path(args["model_repository"]) / args["model_version"])
         kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
         session = open_session(config, path, kind, device_id, ragged)
@@ -149,7 +148,7 @@ class Model:
         return cls(config, session, inputs, outputs, run_options(config))
 
     @property
-    def fed(self) -> list[str]:
+    def request_inputs(self) -> list[str]:
         """The inputs that requests bring."""
         return [tensor["name"] for tensor in self.config["input"]]
 

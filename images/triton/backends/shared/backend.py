@@ -1,0 +1,84 @@
+"""Base classes of the classes that Triton loads from each backend's model.py."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Generic, TypeVar
+
+import triton_python_backend_utils as pb_utils
+
+from shared import serving
+from shared.metrics import Metrics
+from shared.parameters import choice_parameter
+from shared.types import InstanceArgs, ModelConfig, Tensors
+
+Job = TypeVar("Job")
+
+
+class Backend(ABC):
+    """One instance of a model, with the methods that Triton calls."""
+
+    counters: ClassVar[tuple[str, ...]] = ()  # names in shared.metrics.COUNTERS
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
+        return auto_complete_model_config
+
+    def initialize(self, args: InstanceArgs) -> None:
+        self.set_up(json.loads(args["model_config"]), args)
+        self.metrics = Metrics(args, *self.counters)
+
+    @abstractmethod
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
+        """Read the parameters and load the model. Raise ConfigError if the config cannot be served."""
+
+    @abstractmethod
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse] | None:
+        """Answer the requests, or keep their response senders and return None."""
+
+    def finalize(self) -> None:
+        self.metrics.close()
+
+
+class BatchBackend(Backend, Generic[Job]):
+    """A backend that runs all requests of an execution as one batch."""
+
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
+        return serving.serve(requests, self.prepare, self.run_batch, self.respond)
+
+    @abstractmethod
+    def prepare(self, request: pb_utils.InferenceRequest) -> Job:
+        """Read and check one request. Raise BadRequest if it is wrong."""
+
+    @abstractmethod
+    def run_batch(self, jobs: list[Job]) -> Sequence[Tensors | Exception]:
+        """Return the outputs of each job, or the error that its request gets."""
+
+    def respond(self, request: pb_utils.InferenceRequest, tensors: Tensors) -> pb_utils.InferenceResponse:
+        names = serving.requested_outputs(request, tensors)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, tensors[name]) for name in names])
+
+
+class TaskBackend:
+    """A backend whose parameter `task` chooses the class that serves the model."""
+
+    # task -> (module, class). The module is imported only for its own task, because torch takes seconds to import.
+    tasks: ClassVar[dict[str, tuple[str, str]]]
+    default_task: ClassVar[str]
+
+    auto_complete_config = staticmethod(Backend.auto_complete_config)
+
+    def initialize(self, args: InstanceArgs) -> None:
+        task = choice_parameter(json.loads(args["model_config"]), "task", tuple(self.tasks), self.default_task)
+        module, name = self.tasks[task]
+        self.backend: Backend = getattr(importlib.import_module(module), name)()
+        self.backend.initialize(args)
+
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse] | None:
+        return self.backend.execute(requests)
+
+    def finalize(self) -> None:
+        self.backend.finalize()

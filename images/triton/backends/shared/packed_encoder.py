@@ -1,0 +1,151 @@
+"""Base class of text encoders that run the texts of many requests in packed runs.
+
+It sorts the rows of all requests by length, cuts them into the cheapest set of runs and scatters the results back. A
+run is an ONNX graph (backend packed_onnx), a PyTorch module (shared/text_encoder.py) or a compiled model (backend
+neuron).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from shared import serving
+from shared.backend import BatchBackend
+from shared.errors import BadRequest, ConfigError
+from shared.packing import Cost, RunCost, cheapest_cut, row_lengths
+from shared.parameters import parameter
+from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+
+
+@dataclass(frozen=True)
+class Texts:
+    """One request: its token tensors [rows, width], each row's length without padding, and the requested outputs."""
+
+    tokens: Tensors
+    lengths: Array
+    width: int
+    outputs: list[str]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A model that takes token tensors [rows, length]."""
+
+    inputs: dict[str, type]  # name -> numpy type; an input that requests lack is fed zeros
+    outputs: list[str]
+    per_token: set[str]  # the outputs that have a vector for each token
+    run: Callable[[list[str] | None, Tensors], list[Array]]
+    parallel_runs: int = 1
+    cost: Cost | None = None  # None: measure it when the model is loaded
+    # The shape that a run of (rows, length) is padded to, for models that take only some shapes.
+    shape: Callable[[int, int], tuple[int, int]] = lambda rows, length: (rows, length)
+
+
+class PackedEncoder(BatchBackend[Texts]):
+    """A backend for ragged batches (`allow_ragged_batch: true`)."""
+
+    counters = ("tokens", "padding_tokens", "runs")
+
+    @abstractmethod
+    def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder: ...
+
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
+        self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.mask = parameter(config, "mask", "attention_mask")
+        if self.mask not in self.inputs:
+            raise ConfigError(
+                f"no input '{self.mask}': packing needs the mask to know a row's length; name it in parameter 'mask'"
+            )
+        self.encoder = self.load_encoder(config, args)
+        self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
+        self.cost = self.encoder.cost or self.measured_cost(
+            args["model_instance_name"], max(1, config["max_batch_size"])
+        )
+
+    def measured_cost(self, instance: str, max_rows: int) -> RunCost:
+        cost = RunCost.measure(self.seconds_of_run, max_rows)
+        pb_utils.Logger.log_info(
+            f"{instance}: {self.encoder.parallel_runs} run(s) in parallel; a run costs "
+            f"{cost.per_run * 1e3:.2f} ms and {cost.per_token * 1e6:.0f} us per token"
+        )
+        return cost
+
+    def seconds_of_run(self, rows: int, length: int) -> float:
+        """Time a run of this shape while all workers run the same shape."""
+        feed = {
+            name: np.full((rows, length), int(name in self.inputs), dtype)
+            for name, dtype in self.encoder.inputs.items()
+        }
+        start = time.perf_counter()
+        list(self.workers.map(lambda _: self.encoder.run(None, feed), range(self.encoder.parallel_runs)))
+        return (time.perf_counter() - start) / self.encoder.parallel_runs
+
+    def prepare(self, request: pb_utils.InferenceRequest) -> Texts:
+        tokens = {name: serving.input_tensor(request, name) for name in self.inputs}
+        mask = tokens[self.mask]
+        if mask.ndim != 2 or mask.shape[1] == 0:
+            raise BadRequest(f"input '{self.mask}' must have shape [rows, tokens] with at least one token")
+        for name, array in tokens.items():
+            if array.shape != mask.shape:
+                raise BadRequest(
+                    f"input '{name}' has shape {list(array.shape)}, but '{self.mask}' has {list(mask.shape)}"
+                )
+        outputs = serving.requested_outputs(request, self.encoder.outputs)
+        return Texts(tokens, row_lengths(mask), mask.shape[1], outputs)
+
+    def run_batch(self, jobs: list[Texts]) -> list[Tensors]:
+        lengths = np.concatenate([texts.lengths for texts in jobs])
+        rows = [(texts, row) for texts in jobs for row in range(len(texts.lengths))]
+        outputs = sorted({name for texts in jobs for name in texts.outputs})
+        results: dict[str, list[Array]] = {name: [np.empty(0)] * len(rows) for name in outputs}
+        order = np.argsort(lengths, kind="stable")
+
+        def shape(packed: Array) -> tuple[int, int]:
+            return self.encoder.shape(len(packed), int(lengths[packed[-1]]))
+
+        def run(packed: Array) -> None:
+            feed = self.feed([rows[i] for i in packed], *shape(packed))
+            for name, array in zip(outputs, self.encoder.run(outputs, feed), strict=True):
+                for i, result in zip(packed, array[: len(packed)], strict=True):
+                    results[name][i] = result
+
+        runs = [order[start:end] for start, end in cheapest_cut(lengths[order], self.cost)]
+        # Start the longest first, so that no worker has a long run left at the end.
+        list(self.workers.map(run, reversed(runs)))
+        tokens = int(lengths.sum())
+        padded = sum(math.prod(shape(packed)) for packed in runs)
+        self.metrics.add(tokens=tokens, padding_tokens=padded - tokens, runs=len(runs))
+        responses = []
+        first = 0
+        for texts in jobs:
+            last = first + len(texts.lengths)
+            responses.append({name: self.stack(name, results[name][first:last], texts) for name in texts.outputs})
+            first = last
+        return responses
+
+    def feed(self, rows: list[tuple[Texts, int]], count: int, length: int) -> Tensors:
+        """Return the inputs of one run: these rows, padded with zeros to `count` rows of `length` tokens."""
+        feed: Tensors = {name: np.zeros((count, length), dtype) for name, dtype in self.encoder.inputs.items()}
+        for i, (texts, row) in enumerate(rows):
+            end = texts.lengths[row]
+            for name, array in texts.tokens.items():
+                feed[name][i, :end] = array[row, :end]
+        return feed
+
+    def stack(self, name: str, results: list[Array], texts: Texts) -> Array:
+        """Return one request's rows of an output. A per-token output is padded to the width of the request."""
+        if name not in self.encoder.per_token:
+            return np.stack(results)
+        out: Array = np.zeros((len(results), texts.width, *results[0].shape[1:]), results[0].dtype)
+        for i, result in enumerate(results):
+            end = texts.lengths[i]
+            out[i, :end] = result[:end]
+        return out
