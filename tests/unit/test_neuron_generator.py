@@ -1,4 +1,4 @@
-"""gen_triton_model.py: the folders of the published command lines, and a sentence for each thing said wrong."""
+"""Test gen_triton_model.py: the folders of the published command lines, and the message of each wrong argument."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BERT_TENSORS = (
     "--triton_input INPUT__0,INT64,4x384 INPUT__1,INT64,4x384 INPUT__2,INT64,4x384 "
     "--triton_output OUTPUT__0,INT64,4x384 OUTPUT__1,INT64,4x384 "
 )
-# As published, /home/ubuntu being a folder of the test's.
+# As published. The tests replace /home/ubuntu.
 PUBLISHED = {
     "bert_large_inf1": f"--model_type pytorch {BERT_TENSORS}"
     "--compiled_model /home/ubuntu/bert_large_mlperf_neuron_hack_bs1_dynamic.pt --neuron_core_range 0:3 "
@@ -49,16 +49,16 @@ OURS = {
     "--max_batch_size 16 --enable_dynamic_batching --preferred_batch_size 4 8 --preferred_batch_size 16 "
     "--max_queue_delay_microseconds 100 --compiled_batch_size 4 --threads_per_core 2 "
     "--triton_model_instance_count 2 --triton_model_dir bert --model_version 3",
-    "requests_apart": "--model_type pytorch --compiled_model /home/ubuntu/bert.pt --neuron_core_range 0:0 "
+    "separate_requests": "--model_type pytorch --compiled_model /home/ubuntu/bert.pt --neuron_core_range 0:0 "
     "--triton_input INPUT__0,INT64,384 --triton_output OUTPUT__0,FP32,2 --max_batch_size 8 --enable_dynamic_batching "
     "--disable_batch_requests_to_neuron --triton_model_dir bert",
-    "tensorflow_said": "--model_type tensorflow --compiled_model /home/ubuntu/resnet50 --neuron_core_range 0:1 "
+    "tensorflow_tensors": "--model_type tensorflow --compiled_model /home/ubuntu/resnet50 --neuron_core_range 0:1 "
     "--triton_input image,BYTES,1 --triton_output classes,INT64,1 --max_batch_size 4 --tag_set serve,gpu "
     "--signature_def_key predict --triton_model_dir resnet50",
     "language_model": "--inf2 --model_type transformers --compiled_model opt-125m-tp12 --neuron_core_range 0:11 "
     "--model_class transformers_neuronx.opt.model.OPTForSampling --tp_degree 12 --batch_size 4 --n_positions 2048 "
     "--amp bf16 --unroll none --triton_model_dir opt",
-    "language_model_s_own": "--inf2 --model_type transformers --compiled_model llama --neuron_core_range 0:1 "
+    "language_model_defaults": "--inf2 --model_type transformers --compiled_model llama --neuron_core_range 0:1 "
     "--model_class neuronx_distributed_inference.models.llama.modeling_llama.NeuronLlamaForCausalLM "
     "--triton_model_dir llama8b",
 }
@@ -77,7 +77,7 @@ FINE_TENSORFLOW = (
 
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Path:
-    """Where all that is compiled lies, and where the commands are given."""
+    """Create the compiled models, and run the commands beside them."""
     home = tmp_path / "home/ubuntu"
     for name in ("bert.pt", "bert_large_mlperf_neuron_hack_bs1_dynamic.pt"):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
@@ -93,14 +93,14 @@ def home(tmp_path, monkeypatch) -> Path:
 
 
 def save_model(folder: Path, tags: tuple[str, ...] = ("serve",), key: str = "serving_default", **sides: dict) -> None:
-    """What the stand-in of tensorflow reads."""
+    """Write what the stand-in of tensorflow reads."""
     folder.mkdir(parents=True)
     (folder / "saved_model.pb").write_text(json.dumps({"tags": tags, "signatures": {key: sides}}))
 
 
 @pytest.fixture
 def tensorflow(monkeypatch):
-    """Stands in for it: a SavedModel's parts from JSON. The real one reads real ones in tests/stack/test_neuron.py."""
+    """Stand in for tensorflow: read a SavedModel from JSON. tests/stack/test_neuron.py has the real one."""
 
     def parsed(content: bytes) -> SimpleNamespace:
         model = json.loads(content)
@@ -132,9 +132,9 @@ def generate(command: str, home: Path) -> int:
 
 
 def errors(capsys) -> list[str]:
-    """Of a command that failed: its sentences."""
+    """Return the messages of a command that failed."""
     *lines, last = capsys.readouterr().err.splitlines()
-    assert last == "nothing was written (--help says what each option takes)"
+    assert last == "nothing was written (--help describes every option)"
     assert all(line.startswith("error: ") for line in lines)
     return [line.removeprefix("error: ") for line in lines]
 
@@ -147,17 +147,17 @@ def parameters(folder: Path) -> dict[str, str]:
     return {key: value.string_value for key, value in config(folder).parameters.items()}
 
 
-def everything(folder: Path) -> dict[str, str]:
+def content(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): path.read_text() if path.is_file() else "folder" for path in folder.rglob("*")
     }
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- the files --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", [*PUBLISHED, *OURS])
-def test_the_folder_is_the_one_kept_here(case, home, tensorflow):
+def test_folder_is_the_golden_one(case, home, tensorflow):
     command = (PUBLISHED | OURS)[case]
     assert generate(command, home) == 0
     folder = home / command.split("--triton_model_dir ")[1].split()[0]
@@ -165,11 +165,11 @@ def test_the_folder_is_the_one_kept_here(case, home, tensorflow):
     written = (folder / "config.pbtxt").read_text().replace(str(home), "/home/ubuntu")
     assert written == (GOLDEN / case / "config.pbtxt").read_text()
     assert (folder / version / "model.py").read_text() == (GOLDEN / case / "model.py").read_text()
-    assert [each.name for each in folder.iterdir() if each.name.isdecimal()] == [version]
+    assert [path.name for path in folder.iterdir() if path.name.isdecimal()] == [version]
 
 
 @pytest.mark.parametrize("case", [*PUBLISHED, *OURS])
-def test_what_is_kept_is_what_triton_and_python_take(case):
+def test_golden_files_are_valid_for_triton_and_python(case):
     parsed = config(GOLDEN / case)
     assert (parsed.backend, len(parsed.instance_group)) == ("python", 1)
     assert parsed.instance_group[0].kind == parsed.instance_group[0].KIND_MODEL
@@ -177,36 +177,36 @@ def test_what_is_kept_is_what_triton_and_python_take(case):
     assert [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)] == ["TritonPythonModel"]
 
 
-def test_the_config_is_what_was_asked_for():
+def test_config_has_the_values_of_the_options():
     parsed = config(GOLDEN / "dynamic_batching")
     assert (parsed.name, parsed.max_batch_size, parsed.instance_group[0].count) == ("bert", 16, 2)
     assert list(parsed.dynamic_batching.preferred_batch_size) == [4, 8, 16]
     assert parsed.dynamic_batching.max_queue_delay_microseconds == 100
-    assert [(each.name, list(each.dims)) for each in parsed.input] == [("tokens__0", [384]), ("mask__1", [384])]
-    assert [(each.name, list(each.dims)) for each in parsed.output] == [("out__0", [-1, 2])]
+    assert [(tensor.name, list(tensor.dims)) for tensor in parsed.input] == [("tokens__0", [384]), ("mask__1", [384])]
+    assert [(tensor.name, list(tensor.dims)) for tensor in parsed.output] == [("out__0", [-1, 2])]
     assert parameters(GOLDEN / "dynamic_batching") == {
         "COMPILED_MODEL": "/home/ubuntu/bert.pt", "NEURON_CORE_START_INDEX": "4", "NEURON_CORE_END_INDEX": "7",
         "NUM_THREADS_PER_CORE": "2", "FRAMEWORK": "torch-neuronx", "BATCH_REQUESTS_TO_NEURON": "true",
         "COMPILED_BATCH_SIZE": "4",
     }  # fmt: skip
-    assert config(GOLDEN / "requests_apart").HasField("dynamic_batching")
-    assert parameters(GOLDEN / "requests_apart")["BATCH_REQUESTS_TO_NEURON"] == "false"
+    assert config(GOLDEN / "separate_requests").HasField("dynamic_batching")
+    assert parameters(GOLDEN / "separate_requests")["BATCH_REQUESTS_TO_NEURON"] == "false"
     assert not config(GOLDEN / "bert_large_inf1").HasField("dynamic_batching")
 
 
-def test_a_language_model_takes_the_prompts_that_all_of_ours_take():
-    ours, theirs = config(GOLDEN / "language_model"), config(ROOT / "model_repository/falcon7b")
-    assert (list(ours.input), list(ours.output)) == (list(theirs.input), list(theirs.output))
-    assert ours.max_batch_size == theirs.max_batch_size == 0
+def test_language_model_has_the_tensors_of_our_other_language_models():
+    generated, falcon = config(GOLDEN / "language_model"), config(ROOT / "model_repository/falcon7b")
+    assert (list(generated.input), list(generated.output)) == (list(falcon.input), list(falcon.output))
+    assert generated.max_batch_size == falcon.max_batch_size == 0
 
 
-def test_of_a_language_model_only_what_was_said_is_a_parameter():
-    said = {"MODEL_CLASS", "TP_DEGREE", "BATCH_SIZE", "N_POSITIONS", "AMP", "UNROLL"}
-    assert said <= parameters(GOLDEN / "language_model").keys()
-    assert said & parameters(GOLDEN / "language_model_s_own").keys() == {"MODEL_CLASS"}
+def test_unset_options_of_language_models_are_no_parameters():
+    options = {"MODEL_CLASS", "TP_DEGREE", "BATCH_SIZE", "N_POSITIONS", "AMP", "UNROLL"}
+    assert options <= parameters(GOLDEN / "language_model").keys()
+    assert options & parameters(GOLDEN / "language_model_defaults").keys() == {"MODEL_CLASS"}
 
 
-def test_names_survive_whatever_is_in_them(home):
+def test_special_characters_of_names_survive(home):
     odd = 'a"b\\n__0'
     command = ["--model_type", "pytorch", "--compiled_model", "bert.pt", "--neuron_core_range", "0:0"]
     command += ["--triton_input", f"{odd},INT64,1", "--triton_output", "größe__0,FP32,1", "--triton_model_dir", "m"]
@@ -214,22 +214,22 @@ def test_names_survive_whatever_is_in_them(home):
     assert (config(home / "m").input[0].name, config(home / "m").output[0].name) == (odd, "größe__0")
 
 
-def test_the_config_says_the_command_that_makes_it_again(home):
+def test_command_in_config_writes_the_same_folder_again(home):
     assert generate(FINE, home) == 0
-    first = everything(home / "m")
+    first = content(home / "m")
     command = next(line for line in first["config.pbtxt"].splitlines() if "gen_triton_model.py --" in line)
     shutil.rmtree(home / "m")
     arguments = command.removeprefix("# gen_triton_model.py ").split()
     assert gen_triton_model.main(arguments) == 0
-    assert everything(home / "m") == first
+    assert content(home / "m") == first
 
 
-def test_a_slash_at_the_end_does_not_matter(home):
+def test_trailing_slash_does_not_matter(home):
     assert generate(f"{FINE} --triton_model_dir some/where/bert/", home) == 0
     assert config(home / "some/where/bert").name == "bert"
 
 
-def test_it_runs_by_itself_wherever_it_is(tmp_path, home):
+def test_script_runs_from_another_folder_without_packages(tmp_path, home):
     alone = tmp_path / "elsewhere" / SCRIPT.name
     alone.parent.mkdir()
     shutil.copy(SCRIPT, alone)
@@ -243,117 +243,116 @@ def test_it_runs_by_itself_wherever_it_is(tmp_path, home):
     assert "make up PROFILE=neuron SYSTEMS=m" in done.stdout
 
 
-def test_it_misses_its_package(tmp_path):
+def test_script_without_its_package_says_what_to_copy(tmp_path):
     shutil.copy(SCRIPT, tmp_path)
     done = subprocess.run([sys.executable, "-I", tmp_path / SCRIPT.name, "--help"], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.endswith("the folder generator/ belongs beside gen_triton_model.py\n")
+    assert done.stderr.endswith("copy the folder generator/ beside gen_triton_model.py\n")
 
 
 @pytest.mark.parametrize("file", [SCRIPT, *sorted(PACKAGE.glob("*.py"))], ids=lambda file: file.stem)
-def test_it_is_the_python_of_old_hosts(file):
+def test_source_is_python_3_8_with_the_standard_library(file):
     tree = ast.parse(file.read_text(), feature_version=(3, 8))
     imported = {node.module.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    imported |= {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
+    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert imported - sys.stdlib_module_names <= {"generator", "google", "tensorflow"}
 
 
-def test_help_names_every_flag_and_its_unit(capsys):
-    from generator.options import OPTIONS  # which gen_triton_model.py put on the path
+def test_help_lists_every_option_with_its_unit(capsys):
+    from generator.options import OPTIONS  # gen_triton_model.py put it on the path
 
     assert gen_triton_model.main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(f"  --{flag}" in said for flag in OPTIONS)
-    assert "  --max_batch_size ROWS\n" in said
-    assert "--max_queue_delay_microseconds MICROSECONDS" in said
-    assert "(ms)" not in said
+    text = capsys.readouterr().out
+    assert all(f"  --{name}" in text for name in OPTIONS)
+    assert "  --max_batch_size ROWS\n" in text
+    assert "--max_queue_delay_microseconds MICROSECONDS" in text
+    assert "(ms)" not in text
 
 
-# --- what was compiled ------------------------------------------------------------------------------------------------
+# --- the compiled model -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["bert.pt", 'a$b":c.pt'])
-def test_inf1_names_it_by_its_whole_path(name, home, capsys):
-    """And says how it gets into a container."""
+def test_inf1_uses_the_absolute_path_and_prints_the_mount(name, home, capsys):
     (home / name).write_text("TorchScript")
     assert generate(f"{FINE} --compiled_model {name}", home) == 0
     assert parameters(home / "m")["COMPILED_MODEL"] == str(home / name)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert f"{home / name} is loaded from there. For a container, put it into m and say that," in lines
+    assert f"Triton loads {home / name} from that path. For a container, move it into m and run this again," in lines
     (line,) = [line for line in lines if line.startswith("services:")]
-    place = str(home / name).replace("$", "$$")  # as compose has it
-    volume = {"type": "bind", "source": place, "target": place, "read_only": True}
+    path = str(home / name).replace("$", "$$")  # as compose has it
+    volume = {"type": "bind", "source": path, "target": path, "read_only": True}
     assert yaml.safe_load(line) == {"services": {"triton-neuron": {"volumes": [volume]}}}
 
 
-@pytest.mark.parametrize("said", ["m/weights/bert.pt", "{home}/m/weights/bert.pt", "link/weights/bert.pt"])
+@pytest.mark.parametrize("path", ["m/weights/bert.pt", "{home}/m/weights/bert.pt", "link/weights/bert.pt"])
 @pytest.mark.parametrize("chip", ["", "--inf2"])
-def test_what_lies_in_the_model_folder_moves_with_it(chip, said, home, capsys):
+def test_model_in_the_model_folder_has_a_relative_path(chip, path, home, capsys):
     (home / "m/weights").mkdir(parents=True)
     (home / "m/weights/bert.pt").write_text("TorchScript")
     (home / "link").symlink_to(home / "m")
-    assert generate(f"{FINE} {chip} --compiled_model {said}", home) == 0
+    assert generate(f"{FINE} {chip} --compiled_model {path}", home) == 0
     assert parameters(home / "m")["COMPILED_MODEL"] == "weights/bert.pt"
-    assert sorted(each.name for each in (home / "m").iterdir()) == ["1", "config.pbtxt", "weights"]
+    assert sorted(path.name for path in (home / "m").iterdir()) == ["1", "config.pbtxt", "weights"]
     assert "container" not in capsys.readouterr().out
 
 
-def test_a_model_s_own_folder_becomes_the_model_folder(home):
+def test_folder_of_a_language_model_becomes_the_model_folder(home):
     assert generate(f"{FINE_LANGUAGE} --triton_model_dir llama", home) == 0
     assert parameters(home / "llama")["COMPILED_MODEL"] == "."
 
 
-def test_inf2_takes_it_from_the_model_folder_or_puts_it_there(home, capsys):
+def test_inf2_copies_the_model_once(home, capsys):
     command = f"{FINE} --inf2 --compiled_model bert.pt --compiled_batch_size 4"
     assert generate(command, home) == 0
     assert f"copying {home}/bert.pt into {home}/m\n" in capsys.readouterr().out
     assert parameters(home / "m")["COMPILED_MODEL"] == "bert.pt"
     assert (home / "m/bert.pt").read_text() == "TorchScript"
-    before = everything(home / "m")
+    before = content(home / "m")
     (home / "bert.pt").touch()
     assert generate(command, home) == 0
-    said = capsys.readouterr()
-    assert ("copying" in said.out, "kept" in said.out, said.err) == (False, False, "")
+    printed = capsys.readouterr()
+    assert ("copying" in printed.out, "kept" in printed.out, printed.err) == (False, False, "")
     (home / "bert.pt").unlink()
     assert generate(command, home) == 0
-    assert everything(home / "m") == before
+    assert content(home / "m") == before
 
 
-def test_a_model_that_was_compiled_again_is_copied_again(home, capsys):
+def test_recompiled_file_is_copied_again_and_the_old_one_kept(home, capsys):
     command = f"{FINE} --inf2 --compiled_model bert.pt"
     assert generate(command, home) == 0
     times = (home / "bert.pt").stat()
     for number, old in enumerate(["bert.pt.old", "bert.pt.old.1", "bert.pt.old.2"]):
-        before = everything(home / "m")
-        (home / "bert.pt").write_text(f"newerscrip{number}")  # as long as it was
+        before = content(home / "m")
+        (home / "bert.pt").write_text(f"newerscrip{number}")  # of the same length
         os.utime(home / "bert.pt", ns=(times.st_atime_ns, times.st_mtime_ns))
         assert generate(command, home) == 0
-        assert f"what was there before is kept: {old}\n" in capsys.readouterr().out
+        assert f"replaced files are kept as {old}\n" in capsys.readouterr().out
         changed = {"bert.pt": f"newerscrip{number}", old: before["bert.pt"]}
-        assert everything(home / "m") == {**before, **changed}
+        assert content(home / "m") == {**before, **changed}
 
 
-def test_a_folder_that_was_compiled_again_is_replaced_whole(home, capsys):
+def test_recompiled_folder_is_replaced_as_a_whole(home, capsys):
     assert generate(FINE_LANGUAGE, home) == 0
-    before = everything(home / "m")
+    before = content(home / "m")
     (home / "llama/weights").rename(home / "llama/shard")
     assert generate(FINE_LANGUAGE, home) == 0
-    assert "what was there before is kept: llama.old\n" in capsys.readouterr().out
-    after = everything(home / "m")
+    assert "replaced files are kept as llama.old\n" in capsys.readouterr().out
+    after = content(home / "m")
     assert {name for name in after if name.startswith("llama/")} == {"llama/shard"}
     assert after["llama.old/weights"] == "llama"
     assert {name for name in set(before) - set(after)} == {"llama/weights"}
     assert generate(FINE_LANGUAGE, home) == 0
-    assert everything(home / "m") == after
+    assert content(home / "m") == after
 
 
-def test_where_the_new_one_cannot_be_put_the_old_one_is(home, monkeypatch, capsys):
-    """A folder, which is out of the way by then; and a file, which is not."""
+def test_failed_replacement_restores_the_old_model(home, monkeypatch, capsys):
+    """Cover a folder, which was renamed by then, and a file, which was not."""
     for command in (FINE_LANGUAGE, f"{FINE} --inf2 --compiled_model bert.pt"):
         assert generate(command, home) == 0
     (home / "llama/weights").write_text("newer")
     (home / "bert.pt").write_text("newer")
-    before = everything(home)
+    before = content(home)
 
     def failing(new, place):
         raise FULL
@@ -361,11 +360,11 @@ def test_where_the_new_one_cannot_be_put_the_old_one_is(home, monkeypatch, capsy
     monkeypatch.setattr(os, "replace", failing)
     for command in (FINE_LANGUAGE, f"{FINE} --inf2 --compiled_model bert.pt"):
         assert generate(command, home) == 1
-        assert everything(home) == before
+        assert content(home) == before
     assert capsys.readouterr().err.endswith("No space left on device: config.pbtxt was not written\n")
 
 
-def test_a_file_system_without_links_keeps_what_is_replaced_too(home, monkeypatch):
+def test_replaced_files_are_kept_on_a_file_system_without_links(home, monkeypatch):
     def failing(place, old):
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -375,7 +374,7 @@ def test_a_file_system_without_links_keeps_what_is_replaced_too(home, monkeypatc
     assert (home / "m/1/model.py.old").read_text() == before["m/1/model.py"]
 
 
-def test_inf2_takes_folders_and_what_lies_elsewhere(home, monkeypatch):
+def test_inf2_copies_folders_and_relative_paths_only(home, monkeypatch):
     assert generate(FINE_LANGUAGE, home) == 0
     assert (home / "m/llama/weights").read_text() == "llama"
     (home / "below").mkdir()
@@ -391,8 +390,7 @@ def test_inf2_takes_folders_and_what_lies_elsewhere(home, monkeypatch):
     assert not (home / "below/n/bert.pt").exists()
 
 
-def test_inf2_keeps_the_place_of_what_does_not_lead_out(home):
-    """What is beside the model folder of the same name is another's."""
+def test_inf2_keeps_subfolders_of_relative_paths(home):
     (home / "weights").mkdir()
     (home / "weights/bert.pt").write_text("of weights")
     assert generate(f"{FINE} --inf2 --compiled_model weights/../weights/bert.pt", home) == 0
@@ -400,17 +398,16 @@ def test_inf2_keeps_the_place_of_what_does_not_lead_out(home):
     assert (home / "m/weights/bert.pt").read_text() == "of weights"
 
 
-def test_inf2_takes_a_saved_model_out_of_the_version_s_folder(home, tensorflow):
-    """As published: it need not be copied there."""
+def test_inf2_leaves_a_saved_model_in_the_version_folder(home, tensorflow):
     save_model(home / "m/1", inputs={"x": ["DT_FLOAT", [1]]}, outputs={"y": ["DT_FLOAT", [1]]})
     assert generate(f"{FINE_TENSORFLOW} --inf2 --compiled_model 1", home) == 0
-    assert sorted(each.name for each in (home / "m/1").iterdir()) == ["model.py", "saved_model.pb"]
+    assert sorted(path.name for path in (home / "m/1").iterdir()) == ["model.py", "saved_model.pb"]
 
 
 # --- TensorFlow -------------------------------------------------------------------------------------------------------
 
 
-def test_a_signature_is_read_where_tensors_are_not_said(home, tensorflow):
+def test_tensors_come_from_the_signature_unless_listed(home, tensorflow):
     sides = {
         "inputs": {"x": ["DT_FLOAT", [-1, 3]], "a": ["DT_STRING", [-1, 1]]},
         "outputs": {"y": ["DT_BFLOAT16", [-1, 2]]},
@@ -418,29 +415,29 @@ def test_a_signature_is_read_where_tensors_are_not_said(home, tensorflow):
     save_model(home / "model", **sides)
     assert generate(f"{FINE_TENSORFLOW} --compiled_model model", home) == 0
     parsed = config(home / "m")
-    assert [(each.name, list(each.dims)) for each in parsed.input] == [("a", [-1, 1]), ("x", [-1, 3])]
+    assert [(tensor.name, list(tensor.dims)) for tensor in parsed.input] == [("a", [-1, 1]), ("x", [-1, 3])]
     assert [parsed.input[0].data_type, parsed.output[0].data_type] == [parsed.input[0].data_type, 11]
     assert generate(f"{FINE_TENSORFLOW} --compiled_model model --max_batch_size 8 --triton_output z,INT32,7", home) == 0
     parsed = config(home / "m")
-    assert [(each.name, list(each.dims)) for each in [*parsed.input, *parsed.output]] == [
+    assert [(tensor.name, list(tensor.dims)) for tensor in [*parsed.input, *parsed.output]] == [
         ("a", [1]), ("x", [3]), ("z", [7]),
     ]  # fmt: skip
     assert "COMPILED_BATCH_SIZE" not in parameters(home / "m")
 
 
-def test_a_fixed_batch_dimension_is_what_it_was_compiled_for(home, tensorflow):
+def test_fixed_batch_dimension_becomes_the_compiled_batch_size(home, tensorflow):
     save_model(home / "model", inputs={"x": ["DT_FLOAT", [5, 3]]}, outputs={"y": ["DT_INT64", [5]]})
     assert generate(f"{FINE_TENSORFLOW} --compiled_model model --max_batch_size 8", home) == 0
     assert parameters(home / "m")["COMPILED_BATCH_SIZE"] == "5"
-    # A number a row: Triton knows no tensors without dimensions.
+    # One number per row: Triton has no tensors without dimensions.
     output = config(home / "m").output[0]
     assert (list(output.dims), output.HasField("reshape"), list(output.reshape.shape)) == ([1], True, [])
 
 
 @pytest.mark.parametrize(
-    ("sides", "more", "sentence"),
+    ("sides", "more", "message"),
     [
-        ({"x": None}, "", "does not tell the shape of x: say --triton_input x,FP32,-1x224x224x3, or what it is"),
+        ({"x": None}, "", "has no shape for x; set --triton_input x,FP32,-1x224x224x3, or what its shape is"),
         ({"x": []}, "--max_batch_size 4", "--max_batch_size 4: x has no batch dimension; must be 0"),
         (
             {"x": [1, 3], "z": [5, 3]},
@@ -454,23 +451,23 @@ def test_a_fixed_batch_dimension_is_what_it_was_compiled_for(home, tensorflow):
         ),
     ],
 )
-def test_a_signature_that_does_not_do(sides, more, sentence, home, tensorflow, capsys):
+def test_unusable_signature_is_an_error(sides, more, message, home, tensorflow, capsys):
     inputs = {name: ["DT_FLOAT", dims] for name, dims in sides.items()}
     save_model(home / "model", inputs=inputs, outputs={})
     assert generate(f"{FINE_TENSORFLOW} --compiled_model model {more}", home) == 2
-    assert [said for said in errors(capsys) if said.endswith(sentence)]
+    assert [error for error in errors(capsys) if error.endswith(message)]
 
 
-def test_types_that_triton_does_not_have(home, tensorflow, capsys):
+def test_type_that_triton_lacks_is_an_error(home, tensorflow, capsys):
     save_model(home / "model", inputs={"x": ["DT_COMPLEX64", [1]]}, outputs={})
     assert generate(f"{FINE_TENSORFLOW} --compiled_model model", home) == 2
     assert errors(capsys) == ["--compiled_model model: x is DT_COMPLEX64, which Triton does not have"]
 
 
-def test_tags_and_keys_that_there_are_not(home, tensorflow, capsys):
+def test_unknown_tags_and_keys_list_the_known_ones(home, tensorflow, capsys):
     save_model(home / "model", tags=("serve", "gpu"), key="predict", inputs={}, outputs={})
     assert generate(f"{FINE_TENSORFLOW} --compiled_model model", home) == 2
-    assert errors(capsys) == [f"--tag_set serve: {home}/model has no graph of these tags; it has 'gpu,serve'"]
+    assert errors(capsys) == [f"--tag_set serve: {home}/model has no graph with these tags; it has 'gpu,serve'"]
     assert generate(f"{FINE_TENSORFLOW} --compiled_model model --tag_set serve,gpu", home) == 2
     assert errors(capsys) == [
         f"--signature_def_key serving_default: {home}/model has no such signature; it has predict"
@@ -479,22 +476,22 @@ def test_tags_and_keys_that_there_are_not(home, tensorflow, capsys):
     assert generate(f"{FINE_TENSORFLOW} --compiled_model model {both}", home) == 0
 
 
-def test_without_tensorflow_tensors_are_to_be_said(home, monkeypatch, capsys):
+def test_without_tensorflow_tensors_must_be_listed(home, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     assert generate(FINE_TENSORFLOW, home) == 2
-    (said,) = errors(capsys)
-    assert "tensorflow is not installed here" in said
-    assert said.endswith("install it, or say --triton_input and --triton_output")
+    (error,) = errors(capsys)
+    assert "needs tensorflow, which is not installed here" in error
+    assert error.endswith("install it, or set --triton_input and --triton_output")
     assert generate(f"{FINE_TENSORFLOW} --triton_input x,FP32,1 --triton_output y,FP32,1", home) == 0
 
 
-def test_a_saved_model_that_is_none(home, tensorflow, capsys):
+def test_unreadable_saved_model_is_an_error(home, tensorflow, capsys):
     (home / "resnet50/saved_model.pb").write_text("?")
     assert generate(FINE_TENSORFLOW, home) == 2
     assert "saved_model.pb cannot be read as a SavedModel" in errors(capsys)[0]
 
 
-# --- what is wrong ----------------------------------------------------------------------------------------------------
+# --- wrong arguments --------------------------------------------------------------------------------------------------
 
 WHOLE = "must be a whole number, at least"
 WRONG = [
@@ -507,7 +504,7 @@ WRONG = [
     (
         FINE,
         "--max_batch_size",
-        "--max_batch_size needs a value: rows in a batch at most, such as 16; 0: requests have no batch dimension",
+        "--max_batch_size needs a value: maximum rows per batch, such as 16; 0: requests have no batch dimension",
     ),
     (FINE, "--threads_per_core 0", f"--threads_per_core 0: {WHOLE} 1"),
     (FINE, "--triton_model_instance_count 0", f"--triton_model_instance_count 0: {WHOLE} 1"),
@@ -516,20 +513,15 @@ WRONG = [
     (
         FINE,
         "--triton_model_instance_count 3",
-        "--triton_model_instance_count 3: 4 cores (0:3) cannot be shared out equally among them; among 1, 2, 4 they "
-        "can",
+        "--triton_model_instance_count 3: cannot share 4 cores (0:3) equally; must be one of 1, 2, 4",
     ),
     (FINE, "--neuron_core_range 3", "--neuron_core_range 3: must be the first and the last core, such as 0:3"),
     (FINE, "--neuron_core_range 0-3", "--neuron_core_range 0-3: must be the first and the last core, such as 0:3"),
     (FINE, "--neuron_core_range 0:x", "--neuron_core_range 0:x: must be the first and the last core, such as 0:3"),
     (FINE, "--neuron_core_range 0:1:2", "--neuron_core_range 0:1:2: must be the first and the last core, such as 0:3"),
-    (FINE, "--neuron_core_range -1:3", "--neuron_core_range -1:3: cores are counted from 0 on, such as 0:3"),
-    (FINE, "--neuron_core_range 3:0", "--neuron_core_range 3:0: ends before it starts: did you mean 0:3"),
-    (
-        FINE,
-        "--enable_dynamic_batching",
-        "--enable_dynamic_batching: needs --max_batch_size, the most rows put together, such as 8",
-    ),
+    (FINE, "--neuron_core_range -1:3", "--neuron_core_range -1:3: cores are counted from 0, such as 0:3"),
+    (FINE, "--neuron_core_range 3:0", "--neuron_core_range 3:0: ends before it starts; did you mean 0:3?"),
+    (FINE, "--enable_dynamic_batching", "--enable_dynamic_batching: needs --max_batch_size, such as 8"),
     (
         FINE,
         "--enable_dynamic_batching --max_batch_size 4 --preferred_batch_size 4 8",
@@ -543,8 +535,8 @@ WRONG = [
     (
         FINE,
         "--enable_dynamic_batching --max_batch_size 4 --preferred_batch_size",
-        "--preferred_batch_size needs a value: with --enable_dynamic_batching: rows that are sent off without waiting "
-        "for more, such as 4 8; best multiples of an instance's cores",
+        "--preferred_batch_size needs a value: with --enable_dynamic_batching: batch sizes that do not wait for more "
+        "requests, such as 4 8; best multiples of the cores per instance",
     ),
     (
         FINE,
@@ -554,13 +546,13 @@ WRONG = [
     (
         FINE,
         "--triton_input INPUT__1,LONG,4",
-        "--triton_input INPUT__1,LONG,4: 'LONG' is no data type; must be one of BOOL, UINT8, UINT16, UINT32, UINT64, "
+        "--triton_input INPUT__1,LONG,4: unknown data type 'LONG'; must be one of BOOL, UINT8, UINT16, UINT32, UINT64, "
         "INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, STRING",
     ),
     (
         FINE_TENSORFLOW,
         "--triton_output y,FP32,4 --triton_input x,BF16,4",
-        "--triton_input x,BF16,4: BF16 is for PyTorch; must be FP32, which TensorFlow's is turned into",
+        "--triton_input x,BF16,4: BF16 is for PyTorch; must be FP32, which TensorFlow converts to",
     ),
     (
         FINE,
@@ -571,8 +563,8 @@ WRONG = [
         (
             FINE,
             f"--triton_input INPUT__1,INT64,{shape}",
-            f"--triton_input INPUT__1,INT64,{shape}: '{shape}' is no shape; must be sizes from 1 on, or -1 for any, "
-            "such as 4x384",
+            f"--triton_input INPUT__1,INT64,{shape}: invalid shape '{shape}'; must be sizes of at least 1, or -1 "
+            "for any size, such as 4x384",
         )
         for shape in ("", "0", "4x0", "4x-2", "4x", "x4", "4X384", "4x3.5")
     ),
@@ -595,14 +587,14 @@ WRONG = [
     (
         FINE.replace("--triton_input INPUT__0,INT64,4x384", ""),
         "",
-        "--triton_input is missing: a TorchScript model does not tell them, such as INPUT__0,INT64,4x384",
+        "--triton_input is missing: a TorchScript model does not know them, such as INPUT__0,INT64,4x384",
     ),
     (
         FINE.replace("--triton_output OUTPUT__0,FP32,4x384", "--triton_output"),
         "",
         "--triton_output needs a value: outputs, such as OUTPUT__0,FP32,4x384, in the form of inputs",
     ),
-    (FINE, "--compiled_model /no/where.pt", "--compiled_model /no/where.pt: /no/where.pt is not there"),
+    (FINE, "--compiled_model /no/where.pt", "--compiled_model /no/where.pt: /no/where.pt does not exist"),
     (
         FINE,
         "--inf2 --compiled_model nowhere.pt",
@@ -617,27 +609,27 @@ WRONG = [
     (
         FINE_LANGUAGE,
         "--compiled_model bert.pt",
-        "--compiled_model bert.pt: is no folder; must be the folder that the model was saved in",
+        "--compiled_model bert.pt: is not a folder; must be the folder that the model was saved in",
     ),
     (
         FINE,
         "--compiled_model /dev/null",
-        "--compiled_model /dev/null: is no file; must be the file that torch.jit.save wrote",
+        "--compiled_model /dev/null: is not a regular file; must be the file that torch.jit.save wrote",
     ),
     (
         FINE_LANGUAGE,
         "--compiled_model .",
-        "--compiled_model .: holds --triton_model_dir, so it cannot be copied into that; name another folder",
+        "--compiled_model .: contains --triton_model_dir, so it cannot be copied there; choose another folder",
     ),
     (
         FINE,
         "--triton_model_dir bert.pt",
-        "--triton_model_dir bert.pt: {home}/bert.pt is no folder: name another, or move it away",
+        "--triton_model_dir bert.pt: {home}/bert.pt is not a folder; choose another one, or move it away",
     ),
     (
         FINE,
         "--triton_model_dir bert.pt/m",
-        "--triton_model_dir bert.pt/m: {home}/bert.pt is no folder: name another, or move it away",
+        "--triton_model_dir bert.pt/m: {home}/bert.pt is not a folder; choose another one, or move it away",
     ),
     *(
         (
@@ -647,25 +639,25 @@ WRONG = [
         )
         for name in ("/", "a+b", ".hidden")
     ),
-    (FINE, "--inf2=yes", "--inf2=yes: takes no value; say --inf2, or leave it out"),
-    (FINE, "--triton_modeldir n", "--triton_modeldir: there is no such option; did you mean --triton_model_dir?"),
-    (FINE, "--max_batch 4", "--max_batch: there is no such option; did you mean --max_batch_size?"),  # no abbreviations
-    (FINE, "--zzz", "--zzz: there is no such option"),
+    (FINE, "--inf2=yes", "--inf2=yes: takes no value; write --inf2, or leave it out"),
+    (FINE, "--triton_modeldir n", "--triton_modeldir: unknown option; did you mean --triton_model_dir?"),
+    (FINE, "--max_batch 4", "--max_batch: unknown option; did you mean --max_batch_size?"),  # no abbreviations
+    (FINE, "--zzz", "--zzz: unknown option"),
     (FINE, "--inf2 stray", "stray: belongs to no option"),
-    (FINE, "--tp_degree 2", "--tp_degree 2: goes with --model_type transformers only: leave it out"),
-    (FINE, "--model_class a.B", "--model_class a.B: goes with --model_type transformers only: leave it out"),
+    (FINE, "--tp_degree 2", "--tp_degree 2: goes with --model_type transformers only; leave it out"),
+    (FINE, "--model_class a.B", "--model_class a.B: goes with --model_type transformers only; leave it out"),
     (
         FINE_LANGUAGE,
         "--triton_input INPUT__0,INT64,4",
-        "--triton_input INPUT__0,INT64,4: a large language model takes prompts and answers texts: leave it out",
+        "--triton_input INPUT__0,INT64,4: a large language model takes prompts and returns texts; leave it out",
     ),
     *(
         (
             FINE_LANGUAGE,
-            said,
-            f"{said}: the backend puts prompts together by itself, --batch_size at a time: leave it out",
+            option,
+            f"{option}: the backend batches prompts by itself, up to --batch_size; leave it out",
         )
-        for said in (
+        for option in (
             "--max_batch_size 4",
             "--enable_dynamic_batching",
             "--preferred_batch_size 4",
@@ -677,104 +669,105 @@ WRONG = [
     (
         FINE_LANGUAGE.replace("--model_class a.Model", ""),
         "",
-        "--model_class is missing: what loads the model, such as transformers_neuronx.opt.model.OPTForSampling",
+        "--model_class is missing: the class that loads the model, such as "
+        "transformers_neuronx.opt.model.OPTForSampling",
     ),
     (
         FINE_LANGUAGE,
         "--model_class Model",
         "--model_class Model: must be a class with its package, such as transformers_neuronx.opt.model.OPTForSampling",
     ),
-    (FINE_LANGUAGE, "--tp_degree 8", "--tp_degree 8: an instance has 4 cores: must be at most 4"),
+    (FINE_LANGUAGE, "--tp_degree 8", "--tp_degree 8: an instance has 4 cores; must be at most 4"),
     (
         FINE_LANGUAGE,
         "--tp_degree 4 --triton_model_instance_count 2",
-        "--tp_degree 4: an instance has 2 cores: must be at most 2",
+        "--tp_degree 4: an instance has 2 cores; must be at most 2",
     ),
     (FINE_LANGUAGE, "--batch_size 0", f"--batch_size 0: {WHOLE} 1"),
     (FINE_LANGUAGE, "--n_positions x", f"--n_positions x: {WHOLE} 1"),
     (FINE_LANGUAGE, "--amp fp8", "--amp fp8: must be one of f32, f16, bf16, s8, f8e4m3fn"),
-    (FINE_LANGUAGE, "--unroll 0", "--unroll 0: must be none, or a whole number from 1 on"),
+    (FINE_LANGUAGE, "--unroll 0", "--unroll 0: must be none, or a whole number, at least 1"),
 ]
 
 
-@pytest.mark.parametrize(("fine", "more", "sentence"), WRONG)
-def test_what_is_wrong_has_its_sentence(fine, more, sentence, home, capsys):
-    before = everything(home)
+@pytest.mark.parametrize(("fine", "more", "message"), WRONG)
+def test_wrong_argument_has_its_message(fine, more, message, home, capsys):
+    before = content(home)
     assert generate(f"{fine} {more}", home) == 2
-    assert errors(capsys) == [sentence.replace("{home}", str(home))]
-    assert everything(home) == before
+    assert errors(capsys) == [message.replace("{home}", str(home))]
+    assert content(home) == before
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("name", "message"),
     [
-        ("1", "would be 1 in the model folder, as a version is: rename it, or say its whole path"),
-        ("../ubuntu/x/02", "would be 02 in the model folder, as a version is: rename it, or say its whole path"),
-        ("config.pbtxt", "has the name of a file that is written into the model folder: rename it"),
-        ("../ubuntu/x/model.py", "has the name of a file that is written into the model folder: rename it"),
-        ("1/model.py", "has the name of a file that is written into the model folder: rename it"),
+        ("1", "would look like version 1 in the model folder; rename it, or give its absolute path"),
+        ("../ubuntu/x/02", "would look like version 02 in the model folder; rename it, or give its absolute path"),
+        ("config.pbtxt", "has the name of a file that is written into the model folder; rename it"),
+        ("../ubuntu/x/model.py", "has the name of a file that is written into the model folder; rename it"),
+        ("1/model.py", "has the name of a file that is written into the model folder; rename it"),
     ],
 )
-@pytest.mark.parametrize("there", [True, False])
-def test_names_that_are_taken_in_the_model_folder(there, said, sentence, home, capsys):
-    if there:
+@pytest.mark.parametrize("exists", [True, False])
+def test_reserved_name_in_the_model_folder_is_an_error(exists, name, message, home, capsys):
+    if exists:
         assert generate(FINE, home) == 0
-    path = home / said
+    path = home / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("TorchScript")
-    before = everything(home)
-    assert generate(f"{FINE} --inf2 --compiled_model {said}", home) == 2
-    assert errors(capsys) == [f"--compiled_model {said}: {sentence}"]
-    assert everything(home) == before
-    whole = os.path.normpath(path)
-    assert generate(f"{FINE} --inf2 --compiled_model {whole.replace(str(home), '{home}')}", home) == 0
-    assert parameters(home / "m")["COMPILED_MODEL"] == whole
+    before = content(home)
+    assert generate(f"{FINE} --inf2 --compiled_model {name}", home) == 2
+    assert errors(capsys) == [f"--compiled_model {name}: {message}"]
+    assert content(home) == before
+    absolute = os.path.normpath(path)
+    assert generate(f"{FINE} --inf2 --compiled_model {absolute.replace(str(home), '{home}')}", home) == 0
+    assert parameters(home / "m")["COMPILED_MODEL"] == absolute
 
 
-def test_what_lies_in_the_model_folder_is_no_file_that_is_written(home, capsys):
+def test_generated_file_cannot_be_the_compiled_model(home, capsys):
     assert generate(FINE, home) == 0
     assert generate(f"{FINE} --compiled_model m/1/model.py", home) == 2
     assert errors(capsys) == [
-        "--compiled_model m/1/model.py: has the name of a file that is written into the model folder: rename it"
+        "--compiled_model m/1/model.py: has the name of a file that is written into the model folder; rename it"
     ]
 
 
-def test_all_that_is_wrong_is_said_at_once(home, capsys):
-    before = everything(home)
+def test_one_run_reports_every_wrong_argument(home, capsys):
+    before = content(home)
     command = (
         "--model_type torch --compiled_model nowhere.pt --neuron_core_range 3:0 --threads_per_core 0 --zzz "
         "--triton_input A__0,LONG,0 --enable_dynamic_batching --model_version 0"
     )
     assert generate(command, home) == 2
-    said = errors(capsys)
-    flags = [sentence.split()[0].strip(":") for sentence in said]
-    assert flags == [
+    assert [error.split()[0].strip(":") for error in errors(capsys)] == [
         "--zzz", "--model_type", "--triton_model_dir", "--model_version", "--triton_input", "--triton_input",
         "--neuron_core_range", "--threads_per_core", "--enable_dynamic_batching", "--compiled_model",
     ]  # fmt: skip
-    assert everything(home) == before
+    assert content(home) == before
 
 
-def test_without_anything_all_that_must_be_said_is_asked_for(home, capsys):
+def test_empty_command_line_reports_every_required_option(home, capsys):
     assert generate("", home) == 2
     missing = ("model_type", "compiled_model", "triton_model_dir", "neuron_core_range")
-    assert [said.split()[0] for said in errors(capsys)] == [f"--{flag}" for flag in missing]
+    assert [error.split()[0] for error in errors(capsys)] == [f"--{name}" for name in missing]
 
 
-def test_a_line_break_does_not_get_into_the_config(home, capsys):
+def test_line_break_in_an_argument_is_an_error(home, capsys):
     command = FINE.replace("{home}", str(home)).split()
     assert gen_triton_model.main([*command, "--tag_set", 'serve\nname: "other"']) == 2
     assert errors(capsys) == ["'serve\\nname: \"other\"': has characters that cannot be printed"]
 
 
-def test_a_folder_of_someone_else_s(home, monkeypatch, capsys):
-    monkeypatch.setattr(os, "access", lambda path, mode: path != home)  # root, too, may do everything
+def test_unwritable_folder_is_an_error(home, monkeypatch, capsys):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != home)  # root may write anywhere
     assert generate(FINE, home) == 2
-    assert errors(capsys) == [f"--triton_model_dir m: {home} cannot be written: name another, or ask whose it is"]
+    assert errors(capsys) == [
+        f"--triton_model_dir m: you cannot write to {home}; choose another folder, or ask its owner"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("fine", "more", "sentence"),
+    ("fine", "more", "message"),
     [
         (FINE, "--preferred_batch_size 4", "--preferred_batch_size: ignored without --enable_dynamic_batching"),
         (
@@ -786,25 +779,25 @@ def test_a_folder_of_someone_else_s(home, monkeypatch, capsys):
         (
             FINE_LANGUAGE,
             "--tp_degree 2",
-            "--tp_degree 2: an instance has 4 cores, of which the others stay idle",
+            "--tp_degree 2: an instance has 4 cores; the others stay idle",
         ),
         (
             FINE,
             "--inf2 --max_batch_size 8 --compiled_model {home}/bert.pt",
-            "--compiled_batch_size is not said: one of an instance's 4 cores computes at a time; say it (batches are "
-            "cut up among the cores), or --triton_model_instance_count 4 (each has one)",
+            "--compiled_batch_size is not set: only one of an instance's 4 cores computes at a time; set it to cut "
+            "batches over the cores, or give each core an instance with --triton_model_instance_count 4",
         ),
         (
             FINE,
             "--inf2 --triton_model_instance_count 2 --disable_batch_requests_to_neuron --compiled_model {home}/bert.pt",
-            "--compiled_batch_size is not said: one of an instance's 2 cores computes at a time; say it (batches are "
-            "cut up among the cores), or --triton_model_instance_count 4 (each has one)",
+            "--compiled_batch_size is not set: only one of an instance's 2 cores computes at a time; set it to cut "
+            "batches over the cores, or give each core an instance with --triton_model_instance_count 4",
         ),
     ],
 )
-def test_what_is_odd_is_said_and_done(fine, more, sentence, home, capsys):
+def test_questionable_option_is_a_warning(fine, more, message, home, capsys):
     assert generate(f"{fine} {more}", home) == 0
-    assert capsys.readouterr().err == f"warning: {sentence}\n"
+    assert capsys.readouterr().err == f"warning: {message}\n"
     assert not config(home / "m").HasField("dynamic_batching")
 
 
@@ -818,32 +811,32 @@ def test_what_is_odd_is_said_and_done(fine, more, sentence, home, capsys):
         (FINE_TENSORFLOW, "--inf2 --max_batch_size 8 --triton_input x,FP32,1 --triton_output y,FP32,1"),
     ],
 )
-def test_where_all_cores_compute_there_is_nothing_to_say(fine, more, home, capsys):
+def test_no_warning_if_all_cores_compute(fine, more, home, capsys):
     assert generate(f"{fine} {more}", home) == 0
     assert capsys.readouterr().err == ""
 
 
-# --- all of it or nothing ---------------------------------------------------------------------------------------------
+# --- all or nothing ---------------------------------------------------------------------------------------------------
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def old_folder(home: Path) -> dict[str, str]:
-    """One with weights, another version, and what the user edited."""
+    """Create a folder with weights, another version, and an edited model.py."""
     assert generate(FINE, home) == 0
     (home / "m/weights.pt").write_text("weights")
     (home / "m/2").mkdir()
     (home / "m/2/model.py").write_text("of version 2")
     (home / "m/1/model.py").write_text("edited")
-    return everything(home)
+    return content(home)
 
 
-def test_what_else_is_in_the_folder_stays(home, capsys):
+def test_other_files_of_the_folder_stay(home, capsys):
     before = old_folder(home)
     assert generate(f"{FINE} --threads_per_core 2", home) == 0
     assert "--model_version 1: m has 2 too, which Triton prefers" in capsys.readouterr().err
-    after = everything(home)
+    after = content(home)
     assert parameters(home / "m")["NUM_THREADS_PER_CORE"] == "2"
     assert "class TritonPythonModel" in after["m/1/model.py"]
     assert after["m/1/model.py.old"] == "edited"
@@ -855,7 +848,7 @@ def test_what_else_is_in_the_folder_stays(home, capsys):
     assert set(after) - set(before) == {"m/config.pbtxt.old", "m/1/model.py.old"}
 
 
-def test_an_edit_outlives_whatever_comes_after_it(home, capsys):
+def test_every_edit_is_kept(home, capsys):
     assert generate(FINE, home) == 0
     kept = {}
     for number, old in enumerate(["old", "old.1", "old.2", "old.3"]):
@@ -863,23 +856,23 @@ def test_an_edit_outlives_whatever_comes_after_it(home, capsys):
             (home / "m" / name).write_text(f"edit {number} of {name}")
             kept[f"{name}.{old}"] = f"edit {number} of {name}"
         assert generate(f"{FINE} --threads_per_core {number + 2}", home) == 0
-        assert f"is kept: 1/model.py.{old}, config.pbtxt.{old}\n" in capsys.readouterr().out
-        after = everything(home / "m")
+        assert f"are kept as 1/model.py.{old}, config.pbtxt.{old}\n" in capsys.readouterr().out
+        after = content(home / "m")
         assert {name: after[name] for name in after if ".old" in name} == kept
 
 
-def test_the_same_again_changes_nothing(home):
+def test_same_command_again_changes_nothing(home):
     assert generate(FINE, home) == 0
-    before = everything(home)
+    before = content(home)
     assert generate(FINE, home) == 0
-    assert everything(home) == before
+    assert content(home) == before
 
 
 @pytest.mark.parametrize("error", [FULL, KeyboardInterrupt(), SystemExit(143)])
-@pytest.mark.parametrize("there", [True, False])
-def test_what_fails_while_it_is_written_changes_nothing(there, error, home, monkeypatch, capsys):
-    """At the last file, config.pbtxt: all else is written by then."""
-    before = old_folder(home) if there else everything(home)
+@pytest.mark.parametrize("exists", [True, False])
+def test_failure_while_writing_changes_nothing(exists, error, home, monkeypatch, capsys):
+    """Fail at config.pbtxt, the last file."""
+    before = old_folder(home) if exists else content(home)
     write_text, written = Path.write_text, []
 
     def failing(path, text, **options):
@@ -897,27 +890,26 @@ def test_what_fails_while_it_is_written_changes_nothing(there, error, home, monk
         assert generate(command, home) == (130 if isinstance(error, KeyboardInterrupt) else 1)
         assert capsys.readouterr().err.endswith(": config.pbtxt was not written\n")
     assert len(written) == 2
-    assert everything(home) == before
+    assert content(home) == before
 
 
-def test_config_pbtxt_comes_last(home, monkeypatch):
+def test_config_pbtxt_is_replaced_last(home, monkeypatch):
     replace, places = os.replace, []
 
-    def seen(new, place):
+    def record(new, place):
         assert Path(new).exists()
         places.append(str(Path(place).relative_to(home / "m")))
         replace(new, place)
 
     old_folder(home)
-    monkeypatch.setattr(os, "replace", seen)
+    monkeypatch.setattr(os, "replace", record)
     assert generate(f"{FINE} --inf2 --compiled_model bert.pt", home) == 0
     assert places == ["bert.pt", "1/model.py", "config.pbtxt"]
 
 
 @pytest.mark.parametrize("compiled", ["bert.pt", "llama"])
-def test_a_full_disk_changes_nothing(compiled, home, monkeypatch, capsys):
-    """Nor does it where that is a folder, of which each file fails."""
-    before = everything(home)
+def test_full_disk_changes_nothing(compiled, home, monkeypatch, capsys):
+    before = content(home)
 
     def full(source, target, **options):
         Path(target).write_text("half")
@@ -927,12 +919,14 @@ def test_a_full_disk_changes_nothing(compiled, home, monkeypatch, capsys):
     command = f"{FINE} --inf2 --compiled_model bert.pt" if compiled == "bert.pt" else FINE_LANGUAGE
     assert generate(command, home) == 1
     assert capsys.readouterr().err.endswith("No space left on device: config.pbtxt was not written\n")
-    assert everything(home) == before
+    assert content(home) == before
 
 
-# Runs the generator as a command that stops, and says so, before its first rename; a line on stdin lets it go on.
+# Run the generator as a command that prints a line before its first rename, and waits for a line on stdin.
+# nohup and & start processes with SIGINT ignored, which children inherit.
 HELD = """
-import os, runpy, sys
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 replace = os.replace
 def held(new, place):
     os.replace = replace
@@ -946,13 +940,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @contextmanager
-def started(command: str, home: Path, *, stops: bool) -> Iterator[subprocess.Popen]:
-    """The generator, which ends when it is left."""
+def started(command: str, home: Path, *, held: bool, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen]:
+    """Start the generator, and kill it at the end."""
     arguments = [SCRIPT, *command.replace("{home}", str(home)).split()]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    running = subprocess.Popen([sys.executable, *(["-c", HELD] if stops else []), *arguments], text=True, **pipes)
+    running = subprocess.Popen(
+        [*prefix, sys.executable, *(["-c", HELD] if held else []), *arguments], text=True, **pipes
+    )
     try:
-        assert not stops or "now\n" in iter(running.stdout.readline, "")
+        assert not held or "now\n" in iter(running.stdout.readline, "")
         yield running
     finally:
         running.kill()
@@ -964,17 +960,17 @@ def left_behind(home: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("there", [True, False])
-def test_a_kill_leaves_what_was_there(there, number, home):
-    before = old_folder(home) if there else everything(home)
-    with started(FINE, home, stops=True) as running:
+@pytest.mark.parametrize("exists", [True, False])
+def test_signal_leaves_the_old_folder(exists, number, home):
+    before = old_folder(home) if exists else content(home)
+    with started(FINE, home, held=True) as running:
         running.send_signal(number)
-        _, said = running.communicate(timeout=120)
+        _, printed = running.communicate(timeout=120)
     assert running.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
-    assert "Traceback" not in said
-    after = everything(home)
+    assert "Traceback" not in printed
+    after = content(home)
     assert {name: after[name] for name in before} == before
-    if number == signal.SIGKILL:  # nobody sweeps then but the next one
+    if number == signal.SIGKILL:  # the next run removes it
         assert len(left_behind(home)) == 1
     else:
         assert set(after) - set(before) <= {"m", "m/1"}  # empty folders
@@ -982,20 +978,28 @@ def test_a_kill_leaves_what_was_there(there, number, home):
     assert not left_behind(home)
 
 
-def test_two_at_once_come_one_after_the_other(home):
-    """Both for a folder that is not there, each with a model of its own by the same name."""
+def test_nohup_run_survives_sighup(home):
+    with started(FINE, home, held=True, prefix=("nohup",)) as running:
+        running.send_signal(signal.SIGHUP)
+        _, printed = running.communicate("go on\n", timeout=120)
+    assert (running.returncode, printed) == (0, "")
+    assert (home / "m/config.pbtxt").is_file()
+
+
+def test_two_runs_at_once_write_one_after_the_other(home):
+    """Write a new folder twice, with different models of the same name."""
     for name in ("a", "b"):
         (home / name / "llama").mkdir(parents=True)
         (home / name / "llama" / name).write_text(name)
     command = FINE_LANGUAGE.replace("--compiled_model llama", "--compiled_model ../{name}/llama")
     first = command.replace("../{name}", "../ubuntu/a")
     second = command.replace("../{name}", "../ubuntu/b") + " --threads_per_core 2"
-    with started(first, home, stops=True) as one, started(second, home, stops=False) as two:
-        assert two.stderr.readline() == f"another gen_triton_model.py writes {home}/m: waiting for it\n"
-        assert len(left_behind(home)) == 1  # which the second one leaves alone
+    with started(first, home, held=True) as one, started(second, home, held=False) as two:
+        assert two.stderr.readline() == f"waiting for another gen_triton_model.py, which writes {home}/m\n"
+        assert len(left_behind(home)) == 1  # the second run leaves it alone
         assert one.communicate("go on\n", timeout=120)[1] == ""
         assert (one.returncode, two.wait(timeout=120)) == (0, 0)
-    written = everything(home / "m")
+    written = content(home / "m")
     assert parameters(home / "m")["NUM_THREADS_PER_CORE"] == "2"
     assert {name for name in written if name.startswith("llama")} == {
         "llama", "llama/b", "llama.old", "llama.old/a",
@@ -1004,10 +1008,9 @@ def test_two_at_once_come_one_after_the_other(home):
     assert not left_behind(home)
 
 
-def test_who_waited_for_one_that_failed_begins_anew(home):
-    """The folder that it waited for is gone."""
+def test_waiting_run_starts_again_after_the_first_failed(home):
     first = f"{FINE} --inf2 --compiled_model bert.pt --compiled_batch_size 4"
-    with started(first, home, stops=True) as one, started(FINE, home, stops=False) as two:
+    with started(first, home, held=True) as one, started(FINE, home, held=False) as two:
         assert "waiting" in two.stderr.readline()
         one.send_signal(signal.SIGTERM)
         one.communicate(timeout=120)
@@ -1016,9 +1019,9 @@ def test_who_waited_for_one_that_failed_begins_anew(home):
     assert not (home / "m/bert.pt").exists()
 
 
-def test_others_do_not_wait_and_their_work_is_left_alone(home):
-    """Another folder, and one of the same name elsewhere: only beside its own place does one sweep."""
-    with started(FINE, home, stops=True):
+def test_runs_for_other_folders_do_not_wait(home):
+    """A run removes leftovers of its own folder only, not those of a folder of the same name elsewhere."""
+    with started(FINE, home, held=True):
         before = left_behind(home)
         for folder in ("n", "m/m"):
             done = subprocess.run(
@@ -1029,8 +1032,8 @@ def test_others_do_not_wait_and_their_work_is_left_alone(home):
         assert left_behind(home) == before
 
 
-def test_without_locks_nothing_is_swept(home, monkeypatch):
-    """Since it may be another's, who works."""
+def test_leftovers_stay_on_a_file_system_without_locks(home, monkeypatch):
+    """Another run may still write them."""
     (home / "m/.m.abc.unfinished").mkdir(parents=True)
 
     def failing(lock, operation):

@@ -1,1 +1,1 @@
-"""The parts of gen_triton_model.py: a command line is read (flags, order), and the folder written (folder)."""
+"""The parts of gen_triton_model.py: arguments to a specification, a specification to a model folder."""

@@ -1,6 +1,6 @@
-"""rn50-1neuroncores-bs1x1 on AWS Neuron, as gen_triton_model.py wrote it: yours to edit.
+"""Serve rn50-1neuroncores-bs1x1 on AWS Neuron. gen_triton_model.py wrote this file; it is yours to edit.
 
-config.pbtxt says what is loaded and on which cores; TensorModel does the rest.
+config.pbtxt names the compiled model and its cores; TensorModel does the rest.
 """
 
 import sys
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
-sys.path.append(str(Path(pb_utils.__file__).parents[1]))  # Triton's backends, of which `neuron` is one
+sys.path.append(str(Path(pb_utils.__file__).parents[1]))  # Triton's backends; `neuron` is one of them
 
 from neuron.tensors import TensorModel
 
 
 class TritonPythonModel(TensorModel):
-    """What you define here is done instead; super() has the original.
+    """Override a method to change what it does; super() has the original.
 
-    load(path): the compiled model, loaded. run(inputs): what becomes of a batch, numpy arrays by name in and out.
+    load(path) returns the loaded model. run(inputs) runs a batch: numpy arrays by name in and out.
     """

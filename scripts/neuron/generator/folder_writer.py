@@ -1,0 +1,181 @@
+"""Write a model folder. All new files are written to a work folder first, so that a failure changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import filecmp
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from generator.pbtxt import config_text
+from generator.specification import Specification
+
+MODEL_PY = '''"""Serve {name} on AWS Neuron. gen_triton_model.py wrote this file; it is yours to edit.
+
+config.pbtxt names the compiled model and its cores; {base} does the rest.
+"""
+
+import sys
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils
+
+sys.path.append(str(Path(pb_utils.__file__).parents[1]))  # Triton's backends; `neuron` is one of them
+
+from neuron.{module} import {base}
+
+
+class TritonPythonModel({base}):
+    """Override a method to change what it does; super() has the original.
+
+    {overrides}
+    """
+'''
+BASES = {  # class: its module, and the methods to override
+    "TensorModel": (
+        "tensors",
+        "load(path) returns the loaded model. run(inputs) runs a batch: numpy arrays by name in and out.",
+    ),
+    "LanguageModel": (
+        "language",
+        "load() returns the loaded model: any object with the generate() of Hugging Face's models.",
+    ),
+}
+
+
+def write_folder(specification: Specification, command: str) -> list[str]:
+    """Write what is new, leave everything else. Return the names under which replaced files are kept."""
+    folder = specification.folder
+    hidden = {"prefix": f".{folder.name}.", "suffix": ".unfinished"}
+    with locked_folder(folder) as exclusive:
+        if exclusive:
+            for leftover in folder.glob("{prefix}*{suffix}".format(**hidden)):  # of a run that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(dir=folder, **hidden))
+        try:
+            return move_in(prepare(specification, command, work), folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[bool]:
+    """Create and lock the folder; remove it if it stays empty. Yields False if its file system has no locks."""
+    while True:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            exclusive = lock(descriptor, folder)
+            if still_exists(folder, descriptor):
+                yield exclusive
+                return
+        finally:
+            for path in missing:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # gevent, which Locust brings into the tests, closes late
+            os.close(descriptor)
+
+
+def lock(descriptor: int, folder: Path) -> bool:
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another gen_triton_model.py, which writes {folder}", file=sys.stderr, flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
+
+
+def still_exists(folder: Path, descriptor: int) -> bool:
+    """Return False if the run that held the lock failed, and removed the folder that it had created."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(folder))
+    except FileNotFoundError:
+        return False
+
+
+def prepare(specification: Specification, command: str, work: Path) -> dict[str, Path]:
+    """Write all that is new into the work folder. Return its paths by name, in the order to move them in."""
+    folder, compiled = specification.folder, specification.compiled
+    paths: dict[str, Path] = {}
+
+    def new(name: str) -> Path:
+        return paths.setdefault(name, work / str(len(paths)))
+
+    if compiled.copied and not same_content(compiled.path, folder / compiled.parameter):
+        print(f"copying {compiled.path} into {folder}", flush=True)
+        copy = shutil.copytree if compiled.path.is_dir() else shutil.copy2
+        copy(compiled.path, new(compiled.parameter))
+    for name, text in generated_files(specification, command).items():
+        place = folder / name
+        if not place.is_file() or place.read_bytes() != text.encode():
+            new(name).write_text(text, encoding="utf-8")
+    return paths
+
+
+def same_content(one: Path, other: Path) -> bool:
+    """Compare bytes: a reproducible build has the same times and sizes, whatever is in its files."""
+    if not other.exists() or one.is_dir() != other.is_dir():
+        return False
+    if os.path.samefile(one, other):
+        return True
+    if not one.is_dir():
+        return filecmp.cmp(one, other, shallow=False)
+    names = sorted(os.listdir(one))
+    return names == sorted(os.listdir(other)) and all(same_content(one / name, other / name) for name in names)
+
+
+def move_in(paths: dict[str, Path], folder: Path) -> list[str]:
+    kept = []
+    for name, new in paths.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        old = keep(place) if os.path.lexists(place) else None
+        try:
+            os.replace(new, place)
+        except BaseException:
+            if old:
+                restore(old, place)
+            raise
+        if old:
+            kept.append(str(old.relative_to(folder)))
+    return kept
+
+
+def keep(place: Path) -> Path:
+    """Give what is about to be replaced another name, which is free: the user may have edited earlier ones too."""
+    names = itertools.chain([f"{place}.old"], (f"{place}.old.{number}" for number in itertools.count(1)))
+    old = next(Path(name) for name in names if not os.path.lexists(name))
+    try:
+        os.link(place, old)  # the place is never empty
+    except OSError:  # a folder, or a file system without links
+        os.rename(place, old)
+    return old
+
+
+def restore(old: Path, place: Path) -> None:
+    if not os.path.lexists(place):
+        os.rename(old, place)
+    elif os.path.samefile(old, place):
+        os.unlink(old)
+
+
+def generated_files(specification: Specification, command: str) -> dict[str, str]:
+    name, model_py = specification.folder.name, f"{specification.version}/model.py"
+    module, overrides = BASES[specification.base]
+    comment = f"# {name} on AWS Neuron. This command wrote the file and {model_py}; both are yours to edit."
+    return {
+        model_py: MODEL_PY.format(name=name, base=specification.base, module=module, overrides=overrides),
+        "config.pbtxt": f"{comment}\n# {command}\n{config_text(specification.config)}",
+    }

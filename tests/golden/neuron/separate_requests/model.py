@@ -1,0 +1,20 @@
+"""Serve bert on AWS Neuron. gen_triton_model.py wrote this file; it is yours to edit.
+
+config.pbtxt names the compiled model and its cores; TensorModel does the rest.
+"""
+
+import sys
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils
+
+sys.path.append(str(Path(pb_utils.__file__).parents[1]))  # Triton's backends; `neuron` is one of them
+
+from neuron.tensors import TensorModel
+
+
+class TritonPythonModel(TensorModel):
+    """Override a method to change what it does; super() has the original.
+
+    load(path) returns the loaded model. run(inputs) runs a batch: numpy arrays by name in and out.
+    """
