@@ -36,22 +36,22 @@ if_installed := [ -e $(installed) ] || { echo "not running: nothing is installed
 ##@ The stack
 
 up: models ## Start the stack, wait until the models answer, print the addresses: RUNTIME, PROFILE, SYSTEMS
-	@$(python) -m scripts.stack.commands up
+	@$(python) -m scripts.stack up
 
 down: ## Stop it
-	@$(if_installed) $(python) -m scripts.stack.commands down
+	@$(if_installed) $(python) -m scripts.stack down
 
 status: ## Show how each process and each model is
-	@$(if_installed) $(python) -m scripts.stack.commands status
+	@$(if_installed) $(python) -m scripts.stack status
 
 logs: ## Show the logs (and follow them, on a terminal)
-	@$(if_installed) $(python) -m scripts.stack.commands logs
+	@$(if_installed) $(python) -m scripts.stack logs
 
 smoke: $(installed) ## Send the running models their example requests and check the answers
 	@$(python) -m scripts.stack.smoke
 
 models: $(installed) ## Assemble the model repository: SYSTEMS="embedding", or HF_MODEL, SOURCE; LIST=1 lists what there is
-	@$(python) -m scripts.stack.commands models
+	@$(python) -m scripts.stack models
 
 generate: $(installed) ## Have the running model continue PROMPT="...": SYSTEM=gpt2_ensemble, TOKENS=20
 	@$(python) -m scripts.stack.generate
@@ -60,13 +60,13 @@ package: models ## The models of SYSTEMS as one zip, for a cloud's model catalog
 	@$(python) -m scripts.models.package
 
 build: $(installed) ## Build the images of PROFILE (`make up` does it too, and says less); TAG=name: one with just what SYSTEMS need
-	@$(python) -m scripts.stack.commands build
+	@$(python) -m scripts.stack build
 
 build-cpu: ## Build those of PROFILE=cpu
 build-cuda: ## Build those of PROFILE=cuda
 build-neuron: ## Build those of PROFILE=neuron
 build-cpu build-cuda build-neuron: build-%: $(installed)
-	@PROFILE=$* $(python) -m scripts.stack.commands build
+	@PROFILE=$* $(python) -m scripts.stack build
 
 ##@ Oracle Cloud
 
@@ -85,13 +85,13 @@ destroy-oci: $(oci) ## Delete the deployment and the models that were made for i
 loadtest locust: export SERVE_SYSTEM := 1
 
 loadtest: up ## Compare dynamic batching with none on the running server, and write a report
-	@$(python) -m scripts.stack.commands loadtest
+	@$(python) -m scripts.stack loadtest
 
 locust: up ## Locust's own web page against the running server
-	@$(python) -m scripts.stack.commands locust
+	@$(python) -m scripts.stack locust
 
 dashboards: $(installed) ## The dashboards as one page, without Grafana: RANGE, UNTIL
-	@$(python) -m scripts.stack.commands dashboards
+	@$(python) -m scripts.stack dashboards
 
 bench: $(all) ## The figures of the docs on this machine: BENCH=embedding (30 minutes), generation, gpt2, text-formats, vision-formats
 	@$(python) -m scripts.bench $(or $(BENCH),embedding)
@@ -113,7 +113,7 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; t
 	@git ls-files -z | xargs -0 $(venv)/bin/codespell
 	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
 	@$(python) -m scripts.dashboards --check
-	@$(venv)/bin/hadolint images/*/Dockerfile tests/docker/stand-ins/*/Dockerfile
+	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
 test-unit: $(all) ## Tests without a server
 	@$(pytest) tests/unit
@@ -137,7 +137,7 @@ lock: ## Resolve the groups of pyproject.toml anew into requirements.lock
 	@scripts/make/lock.sh
 
 clean: ## Stop everything; remove what make made, but not .env and the reports
-	@[ ! -e $(installed) ] || $(python) -m scripts.stack.commands clean
+	@[ ! -e $(installed) ] || $(python) -m scripts.stack clean
 	@rm -rf $(venv) .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 

@@ -48,7 +48,7 @@ def settings_of(settings: Settings, deployment: Deployment) -> Settings:
 def assemble(settings: Settings) -> None:
     """`make models`, in whichever runtime."""
     environment = os.environ | {"SYSTEMS": settings["SYSTEMS"]}
-    done = subprocess.run([sys.executable, "-m", "scripts.stack.commands", "models"], cwd=ROOT, env=environment)
+    done = subprocess.run([sys.executable, "-m", "scripts.stack", "models"], cwd=ROOT, env=environment)
     if done.returncode:
         sys.exit(done.returncode)  # it said why
 

@@ -46,6 +46,6 @@ def server(variables: dict[str, str]) -> Iterator[None]:
 
 
 def command(name: str, variables: dict[str, str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "scripts.stack.commands", name], cwd=ROOT, env=variables)
+    done = subprocess.run([sys.executable, "-m", "scripts.stack", name], cwd=ROOT, env=variables)
     if done.returncode:
         raise UserError(f"the bench's own server: `{name}` failed, see above")

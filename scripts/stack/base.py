@@ -1,4 +1,4 @@
-"""The stack as every command sees it. local and docker beside this file hold what differs between the runtimes."""
+"""The stack as every command sees it. `local` and `docker` beside this file hold what differs between the runtimes."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ from rich.table import Table
 from scripts.common.cli import err, out
 from scripts.common.files import exclusive
 from scripts.common.http import answers
-from scripts.common.settings import Settings, UserError
+from scripts.common.settings import PROFILES, Settings, UserError
 from scripts.common.triton import Triton, TritonError, reason
 from scripts.stack.neuron_cores import check_cores
 
-# The programs and their ports.
+# Program -> the settings of its ports.
 PORTS = {
     "triton": ["TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"],
     "prometheus": ["PROMETHEUS_PORT"],
     "grafana": ["GRAFANA_PORT"],
 }
-# What those with a page answer once they are up.
+# Program with a web page -> the path that answers once the program is ready.
 PROBES = {"prometheus": "/-/ready", "grafana": "/api/health"}
+UP_OR_DOWN = "another `make up` or `make down` is at work here"
 
 
 @dataclass(frozen=True)
 class Process:
-    """How one program is. `lost`: it does not stay up, and nobody brings it back."""
+    """The state of one program."""
 
     state: str
     running: bool
-    lost: bool
+    gave_up: bool  # it crashed and will not be restarted
     seconds: float
     crashes: int
 
 
 @dataclass
 class Stack(ABC):
+    """Triton, Prometheus and Grafana: what a runtime must implement, and what follows from it."""
+
     settings: Settings
 
     @cached_property
@@ -53,21 +56,21 @@ class Stack(ABC):
     def triton(self) -> Triton:
         return Triton(self.settings.url("TRITON_HTTP_PORT"), self.settings["TRITON_ADMIN_KEY"])
 
-    # --- what a runtime knows ---------------------------------------------------------------------------------------
+    # --- implemented by each runtime --------------------------------------------------------------------------------
 
     @abstractmethod
     def running(self) -> bool: ...
 
     @abstractmethod
     def start(self) -> bool:
-        """Start what does not run; true if Triton itself went on running. Safe to repeat."""
+        """Start what does not run. Return whether Triton was running and was left alone. Safe to repeat."""
 
     @abstractmethod
     def stop(self) -> None: ...
 
     @abstractmethod
     def programs(self) -> list[str]:
-        """Those that should run now: triton, prometheus, ..."""
+        """Return the programs that should run now: triton, prometheus, ..."""
 
     @abstractmethod
     def process(self, program: str) -> Process: ...
@@ -76,8 +79,8 @@ class Stack(ABC):
     def log_tail(self, program: str, lines: int) -> str: ...
 
     @abstractmethod
-    def logs(self, follow: bool) -> None:
-        """Print them. Does not return if there are any."""
+    def show_logs(self, follow: bool) -> str:
+        """Replace this process by one that prints the logs. Return, if there are none, why."""
 
     @abstractmethod
     def clean(self) -> None: ...
@@ -91,23 +94,23 @@ class Stack(ABC):
 
     @abstractmethod
     def loadtest(self) -> None:
-        """The comparison, in place of this process."""
+        """Replace this process by the comparison."""
 
     @abstractmethod
     def locust(self) -> None:
-        """Locust's own page, in place of this process."""
+        """Replace this process by Locust's own page."""
 
     @abstractmethod
     def dashboards(self) -> None:
-        """The dashboards as one page, in place of this process."""
+        """Replace this process by the one that draws the dashboards as one page."""
 
     # --- up and down ------------------------------------------------------------------------------------------------
 
     def up(self) -> None:
-        if self.settings["PROFILE"] == "neuron":
+        if self.settings.choice("PROFILE", PROFILES) == "neuron":
             check_cores(self.settings)
         self.state.mkdir(parents=True, exist_ok=True)
-        with exclusive(self.state, "another `make up` or `make down` is at work here"):
+        with exclusive(self.state, UP_OR_DOWN):
             if self.start():
                 self.wait(self.not_live)
                 self.reload_edited()
@@ -115,7 +118,7 @@ class Stack(ABC):
 
     def down(self) -> None:
         self.state.mkdir(parents=True, exist_ok=True)
-        with exclusive(self.state, "another `make up` or `make down` is at work here"):
+        with exclusive(self.state, UP_OR_DOWN):
             if not self.running():
                 out.print("not running")
                 return
@@ -124,19 +127,19 @@ class Stack(ABC):
             out.print("stopped")
 
     def wait(self, missing: Callable[[], str]) -> None:
-        """Until nothing is missing; a program that does not stay up ends the wait with what its log says."""
+        """Wait until nothing is missing. Raise with the end of its log if a program crashed for good."""
         deadline = time.monotonic() + self.settings.integer("READY_TIMEOUT", minimum=1)
         with err.status("waiting until the stack is ready"):
-            while waiting := missing():
+            while waiting_for := missing():
                 for name in self.programs():
-                    if self.process(name).lost:
+                    if self.process(name).gave_up:
                         raise UserError(f"{name} does not stay up. Its log ends:\n{self.log_tail(name, 15)}")
                 if time.monotonic() > deadline:
-                    raise UserError(f"not ready within READY_TIMEOUT: {waiting}. `make logs` shows more")
+                    raise UserError(f"not ready within READY_TIMEOUT: {waiting_for}. `make logs` shows more")
                 time.sleep(0.2)
 
     def not_live(self) -> str:
-        """Which program does not answer yet, or nothing."""
+        """Return which program does not answer yet, or nothing."""
         if not self.triton.live():
             return "Triton does not answer yet"
         for name in self.programs():
@@ -145,7 +148,7 @@ class Stack(ABC):
         return ""
 
     def not_ready(self) -> str:
-        """What is still missing before every system can be asked, or nothing."""
+        """Return what does not answer yet, a program or a system, or nothing."""
         if missing := self.not_live():
             return missing
         try:
@@ -153,7 +156,8 @@ class Stack(ABC):
         except TritonError as error:
             if error.status == 403:
                 raise UserError(
-                    f"the server on {self.triton.url} does not take this TRITON_ADMIN_KEY: it was started with another"
+                    f"the server on {self.triton.url} does not accept this TRITON_ADMIN_KEY, because it was started "
+                    "with another: stop that server, or set its key in .env"
                 ) from None
             return str(error)
         for system in self.settings.words("SYSTEMS"):
@@ -166,14 +170,15 @@ class Stack(ABC):
         return ""
 
     def load_failure(self, model: str) -> str:
-        """Triton keeps the reason of a failed load at start-up only in its log."""
-        found = re.findall(rf"load failed for model '{re.escape(model)}': (.*)", self.log_tail("triton", 400))
-        return reason(found[-1].replace("\\n", "\n").rstrip('"')) if found else ""
+        """Return why a model failed to load at start-up; only Triton's log has it."""
+        failures = re.findall(rf"load failed for model '{re.escape(model)}': (.*)", self.log_tail("triton", 400))
+        return reason(failures[-1].replace("\\n", "\n").rstrip('"')) if failures else ""
 
     def reload_edited(self) -> None:
-        """A config.pbtxt or weights that changed since they were loaded; Triton leaves the others as they are.
+        """Load again the models of SYSTEMS; Triton reloads only those whose config.pbtxt or weights changed.
 
-        Step by step: loading an ensemble reloads its steps too, but does not tell when one of them fails.
+        Load the steps of an ensemble one by one: loading the ensemble reloads them too, but does not report when one
+        of them fails.
         """
         index = self.triton.index()
         for system in self.settings.words("SYSTEMS"):
@@ -182,9 +187,9 @@ class Stack(ABC):
                 try:
                     self.triton.load(model)
                 except TritonError as error:
-                    stays = ", the one before stays" if loaded else ""
-                    more = " (`make logs` says why)" if "failed to poll" in str(error) else ""
-                    raise UserError(f"model '{model}' did not load{stays}: {error}{more}") from None
+                    previous = ", the previous version stays loaded" if loaded else ""
+                    hint = " (`make logs` shows why)" if "failed to poll" in str(error) else ""
+                    raise UserError(f"model '{model}' did not load{previous}: {error}{hint}") from None
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -201,42 +206,49 @@ class Stack(ABC):
                 out.print(f"{name.capitalize():<12}{self.page(name)}")
 
     def status(self) -> bool:
-        """Print how the stack is; true if everything that should run does."""
+        """Print the state of every process and model. Return whether everything that should run does."""
         if not self.running():
-            out.print("not running: `make up` starts it")
+            out.print(f"not running (RUNTIME={self.settings['RUNTIME']}): `make up` starts it")
             return True
-        well = True
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in ("process", "state", "up", "crashes recovered"):
-            table.add_column(column)
+        healthy = True
+        table = _table("process", "state", "up", "crashes recovered")
         for name in self.programs():
             process = self.process(name)
-            well &= process.running
+            healthy &= process.running
             age = _duration(int(process.seconds)) if process.running else "-"
             table.add_row(name, _colour(process.state, process.running), age, str(process.crashes))
         out.print(table)
         out.print()
-        return self.print_models() and well
+        return self.print_models() and healthy
 
     def print_models(self) -> bool:
+        """Print the state of every model. Return whether all are ready."""
         try:
             index = self.triton.index()
         except TritonError as error:
             out.print(f"models      unknown: {error}")
             return False
         log = self.log_tail("triton", 10**6)
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in ("model", "state", "dynamic batching", "crashes recovered"):
-            table.add_column(column)
+        table = _table("model", "state", "dynamic batching", "crashes recovered")
         for model, (state, why) in sorted(index.items()):
             ready = state == "READY"
             batching = _batching(self.triton.config(model)) if ready else reason(why)
-            revived = log.count(f"revive: model '{model}' is back")
-            table.add_row(model, _colour(state.lower(), ready), escape(batching), str(revived))
+            recovered = log.count(f"revive: model '{model}' is back")
+            table.add_row(model, _colour(state.lower(), ready), escape(batching), str(recovered))
         out.print(table)
         out.print()
         self.print_urls()
         return all(state == "READY" for state, _ in index.values())
+
+    def logs(self, follow: bool) -> None:
+        out.print(f"no logs: {self.show_logs(follow)}")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column)
+    return table
 
 
 def _duration(seconds: int) -> str:

@@ -1,4 +1,4 @@
-"""make generate: PROMPT, and how a served language model goes on."""
+"""Have a served language model continue PROMPT: make generate."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from scripts.common.cli import err, run
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Triton, TritonError
 
-USUAL = "gpt2_ensemble"
-DEFAULT = "embedding"  # SYSTEM's, which is about comparisons
+# SYSTEM's own default is for comparisons.
+DEFAULT_SYSTEM = "gpt2_ensemble"
 TIMEOUT_S = 600  # a large model on a CPU
 
 
 def main() -> None:
     settings = Settings.load()
     if not settings["PROMPT"]:
-        raise UserError('nothing to continue: make generate PROMPT="My dog is cute, but"')
+        raise UserError('PROMPT is empty: make generate PROMPT="My dog is cute, but"')
     tokens = settings.integer("TOKENS", minimum=1)
+    model = settings["SYSTEM"] if settings.chosen("SYSTEM") else DEFAULT_SYSTEM
     triton = Triton(settings.url("TRITON_HTTP_PORT"))
     if not triton.live():
-        raise UserError(f'no server at {triton.url}: make up SYSTEMS="{USUAL}"')
-    model, inputs = chosen(triton, settings["SYSTEM"])
+        raise UserError(f'no server answers at {triton.url}: make up SYSTEMS="{model}"')
+    inputs = prompt_inputs(triton, model)
     err.print(f"[dim]{model}[/]")
     show(settings["PROMPT"], pieces(triton, model, inputs, settings["PROMPT"], tokens))
 
 
 def show(prompt: str, continuation: Iterator[str]) -> None:
-    """As it comes. The line ends however that ends, so that what is said of an interrupt has one of its own."""
+    """Print each piece as it arrives. Always end the line, so that a message after an interrupt has its own."""
     try:
         print(prompt, end="", flush=True)
         for piece in continuation:
@@ -36,19 +37,18 @@ def show(prompt: str, continuation: Iterator[str]) -> None:
         print()
 
 
-def chosen(triton: Triton, system: str) -> tuple[str, set[str]]:
-    """The model that is asked, and its inputs: SYSTEM, or the usual one where it says none that is for generating."""
-    model = USUAL if system == DEFAULT else system
+def prompt_inputs(triton: Triton, model: str) -> set[str]:
+    """Return the names of the model's inputs; raise if it is not loaded or continues no text."""
     try:
         config = triton.config(model)
     except TritonError as error:
-        if error.status is None:  # it did not answer at all
+        if error.status is None:  # the server did not answer
             raise
-        raise UserError(f'{model} is not loaded: make up SYSTEMS="{model}", or say another with SYSTEM=') from None
+        raise UserError(f'{model} is not loaded: make up SYSTEMS="{model}", or set another SYSTEM') from None
     inputs = {tensor["name"] for tensor in config["input"]}
     if not inputs & {"TEXT", "prompt"} or "TYPE_STRING" not in {tensor["data_type"] for tensor in config["output"]}:
-        raise UserError(f"SYSTEM={model} continues no text")
-    return model, inputs
+        raise UserError(f"SYSTEM={model} continues no text: set a system that generates, such as {DEFAULT_SYSTEM}")
+    return inputs
 
 
 def pieces(triton: Triton, model: str, inputs: set[str], prompt: str, tokens: int) -> Iterator[str]:
@@ -61,7 +61,7 @@ def pieces(triton: Triton, model: str, inputs: set[str], prompt: str, tokens: in
 
 
 def one_by_one(triton: Triton, model: str, text: str, tokens: int) -> Iterator[str]:
-    """A token a call, each with all the text before it, until the model ends the text: with a token of no text."""
+    """Yield one token per request, each request with the text so far, until the model answers an empty token."""
     for _ in range(tokens):
         piece = ask(triton, model, "TEXT", text)
         if not piece:

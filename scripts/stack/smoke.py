@@ -1,4 +1,4 @@
-"""make smoke: an example request to each of SYSTEMS, made of its own configuration. Ready alone proves little."""
+"""Send each of SYSTEMS a request made from its configuration, because ready alone proves little: make smoke."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ TEXT = "Dynamic batching in one sentence, 안녕하세요"
 def main() -> int:
     settings = Settings.load()
     triton = Triton(settings.url("TRITON_HTTP_PORT"))
-    failed = 0
+    failures = 0
     for name in settings.words("SYSTEMS"):
-        wrong = attempt(triton, name)
-        out.print(f"[red]failed[/]  {name}: {escape(wrong)}" if wrong else f"[green]ok[/]      {name}")
-        failed += bool(wrong)
-    if failed:
-        raise UserError(f"{failed} request(s) failed against {triton.url}; is the stack up? (`make status`)")
+        error = attempt(triton, name)
+        out.print(f"[red]failed[/]  {name}: {escape(error)}" if error else f"[green]ok[/]      {name}")
+        failures += bool(error)
+    if failures:
+        raise UserError(f"{failures} request(s) failed against {triton.url}; is the stack up? (`make status`)")
     return 0
 
 
 def attempt(triton: Triton, name: str) -> str:
-    """What is wrong, or nothing."""
+    """Return what is wrong with the system's response, or nothing."""
     try:
         configs = triton.composing(name)
         inputs = request(configs[name], configs)
         if configs[name].get("model_transaction_policy", {}).get("decoupled"):
-            pieces = triton.stream(name, {each["name"]: each["data"][0] for each in inputs})
-            return "" if pieces else "an answer without a piece"
+            pieces = triton.stream(name, {tensor["name"]: tensor["data"][0] for tensor in inputs})
+            return "" if pieces else "the response has no piece"
         return check(triton.infer(name, {"inputs": inputs})["outputs"])
     except TritonError as error:
         return str(error)
 
 
 def request(config: dict, composing: dict[str, dict]) -> list[dict]:
-    """Its inputs, of two rows where it takes several. Of those that may be left out, one if there are no others."""
+    """Return its required inputs, or the first one if all are optional, with two rows if the model batches."""
     inputs = config["input"]
-    needed = [each for each in inputs if not each.get("optional")] or inputs[:1]
-    needed += [each for each in inputs if each["name"] == "max_new_tokens"]
-    return [example(each, config["max_batch_size"] > 0, text(composing)) for each in needed]
+    required = [tensor for tensor in inputs if not tensor.get("optional")] or inputs[:1]
+    required += [tensor for tensor in inputs if tensor["name"] == "max_new_tokens"]
+    return [example(tensor, config["max_batch_size"] > 0, text(composing)) for tensor in required]
 
 
 def text(composing: dict[str, dict]) -> str:
-    """With the word to be filled in, where there is one."""
+    """Return the example text, with the mask token that a fill-mask model requires."""
     masks = (config.get("parameters", {}).get("exactly_one") for config in composing.values())
     return " ".join([TEXT, *(mask["string_value"] for mask in masks if mask)])
 
@@ -63,12 +63,13 @@ def example(tensor: dict, batched: bool, text: str) -> dict:
 
 
 def check(outputs: list[dict]) -> str:
+    """Return what is wrong with the outputs, or nothing."""
     for output in outputs:
         if len(output["data"]) != math.prod(output["shape"]):
             return f"{output['name']} has {len(output['data'])} elements, but the shape {output['shape']}"
         if any(isinstance(value, float) and not math.isfinite(value) for value in output["data"]):
-            return f"{output['name']} is not all numbers"
-    return "" if outputs else "an answer without outputs"
+            return f"{output['name']} has values that are not finite"
+    return "" if outputs else "the response has no outputs"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from scripts.common.settings import Settings
-from scripts.stack.docker.stack import DockerStack
+from scripts.stack.docker.compose import Compose
 from tests.docker.mirror import pip_configuration
 from tests.support.stack import TestStack, brought_up, stacks
 
@@ -66,7 +66,7 @@ class DockerTestStack(TestStack):
 
     def compose(self, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
         """Compose with the settings filled in, as `make` calls it."""
-        filled = DockerStack(Settings(Settings.load() | self.environment | settings))
+        filled = Compose(Settings(Settings.load() | self.environment | settings))
         return subprocess.run(
             filled.command(*arguments), env=filled.environment, capture_output=True, text=True, timeout=900
         )

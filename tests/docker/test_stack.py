@@ -291,7 +291,7 @@ def test_down_keeps_the_volumes(stack):
 
 def test_clean_leaves_nothing(stack):
     """What `make clean` calls before it removes the virtual environment, which these tests need."""
-    command = [sys.executable, "-m", "scripts.stack.commands", "clean"]
+    command = [sys.executable, "-m", "scripts.stack", "clean"]
     subprocess.run(command, cwd=ROOT, env=stack.variables(), check=True, capture_output=True, timeout=120)
     label = f"label=com.docker.compose.project={stack.project}"
     assert docker("ps", "--all", "--quiet", "--filter", label) == ""

@@ -11,7 +11,7 @@ from scripts.models import assemble as repository
 from scripts.models.catalogue import RECIPES, SYSTEMS, named
 from scripts.models.sources import Folder, Hub
 from scripts.models.tasks import task_of
-from scripts.stack.docker.stack import DockerStack
+from scripts.stack.docker.compose import Compose
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_or_by_what_lies_beside_it_or_not_at_all(tmp_path):
 
 def test_the_image_has_what_the_models_need(settings):
     def source(systems: str, **more: str) -> str:
-        return DockerStack(Settings(settings | {"SYSTEMS": systems} | more)).triton_source
+        return Compose(Settings(settings | {"SYSTEMS": systems} | more)).triton_source
 
     put(settings, "pets", "a/b@123", also=("pets_encoder",))
     assert source("embedding pets") == "pypi"

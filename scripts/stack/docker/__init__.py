@@ -1,1 +1,1 @@
-"""The stack under Docker: compose.yaml with the settings filled in, and what it needs checked beforehand."""
+"""The runtime with Docker."""

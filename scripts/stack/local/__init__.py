@@ -1,1 +1,1 @@
-"""The stack without Docker: the same programs as plain processes under supervisord, all of it under LOCAL_STATE."""
+"""The runtime without Docker: processes under supervisord. Everything they write lies under LOCAL_STATE."""

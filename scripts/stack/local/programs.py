@@ -1,4 +1,4 @@
-"""Where the local runtime's programs come from. Nothing is installed system-wide and nothing needs root."""
+"""Find or unpack the local runtime's programs. Nothing is installed system-wide, and nothing needs root."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from scripts.common.settings import ROOT, UserError
 
 BACKENDS = ROOT / "images/triton/backends"
 GRAFANA_NAMES = ("grafana", "grafana-server")
-LEAST_GRAFANA = 11  # what the dashboards are written for
+MIN_GRAFANA = 11  # the dashboards use its schema
 
 
 def triton(state: Path) -> Path:
-    """A TRITON_HOME made of links: PyPI's server and its Python backend, with this Python's stub and our backends.
+    """Make a TRITON_HOME of links to PyPI's server, its Python backend with this Python's stub, and our backends.
 
     The wheel's libraries find each other by relative paths, so its layout is kept.
     """
@@ -48,7 +48,7 @@ def triton(state: Path) -> Path:
 
 
 def library_path(state: Path) -> str:
-    """LD_LIBRARY_PATH for the stub, which links to libpython: empty where the loader finds it by itself."""
+    """Return LD_LIBRARY_PATH for the stub, which links to libpython; empty if the loader finds it by itself."""
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
     soname = f"{name}.so.1.0"
     try:
@@ -61,95 +61,97 @@ def library_path(state: Path) -> str:
         return str(own)
     unpacked = debian_package(name, state)
     if unpacked is None:
-        raise UserError(f"{soname} is not on this machine, and Triton's Python backend needs it: install {name}")
+        raise UserError(f"Triton's Python backend needs {soname}, which this machine lacks: install {name}")
     return str(next(unpacked.rglob(soname)).parent)
 
 
-def python_path(wanted: str, state: Path) -> str:
-    """PYTHONPATH of what imports transformers: TRANSFORMERS, and what the user's own shell says."""
-    return os.pathsep.join(filter(None, (transformers(wanted, state), os.environ.get("PYTHONPATH"))))
+def python_path(requirement: str, state: Path) -> str:
+    """Return PYTHONPATH for programs that import transformers: the folder of TRANSFORMERS, then the user's own."""
+    return os.pathsep.join(filter(None, (transformers(requirement, state), os.environ.get("PYTHONPATH"))))
 
 
-def transformers(wanted: str, state: Path) -> str:
-    """Folder of another transformers than the locked one: a release or a git URL, with what it brings along."""
-    if wanted == "transformers":
+def transformers(requirement: str, state: Path) -> str:
+    """Install another transformers than the locked one and return its folder; empty for the locked one."""
+    if requirement == "transformers":
         return ""
-    target = state / "transformers" / hashlib.sha256(wanted.encode()).hexdigest()[:12]
+    target = state / "transformers" / hashlib.sha256(requirement.encode()).hexdigest()[:12]
     if target.exists():
         return str(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
-        exclusive(target.parent, "another command installs a transformers"),
+        exclusive(target.parent, "another command is installing a transformers"),
         tempfile.TemporaryDirectory(dir=target.parent, prefix=".installing-") as folder,
     ):
         if target.exists():
             return str(target)
         constraints = Path(folder) / "constraints.txt"
         locked = (ROOT / "requirements.lock").read_text().splitlines()
-        # It says which of these it wants; the rest are the server's.
+        # The other transformers pins these itself; the rest must fit the server.
         free = re.compile(r"(transformers|tokenizers|huggingface[-_]hub)=", re.IGNORECASE)
         constraints.write_text("\n".join(line for line in locked if not free.match(line)))
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        pip += ["--target", f"{folder}/packages", "--constraint", str(constraints), wanted]
-        with err.status(f"TRANSFORMERS: installing {wanted}"):
+        pip += ["--target", f"{folder}/packages", "--constraint", str(constraints), requirement]
+        with err.status(f"TRANSFORMERS: installing {requirement}"):
             done = subprocess.run(pip, capture_output=True, text=True)
         if done.returncode:
-            raise UserError(f"TRANSFORMERS={wanted}: pip could not install it:\n{done.stderr.strip()[-1000:]}")
+            raise UserError(f"TRANSFORMERS={requirement}: pip could not install it:\n{done.stderr.strip()[-1000:]}")
         (Path(folder) / "packages").rename(target)
     return str(target)
 
 
 def prometheus_flags(binary: Path, state: Path) -> str:
-    """Debian's looks for its pages where the package would be installed."""
+    """Return where Debian's Prometheus finds its pages: it looks where the package would be installed."""
     assets = state / "debian/prometheus/usr/share/prometheus/web"
     return f"--web.local-assets={assets}/" if binary.is_relative_to(state) else ""
 
 
 def prometheus(state: Path) -> Path | None:
-    """From the PATH, else from Debian's package; None where there is neither."""
-    if found := shutil.which("prometheus"):
-        return Path(found)
+    """Return the Prometheus on the PATH, else the one of Debian's package; None without either."""
+    if on_path := shutil.which("prometheus"):
+        return Path(on_path)
     unpacked = debian_package("prometheus", state)
     return unpacked and unpacked / "usr/bin/prometheus"
 
 
 @dataclass(frozen=True)
 class Grafana:
+    """An unpacked or installed Grafana."""
+
     binary: Path
     home: Path
 
     @property
     def command(self) -> str:
-        """What it is told besides its options: the one binary of newer releases does more than serve."""
+        """Return the subcommand that serves: newer releases have one binary for everything."""
         return "server" if self.binary.name == "grafana" else ""
 
     def release(self) -> int:
-        """11 of 11.6.0; 0 where it does not say."""
+        """Return the major release, 11 for 11.6.0; 0 if it does not print one."""
         try:
-            said = subprocess.run([self.binary, "-v"], capture_output=True, text=True, timeout=20).stdout
+            version = subprocess.run([self.binary, "-v"], capture_output=True, text=True, timeout=20).stdout
         except (OSError, subprocess.SubprocessError):
             return 0
-        found = re.search(r"(\d+)\.\d+\.\d+", said)
-        return int(found[1]) if found else 0
+        match = re.search(r"(\d+)\.\d+\.\d+", version)
+        return int(match[1]) if match else 0
 
 
 def grafana(home: Path | None) -> Grafana | None:
-    """In GRAFANA_HOME, else from the PATH; None where there is neither. No package index has it."""
+    """Return the Grafana in GRAFANA_HOME, else on the PATH; None without either. No package index has it."""
     if home:
         for name in GRAFANA_NAMES:
             if os.access(home / "bin" / name, os.X_OK):
                 return Grafana(home / "bin" / name, home)
         raise UserError(f"GRAFANA_HOME={home}: there is neither bin/grafana nor bin/grafana-server in it")
-    for found in filter(None, map(shutil.which, GRAFANA_NAMES)):
-        # Beside the binary in an unpacked archive, elsewhere in a distribution's package.
-        for folder in (Path(found).resolve().parents[1], Path("/usr/share/grafana")):
+    for binary in filter(None, map(shutil.which, GRAFANA_NAMES)):
+        # An unpacked archive has its files beside the binary, a distribution's package elsewhere.
+        for folder in (Path(binary).resolve().parents[1], Path("/usr/share/grafana")):
             if (folder / "conf/defaults.ini").exists():
-                return Grafana(Path(found), folder)
+                return Grafana(Path(binary), folder)
     return None
 
 
 def debian_package(name: str, state: Path) -> Path | None:
-    """Debian's package, unpacked under the state folder without being installed; None where that cannot be done."""
+    """Unpack Debian's package under the state folder without installing it; None if that is impossible here."""
     target = state / "debian" / name
     if target.exists():
         return target
@@ -158,7 +160,7 @@ def debian_package(name: str, state: Path) -> Path | None:
     (state / "debian").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=state / "debian", prefix=".unpacking-") as folder:
         work = Path(folder)
-        # A private package list: the system's belongs to root and may be empty.
+        # A private package list, because the system's belongs to root and may be empty.
         for part in ("lists/partial", "cache/archives/partial"):
             (work / part).mkdir(parents=True)
         apt = ["apt-get", "-qq", "-o", f"Dir::State::Lists={work}/lists", "-o", f"Dir::Cache={work}/cache"]
@@ -175,5 +177,5 @@ def debian_package(name: str, state: Path) -> Path | None:
 
 
 def path_with_this_python() -> str:
-    """Triton's stub takes its packages from the environment of the python3 it finds on the PATH."""
+    """Return a PATH that begins with this Python: Triton's stub imports the packages of the first python3 on it."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,11 +1,10 @@
-"""The local stack: processes under supervisord, everything they make under LOCAL_STATE."""
+"""The stack as processes under supervisord."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from scripts.common.ports import check_free
 from scripts.common.settings import ROOT, Settings, UserError
 from scripts.models.assemble import remove_all
 from scripts.stack.base import PORTS, Process, Stack
-from scripts.stack.local import programs
+from scripts.stack.local import preflight, programs
 from scripts.stack.local.supervisor import Supervisor
 
-# The settings that the running programs were started with; a change of one restarts them.
+# A change of one of these restarts the running programs.
 SERVER_SETTINGS = (
     "SYSTEMS",
     "PROFILE",
@@ -44,20 +43,20 @@ SERVER_SETTINGS = (
     "GRAFANA_ADMIN_PASSWORD",
     "GRAFANA_HOME",
 )
-
-
 MONITORING = ROOT / "monitoring"
-COMPARING = "a comparison is running against this stack, which other settings would restart"
 
 
 @dataclass
 class LocalStack(Stack):
+    """The stack without Docker."""
+
     @cached_property
     def supervisor(self) -> Supervisor:
         return Supervisor(self.state)
 
     @property
     def record(self) -> Path:
+        """The file that holds the settings of the running programs."""
         return self.state / "run/started.json"
 
     # --- up and down ------------------------------------------------------------------------------------------------
@@ -66,62 +65,67 @@ class LocalStack(Stack):
         return self.supervisor.running()
 
     def start(self) -> bool:
-        started = {name: self.settings[name] for name in SERVER_SETTINGS}
+        settings = {name: self.settings[name] for name in SERVER_SETTINGS}
         running = self.running()
-        self.write_targets()
-        if running and self.recorded()["settings"] == started:
+        if running and self.recorded()["settings"] == settings:
+            self.write_targets()
             for name in self.programs():
                 self.supervisor.start_program(name)
             return True
-        # What is wrong with the new settings is said while the stack still runs with the old.
+        # Check the new settings while the stack still runs with the old ones.
+        preflight.check_device(self.settings)
+        preflight.check_paths(self.state, self.settings.path("MODEL_REPOSITORY"))
         before = (running and self.recorded()["settings"]) or {}
-        for path in (self.state, self.settings.path("MODEL_REPOSITORY")):
-            if not re.fullmatch(r"[\w./+@-]+", str(path)):
-                raise UserError(f"'{path}': Triton starts its Python backends through a shell that splits such a path")
         ours = {int(before[name]) for names in PORTS.values() for name in names if name in before}
         check_free(self.settings, PORTS["triton"] + PORTS["prometheus"], ours)
         grafana = self.find_grafana(ours)
         if running:
-            changed = ", ".join(name for name in started if started[name] != before.get(name))
-            with exclusive(comparison_lock(Settings(self.settings | before)), COMPARING, wait=False):
-                out.print(f"settings changed ({changed}): restarting the stack")
-                self.stop()
-        self.start_with(started, grafana)
+            self.stop_for(settings, before)
+        self.write_targets()
+        self.start_with(settings, grafana)
         return False
 
+    def stop_for(self, settings: dict[str, str], before: dict[str, str]) -> None:
+        """Stop the programs, which other settings need, unless a comparison is measuring them."""
+        changed = ", ".join(name for name in settings if settings[name] != before.get(name))
+        conflict = "a comparison is running against this stack, which other settings would restart"
+        with exclusive(comparison_lock(Settings(self.settings | before)), conflict, wait=False):
+            out.print(f"settings changed ({changed}): restarting the stack")
+            self.stop()
+
     def find_grafana(self, ours: set[int]) -> programs.Grafana | None:
-        """One that was asked for; or one that is here by chance, if it will do."""
+        """Return the Grafana of GRAFANA_HOME, or one on the PATH that is new enough and whose port is free."""
         home = self.settings["GRAFANA_HOME"]
         if home == "none":
             return None
-        found = programs.grafana(self.settings.path("GRAFANA_HOME") if home else None)
-        if not found:
+        grafana = programs.grafana(self.settings.path("GRAFANA_HOME") if home else None)
+        if not grafana:
             return None
-        old = found.release() < programs.LEAST_GRAFANA
-        if old and home:
-            err.print(f"[yellow]{found.binary} is older than {programs.LEAST_GRAFANA}:[/] panels may stay empty")
+        too_old = grafana.release() < programs.MIN_GRAFANA
+        if too_old and home:
+            err.print(f"[yellow]{grafana.binary} is older than {programs.MIN_GRAFANA}:[/] panels may stay empty")
         try:
-            if old and not home:
-                raise UserError(f"{found.binary} is older than {programs.LEAST_GRAFANA}")
+            if too_old and not home:
+                raise UserError(f"{grafana.binary} is older than {programs.MIN_GRAFANA}")
             check_free(self.settings, PORTS["grafana"], ours)
         except UserError as error:
             if home:
                 raise
             err.print(f"[yellow]without Grafana:[/] {escape(str(error))}")
             return None
-        return found
+        return grafana
 
-    def start_with(self, started: dict[str, str], grafana: programs.Grafana | None) -> None:
+    def start_with(self, settings: dict[str, str], grafana: programs.Grafana | None) -> None:
         self.sweep_stubs()
         home = programs.triton(self.state)
         prometheus = programs.prometheus(self.state)
         if prometheus is None:
             err.print(
-                "[yellow]no Prometheus:[/] it is neither on the PATH nor to be had from Debian's packages here; "
-                "the stack runs without it, and the comparison does not need it"
+                "[yellow]no Prometheus:[/] it is not on the PATH, and Debian's package cannot be downloaded here. The "
+                "stack runs without it; the comparison does not need it"
             )
         self.configure_prometheus()
-        environment = started | {
+        environment = settings | {
             "MODEL_REPOSITORY": str(self.settings.path("MODEL_REPOSITORY")),
             "TRITON_HOME": str(home),
             "PROMETHEUS": str(prometheus or ""),
@@ -137,11 +141,11 @@ class LocalStack(Stack):
         }
         if libraries := programs.library_path(self.state):
             environment["LD_LIBRARY_PATH"] = libraries
-        there = {"triton": True, "prometheus": prometheus, "grafana": grafana}
+        available = {"triton": True, "prometheus": prometheus, "grafana": grafana}
         self.record.parent.mkdir(exist_ok=True)
         self.record.touch(mode=0o600)  # it holds the admin key
         self.record.write_text(
-            json.dumps({"settings": started, "programs": [name for name, found in there.items() if found]})
+            json.dumps({"settings": settings, "programs": [name for name, found in available.items() if found]})
         )
         self.supervisor.start(environment)
         for name in self.programs():
@@ -160,7 +164,7 @@ class LocalStack(Stack):
             link.symlink_to(MONITORING / "prometheus" / name)
 
     def write_targets(self) -> None:
-        """Prometheus reads them again by itself."""
+        """Write the addresses that Prometheus scrapes; it reads a changed file by itself."""
         targets = [
             {"labels": {"job": job}, "targets": [f"{self.settings.address()}:{self.settings.port(port)}"]}
             for job, port in (("triton", "TRITON_METRICS_PORT"), ("loadtest", "LOADTEST_METRICS_PORT"))
@@ -173,7 +177,7 @@ class LocalStack(Stack):
         self.sweep_stubs()
 
     def sweep_stubs(self) -> None:
-        """Python processes of this stack's Triton that outlived it, and the shared memory they leave."""
+        """Kill Python processes that outlived this stack's Triton, and remove the shared memory they leave."""
         for process in psutil.process_iter(["cmdline"]):
             line = process.info["cmdline"] or []
             if len(line) > 2 and line[0].startswith(f"{self.state}/") and line[0].endswith("_backend_stub"):
@@ -184,15 +188,15 @@ class LocalStack(Stack):
     def clean(self) -> None:
         self.down()
         remove_all(self.settings)
-        for made in ("bench", "debian", "grafana", "log", "prometheus", "run", "transformers", "triton"):
-            shutil.rmtree(self.state / made, ignore_errors=True)
-        with contextlib.suppress(OSError):  # somebody else's files are in it, or it is not there
+        for folder in ("bench", "debian", "grafana", "log", "prometheus", "run", "transformers", "triton"):
+            shutil.rmtree(self.state / folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # files that are not ours are in it, or it does not exist
             self.state.rmdir()
 
     # --- one-shot programs ------------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        raise UserError("there are no images to build without Docker: say RUNTIME=docker")
+        raise UserError("without Docker there are no images to build: set RUNTIME=docker")
 
     def models(self) -> None:
         self.become("scripts.models", PYTHONPATH=programs.python_path(self.settings["TRANSFORMERS"], self.state))
@@ -213,14 +217,14 @@ class LocalStack(Stack):
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def programs(self) -> list[str]:
-        return self.recorded().get("programs", ["triton"])  # one that an earlier release started does not say
+        return self.recorded().get("programs", ["triton"])  # earlier releases recorded no programs
 
     def process(self, program: str) -> Process:
         info = self.supervisor.program(program)
         return Process(
             state=info["statename"].lower(),
             running=info["statename"] == "RUNNING",
-            lost=info["statename"] in ("FATAL", "EXITED", "STOPPED"),
+            gave_up=info["statename"] in ("FATAL", "EXITED", "STOPPED"),
             seconds=info["now"] - info["start"],
             crashes=self.supervisor.crashes(program),
         )
@@ -228,7 +232,8 @@ class LocalStack(Stack):
     def log_tail(self, program: str, lines: int) -> str:
         return self.supervisor.tail(program, lines)
 
-    def logs(self, follow: bool) -> None:
+    def show_logs(self, follow: bool) -> str:
         files = [path for name in PORTS if (path := self.state / f"log/{name}.log").exists()]
         if files:
             os.execvp("tail", ["tail", "-n", "100", *(["-F"] if follow else []), *map(str, files)])
+        return f"nothing has run without Docker in {self.state} yet (`make up`)"

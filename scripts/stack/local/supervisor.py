@@ -1,4 +1,4 @@
-"""Talking to the local runtime's supervisord over its socket."""
+"""Talk to the local runtime's supervisord over its socket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 import xmlrpc.client
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from supervisor.xmlrpc import SupervisorTransport
 
@@ -17,47 +19,49 @@ from scripts.common.settings import ROOT, UserError
 
 CONF = Path(__file__).with_name("supervisord.conf")
 # The kernel's limit on the path of a Unix socket.
-LONGEST_SOCKET_PATH = 107
+MAX_SOCKET_PATH = 107
 
 
 class Supervisor:
+    """The supervisord of one state folder."""
+
     def __init__(self, state: Path) -> None:
         self.state = state
         self.socket = state / "run/supervisor.sock"
         self.log = state / "log/supervisord.log"
 
     @property
-    def rpc(self):
-        # A fresh connection each time: the transport keeps a failed one and never recovers.
+    def rpc(self) -> Any:
+        # A new connection each time, because the transport keeps a failed one and never recovers.
         transport = SupervisorTransport(None, None, f"unix://{self.socket}")
         return xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport).supervisor
 
     def running(self) -> bool:
         try:
             return self.rpc.getState()["statename"] == "RUNNING"
-        except (OSError, http.client.HTTPException, xmlrpc.client.Error):  # the last: it is shutting down
+        except (OSError, http.client.HTTPException, xmlrpc.client.Error):  # the last while it shuts down
             return False
 
     def start(self, environment: dict[str, str]) -> None:
-        # Its children make sockets of their own nearby; the name supervisord makes first is the longest.
-        if len(f"{self.socket}.{os.getpid()}") > LONGEST_SOCKET_PATH:
+        # supervisord first makes a socket of this longer name, then renames it.
+        if len(f"{self.socket}.{os.getpid()}") > MAX_SOCKET_PATH:
             raise UserError(f"the path {self.socket} is too long for a socket: set LOCAL_STATE to a shorter folder")
         for folder in ("run", "log"):
             (self.state / folder).mkdir(parents=True, exist_ok=True)
         for old in (self.state / "log").glob("*.log*"):
             old.unlink()
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", CONF]
-        own = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}  # it is for `make models`
+        own = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}  # only `make models` needs it
         variables = {**own, **environment, "STATE": str(self.state), "ROOT": str(ROOT)}
         done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
         if done.returncode:
             raise UserError(f"supervisord did not start: {(done.stderr or done.stdout).strip()}")
-        self._until(self.running, "start")
+        self._wait_until(self.running, "start")
 
     def stop(self) -> None:
         pid = self.rpc.getPID()
         self.rpc.shutdown()
-        self._until(lambda: not _alive(pid), "stop")
+        self._wait_until(lambda: not _alive(pid), "stop")
 
     def program(self, name: str) -> dict:
         return self.rpc.getProcessInfo(name)
@@ -67,7 +71,7 @@ class Supervisor:
             self.rpc.startProcess(name, False)
 
     def crashes(self, name: str) -> int:
-        """How often supervisord found the program dead and brought it back."""
+        """Return how often supervisord restarted the program after a crash."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return len(re.findall(rf"exited: {re.escape(name)} \(.*; not expected\)", text))
 
@@ -75,11 +79,11 @@ class Supervisor:
         log = self.state / f"log/{name}.log"
         return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
 
-    def _until(self, reached, what: str, seconds: float = 60) -> None:
+    def _wait_until(self, done: Callable[[], bool], action: str, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
-        while not reached():
+        while not done():
             if time.monotonic() > deadline:
-                raise UserError(f"supervisord did not {what} within {seconds:.0f} s; its log is {self.log}")
+                raise UserError(f"supervisord did not {action} within {seconds:.0f} s: its log is {self.log}")
             time.sleep(0.1)
 
 

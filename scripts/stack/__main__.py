@@ -1,4 +1,4 @@
-"""What make's targets call, whichever runtime it is: python -m scripts.stack.commands up | down | status | ..."""
+"""Run the stack's commands in either runtime: python -m scripts.stack up | down | status | ..."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ RUNTIMES = ("docker", "local")
 
 
 def stack(settings: Settings) -> Stack:
+    """Return the stack of the chosen runtime. The other runtime's module stays unimported: it needs other packages."""
     if settings.choice("RUNTIME", RUNTIMES) == "docker":
         from scripts.stack.docker.stack import DockerStack
 
@@ -26,38 +27,30 @@ def stack(settings: Settings) -> Stack:
 
 
 def up() -> None:
-    with exclusive(ROOT, "another `make up` is at work here"):  # two first ones would make two keys
+    # Two first runs at once would make two admin keys.
+    with exclusive(ROOT, "another `make up` is at work here"):
         settings = with_secrets(Settings.load())
     out.print(f"runtime     {settings['RUNTIME']}")
     chosen = stack(settings)
     chosen.up()
     chosen.print_urls()
-    # What was said for one command is to be said for the next.
-    said = f' SYSTEMS="{settings["SYSTEMS"]}"' if os.environ.get("SYSTEMS") else ""
-    out.print(f"\n`make status` shows how it is, `make smoke{said}` tries it, `make down` stops it.")
-
-
-def status() -> int:
-    return 0 if stack(Settings.load()).status() else 1
-
-
-def logs() -> None:
-    stack(Settings.load()).logs(follow=sys.stdout.isatty())
-    out.print("no logs: nothing was started here yet (`make up`)")
+    # SYSTEMS from the environment holds for this command only, so the hint for the next one repeats it.
+    systems = f' SYSTEMS="{settings["SYSTEMS"]}"' if os.environ.get("SYSTEMS") else ""
+    out.print(f"\n`make status` shows its state, `make smoke{systems}` sends test requests, `make down` stops it.")
 
 
 def locust() -> None:
     settings = Settings.load()
     check_free(settings, ["LOCUST_PORT"])
-    out.print(f"Locust      {settings.url('LOCUST_PORT')}  (Ctrl-C ends it)")
+    out.print(f"Locust      {settings.url('LOCUST_PORT')}  (Ctrl-C stops it)")
     stack(settings).locust()
 
 
 COMMANDS = {
     "up": up,
     "down": lambda: stack(Settings.load()).down(),
-    "status": status,
-    "logs": logs,
+    "status": lambda: 0 if stack(Settings.load()).status() else 1,
+    "logs": lambda: stack(Settings.load()).logs(follow=sys.stdout.isatty()),
     "models": lambda: stack(Settings.load()).models(),
     "loadtest": lambda: stack(Settings.load()).loadtest(),
     "locust": locust,
@@ -68,7 +61,7 @@ COMMANDS = {
 
 
 def main() -> int | None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.stack.commands", description="What make's targets call.")
+    parser = argparse.ArgumentParser(prog="python -m scripts.stack", description=__doc__)
     parser.add_argument("command", choices=COMMANDS)
     return COMMANDS[parser.parse_args().command]()
 

@@ -1,0 +1,148 @@
+"""Docker Compose, as the stack calls it: the settings fill in compose.yaml through the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from dotenv import dotenv_values
+
+from scripts.common.files import write_atomically
+from scripts.common.settings import DOTENV, PROFILES, ROOT, VERSIONS, Settings, UserError
+from scripts.models.backends import needed
+from scripts.neuron.target import CHIPS
+from scripts.stack.docker import preflight, slim
+
+SOURCES = ("pypi", "pypi-transformers", "ngc")
+PROXIES = ("http_proxy", "https_proxy", "no_proxy")
+# The services that get the Neuron devices.
+NEURON_SERVICES = ("triton-neuron", "neuron-monitor", "exporter-neuron")
+
+
+@dataclass
+class Compose:
+    """The command `docker compose` with files, profile and environment made of the settings."""
+
+    settings: Settings
+
+    @cached_property
+    def pins(self) -> dict[str, str]:
+        """Return the images of versions.env, unless the environment or .env replaces them."""
+        own = dotenv_values(DOTENV) if DOTENV.exists() else {}
+        return {
+            name: os.environ.get(name) or own.get(name) or value or ""
+            for name, value in dotenv_values(VERSIONS).items()
+        }
+
+    @cached_property
+    def profile(self) -> str:
+        return self.settings.choice("PROFILE", PROFILES)
+
+    @cached_property
+    def neuron_target(self) -> str:
+        """Return the target of Dockerfile.neuron; Inf1 needs other software than its successors."""
+        return "neuron-inf1" if self.settings.choice("NEURON_CHIP", CHIPS) == "inf1" else "neuron"
+
+    @property
+    def nvidia_image(self) -> str:
+        inf1 = self.profile == "neuron" and self.neuron_target == "neuron-inf1"
+        return self.pins["TRITON_INF1_IMAGE" if inf1 else "TRITON_IMAGE"]
+
+    @cached_property
+    def triton_source(self) -> str:
+        if self.settings["TRITON_SOURCE"]:
+            return self.settings.choice("TRITON_SOURCE", SOURCES)
+        backends = needed(self.settings.words("SYSTEMS"), self.settings.path("MODEL_REPOSITORY"))
+        return "pypi-transformers" if backends & slim.TORCH else "pypi"
+
+    @property
+    def image_tag(self) -> str:
+        return {"cpu": f"cpu-{self.triton_source}", "neuron": self.neuron_target}.get(self.profile, self.profile)
+
+    @property
+    def workers(self) -> int:
+        return self.settings.integer("WORKERS") if self.settings["WORKERS"] else 0
+
+    @cached_property
+    def engine(self) -> dict:
+        return preflight.check_engine()
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """Return the variables that compose.yaml refers to."""
+        # In a rootless engine, root is the user who started the engine.
+        rootless = any("rootless" in option for option in self.engine.get("SecurityOptions") or [])
+        user = "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
+        return {
+            **self.pins,
+            **os.environ,
+            **{name: os.environ.get(name) or os.environ.get(name.upper(), "") for name in PROXIES},
+            **self.settings,
+            **{name: str(self.settings.path(name).resolve()) for name in ("MODEL_REPOSITORY", "REPORTS")},
+            "SOURCE": str(self.settings.path("SOURCE").resolve()) if self.settings["SOURCE"] else "",
+            "TRITON_SOURCE": self.triton_source,
+            "TRITON_BASE": slim.base(self.profile, self.triton_source),
+            "TRITON_IMAGE": self.nvidia_image,
+            "TRITON_IMAGE_BUILT": f"triton-transformers:{self.image_tag}",
+            "NEURON_TARGET": self.neuron_target,
+            **{name: self.build_secret(name) for name in ("BUILD_PIP_CONF", "BUILD_CA")},
+            "BIND_ADDRESS": str(self.settings.bind_address()),
+            "CHECKOUT": str(ROOT),
+            "HOST_USER": user,
+            # Triton writes no files of the user, so it never runs as root.
+            "TRITON_USER": user if os.getuid() else "1000:1000",
+            "TTY": "true" if sys.stdout.isatty() else "false",
+            "COLUMNS": str(shutil.get_terminal_size().columns),
+            "LOADTEST_BIND": "0.0.0.0:5557" if self.workers else "",
+            # With attestations, newer engines make a new image of an unchanged build, and Triton would restart.
+            "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
+            # Compose grants the build access to its contexts, but forgets the secrets.
+            "BUILDX_BAKE_ENTITLEMENTS_FS": "0",
+        }
+
+    def build_secret(self, name: str) -> str:
+        if not self.settings[name]:
+            return "/dev/null"
+        path = self.settings.path(name)
+        if not path.is_file():
+            raise UserError(f"{name}={self.settings[name]}: there is no such file")
+        return str(path)
+
+    @property
+    def devices_file(self) -> Path:
+        return self.settings.path("LOCAL_STATE").absolute() / "neuron.yaml"
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Return the options that name the compose files, none if compose's own choice is right.
+
+        Compose has no loops, so with PROFILE=neuron a written file lists as many devices as NEURON_DEVICES.
+        """
+        if self.profile != "neuron":
+            return []
+        devices = json.dumps([f"{device}:{device}" for device in preflight.neuron_devices(self.settings)])
+        lines = [f"  {service}: {{ devices: !override {devices} }}" for service in NEURON_SERVICES]
+        self.devices_file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.devices_file, "\n".join(["services:", *lines, ""]))
+        paths = [ROOT / "compose.yaml", ROOT / "compose.override.yaml", self.devices_file]
+        return [word for path in paths if path.exists() for word in ("--file", str(path))]
+
+    def command(self, *arguments: str, profile: str | None = None) -> list[str]:
+        options = ["--project-directory", str(ROOT), *self.files, "--profile", profile or self.profile]
+        return ["docker", "compose", *options, *arguments]
+
+    def run(self, *arguments: str, profile: str | None = None) -> str:
+        """Return the output of a command. Raise with the end of its messages if it fails."""
+        done = subprocess.run(
+            self.command(*arguments, profile=profile), env=self.environment, cwd=ROOT, capture_output=True, text=True
+        )
+        if done.returncode:
+            messages = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise UserError(f"docker compose {arguments[0]} failed:\n" + "\n".join(messages[-15:]))
+        return done.stdout

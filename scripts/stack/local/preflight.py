@@ -1,0 +1,43 @@
+"""Checks before anything starts or restarts, so that what this machine lacks is one sentence that says what to do."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+
+from scripts.common.settings import Settings, UserError
+
+# One of these has to be importable, or no model runs on Neuron.
+NEURON_LIBRARIES = ("torch_neuronx", "torch_neuron")
+
+
+def check_device(settings: Settings) -> None:
+    if settings["PROFILE"] == "cuda" and not gpu_count():
+        raise UserError(
+            "PROFILE=cuda: CUDA finds no GPU on this machine. Install NVIDIA's driver if it has one, or set PROFILE=cpu"
+        )
+    if settings["PROFILE"] == "neuron" and not any(map(importlib.util.find_spec, NEURON_LIBRARIES)):
+        raise UserError(
+            f"PROFILE=neuron: Python finds neither {' nor '.join(NEURON_LIBRARIES)} here. Put AWS Neuron's libraries "
+            "on PYTHONPATH, set RUNTIME=docker, whose image has them, or set PROFILE=cpu"
+        )
+
+
+def gpu_count() -> int:
+    """Return how many GPUs the CUDA driver offers; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
+def check_paths(*paths: object) -> None:
+    for path in map(str, paths):
+        if not re.fullmatch(r"[\w./+@-]+", path):
+            raise UserError(
+                f"'{path}': Triton starts its Python backends through a shell that splits such a path. Use one of "
+                "letters, digits and . _ - + @ /"
+            )
