@@ -1,4 +1,4 @@
-"""make generate, before it asks a server anything, and what it makes of a model's configuration."""
+"""make generate: which model it asks, and what it makes of the model's configuration."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import pytest
 from scripts.common.ports import free_ports
 from scripts.common.settings import UserError
 from scripts.common.triton import Triton, TritonError
-from scripts.stack.generate import chosen, main, pieces, show
+from scripts.stack import generate
+from scripts.stack.generate import main, pieces, prompt_inputs, show
 
 GPT2 = {"gpt2_ensemble": ("TEXT",), "gpt2_generate": ("TEXT", "max_new_tokens")}
 FALCON = {"falcon7b": ("prompt", "max_new_tokens", "temperature")}
+EMBEDDING = {"embedding": ("input_text",)}
 
 
-class StandIn(Triton):
-    """Stands in for models of seven billion parameters: their inputs, and an answer of as many tokens as asked for."""
+class TritonStandIn(Triton):
+    """Models of seven billion parameters, as far as their inputs and an answer of so many tokens."""
 
     def __init__(self, served: dict[str, tuple[str, ...]]) -> None:
         super().__init__("http://nowhere")
         self.served = served
+
+    def live(self) -> bool:
+        return True
 
     def config(self, model: str) -> dict:
         if model not in self.served:
@@ -32,43 +37,71 @@ class StandIn(Triton):
         return {"outputs": [{"data": [text + answer if model in FALCON else answer]}]}
 
 
+@pytest.fixture
+def ask(monkeypatch):
+    """Run `make generate` against a stand-in."""
+
+    def run(served: dict[str, tuple[str, ...]], **settings: str) -> None:
+        monkeypatch.setattr(generate, "Triton", lambda url: TritonStandIn(served))
+        for name, value in ({"PROMPT": "go", "TOKENS": "3"} | settings).items():
+            monkeypatch.setenv(name, value)
+        main()
+
+    return run
+
+
 @pytest.mark.parametrize(
-    ("system", "served", "model"),
+    ("settings", "model"),
     [
-        ("falcon7b", GPT2 | FALCON, "falcon7b"),
-        ("gpt2_generate", GPT2, "gpt2_generate"),
-        ("embedding", GPT2 | {"embedding": ("input_text",)}, "gpt2_ensemble"),
-        ("embedding", GPT2, "gpt2_ensemble"),
+        ({}, "gpt2_ensemble"),
+        ({"SYSTEM": "falcon7b"}, "falcon7b"),
+        ({"SYSTEM": "gpt2_generate"}, "gpt2_generate"),
     ],
 )
-def test_who_is_asked(system, served, model):
-    assert chosen(StandIn(served), system) == (model, set(served[model]))
+def test_generate_asks_system_or_gpt2_by_default(ask, capsys, settings, model):
+    ask(GPT2 | FALCON | EMBEDDING, **settings)
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("go on on on\n", f"{model}\n")
 
 
-def test_nobody_to_ask():
+def test_chosen_system_that_continues_no_text_is_an_error(ask):
+    """SYSTEM=embedding is the default, too; set by the user, it is what the user asks."""
+    with pytest.raises(UserError, match="SYSTEM=embedding continues no text: set a system that generates"):
+        ask(GPT2 | EMBEDDING, SYSTEM="embedding")
+
+
+def test_system_of_dotenv_is_a_choice(ask, monkeypatch, tmp_path):
+    monkeypatch.delenv("SYSTEM", raising=False)
+    (tmp_path / ".env").write_text("SYSTEM=embedding\n")
+    monkeypatch.setattr("scripts.common.settings.DOTENV", tmp_path / ".env")
+    with pytest.raises(UserError, match="SYSTEM=embedding continues no text"):
+        ask(GPT2 | EMBEDDING)
+
+
+def test_model_that_is_not_loaded_is_an_error(ask):
     with pytest.raises(UserError, match='gpt2_ensemble is not loaded: make up SYSTEMS="gpt2_ensemble"'):
-        chosen(StandIn({"embedding": ("input_text",)}), "embedding")
+        ask(EMBEDDING)
 
 
-def test_a_step_that_answers_no_text():
+def test_step_that_answers_no_text_is_an_error():
     with pytest.raises(UserError, match="SYSTEM=gpt2_encoder continues no text"):
-        chosen(StandIn({"gpt2_encoder": ("TEXT",)}), "gpt2_encoder")
+        prompt_inputs(TritonStandIn({"gpt2_encoder": ("TEXT",)}), "gpt2_encoder")
 
 
 @pytest.mark.parametrize("model", ["gpt2_ensemble", "gpt2_generate", "falcon7b"])
-def test_only_what_is_new_is_said(model):
-    triton = StandIn(GPT2 | FALCON)
-    said = list(pieces(triton, *chosen(triton, model), prompt="go", tokens=3))
-    assert "".join(said) == " on on on"
-    assert len(said) == (3 if model == "gpt2_ensemble" else 1)
+def test_pieces_hold_only_the_continuation(model):
+    triton = TritonStandIn(GPT2 | FALCON)
+    continuation = list(pieces(triton, model, prompt_inputs(triton, model), prompt="go", tokens=3))
+    assert "".join(continuation) == " on on on"
+    assert len(continuation) == (3 if model == "gpt2_ensemble" else 1)
 
 
-def test_the_loop_ends_where_the_model_ends_the_text():
-    triton = StandIn(GPT2)
-    assert list(pieces(triton, *chosen(triton, "gpt2_ensemble"), prompt="go", tokens=50)) == [" on"] * 4
+def test_loop_ends_when_the_model_answers_an_empty_token():
+    triton = TritonStandIn(GPT2)
+    assert list(pieces(triton, "gpt2_ensemble", {"TEXT"}, prompt="go", tokens=50)) == [" on"] * 4
 
 
-def test_an_interrupt_leaves_the_line_ended(capsys):
+def test_interrupt_ends_the_line(capsys):
     def interrupted():
         yield " on"
         raise KeyboardInterrupt
@@ -81,13 +114,13 @@ def test_an_interrupt_leaves_the_line_ended(capsys):
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"PROMPT": ""}, 'nothing to continue: make generate PROMPT="'),
+        ({"PROMPT": ""}, 'PROMPT is empty: make generate PROMPT="'),
         ({"PROMPT": "go", "TOKENS": "many"}, "TOKENS=many: must be a whole number"),
         ({"PROMPT": "go", "TOKENS": "0"}, "TOKENS=0: must be at least 1"),
-        ({"PROMPT": "go"}, 'no server at http://127.0.0.1:{port}: make up SYSTEMS="gpt2_ensemble"'),
+        ({"PROMPT": "go"}, 'no server answers at http://127.0.0.1:{port}: make up SYSTEMS="gpt2_ensemble"'),
     ],
 )
-def test_what_is_missing_is_said(monkeypatch, settings, reason):
+def test_missing_or_wrong_setting_is_an_error(monkeypatch, settings, reason):
     (port,) = free_ports(1)
     for name, value in ({"TRITON_HTTP_PORT": str(port), "BIND_ADDRESS": "127.0.0.1"} | settings).items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""make build TAG=: which backends some systems need, and what Docker is asked for."""
+"""make build TAG=: which backends some systems need, and the command that builds the image."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ENVIRONMENT = {
         ("", "", ""),
     ],
 )
-def test_the_backend_of_a_model(tmp_path, config, file, backend):
+def test_backend_of_a_model(tmp_path, config, file, backend):
     (tmp_path / "own/1").mkdir(parents=True)
     if config is not None:
         (tmp_path / "own/config.pbtxt").write_text(config)
@@ -62,7 +62,7 @@ def test_the_backend_of_a_model(tmp_path, config, file, backend):
     assert backend_of("own", tmp_path) == backend
 
 
-def test_the_backends_of_systems():
+def test_backends_of_systems():
     repository = ROOT / "model_repository"
     gpt2 = {"tokenizer", "onnxruntime", "detokenizer"}
     assert needed(["gpt2_ensemble"], repository) == gpt2
@@ -77,9 +77,10 @@ def words(line: list[str], after: str) -> list[str]:
     return [word for before, word in pairwise(line) if before == after]
 
 
-def test_on_debian():
+def test_command_builds_on_debian_for_pypi():
     line = command("r/x:1", "cpu", ["detokenizer", "tokenizer"], ENVIRONMENT)
     assert (words(line, "--target"), words(line, "--tag")) == (["cpu-pypi"], ["r/x:1"])
+    assert words(line, "--file") == ["images/triton/Dockerfile.debian"]
     assert words(line, "--label") == [
         "io.triton-transformers.backends=detokenizer tokenizer",
         "io.triton-transformers.profile=cpu",
@@ -90,32 +91,32 @@ def test_on_debian():
     assert words(line, "--secret") == []
 
 
-def test_for_which_machines():
-    """As most in a cloud are, whatever this one is; or as Docker's own variable says."""
+def test_platform_is_that_of_clouds_or_dockers_own_variable():
     elsewhere = ENVIRONMENT | {"DOCKER_DEFAULT_PLATFORM": "linux/arm64"}
     assert words(command("r/x:1", "cpu", ["tokenizer"], ENVIRONMENT), "--platform") == ["linux/amd64"]
     assert words(command("r/x:1", "cpu", ["tokenizer"], elsewhere), "--platform") == ["linux/arm64"]
 
 
-def test_a_backend_that_is_not_there():
-    """Before anything is built."""
+def test_unknown_backend_is_an_error_before_the_build():
     models = {"all": "ensemble", "network": "tensorrt", "own": "python", "texts": "tokenizer"}
-    with pytest.raises(UserError, match="network runs on the backend tensorrt, which PyPI's Triton has not got"):
+    with pytest.raises(
+        UserError, match="network runs on the backend tensorrt, which PyPI's Triton lacks: set TRITON_SOURCE=ngc"
+    ):
         checked(models, "cpu", ENVIRONMENT)
     for profile, source in (("cpu", "ngc"), ("cuda", "pypi")):
-        found = checked(models, profile, ENVIRONMENT | {"TRITON_SOURCE": source})
-        assert found == ["python", "tensorrt", "tokenizer"]
-    with pytest.raises(UserError, match="own does not say which backend it runs on"):
+        backends = checked(models, profile, ENVIRONMENT | {"TRITON_SOURCE": source})
+        assert backends == ["python", "tensorrt", "tokenizer"]
+    with pytest.raises(UserError, match=r"own: its config.pbtxt names no backend"):
         checked({"own": ""}, "cuda", ENVIRONMENT)
     with pytest.raises(UserError, match="SYSTEMS names nothing that runs on a backend"):
-        checked({}, "cpu", ENVIRONMENT)  # the build would take that for all of them
+        checked({}, "cpu", ENVIRONMENT)  # an empty list would build all of them
 
 
-def test_the_dockerfile_installs_the_same():
-    """Where everything is to run, with and without `make build TAG=`."""
-    stages = (ROOT / "images/triton/Dockerfile").read_text().split("\nFROM ")
+def test_dockerfile_installs_the_packages_of_all_backends():
+    """The image of all backends, made without TAG, has what `make build TAG=` would select for all."""
+    stages = (ROOT / "images/triton/Dockerfile.nvidia").read_text().split("\nFROM ")
     for profile in PROFILES:
-        (stage,) = [each for each in stages if each.startswith(f"nvidia-build AS nvidia-packages-{profile}\n")]
+        (stage,) = [text for text in stages if text.startswith(f"build AS packages-{profile}\n")]
         installed = re.search(r"\snumpy .*", stage)[0].split()
         assert sorted(installed) == sorted(packages(TORCH | ONNX, profile, '"$TRANSFORMERS"'))
 
@@ -129,16 +130,17 @@ def test_the_dockerfile_installs_the_same():
         ("cuda", ["transformers"], "numpy tokenizers torch pillow transformers"),
     ],
 )
-def test_on_nvidias(profile, backends, installed):
+def test_command_builds_on_nvidias_for_ngc_and_cuda(profile, backends, installed):
     environment = ENVIRONMENT | {"TRITON_SOURCE": "ngc", "BUILD_CA": "/etc/ca.pem"}
     line = command("r/x:1", profile, backends, environment)
-    assert words(line, "--target") == ["nvidia-slim"]
+    assert words(line, "--target") == ["slim"]
+    assert words(line, "--file") == ["images/triton/Dockerfile.nvidia"]
     assert f"PACKAGES={installed}" in words(line, "--build-arg")
     assert ("TORCH_INDEX=https://torch" in words(line, "--build-arg")) == (profile == "cpu")
     assert words(line, "--secret") == ["id=ca,src=/etc/ca.pem"]
     assert packages(set(backends), profile, "transformers") == installed.split()
 
 
-def test_neuron_has_no_such_image():
+def test_neuron_profile_is_an_error():
     with pytest.raises(UserError, match="PROFILE=neuron: must be one of cpu, cuda"):
         build(Settings(Settings.load() | {"PROFILE": "neuron", "TAG": "x"}), ENVIRONMENT)

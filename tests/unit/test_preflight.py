@@ -1,5 +1,6 @@
-"""What is said of a machine that Docker, or a profile, cannot run on. `run` stands in for the docker command."""
+"""What is reported on a machine that cannot run a profile, with Docker and without."""
 
+import ctypes
 import json
 import socket
 import subprocess
@@ -9,30 +10,32 @@ import pytest
 
 from scripts.common.settings import Settings, UserError
 from scripts.stack.docker import preflight
+from scripts.stack.local import preflight as local_preflight
+from scripts.stack.local.stack import LocalStack
 
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine on which all is well; a test says what is not."""
+    """Return a machine that has everything, for a test to take away. A stand-in answers the docker command."""
     state = SimpleNamespace(
         info={"Runtimes": {"runc": {}, "nvidia": {}}, "DockerRootDir": str(tmp_path)},
         compose="2.26.1",
         buildx=True,
         free_gb=100,
-        image_is_there=False,
+        has_image=False,
     )
 
     def run(*command, timeout=60):
-        said, code = "", 0
+        output, code = "", 0
         if command[1] == "info":
-            said = json.dumps(state.info)
+            output = json.dumps(state.info)
         elif command[1] == "compose":
-            said, code = state.compose, int(not state.compose)
+            output, code = state.compose, int(not state.compose)
         elif command[1] == "buildx":
             code = int(not state.buildx)
         elif command[1] == "image":
-            code = int(not state.image_is_there)
-        return subprocess.CompletedProcess(command, code, said, "")
+            code = int(not state.has_image)
+        return subprocess.CompletedProcess(command, code, output, "")
 
     monkeypatch.setattr(preflight, "run", run)
     monkeypatch.setattr(preflight.shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -42,43 +45,44 @@ def machine(monkeypatch, tmp_path):
 
 
 def check(**settings):
-    filled = Settings(Settings.load() | {"PROFILE": "cuda"} | settings)
-    preflight.check_device(filled, preflight.check_build(filled, "nvidia/triton:1"))
+    complete = Settings(Settings.load() | {"PROFILE": "cuda"} | settings)
+    preflight.check_device(complete, preflight.check_build(complete, "nvidia/triton:1"))
 
 
-def test_a_machine_on_which_all_is_well(machine):
+def test_complete_machine_passes(machine):
     check()
     check(PROFILE="cpu")
 
 
-def test_no_docker(machine, monkeypatch):
+def test_missing_docker_is_an_error(machine, monkeypatch):
     monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match="docker is not installed"):
         check()
 
 
-def test_an_engine_that_does_not_answer(machine):
+def test_engine_that_does_not_answer_is_an_error(machine):
     machine.info = {"ServerErrors": ["Cannot connect to the Docker daemon"]}
     with pytest.raises(UserError, match=r"does not answer \(Cannot connect to the Docker daemon\)"):
         check()
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [("", "no compose plugin"), ("2.20.1", "2.20.1 is too old: 2.26"), ("1.29.2", "too old")]
+    ("version", "message"),
+    [("", "no compose plugin"), ("2.20.1", "2.20.1 is too old: install 2.26"), ("1.29.2", "too old")],
 )
-def test_compose(machine, version, said):
+def test_missing_or_old_compose_is_an_error(machine, version, message):
     machine.compose = version
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         check()
 
 
 @pytest.mark.parametrize("version", ["v2.26.0", "5.0.1"])
-def test_compose_that_will_do(machine, version):
+def test_new_enough_compose_passes(machine, version):
     machine.compose = version
     check()
 
 
-def test_no_nvidia_runtime(machine):
+def test_missing_nvidia_runtime_is_an_error_for_cuda_only(machine):
     machine.info["Runtimes"] = {"runc": {}}
     with pytest.raises(UserError, match="no NVIDIA runtime"):
         check()
@@ -86,11 +90,11 @@ def test_no_nvidia_runtime(machine):
 
 
 @pytest.mark.parametrize("settings", [{"PROFILE": "cuda"}, {"PROFILE": "cpu", "TRITON_SOURCE": "ngc"}])
-def test_a_disk_too_small_for_nvidias_image(machine, settings):
+def test_disk_too_small_for_nvidias_image_is_an_error(machine, settings):
     machine.free_gb = 20
     with pytest.raises(UserError, match=r"45 GB, and .* has 20 GB free"):
         check(**settings)
-    machine.image_is_there = True
+    machine.has_image = True
     check(**settings)
 
 
@@ -100,53 +104,53 @@ def make_devices(count):
         (preflight.DEVICES / f"neuron{number}").touch()
 
 
-def test_no_neuron_device(machine):
-    said = "there is no /dev/neuron0 here; .*`sudo scripts/neuron/setup-host.sh` installs .*, else say PROFILE=cpu"
-    with pytest.raises(UserError, match=said):
+def test_missing_neuron_device_is_an_error(machine):
+    message = "there is no /dev/neuron0 here. .*`sudo scripts/neuron/setup-host.sh` installs .*, else set PROFILE=cpu"
+    with pytest.raises(UserError, match=message):
         check(PROFILE="neuron")
 
 
-@pytest.mark.parametrize("wanted", [1, 2])
-def test_as_many_neuron_devices_as_wanted(machine, wanted):
+@pytest.mark.parametrize("count", [1, 2])
+def test_enough_neuron_devices_pass(machine, count):
     make_devices(2)
-    check(PROFILE="neuron", NEURON_DEVICES=str(wanted))
+    check(PROFILE="neuron", NEURON_DEVICES=str(count))
 
 
-def test_too_few_neuron_devices(machine):
+def test_too_few_neuron_devices_are_an_error(machine):
     make_devices(2)
-    said = (
-        "NEURON_DEVICES=4: there is no /dev/neuron2 here, only /dev/neuron0, /dev/neuron1; say NEURON_DEVICES=2, or see"
+    message = (
+        "NEURON_DEVICES=4: there is no /dev/neuron2 here, only /dev/neuron0, /dev/neuron1. Set NEURON_DEVICES=2, or run"
     )
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         check(PROFILE="neuron", NEURON_DEVICES="4")
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "message"),
     [("0", "NEURON_DEVICES=0 is for `make models` alone"), ("-1", "at least 0"), ("two", "must be a whole number")],
 )
-def test_no_number_of_devices_to_serve_on(machine, number, said):
-    with pytest.raises(UserError, match=said):
+def test_serving_on_no_neuron_device_is_an_error(machine, number, message):
+    with pytest.raises(UserError, match=message):
         check(PROFILE="neuron", NEURON_DEVICES=number)
 
 
-def compiling(**settings):
+def check_compiling(**settings):
     preflight.check_compiling(Settings(Settings.load() | {"PROFILE": "neuron"} | settings))
 
 
-def test_compiling_for_neuron(machine):
-    compiling(NEURON_DEVICES="0")
+def test_compiling_needs_a_device_or_no_check(machine):
+    check_compiling(NEURON_DEVICES="0")
     with pytest.raises(
-        UserError, match=r"no /dev/neuron0 here; .*, else say NEURON_DEVICES=0 to compile without a device"
+        UserError, match=r"no /dev/neuron0 here. .*, else set NEURON_DEVICES=0 to compile without a device"
     ):
-        compiling()
+        check_compiling()
     with pytest.raises(UserError, match="NEURON_CHIP=inf1: `make models` compiles for inf2 and trn1"):
-        compiling(NEURON_CHIP="inf1", NEURON_DEVICES="0")
+        check_compiling(NEURON_CHIP="inf1", NEURON_DEVICES="0")
     make_devices(1)
-    compiling()
+    check_compiling()
 
 
-def test_a_compose_that_builds_through_buildx_alone(machine):
+def test_compose_that_builds_only_through_buildx_needs_buildx(machine):
     machine.buildx = False
     check()
     machine.compose = "2.37.0"
@@ -154,22 +158,89 @@ def test_a_compose_that_builds_through_buildx_alone(machine):
         check()
 
 
-def test_a_checkout_made_under_a_strict_umask(tmp_path):
+def test_checkout_of_a_strict_umask_is_an_error(tmp_path):
     (tmp_path / "folder").mkdir()
     file = tmp_path / "folder/prometheus.yml"
     file.touch(mode=0o644)
     tmp_path.chmod(0o755)
     preflight.check_readable(tmp_path)
     file.chmod(0o600)
-    with pytest.raises(UserError, match=r"prometheus.yml may be read by its owner only, .* chmod -R a\+rX"):
+    with pytest.raises(UserError, match=r"only its owner may read .*prometheus.yml, .* chmod -R a\+rX"):
         preflight.check_readable(tmp_path)
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_an_unreachable_index_of_torch_is_said(machine, capsys, there):
-    machine.image_is_there = there
-    with socket.socket() as nobody:  # bound, and not listening
-        nobody.bind(("127.0.0.1", 0))
-        index = f"http://127.0.0.1:{nobody.getsockname()[1]}/whl/cpu"
+@pytest.mark.parametrize("has_image", [False, True])
+def test_unreachable_torch_index_is_a_warning_before_the_first_build(machine, capsys, has_image):
+    machine.has_image = has_image
+    with socket.socket() as closed:  # bound, and not listening
+        closed.bind(("127.0.0.1", 0))
+        index = f"http://127.0.0.1:{closed.getsockname()[1]}/whl/cpu"
         preflight.warn_of_torch_index(index, "an-image")
-    assert (f"TORCH_INDEX={index} does not answer here" in capsys.readouterr().err.replace("\n", "")) is not there
+    warned = f"TORCH_INDEX={index} does not answer here" in capsys.readouterr().err.replace("\n", "")
+    assert warned is not has_image
+
+
+# --- without Docker -------------------------------------------------------------------------------------------------
+
+
+class SupervisorStandIn:
+    """A supervisord whose programs run; a stop is a failure of the test."""
+
+    def running(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        raise AssertionError("the running stack was stopped")
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ("cuda", "PROFILE=cuda: CUDA finds no GPU on this machine. Install NVIDIA's driver .*, or set PROFILE=cpu"),
+        ("neuron", "PROFILE=neuron: Python finds neither torch_neuronx nor torch_neuron here"),
+        ("tpu", "PROFILE=tpu: must be one of cpu, cuda, neuron"),
+    ],
+)
+def test_local_profile_without_its_device_restarts_nothing(monkeypatch, tmp_path, profile, message):
+    monkeypatch.setattr(local_preflight, "gpu_count", lambda: 0)
+    settings = Settings(Settings.load() | {"LOCAL_STATE": str(tmp_path), "PROFILE": profile})
+    stack = LocalStack(settings)
+    stack.supervisor = SupervisorStandIn()
+    (tmp_path / "run").mkdir()
+    stack.record.write_text(json.dumps({"settings": dict(settings) | {"PROFILE": "cpu"}, "programs": ["triton"]}))
+    with pytest.raises(UserError, match=message):
+        stack.up()
+
+
+def test_local_profile_with_its_device_passes(monkeypatch):
+    monkeypatch.setattr(local_preflight, "gpu_count", lambda: 1)
+    monkeypatch.setattr(local_preflight.importlib.util, "find_spec", lambda name: object())
+    for profile in ("cpu", "cuda", "neuron"):
+        local_preflight.check_device(Settings(Settings.load() | {"PROFILE": profile}))
+
+
+@pytest.mark.parametrize(("init", "count"), [(0, 2), (100, 0)])
+def test_gpu_count_asks_the_driver(monkeypatch, init, count):
+    """100 is CUDA_ERROR_NO_DEVICE."""
+
+    def count_devices(reference):
+        reference._obj.value = 2
+        return 0
+
+    driver = SimpleNamespace(cuInit=lambda flags: init, cuDeviceGetCount=count_devices)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    assert local_preflight.gpu_count() == count
+
+
+def test_gpu_count_is_zero_without_a_driver(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert local_preflight.gpu_count() == 0
+
+
+def test_path_that_a_shell_would_split_is_an_error():
+    local_preflight.check_paths("/srv/models-1.0")
+    with pytest.raises(UserError, match="'/tmp/two words': Triton starts its Python backends through a shell"):
+        local_preflight.check_paths("/srv/models", "/tmp/two words")

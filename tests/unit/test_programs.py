@@ -1,4 +1,4 @@
-"""Where the local runtime finds its programs and packages, and whether they will do."""
+"""Where the local runtime finds its programs and packages, and whether they are new enough."""
 
 from pathlib import Path
 
@@ -8,30 +8,30 @@ from scripts.common.settings import UserError
 from scripts.stack.local import programs
 
 
-def unpacked(folder: Path, name: str = "grafana", says: str = "Version 11.6.0 (commit: 1, branch: HEAD)") -> Path:
-    """An archive of Grafana, unpacked: what of it is asked for here."""
+def unpack(folder: Path, name: str = "grafana", version: str = "Version 11.6.0 (commit: 1, branch: HEAD)") -> Path:
+    """Make what an unpacked archive of Grafana has, as far as the code looks at it."""
     (folder / "bin").mkdir(parents=True)
     (folder / "conf").mkdir()
     (folder / "conf/defaults.ini").touch()
-    (folder / "bin" / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+    (folder / "bin" / name).write_text(f"#!/bin/sh\necho '{version}'\n")
     (folder / "bin" / name).chmod(0o755)
     return folder
 
 
 @pytest.mark.parametrize(("name", "command"), [("grafana", "server"), ("grafana-server", "")])
-def test_in_its_home(tmp_path, name, command):
-    found = programs.grafana(unpacked(tmp_path / "home", name))
-    assert found == programs.Grafana(tmp_path / "home/bin" / name, tmp_path / "home")
-    assert found.command == command
+def test_grafana_home_is_used(tmp_path, name, command):
+    grafana = programs.grafana(unpack(tmp_path / "home", name))
+    assert grafana == programs.Grafana(tmp_path / "home/bin" / name, tmp_path / "home")
+    assert grafana.command == command
 
 
-def test_a_home_without_one_is_said(tmp_path):
+def test_grafana_home_without_grafana_is_an_error(tmp_path):
     with pytest.raises(UserError, match="there is neither bin/grafana nor bin/grafana-server in it"):
         programs.grafana(tmp_path)
 
 
-def test_on_the_path(tmp_path, monkeypatch):
-    home = unpacked(tmp_path / "home")
+def test_grafana_on_the_path_is_used(tmp_path, monkeypatch):
+    home = unpack(tmp_path / "home")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert programs.grafana(None) is None
     (tmp_path / "links").mkdir()
@@ -41,16 +41,16 @@ def test_on_the_path(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("says", "release"), [("Version 11.6.0 (commit: 1)", 11), ("grafana version 12.1.1", 12), ("7.5.5", 7), ("", 0)]
+    ("version", "release"), [("Version 11.6.0 (commit: 1)", 11), ("grafana version 12.1.1", 12), ("7.5.5", 7), ("", 0)]
 )
-def test_its_release(tmp_path, says, release):
-    assert programs.grafana(unpacked(tmp_path / "home", says=says)).release() == release
+def test_grafana_reports_its_release(tmp_path, version, release):
+    assert programs.grafana(unpack(tmp_path / "home", version=version)).release() == release
 
 
-def test_what_the_shell_says_of_packages_is_kept(tmp_path, monkeypatch):
+def test_python_path_keeps_the_users_own(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/of/the/shell")
     assert programs.python_path("transformers", tmp_path) == "/of/the/shell"
-    monkeypatch.setattr(programs, "transformers", lambda wanted, state: "/another")
+    monkeypatch.setattr(programs, "transformers", lambda requirement, state: "/another")
     assert programs.python_path("transformers==5.0.0", tmp_path) == "/another:/of/the/shell"
     monkeypatch.delenv("PYTHONPATH")
     assert programs.python_path("transformers==5.0.0", tmp_path) == "/another"

@@ -1,0 +1,187 @@
+"""compose.yaml as compose reads it: PROFILE=neuron, the settings, the command by hand. No engine is asked."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from scripts.common.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError, dotenv_values
+from scripts.stack.docker.compose import NEURON_SERVICES, Compose
+from scripts.stack.docker.stack import DockerStack
+
+PINS = {"inf2": "TRITON_IMAGE", "trn1": "TRITON_IMAGE", "inf1": "TRITON_INF1_IMAGE"}
+NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
+
+
+@pytest.fixture
+def compose(tmp_path, monkeypatch):
+    """Return what makes a Compose of settings. It assumes a rootful engine."""
+    monkeypatch.setattr("scripts.stack.docker.preflight.check_engine", dict)
+
+    def make(**settings):
+        defaults = dotenv_values(EXAMPLE)
+        for name in defaults:
+            monkeypatch.delenv(name, raising=False)
+        own = {"PROFILE": "neuron", "LOCAL_STATE": str(tmp_path / "state"), "MODEL_REPOSITORY": str(tmp_path)}
+        return Compose(Settings(defaults | own | settings))
+
+    return make
+
+
+def services(compose):
+    command = compose.command("config", "--format", "json", profile="*")
+    done = subprocess.run(command, env=compose.environment | NO_ENGINE, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)["services"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 12])
+def test_neuron_services_get_neuron_devices(compose, count):
+    composed = services(compose(NEURON_DEVICES=str(count)))
+    expected = [f"/dev/neuron{number}" for number in range(count)]
+    for service in NEURON_SERVICES:
+        devices = composed[service].get("devices") or []
+        assert [device["source"] for device in devices] == [device["target"] for device in devices] == expected
+    assert {name for name, service in composed.items() if service.get("devices")} <= set(NEURON_SERVICES)
+
+
+def test_only_neuron_services_have_limits(compose):
+    limited = {name: service["ulimits"] for name, service in services(compose()).items() if service.get("ulimits")}
+    limits = {"memlock": -1, "stack": 67108864}
+    assert limited == {"triton-neuron": limits, "exporter-neuron": limits}
+
+
+@pytest.mark.parametrize("chip", PINS)
+def test_each_chip_has_its_image(compose, chip):
+    made = compose(NEURON_CHIP=chip)
+    composed = services(made)
+    target = "neuron-inf1" if chip == "inf1" else "neuron"
+    triton = composed["triton-neuron"]
+    assert triton["image"] == composed["neuron-monitor"]["image"] == f"triton-transformers:{target}"
+    assert triton["build"]["target"] == target
+    assert triton["build"]["args"]["TRITON_IMAGE"] == made.pins[PINS[chip]]
+    assert made.environment["TRITON_IMAGE_BUILT"] == triton["image"]
+
+
+@pytest.mark.parametrize("source", ["pypi", "pypi-transformers", "ngc"])
+def test_every_target_is_in_its_dockerfile(compose, source):
+    builds = [service["build"] for service in services(compose(TRITON_SOURCE=source)).values() if "build" in service]
+    targets = {(build["dockerfile"], build["target"]) for build in builds if "target" in build}
+    assert len(targets) == 4
+    for file, target in targets:
+        assert f" AS {target}\n" in (ROOT / file).read_text()
+
+
+def test_other_profiles_use_the_compose_file_alone(compose):
+    made = compose(PROFILE="cuda", NEURON_CHIP="inf1")
+    assert "--file" not in made.command("up")
+    assert services(made)["triton-cuda"]["build"]["args"]["TRITON_IMAGE"] == made.pins["TRITON_IMAGE"]
+    assert not made.devices_file.parent.exists()
+
+
+def test_unknown_chip_is_an_error(compose):
+    with pytest.raises(UserError, match="NEURON_CHIP=inf3: must be one of inf1, inf2, trn1"):
+        compose(NEURON_CHIP="inf3").environment  # noqa: B018
+
+
+def test_neuron_exporter_differs_by_the_profile_and_its_settings(compose):
+    made = compose(NEURON_DEVICES="0", NEURON_LENGTHS="16 64")
+    composed = services(made)
+    plain, neuron = composed["exporter"], composed["exporter-neuron"]
+    own = {name: value for name, value in made.settings.items() if name == "PROFILE" or name.startswith("NEURON_")}
+    assert neuron["environment"] == plain["environment"] | own
+    for same in ("volumes", "user", "read_only", "cap_drop", "restart"):
+        assert neuron[same] == plain[same]
+    assert neuron["build"]["target"] == "neuron-exporter"
+
+
+@pytest.mark.parametrize(
+    ("settings", "exporter"),
+    [({}, "exporter-neuron"), ({"LIST": "1"}, "exporter"), ({"PROFILE": "cpu"}, "exporter")],
+)
+def test_profile_selects_the_exporter(compose, settings, exporter):
+    assert DockerStack(compose(**settings).settings).exporter == exporter
+
+
+def test_services_get_the_settings_that_they_read(compose):
+    composed = services(compose(USERS="9", TRITON_CPUS="0-3", HF_TOKEN="a-secret", TRITON_ADMIN_KEY="a-key"))
+    for name in ("loadtest", "locust"):
+        environment = composed[name]["environment"]
+        assert (environment["USERS"], environment["TRITON_CPUS"], environment["PROTOCOL"]) == ("9", "0-3", "http")
+    with_key = {name for name, service in composed.items() if "a-key" in (service.get("environment") or {}).values()}
+    assert with_key == {"triton-cpu", "triton-cuda", "triton-neuron", "loadtest", "locust"}
+    with_token = {name for name, service in composed.items() if "a-secret" in json.dumps(service)}
+    assert with_token == {"exporter", "exporter-neuron"}
+
+
+@pytest.mark.parametrize(
+    ("monitor", "exporter"),
+    [("exit 0", "while read -r; do :; done; sleep 60"), ("while echo a line; do sleep 0.01; done", "exit 0")],
+    ids=["monitor ends", "exporter ends"],
+)
+def test_neuron_monitor_ends_if_either_program_ends(compose, tmp_path, monitor, exporter):
+    """Two stand-ins for AWS's programs: one ends, the other does not."""
+    command = services(compose())["neuron-monitor"]["entrypoint"]
+    for name, script in (("neuron-monitor", monitor), ("python3", exporter)):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, process_group=0) as process:
+        try:
+            process.wait(timeout=10)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+# --- by hand --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """Return a folder with the files of git, as a fresh clone: no .env."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, files.split("\0")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def documented_commands() -> list[str]:
+    """Return the commands of docs/docker.md that start the stack without make."""
+    page = (ROOT / "docs/docker.md").read_text()
+    (block,) = re.findall(r"```sh\n(.*?docker compose --env-file.*?)```", page.split("## Without make")[1], re.DOTALL)
+    return block.splitlines()
+
+
+def test_command_by_hand_works_in_a_fresh_clone(clone):
+    """All of it but `up` itself: compose reads its files and fills in the settings."""
+    *before, up = documented_commands()
+    assert up.endswith(" up --build")
+    names = {*dotenv_values(EXAMPLE), *dotenv_values(VERSIONS)}
+    environment = {name: value for name, value in os.environ.items() if name not in names} | NO_ENGINE
+    script = "\n".join([*before, up.removesuffix("up --build") + "config --format json"])
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=clone, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    composed = json.loads(done.stdout)["services"]
+    assert set(composed) == {"triton-cpu", "prometheus", "grafana"}
+    triton = composed["triton-cpu"]
+    assert len(triton["environment"]["TRITON_ADMIN_KEY"]) >= 32
+    assert len(composed["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"]) >= 32
+    assert triton["environment"]["SYSTEMS"] == "embedding"
+    assert (clone / triton["build"]["dockerfile"]).exists()
+    assert triton["volumes"][0]["source"] == str(clone / "model_repository")
+    assert (clone / ".env").stat().st_mode & 0o077 == 0
+
+
+def test_compose_file_names_the_same_command():
+    head = (ROOT / "compose.yaml").read_text()
+    for command in documented_commands():
+        assert f"#   {command}\n" in head
