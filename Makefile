@@ -5,18 +5,32 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 # ONNX Runtime 1.29 and later report usage by default.
 export ORT_DISABLE_TELEMETRY := 1
+# These variables of the environment are settings: the ones on make's command line. An exported USERS is none.
+on_command_line := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+export TRITON_SETTINGS_NAMES := $(strip $(TRITON_SETTINGS_NAMES) $(on_command_line))
 
-# docker or local, unless RUNTIME says which.
-export RUNTIME := $(shell scripts/make/runtime.sh)
+# docker or local, worked out once, at the first use: `docker info` takes up to 10 s.
+# The variables are repeated because $(shell) gets none of the command line.
+runtime = $(eval runtime := $(shell RUNTIME='$(RUNTIME)' LOCAL_STATE='$(LOCAL_STATE)' \
+  TRITON_SETTINGS_NAMES='$(TRITON_SETTINGS_NAMES)' TRITON_SETTINGS_FILE='$(TRITON_SETTINGS_FILE)' \
+  scripts/make/runtime.sh))$(runtime)
+with_runtime = RUNTIME='$(runtime)' TRITON_SETTINGS_NAMES='$(TRITON_SETTINGS_NAMES) RUNTIME'
 
 venv := .venv
 python := $(venv)/bin/python
-# Everything, and the little that these targets need themselves when the rest is in containers.
+stack = $(with_runtime) $(python) -m scripts.stack
+# Markers of what the virtual environment holds: all packages, or only those that make's own commands need.
 all := $(venv)/.installed
 tools := $(venv)/.installed-tools
-installed := $(if $(filter docker,$(RUNTIME)),$(tools),$(all))
-# What talks to Oracle Cloud besides.
-oci := $(if $(filter docker,$(RUNTIME)),$(venv)/.installed-oci,$(all))
+# With Docker, the other packages are in container images.
+installed = $(if $(filter docker,$(runtime)),$(tools),$(all))
+# The commands for Oracle Cloud need its SDK too.
+installed_oci = $(if $(filter docker,$(runtime)),$(venv)/.installed-oci,$(all))
+
+# As a prerequisite, $(installed) would work out the runtime for every target, because make expands it as it reads this.
+packages: ; @$(MAKE) --silent $(installed)
+packages-oci: ; @$(MAKE) --silent $(installed_oci)
+.PHONY: packages packages-oci
 
 $(all): requirements.lock
 	@scripts/make/install.sh $(venv) requirements.lock
@@ -30,53 +44,54 @@ $(venv)/.installed-oci: $(tools)
 	@scripts/make/install.sh $(venv) requirements.lock oci
 	@touch $@
 
-# What only looks at the stack or stops it installs nothing for that.
-if_installed := [ -e $(installed) ] || { echo "not running: nothing is installed here yet (make up)"; exit 0; };
+# `down`, `status`, `logs` and `clean` must not trigger an install. Without any package, no runtime is worked out either.
+is_installed = $(and $(wildcard $(tools)),$(wildcard $(installed)))
+if_installed = $(if $(is_installed),$(stack) $(1),echo "not running: nothing is installed here yet (make up)")
 
 ##@ The stack
 
 up: models ## Start the stack, wait until the models answer, print the addresses: RUNTIME, PROFILE, SYSTEMS
-	@$(python) -m scripts.stack up
+	@$(stack) up
 
 down: ## Stop it
-	@$(if_installed) $(python) -m scripts.stack down
+	@$(call if_installed,down)
 
 status: ## Show how each process and each model is
-	@$(if_installed) $(python) -m scripts.stack status
+	@$(call if_installed,status)
 
 logs: ## Show the logs (and follow them, on a terminal)
-	@$(if_installed) $(python) -m scripts.stack logs
+	@$(call if_installed,logs)
 
-smoke: $(installed) ## Send the running models their example requests and check the answers
+smoke: packages ## Send the running models their example requests and check the answers
 	@$(python) -m scripts.stack.smoke
 
-models: $(installed) ## Assemble the model repository: SYSTEMS="embedding", or HF_MODEL, SOURCE; LIST=1 lists what there is
-	@$(python) -m scripts.stack models
+models: packages ## Assemble the model repository: SYSTEMS="embedding", or HF_MODEL, SOURCE; LIST=1 lists what there is
+	@$(stack) models
 
-generate: $(installed) ## Have the running model continue PROMPT="...": SYSTEM=gpt2_ensemble, TOKENS=20
+generate: packages ## Have the running model continue PROMPT="...": SYSTEM=gpt2_ensemble, TOKENS=20
 	@$(python) -m scripts.stack.generate
 
 package: models ## The models of SYSTEMS as one zip, for a cloud's model catalogue
 	@$(python) -m scripts.models.package
 
-build: $(installed) ## Build the images of PROFILE (`make up` does it too, and says less); TAG=name: one with just what SYSTEMS need
-	@$(python) -m scripts.stack build
+build: packages ## Build the images of PROFILE (`make up` does it too, and says less); TAG=name: one with just what SYSTEMS need
+	@$(stack) build
 
 build-cpu: ## Build those of PROFILE=cpu
 build-cuda: ## Build those of PROFILE=cuda
 build-neuron: ## Build those of PROFILE=neuron
-build-cpu build-cuda build-neuron: build-%: $(installed)
-	@PROFILE=$* $(python) -m scripts.stack build
+build-cpu build-cuda build-neuron: build-%:
+	@$(MAKE) build PROFILE=$*
 
 ##@ Oracle Cloud
 
-deploy-oci: $(oci) ## Deploy what deploy/oci/deployment.toml says, or update it: DRY_RUN=1 shows the requests, PUSH=1 pushes the image
-	@$(python) -m deploy.oci.deploy
+deploy-oci: packages-oci ## Deploy what deploy/oci/deployment.toml says, or update it: DRY_RUN=1 shows the requests, PUSH=1 pushes the image
+	@$(with_runtime) $(python) -m deploy.oci.deploy
 
-predict-oci: $(oci) ## Ask the deployment: PROMPT="...", SYSTEM, TOKENS; or REQUEST=file.json
+predict-oci: packages-oci ## Ask the deployment: PROMPT="...", SYSTEM, TOKENS; or REQUEST=file.json
 	@$(python) -m deploy.oci.predict
 
-destroy-oci: $(oci) ## Delete the deployment and the models that were made for it: DRY_RUN=1 names them
+destroy-oci: packages-oci ## Delete the deployment and the models that were made for it: DRY_RUN=1 names them
 	@$(python) -m deploy.oci.destroy
 
 ##@ Measuring
@@ -85,16 +100,17 @@ destroy-oci: $(oci) ## Delete the deployment and the models that were made for i
 loadtest locust: export SERVE_SYSTEM := 1
 
 loadtest: up ## Compare dynamic batching with none on the running server, and write a report
-	@$(python) -m scripts.stack loadtest
+	@$(stack) loadtest
 
 locust: up ## Locust's own web page against the running server
-	@$(python) -m scripts.stack locust
+	@$(stack) locust
 
-dashboards: $(installed) ## The dashboards as one page, without Grafana: RANGE, UNTIL
-	@$(python) -m scripts.stack dashboards
+dashboards: packages ## The dashboards as one page, without Grafana: RANGE, UNTIL
+	@$(stack) dashboards
 
+BENCH := embedding
 bench: $(all) ## The figures of the docs on this machine: BENCH=embedding (30 minutes), generation, gpt2, text-formats, vision-formats
-	@$(python) -m scripts.bench $(or $(BENCH),embedding)
+	@$(python) -m scripts.bench $(BENCH)
 
 ##@ Working on it
 
@@ -118,13 +134,16 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; t
 test-unit: $(all) ## Tests without a server
 	@$(pytest) tests/unit
 
+# With neither the developer's .env (tests/.env does not exist) nor make's command line: SYSTEMS may name 14 GB there.
+assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(python) -m scripts.models
+
 test-stack: $(all) ## Quick tests on the real Triton, Prometheus and Locust, on ports of their own
-	@$(python) -m scripts.models
+	@$(assemble_embedding)
 	@$(pytest) -m "not slow" tests/stack
 
 test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow for SavedModels too
 	@$(if $(TENSORFLOW),tests/tensorflow.sh)
-	@$(python) -m scripts.models
+	@$(assemble_embedding)
 	@$(pytest) tests/stack
 
 test-docker: $(all) ## Tests on a real Docker engine: the images, the composed stack (30 minutes the first time)
@@ -137,11 +156,11 @@ lock: ## Resolve the groups of pyproject.toml anew into requirements.lock
 	@scripts/make/lock.sh
 
 clean: ## Stop everything; remove what make made, but not .env and the reports
-	@[ ! -e $(installed) ] || $(python) -m scripts.stack clean
+	@$(if $(is_installed),$(stack) clean)
 	@rm -rf $(venv) .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## This list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test lint test-unit test-stack test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test test-all lint test-unit test-stack test-stack-all test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from deploy.oci.deployment import Deployment
 from scripts.common.cli import err
-from scripts.common.settings import ROOT, Settings, UserError
+from scripts.common.settings import ROOT, Settings, UserError, command_environment
 from scripts.models.package import assembled, package
 
 
@@ -47,7 +47,7 @@ def settings_of(settings: Settings, deployment: Deployment) -> Settings:
 
 def assemble(settings: Settings) -> None:
     """`make models`, in whichever runtime."""
-    environment = os.environ | {"SYSTEMS": settings["SYSTEMS"]}
+    environment = command_environment(SYSTEMS=settings["SYSTEMS"])
     done = subprocess.run([sys.executable, "-m", "scripts.stack", "models"], cwd=ROOT, env=environment)
     if done.returncode:
         sys.exit(done.returncode)  # it said why

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -37,7 +36,7 @@ def main() -> None:
     needed = configuration.TO_ASK if url else configuration.TO_FIND
     deployment = configuration.read(settings.path("DEPLOYMENT"), needed)
     repository = settings.path("MODEL_REPOSITORY")
-    model = os.environ.get("SYSTEM") or next(iter(deployment.models.systems), "")
+    model = settings["SYSTEM"] if settings.chosen("SYSTEM") else next(iter(deployment.models.systems), "")
     if not url:
         check_served(deployment, model, repository)
     if settings["REQUEST"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.common.ports import free_ports
-from scripts.common.settings import ROOT, Settings, UserError
+from scripts.common.settings import ROOT, Settings, UserError, command_environment
 from scripts.stack.base import PORTS
 
 NEEDED = [name for names in PORTS.values() for name in names] + ["LOADTEST_METRICS_PORT"]
@@ -33,7 +32,7 @@ def environment(path: Path, **settings: str) -> dict[str, str]:
     """What makes every command here work on the bench's server."""
     ports = dict(zip(NEEDED, map(str, free_ports(len(NEEDED))), strict=True))
     places = {"LOCAL_STATE": f"{path}/state", "MODEL_REPOSITORY": f"{path}/models", "REPORTS": f"{path}/reports"}
-    return dict(os.environ) | ports | places | {"RUNTIME": "local", "GRAFANA_HOME": "none"} | settings
+    return command_environment(**ports | places | {"RUNTIME": "local", "GRAFANA_HOME": "none"} | settings)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,7 @@
-"""Settings: .env.example holds every name with its default, .env overrides it, the environment overrides both."""
+"""Settings: .env.example holds every name with its default; .env overrides it, and make's command line overrides both.
+
+An exported variable of the user's shell is no setting, because names such as USERS or TAG collide with other programs'.
+"""
 
 from __future__ import annotations
 
@@ -9,50 +12,61 @@ from pathlib import Path
 
 from dotenv import dotenv_values, set_key
 
+# Names the environment variables that are settings. The Makefile puts the names of its command line here; containers
+# and tests, whose whole environment is ours, set it to "*".
+NAMES = "TRITON_SETTINGS_NAMES"
+# These prefixes belong to this stack and its programs, so such a variable is a setting wherever it comes from.
+PREFIXES = ("GRAFANA_", "HF_", "LOADTEST_", "LOCUST_", "NEURON_", "OCI_", "PROMETHEUS_", "TRITON_")
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / ".env.example"
 VERSIONS = ROOT / "versions.env"
-DOTENV = ROOT / ".env"
+# The tests name another file, so that the developer's settings do not reach them.
+DOTENV = ROOT / (os.environ.get("TRITON_SETTINGS_FILE") or ".env")
 PROFILES = ("cpu", "cuda", "neuron")
 SECRETS = ("TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD")
 
 
 class UserError(Exception):
-    """Something the person at the keyboard can mend. The message says what, where, and how."""
+    """A mistake that the user can correct. The message says what is wrong, where, and what to do."""
 
 
 class Settings(dict[str, str]):
     """The value of every setting."""
 
-    # Names that the user set, in .env or for this command.
-    _chosen: frozenset[str] = frozenset()
+    _in_dotenv: frozenset[str] = frozenset()
+    _in_environment: frozenset[str] = frozenset()
 
     @classmethod
     def load(cls) -> Settings:
+        """Return the settings of this command. Raise UserError for a name in .env that is no setting."""
         defaults = _read(EXAMPLE)
-        environment = {name: os.environ[name] for name in defaults if os.environ.get(name)}
-        if "STY" in os.environ and "WINDOW=" not in os.environ.get("MAKEFLAGS", ""):
-            environment.pop("WINDOW", None)  # GNU screen's, the number of its window
+        environment = {name: os.environ[name] for name in defaults if os.environ.get(name) and _is_setting(name)}
         own = {name: value for name, value in _read(DOTENV).items() if value}
         unknown = own.keys() - defaults.keys() - _read(VERSIONS).keys()
         if unknown:
-            raise UserError(f".env: no such setting {', '.join(sorted(unknown))} (.env.example lists them all)")
+            raise UserError(f".env: unknown setting {', '.join(sorted(unknown))}; .env.example lists all settings")
         settings = cls({name: value for name, value in (defaults | own | environment).items() if name in defaults})
-        settings._chosen = frozenset(own | environment)
+        settings._in_dotenv, settings._in_environment = frozenset(own), frozenset(environment)
         if os.environ.get("SERVE_SYSTEM") and settings["SYSTEM"] not in settings.words("SYSTEMS"):
-            said = settings["SYSTEMS"] if "SYSTEMS" in own | environment else ""
-            settings["SYSTEMS"] = f"{said} {settings['SYSTEM']}".strip()
+            others = settings["SYSTEMS"] if settings.chosen("SYSTEMS") else ""
+            settings["SYSTEMS"] = f"{others} {settings['SYSTEM']}".strip()
         return settings
 
     def chosen(self, name: str) -> bool:
         """Return whether the user set this; if not, its value is the default of .env.example."""
-        return name in self._chosen
+        return name in self._in_dotenv or self.chosen_for_this_command(name)
+
+    def chosen_for_this_command(self, name: str) -> bool:
+        """Return whether the value lasts for this command only: it came from make's command line, not from .env."""
+        return name in self._in_environment
 
     def path(self, name: str) -> Path:
+        """Return an absolute path; a relative one starts at the checkout."""
         try:
             return ROOT / Path(self[name]).expanduser()
         except RuntimeError:
-            raise UserError(f"{name}={self[name]}: there is no such user") from None
+            raise UserError(f"{name}={self[name]}: unknown user; write the path in full") from None
 
     def words(self, name: str) -> list[str]:
         return self[name].split()
@@ -84,16 +98,17 @@ class Settings(dict[str, str]):
             raise UserError(f"BIND_ADDRESS={self['BIND_ADDRESS']}: must be an IPv4 address") from None
 
     def address(self) -> str:
-        """Where a client on this machine reaches what listens on BIND_ADDRESS."""
+        """Return the address at which a client on this machine reaches the servers on BIND_ADDRESS."""
         bind = self.bind_address()
         return "127.0.0.1" if bind.is_unspecified else str(bind)
 
     def url(self, port: str) -> str:
-        # TRITON_HOST, PROMETHEUS_HOST: of who runs elsewhere than they do, in a container for one (docs/comparison.md).
+        """Return the address of the server behind a port setting, such as TRITON_HTTP_PORT."""
+        # TRITON_HOST and PROMETHEUS_HOST are set in containers, where the servers are other hosts.
         host = os.environ.get(f"{port.partition('_')[0]}_HOST")
         return f"http://{host or self.address()}:{self.port(port)}"
 
-    def _number(self, name: str, kind: type, noun: str, minimum: float):
+    def _number(self, name: str, kind: type[int] | type[float], noun: str, minimum: float) -> float:
         try:
             value = kind(self[name])
         except ValueError:
@@ -104,15 +119,26 @@ class Settings(dict[str, str]):
 
 
 def with_secrets(settings: Settings) -> Settings:
-    """The settings with their secrets; one that is empty is made at random and kept in .env, mode 600."""
-    made = {name: secrets.token_urlsafe(32) for name in SECRETS if not settings[name]}
-    for name, value in made.items():
+    """Return the settings with their secrets. Generate those that are empty and keep them in .env, mode 600."""
+    generated = {name: secrets.token_urlsafe(32) for name in SECRETS if not settings[name]}
+    for name, value in generated.items():
         DOTENV.touch(mode=0o600)
         DOTENV.chmod(0o600)
         set_key(DOTENV, name, value, quote_mode="never")
-    complete = Settings(settings | made)
-    complete._chosen = settings._chosen
+    complete = Settings(settings | generated)
+    complete._in_dotenv = settings._in_dotenv | generated.keys()
+    complete._in_environment = settings._in_environment
     return complete
+
+
+def command_environment(**settings: str) -> dict[str, str]:
+    """Return the environment for a command of ours: this process's, with these settings over those it has."""
+    return {**os.environ, **settings, NAMES: " ".join([os.environ.get(NAMES, ""), *settings])}
+
+
+def _is_setting(name: str) -> bool:
+    listed = os.environ.get(NAMES, "").split()
+    return name in listed or "*" in listed or name.startswith(PREFIXES)
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -1,19 +1,17 @@
 #!/usr/bin/env bash
-# Prints the runtime that make is to use: RUNTIME (environment, then .env), else local while that stack runs here, else
-# docker where an engine answers, else local.
+# Prints the runtime: RUNTIME if it is set, else local while the local stack runs here, else docker if an engine answers.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-local_runs() {
-  local pid
-  pid=$(cat "${LOCAL_STATE:-.local}/run/supervisord.pid" 2>/dev/null) && grep -qa supervisord "/proc/$pid/cmdline" 2>/dev/null
+local_stack_runs() {
+  local state pid
+  state=$(scripts/make/setting.sh LOCAL_STATE)
+  pid=$(cat "${state/#\~\//$HOME/}/run/supervisord.pid" 2>/dev/null) &&
+    grep -qa supervisord "/proc/$pid/cmdline" 2>/dev/null
 }
 
-chosen=${RUNTIME:-}
-if [[ -z $chosen && -e .env ]]; then
-  chosen=$(sed -En "s/^(export )?RUNTIME=[\"']?([a-z]*).*/\2/p" .env | tail -n 1)
+runtime=$(scripts/make/setting.sh RUNTIME)
+if [[ -z $runtime ]]; then
+  if ! local_stack_runs && timeout 10 docker info >/dev/null 2>&1; then runtime=docker; else runtime=local; fi
 fi
-if [[ -z $chosen ]]; then
-  if ! local_runs && timeout 10 docker info >/dev/null 2>&1; then chosen=docker; else chosen=local; fi
-fi
-echo "$chosen"
+echo "$runtime"

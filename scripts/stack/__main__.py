@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from scripts.common.cli import out, run
@@ -34,8 +33,8 @@ def up() -> None:
     chosen = stack(settings)
     chosen.up()
     chosen.print_urls()
-    # SYSTEMS from the environment holds for this command only, so the hint for the next one repeats it.
-    systems = f' SYSTEMS="{settings["SYSTEMS"]}"' if os.environ.get("SYSTEMS") else ""
+    # SYSTEMS from make's command line holds for this command only, so the hint for the next one repeats it.
+    systems = f' SYSTEMS="{settings["SYSTEMS"]}"' if settings.chosen_for_this_command("SYSTEMS") else ""
     out.print(f"\n`make status` shows its state, `make smoke{systems}` sends test requests, `make down` stops it.")
 
 

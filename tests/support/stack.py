@@ -48,6 +48,7 @@ class TestStack:
             "MODEL_REPOSITORY": str(self.folder / "models"),
             "REPORTS": str(self.folder / "reports"),
             "COLUMNS": "160",
+            "TRITON_SETTINGS_FILE": str(self.folder / ".env"),
         }
 
     @property

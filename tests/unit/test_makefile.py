@@ -1,22 +1,141 @@
-"""The front door."""
+"""The Makefile: its help, where settings come from, when it works out the runtime, what an install prints."""
 
+import os
 import re
 import subprocess
+import sys
+
+import pytest
 
 from scripts.common.settings import ROOT
 
-
-def test_help_is_the_default_and_lists_every_target():
-    text = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
-    assert sorted(re.findall(r"^  make (\S+)", text, re.MULTILINE)) == sorted(phony)
-
-
-def test_reading_the_makefile_writes_nothing():
-    subprocess.run(["make", "--dry-run", "loadtest"], cwd=ROOT, check=True, capture_output=True)
+# Stands in for the virtual environment's Python: prints the settings that a command of ours would have.
+PRINT_SETTINGS = """#!/bin/sh
+exec {python} -c 'from scripts.common.settings import Settings
+for name, value in Settings.load().items(): print(name, value, sep="=")'
+"""
 
 
-def test_install_says_what_the_machine_lacks(tmp_path):
+class Machine:
+    """A machine with a Docker engine, and a virtual environment of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.dotenv = folder / ".env"
+        self.docker_calls = folder / "docker-calls"
+        self.docker_calls.touch()
+        self.write_program("docker", f"#!/bin/sh\necho $@ >>{self.docker_calls}\n")
+
+    def write_program(self, name, text):
+        path = self.folder / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def install(self):
+        self.write_program("python", PRINT_SETTINGS.format(python=sys.executable))
+        for marker in (".installed", ".installed-tools", ".installed-oci"):
+            (self.folder / marker).touch()
+
+    def run(self, *command, **exported):
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+        own = {"TRITON_SETTINGS_FILE": str(self.dotenv), "TRITON_SETTINGS_NAMES": ""}
+        path = f"{self.folder}/bin:{os.environ['PATH']}"
+        return subprocess.run(
+            command, cwd=ROOT, env=inherited | own | exported | {"PATH": path}, capture_output=True, text=True
+        )
+
+    def make(self, *arguments, **exported):
+        done = self.run("make", f"venv={self.folder}", *arguments, **exported)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def settings(self, *arguments, **exported):
+        return dict(line.split("=", 1) for line in self.make("dashboards", *arguments, **exported).splitlines())
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def installed_machine(machine):
+    machine.install()
+    return machine
+
+
+def test_help_is_the_default_and_lists_every_target(machine):
+    phony = re.search(r"^\.PHONY: (up .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert sorted(re.findall(r"^  make (\S+)", machine.make(), re.MULTILINE)) == sorted(phony)
+
+
+def test_dry_run_writes_nothing(machine):
+    machine.make("--dry-run", "loadtest")
+    assert {path.name for path in machine.folder.iterdir()} == {"bin", "docker-calls"}
+
+
+def test_exported_variables_are_no_settings(installed_machine):
+    exported = {"USERS": "abc", "TAG": "t", "TASK": "t", "SOURCE": "/s", "WINDOW": "3", "RUNTIME": "podman"}
+    settings = installed_machine.settings(**exported)
+    assert {name: settings[name] for name in exported} == dict.fromkeys(exported, "") | {"RUNTIME": "docker"}
+
+
+def test_command_line_wins_over_exported_variable_and_dotenv(installed_machine):
+    installed_machine.dotenv.write_text("USERS=5\nROUNDS=7\n")
+    settings = installed_machine.settings("USERS=8", "PROMPT=it's a 'b', c=$$d", USERS="abc")
+    assert (settings["USERS"], settings["ROUNDS"]) == ("8", "7")
+    assert settings["PROMPT"] == "it's a 'b', c=$d"
+
+
+def test_exported_names_of_this_stack_are_settings(installed_machine):
+    assert installed_machine.settings(TRITON_HTTP_PORT="8100", HF_TOKEN="hf")["TRITON_HTTP_PORT"] == "8100"
+
+
+def test_profile_target_sets_the_profile(installed_machine):
+    assert "PROFILE=neuron" in installed_machine.make("build-neuron", PROFILE="cuda").splitlines()
+
+
+NEED_NO_RUNTIME = ("help", "lint", "test", "test-unit", "test-all", "test-docker", "dashboards-json", "bench", "lock")
+
+
+def test_no_engine_is_asked_without_need(machine):
+    machine.make("--dry-run", *NEED_NO_RUNTIME, "clean", "status", "down", "logs")
+    assert machine.docker_calls.read_text() == ""
+
+
+@pytest.mark.parametrize("target", ["loadtest", "build-cuda", "deploy-oci", "clean", "status"])
+def test_engine_is_asked_once(installed_machine, target):
+    installed_machine.make("--dry-run", target)
+    assert installed_machine.docker_calls.read_text() == "info\n"
+
+
+@pytest.mark.parametrize("line", ["LOCAL_STATE={}", "export LOCAL_STATE = '{}'  # elsewhere", 'LOCAL_STATE="{}"\r'])
+def test_running_local_stack_is_found_where_dotenv_puts_it(machine, line):
+    state = machine.folder / "the state"
+    (state / "run").mkdir(parents=True)
+    machine.dotenv.write_text(f"RUNTIME=\n{line.format(state)}\n")
+    with subprocess.Popen(["bash", "-c", "exec -a supervisord sleep 60"]) as supervisord:
+        (state / "run/supervisord.pid").write_text(f"{supervisord.pid}\n")
+        assert machine.run("scripts/make/runtime.sh").stdout == "local\n"
+        supervisord.kill()
+    assert machine.run("scripts/make/runtime.sh").stdout == "docker\n"
+
+
+def test_runtime_of_dotenv_needs_no_engine(machine):
+    machine.dotenv.write_text("RUNTIME=docker\nRUNTIME=local # for now\n")
+    assert machine.run("scripts/make/runtime.sh").stdout == "local\n"
+    assert machine.docker_calls.read_text() == ""
+
+
+@pytest.mark.parametrize("arguments", [["test-stack"], ["test-stack-all"], ["test-stack", "SYSTEMS=falcon7b"]])
+def test_tests_assemble_the_default_system(installed_machine, arguments):
+    installed_machine.dotenv.write_text("SYSTEMS=falcon7b\n")
+    assembled, *_ = re.findall("^SYSTEMS=(.*)$", installed_machine.make(*arguments), re.MULTILINE)
+    assert assembled == "embedding"
+
+
+def test_install_names_what_the_machine_lacks(tmp_path):
     done = subprocess.run(
         ["scripts/make/install.sh", tmp_path / "venv", "requirements.lock"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Settings: who overrides whom, and what a wrong one says."""
+"""Settings: their order, and the messages about invalid ones."""
 
 import re
 import stat
@@ -11,13 +11,11 @@ from scripts.common.settings import ROOT, Settings, UserError, with_secrets
 
 @pytest.fixture
 def dotenv(tmp_path, monkeypatch):
-    for name in module.dotenv_values(module.EXAMPLE):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(module, "DOTENV", tmp_path / ".env")
     return tmp_path / ".env"
 
 
-def test_environment_over_dotenv_over_example(dotenv, monkeypatch):
+def test_environment_wins_over_dotenv_and_dotenv_over_example(dotenv, monkeypatch):
     assert Settings.load()["TRITON_HTTP_PORT"] == "8000"
     dotenv.write_text("TRITON_HTTP_PORT=8100\nROUNDS=7\n")
     monkeypatch.setenv("ROUNDS", "9")
@@ -25,17 +23,40 @@ def test_environment_over_dotenv_over_example(dotenv, monkeypatch):
     assert (loaded["TRITON_HTTP_PORT"], loaded["ROUNDS"]) == ("8100", "9")
 
 
-def test_an_empty_value_is_no_value(dotenv, monkeypatch):
+def test_unlisted_variable_of_the_shell_is_no_setting(dotenv, monkeypatch):
+    monkeypatch.setenv(module.NAMES, "ROUNDS TAGS")
+    for name in ("USERS", "TAG", "TASK", "SOURCE", "WINDOW", "ROUNDS", "TRITON_HTTP_PORT"):
+        monkeypatch.setenv(name, "7")
+    loaded = Settings.load()
+    assert [loaded[name] for name in ("USERS", "TAG", "TASK", "SOURCE", "WINDOW")] == [""] * 5
+    assert (loaded["ROUNDS"], loaded["TRITON_HTTP_PORT"]) == ("7", "7")
+
+
+def test_command_environment_passes_its_settings_and_no_others(dotenv, monkeypatch):
+    monkeypatch.setenv(module.NAMES, "ROUNDS")
+    monkeypatch.setenv("ROUNDS", "9")
+    monkeypatch.setenv("USERS", "abc")
+    for name, value in module.command_environment(SYSTEMS="spam", WARMUP="1").items():
+        monkeypatch.setenv(name, value)
+    loaded = Settings.load()
+    assert [loaded[name] for name in ("SYSTEMS", "WARMUP", "ROUNDS", "USERS")] == ["spam", "1", "9", ""]
+
+
+def test_tests_do_not_read_the_developers_dotenv():
+    assert module.DOTENV.parent != ROOT
+
+
+def test_empty_value_means_the_default(dotenv, monkeypatch):
     dotenv.write_text("ROUNDS=\n")
     monkeypatch.setenv("WARMUP", "")
     loaded = Settings.load()
     assert (loaded["ROUNDS"], loaded["WARMUP"]) == ("5", "3")
 
 
-def test_what_is_measured_is_served(dotenv, monkeypatch):
+def test_measured_system_is_served(dotenv, monkeypatch):
     monkeypatch.setenv("SYSTEM", "spam")
     assert Settings.load()["SYSTEMS"] == "embedding"
-    monkeypatch.setenv("SERVE_SYSTEM", "1")  # as make loadtest does
+    monkeypatch.setenv("SERVE_SYSTEM", "1")  # set by make loadtest
     assert Settings.load()["SYSTEMS"] == "spam"
     dotenv.write_text("SYSTEMS=embedding vit_ensemble\n")
     assert Settings.load()["SYSTEMS"] == "embedding vit_ensemble spam"
@@ -43,15 +64,16 @@ def test_what_is_measured_is_served(dotenv, monkeypatch):
     assert Settings.load()["SYSTEMS"] == "embedding vit_ensemble"
 
 
-def test_a_value_that_equals_the_default_counts_as_chosen(dotenv, monkeypatch):
+def test_value_that_equals_the_default_counts_as_chosen(dotenv, monkeypatch):
     assert not Settings.load().chosen("SYSTEM")
     dotenv.write_text("USERS=8\n")
     monkeypatch.setenv("SYSTEM", "embedding")
     loaded = with_secrets(Settings.load())
-    assert (loaded.chosen("SYSTEM"), loaded.chosen("USERS"), loaded.chosen("ROUNDS")) == (True, True, False)
+    assert [loaded.chosen(name) for name in ("SYSTEM", "USERS", "ROUNDS")] == [True, True, False]
+    assert [loaded.chosen_for_this_command(name) for name in ("SYSTEM", "USERS", "ROUNDS")] == [True, False, False]
 
 
-def test_a_misspelt_name_is_said(dotenv):
+def test_misspelt_name_raises(dotenv):
     dotenv.write_text("USERZ=3\n")
     with pytest.raises(UserError, match="USERZ"):
         Settings.load()
@@ -71,12 +93,12 @@ def test_a_misspelt_name_is_said(dotenv):
         ("PROTOCOL", "carrier pigeon", lambda s: s.choice("PROTOCOL", ("http", "grpc"))),
     ],
 )
-def test_a_wrong_value_names_itself(dotenv, name, value, read):
+def test_invalid_value_raises_with_name_and_value(dotenv, name, value, read):
     with pytest.raises(UserError, match=re.escape(f"{name}={value}")):
         read(Settings(Settings.load() | {name: value}))
 
 
-def test_the_admin_key_is_made_once_and_kept_private(dotenv):
+def test_admin_key_is_generated_once_and_kept_private(dotenv):
     first = with_secrets(Settings.load())["TRITON_ADMIN_KEY"]
     assert len(first) >= 40
     assert stat.S_IMODE(dotenv.stat().st_mode) == 0o600

@@ -1,0 +1,16 @@
+"""Keep the developer's settings out of the tests: those of .env, of the shell, and of make's command line."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from dotenv import dotenv_values
+
+# Removed when the test run ends. A test that makes secrets writes them here.
+_folder = tempfile.TemporaryDirectory(prefix="settings-")
+
+for _name in dotenv_values(Path(__file__).parents[1] / ".env.example"):
+    os.environ.pop(_name, None)
+os.environ["TRITON_SETTINGS_FILE"] = f"{_folder.name}/.env"
+# From here on, a setting in the environment is one that a test put there.
+os.environ["TRITON_SETTINGS_NAMES"] = "*"
