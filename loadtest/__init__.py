@@ -1,6 +1,10 @@
-"""Locust against Triton: what dynamic batching buys, measured on the running server.
+"""The comparison of dynamic batching with none on a running server, under Locust's users.
 
-workload.py how much is sent, examples.py and pictures.py what; users.py who sends it; crowd.py all of them, in this
-process or (master.py, worker.py) in others; batching.py switches the server; experiment.py the rounds and windows;
-results.py the numbers and the verdict; report.py what a person reads.
+workload.py   who sends what: the named workloads       windows.py     the rounds, and what each window measured
+examples.py   the requests, for the system's inputs     statistics.py  the numbers and the verdict
+encoding.py   the requests as they go over the wire     charts.py      the figures
+users.py      Locust's users                            report.py      the files of a report
+crowd/        the users of one or several processes     table.py       the verdict on the terminal
+switching.py  batching on and off on the server         telemetry.py   what Prometheus scrapes meanwhile
+compare.py    the command that brings these together    interrupt.py   Ctrl-C while it runs
 """

@@ -1,10 +1,11 @@
-"""python -m loadtest: the comparison. See compare.py."""
+"""python -m loadtest: run the comparison (compare.py)."""
 
 from scripts.common.cli import run
 
 
 def main() -> int:
-    from loadtest.compare import main  # seconds, in which Ctrl-C is to be as quiet as later
+    # The import takes seconds. Inside run(), Ctrl-C during it ends as quietly as later.
+    from loadtest.compare import main
 
     return main()
 

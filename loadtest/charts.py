@@ -1,4 +1,4 @@
-"""The report's figures."""
+"""The figures of a report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from loadtest.statistics import Results
 from loadtest.switching import MODES
 from loadtest.windows import Window
 from scripts.common.figures import Palette
@@ -18,17 +19,21 @@ LABELS = {"none": "no batching", "dynamic": "dynamic batching"}
 
 
 @dataclass(frozen=True)
-class Plot:
+class Chart:
+    """A figure, and its size in inches on a wide page and on a phone."""
+
     draw: Callable[[Figure, Palette], None]
-    size: tuple[float, float]
+    wide: tuple[float, float]
+    narrow: tuple[float, float]
 
 
-def all_plots(found: dict, windows: list[Window]) -> dict[str, Plot]:
+def all_charts(results: Results, windows: list[Window]) -> dict[str, Chart]:
+    models = len(results["modes"]["none"]["models"])
     return {
-        "throughput": Plot(partial(draw_throughput, windows), (9.6, 2.9)),
-        "latency": Plot(partial(draw_latency, windows), (4.7, 3.1)),
-        "batches": Plot(partial(draw_batches, found), (4.7, 3.1)),
-        "time": Plot(partial(draw_time, found), (9.6, 2.2)),
+        "throughput": Chart(partial(draw_throughput, windows), (9.6, 2.9), (4.0, 2.8)),
+        "latency": Chart(partial(draw_latency, windows), (4.7, 3.1), (4.0, 2.8)),
+        "batches": Chart(partial(draw_batches, results), (4.7, 3.1), (4.0, 2.8)),
+        "time": Chart(partial(draw_time, results), (9.6, 0.9 + 0.6 * models), (4.0, 1.2 + 0.6 * models)),
     }
 
 
@@ -38,14 +43,12 @@ def draw_throughput(windows: list[Window], figure: Figure, palette: Palette) -> 
         axes.axvspan(window.start, window.end, color=palette.of(window.mode), alpha=0.13, linewidth=0)
         count = max(1, round(window.end - window.start))
         edges = np.linspace(window.start, window.end, count + 1)
-        answered, _ = np.histogram([s.at for s in window.samples if not s.error], edges)
-        axes.stairs(answered / np.diff(edges), edges, color=palette.of(window.mode), linewidth=1.4)
-    for mode in MODES:
-        axes.plot([], [], color=palette.of(mode), linewidth=4, label=LABELS[mode])
-    axes.set(ylabel="requests/s", xlabel="seconds since the start; between windows: switching and warming up")
+        responses, _ = np.histogram([s.at for s in window.samples if not s.error], edges)
+        axes.stairs(responses / np.diff(edges), edges, color=palette.of(window.mode), linewidth=1.4)
+    axes.set(ylabel="requests/s", xlabel="seconds since the start")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
-    figure.legend(loc="outside upper right", ncols=2)
+    add_legend(figure, palette)
 
 
 def draw_latency(windows: list[Window], figure: Figure, palette: Palette) -> None:
@@ -55,46 +58,54 @@ def draw_latency(windows: list[Window], figure: Figure, palette: Palette) -> Non
         if not len(latencies):
             continue
         share = np.arange(1, len(latencies) + 1) / len(latencies) * 100
-        axes.plot(latencies, share, color=palette.of(mode), linewidth=1.6, label=LABELS[mode])
+        axes.plot(latencies, share, color=palette.of(mode), linewidth=1.6)
     axes.axhline(95, color=palette.ink, linewidth=0.7, linestyle=":")
-    axes.set(xlabel="milliseconds", ylabel="% of requests answered within")
+    axes.set(xlabel="milliseconds", ylabel="% answered within")
     axes.set_xlim(left=0)
     axes.set_ylim(0, 101)
-    axes.legend(loc="lower right")
+    add_legend(figure, palette)
 
 
-def draw_batches(found: dict, figure: Figure, palette: Palette) -> None:
-    """How many examples ran in batches of each size: what an example met, not what an execution was."""
+def draw_batches(results: Results, figure: Figure, palette: Palette) -> None:
+    """Draw the share of examples by the size of the batch that each ran in."""
     axes = figure.add_subplot()
     largest = 1
     for mode, offset in zip(MODES, (-0.22, 0.22), strict=True):
-        batches = {int(size): n for size, n in found["modes"][mode]["models"][found["model"]]["batches"].items()}
+        batches = {int(size): n for size, n in results["modes"][mode]["models"][results["model"]]["batches"].items()}
         examples = sum(size * n for size, n in batches.items()) or 1
-        largest = max(largest, *batches)
+        largest = max([largest, *batches])
         axes.bar(
             [size + offset for size in batches],
             [size * n / examples * 100 for size, n in batches.items()],
             width=0.44,
             color=palette.of(mode),
-            label=f"{LABELS[mode]}, mean {found['modes'][mode]['mean_batch']:.2f}",
         )
-    axes.set(xlabel=f"{found['noun']} in the batch ({found['model']})", ylabel=f"% of {found['noun']}")
+    axes.set(xlabel=f"{results['noun']} in the batch ({results['model']})", ylabel=f"% of {results['noun']}")
     axes.set_xlim(0, largest + 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="upper right")
+    add_legend(figure, palette)
 
 
-def draw_time(found: dict, figure: Figure, palette: Palette) -> None:
-    """Where a request's time in Triton goes, model by model: waiting in its queue, being computed."""
+def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
+    """Draw where a request spends its time in Triton: in each model's queue (pale) and being computed (full)."""
     axes = figure.add_subplot()
-    bars = [(mode, name) for mode in MODES[::-1] for name in reversed(found["modes"][mode]["models"])]
-    for y, (mode, name) in enumerate(bars):
-        model = found["modes"][mode]["models"][name]
-        axes.barh(y, model["queue_ms"], color=palette.of(mode), alpha=0.35, height=0.7)
-        axes.barh(y, model["compute_ms"], left=model["queue_ms"], color=palette.of(mode), height=0.7)
-        label = f" {model['queue_ms']:.1f} + {model['compute_ms']:.1f}"
-        axes.text(model["queue_ms"] + model["compute_ms"], y, label, va="center", fontsize=8)
-    axes.set_yticks(range(len(bars)), [f"{name}, {LABELS[mode]}" for mode, name in bars])
-    axes.set_xlabel("milliseconds a request: waiting in the queue (pale) + computing (full)")
+    names = list(reversed(results["modes"]["none"]["models"]))
+    for mode, offset in zip(MODES, (0.2, -0.2), strict=True):
+        for y, name in enumerate(names):
+            model = results["modes"][mode]["models"][name]
+            queue, compute = model["queue_ms"], model["compute_ms"]
+            axes.barh(y + offset, queue, color=palette.of(mode), alpha=0.35, height=0.36)
+            axes.barh(y + offset, compute, left=queue, color=palette.of(mode), height=0.36)
+            axes.text(queue + compute, y + offset, f" {queue:.1f} + {compute:.1f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("milliseconds per request: waiting + computing")
     axes.grid(axis="y", visible=False)
-    axes.margins(x=0.12)
+    axes.margins(x=0.2)
+    add_legend(figure, palette)
+
+
+def add_legend(figure: Figure, palette: Palette) -> None:
+    (axes,) = figure.axes
+    for mode in MODES:
+        axes.plot([], [], color=palette.of(mode), linewidth=4, label=LABELS[mode])
+    figure.legend(loc="outside upper right", ncols=2)

@@ -1,19 +1,21 @@
-"""What is sent to the system under test: texts or pictures, as its inputs want them."""
+"""The example requests that users send: texts or images, for the inputs of the system under test."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from loadtest import sample_images as pictures
+import numpy as np
+
+from loadtest import sample_images
 from loadtest.switching import composing
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Triton
 
 
 class Tensor(NamedTuple):
-    """One input of a request; `data` as it is in memory and on the wire."""
+    """One input of a request; `data` is in Triton's binary format."""
 
     name: str
     datatype: str
@@ -23,7 +25,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Examples:
-    """`noun`: what they are, in reports."""
+    """The requests, each a list of inputs, and what reports call them: texts or images."""
 
     noun: str
     requests: list[list[Tensor]]
@@ -33,32 +35,35 @@ class Examples:
         return hashlib.sha256(b"".join(tensor.data for request in self.requests for tensor in request)).hexdigest()
 
     @classmethod
-    def of(cls, settings: Settings, texts: list[str]) -> Examples:
-        """Of the kind that the system wants, as the server describes it."""
+    def from_server(cls, settings: Settings, texts: list[str]) -> Examples:
+        """Build the examples that the running system takes."""
         system = settings["SYSTEM"]
         configs = composing(Triton(settings.url("TRITON_HTTP_PORT")), system)
-        for parameters in (config.get("parameters", {}) for config in configs.values()):
-            if "exactly_one" in parameters:  # the token that a fill-mask model is to fill in
-                texts = [f"{parameters['exactly_one']['string_value']} {text}" for text in texts]
-        return cls.wanted(configs[system], texts)
+        for config in configs.values():
+            # A fill-mask model takes exactly one mask token per text.
+            if mask := config.get("parameters", {}).get("exactly_one"):
+                texts = [f"{mask['string_value']} {text}" for text in texts]
+        return cls.from_config(configs[system], texts)
 
     @classmethod
-    def wanted(cls, config: dict, texts: list[str]) -> Examples:
+    def from_config(cls, config: dict[str, Any], texts: list[str]) -> Examples:
+        """Build examples for the inputs of a model configuration; optional inputs are left out."""
         batch = [1] if config.get("max_batch_size") else []
         inputs = {tensor["name"]: tensor for tensor in config["input"]}
         if "image_bytes" in inputs:
-            return cls("pictures", [[_bytes("image_bytes", batch, file)] for file in pictures.files()])
+            return cls("images", [[_bytes("image_bytes", batch, file)] for file in sample_images.files()])
         if "image" in inputs and [int(axis) for axis in inputs["image"]["dims"]] == [-1, -1, 3]:
-            return cls("pictures", [[_pixels("image", batch, picture)] for picture in pictures.small()])
-        needed = [tensor for tensor in inputs.values() if not tensor.get("optional")]
-        odd = [tensor["name"] for tensor in needed if tensor["data_type"] != "TYPE_STRING"]
-        if odd or not needed:
+            return cls("images", [[_pixels("image", batch, image)] for image in sample_images.small()])
+        required = [tensor for tensor in inputs.values() if not tensor.get("optional")]
+        unsupported = [tensor["name"] for tensor in required if tensor["data_type"] != "TYPE_STRING"]
+        if unsupported or not required:
+            names = ", ".join(unsupported or inputs)
             raise UserError(
-                f"SYSTEM={config['name']} takes {', '.join(odd or inputs)}: only texts and pictures are made up"
+                f"SYSTEM={config['name']} takes {names}: load tests send only texts and images. Set another SYSTEM"
             )
         requests = [
-            # Of two, as question and context are, each gets another text.
-            [_bytes(tensor["name"], batch, texts[(row + n) % len(texts)].encode()) for n, tensor in enumerate(needed)]
+            # Several inputs, such as question and context, get different texts.
+            [_bytes(tensor["name"], batch, texts[(row + n) % len(texts)].encode()) for n, tensor in enumerate(required)]
             for row in range(len(texts))
         ]
         return cls("texts", requests)
@@ -68,5 +73,5 @@ def _bytes(name: str, batch: list[int], data: bytes) -> Tensor:
     return Tensor(name, "BYTES", [*batch, 1], len(data).to_bytes(4, "little") + data)
 
 
-def _pixels(name: str, batch: list[int], picture) -> Tensor:
-    return Tensor(name, "FP32", [*batch, *picture.shape], picture.astype("float32").tobytes())
+def _pixels(name: str, batch: list[int], image: sample_images.Image) -> Tensor:
+    return Tensor(name, "FP32", [*batch, *image.shape], image.astype(np.float32).tobytes())

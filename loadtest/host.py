@@ -1,4 +1,4 @@
-"""The machine and the server a comparison ran on, as reports name them."""
+"""The machine of a comparison, as reports describe it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 
-def host() -> dict:
+def host() -> dict[str, Any]:
     return {
         "cpu": _cpu(),
         "cores": psutil.cpu_count(),

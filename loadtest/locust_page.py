@@ -1,4 +1,4 @@
-"""make locust: Locust's own web page, ready to start with the workload's users."""
+"""make locust: start Locust's web page, with the number of users that the workload has."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from scripts.common.settings import ROOT, Settings
 def main() -> None:
     settings = Settings.load()
     check_free(settings, ["LOADTEST_METRICS_PORT"])
-    workload = Workload.of(settings)
-    Examples.of(settings, workload.texts)  # what is wrong with it is one sentence here, and a traceback in Locust
+    workload = Workload.from_settings(settings)
+    # An error here ends as one sentence; in locustfile.py it would be a traceback.
+    Examples.from_server(settings, workload.corpus.texts)
     command = [sys.executable, "-m", "locust", "--locustfile", "loadtest/locustfile.py"]
     command += ["--web-host", settings["BIND_ADDRESS"], "--web-port", str(settings.port("LOCUST_PORT"))]
     command += ["--users", str(workload.users), "--spawn-rate", str(workload.spawn_rate or workload.users)]

@@ -1,8 +1,9 @@
-"""Locust's web page against the running stack: `make locust`. The users are those of the comparison."""
+"""What `make locust` runs: the users of the comparison, under Locust's own web page."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import gevent
 from locust import events
@@ -15,26 +16,26 @@ from loadtest.users import Job, Traffic, user_class
 from loadtest.workload import Workload
 from scripts.common.settings import Settings
 
-MODE = "as configured"  # as the recording rules say it
+MODE = "as configured"  # the recording rules use the same name
 EVERY_S = 0.5
 
-_settings = Settings.load()
-_workload = Workload.of(_settings)
-_job = Job.of(_settings, _workload, Examples.of(_settings, _workload.texts))
-Client = user_class(_job)
+settings = Settings.load()
+workload = Workload.from_settings(settings)
+examples = Examples.from_server(settings, workload.corpus.texts)
+job = Job.from_settings(settings, workload, examples)
+Client = user_class(Traffic(job))
 
 
 @events.init.add_listener
-def prepare(environment: Environment, **_) -> None:
-    environment.traffic = Traffic(_job)
-    gevent.spawn(tell_prometheus, environment)
+def start_metrics(environment: Environment, **_: Any) -> None:
+    gevent.spawn(report_metrics, environment)
 
 
-def tell_prometheus(environment: Environment) -> None:
-    """What the comparison tells of its windows, all the time; of no run."""
-    metrics = Metrics("", _job.model, modes=[MODE])
+def report_metrics(environment: Environment) -> None:
+    """Report to Prometheus what a comparison reports of its windows, without pause and with an empty run."""
+    metrics = Metrics("", job.model, modes=[MODE])
     meter = Meter(environment)
-    with metrics.served(str(_settings.bind_address()), _settings.port("LOADTEST_METRICS_PORT")):
+    with metrics.served(str(settings.bind_address()), settings.port("LOADTEST_METRICS_PORT")):
         while True:
             gevent.sleep(EVERY_S)
             users = environment.runner.user_count if environment.runner else 0

@@ -1,4 +1,4 @@
-"""What a comparison leaves behind: results.json, requests.csv, the plots as PNG, and report.html with all of it."""
+"""The files of a report: results.json, requests.csv, the figures as PNG, and report.html with all of it."""
 
 from __future__ import annotations
 
@@ -7,143 +7,68 @@ import os
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
+from dotenv import dotenv_values
 from markupsafe import Markup
 
-from loadtest import charts as plots
-from loadtest import statistics as results
-from loadtest.host import host
-from loadtest.switching import MODES
+from loadtest.charts import Chart, all_charts
+from loadtest.statistics import Results, write_csv
 from loadtest.table import rows, sentence
 from loadtest.telemetry import LAST_SCRAPE_S
+from loadtest.windows import Window
 from scripts.common.figures import LIGHT, pictures, render
 from scripts.common.pages import page
 from scripts.common.prometheus import Prometheus, PrometheusError
-from scripts.common.settings import EXAMPLE, SECRETS, Settings, dotenv_values
+from scripts.common.settings import EXAMPLE, Settings
 from scripts.dashboards.render.draw import draw
 from scripts.dashboards.render.evaluate import BATCHING, Range, load
 
 LATEST = "latest"
 WRITING = ".writing"
-PLACES = ("REPORTS", "LOCAL_STATE", "MODEL_REPOSITORY", "BIND_ADDRESS", "GRAFANA_HOME", "RANGE", "UNTIL")
+
+# The only settings that a report shows: those that change what is served or measured. People share reports, so nothing
+# that can hold a token or a password belongs here: no keys, no URLs (TRANSFORMERS, TORCH_INDEX), no paths.
+SHOWN_SETTINGS = (
+    "RUNTIME", "PROFILE", "SYSTEMS", "HF_MODEL", "HF_REVISION", "TASK", "FORMAT",
+    "TRITON_SOURCE", "TRITON_CPUS", "TRITON_MEMORY", "TRITON_SHM_SIZE", "TRITON_SHM_BYTES", "TRITON_LOG_VERBOSE",
+    "SYSTEM", "WORKLOAD", "PROTOCOL", "USERS", "WORKERS", "SPAWN_RATE", "WAIT", "MAX_BATCH",
+    "ROUNDS", "WINDOW", "WARMUP", "SEED", "MIN_RATIO", "LOADTEST_CPUS",
+    "NEURON_CHIP", "NEURON_DEVICES", "NEURON_BATCHES", "NEURON_LENGTHS", "NEURON_COMPILER_ARGS", "NEURON_CORES",
+)  # fmt: skip
 
 
-def sweep(reports: Path) -> None:
-    """What a killed run left half-written."""
-    for leftover in reports.glob(f".*{WRITING}"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-def results_of(comparison) -> dict:
-    found = measured(comparison)
-    return found | {"complaints": complaints(found)}
-
-
-def measured(comparison) -> dict:
-    windows = [w for pair in results.paired(comparison.windows) for w in pair]
-    model = results.heaviest(windows)
-    settings = comparison.settings
-    workload = comparison.workload
-    return {
-        "run": comparison.run,
-        "system": comparison.plan.system,
-        "profile": settings["PROFILE"],
-        "runtime": settings["RUNTIME"],
-        "host": host(),
-        "triton": {"version": comparison.server_version, "image": os.environ.get("TRITON_IMAGE_BUILT")},
-        "settings": {
-            "workload": workload.name,
-            "protocol": comparison.job.protocol,
-            "users": workload.users,
-            "workers": comparison.workers,
-            "spawn_rate": workload.spawn_rate,
-            "wait": list(workload.wait),
-            "max_batch": workload.max_batch,
-            "rounds": comparison.plan.rounds,
-            "window_s": comparison.plan.window_s,
-            "warmup_s": comparison.plan.warmup_s,
-            "seed": comparison.job.seed,
-            comparison.examples.noun: examples(comparison),
-            "min_ratio": comparison.least_ratio,
-            "triton_cpus": settings["TRITON_CPUS"],
-            "loadtest_cpus": settings["LOADTEST_CPUS"],
-        },
-        "command": command(settings),
-        "model": model,
-        "noun": comparison.examples.noun,
-        "modes": {mode: results.summary([w for w in windows if w.mode == mode], model) for mode in MODES},
-        "windows": [results.window_record(w, model) for w in comparison.windows],
-        "verdict": results.verdict(windows, model),
-        "stopped": comparison.stopped,
-        "unproven": results.unproven(windows, model, comparison.examples.noun),
-    }
-
-
-def examples(comparison) -> dict:
-    sent, workload = comparison.examples, comparison.workload
-    if sent.noun == "texts":
-        return {"file": workload.file, "count": len(workload.texts), "sha256": workload.sha256}
-    return {"count": len(sent.requests), "sha256": sent.sha256}
+def shown(settings: Settings) -> dict[str, str]:
+    return {name: settings[name] for name in SHOWN_SETTINGS}
 
 
 def command(settings: Settings) -> str:
-    """The command that makes this again: what differs from the defaults, but for secrets and where things lie."""
+    """Return the command that repeats the comparison: the shown settings that differ from their defaults."""
     defaults = dotenv_values(EXAMPLE)
     changed = [
-        f"{name}={shlex.quote(value)}"
-        for name, value in settings.items()
-        if value != (defaults[name] or "") and not name.endswith(("_KEY", "_PORT")) and name not in (*PLACES, *SECRETS)
+        f"{name}={shlex.quote(value)}" for name, value in shown(settings).items() if value != (defaults[name] or "")
     ]
     return " ".join(["make loadtest", *changed])
 
 
-def complaints(found: dict) -> list[str]:
-    """Why the comparison does not count; empty if it does."""
-    said = []
-    if found["stopped"]:
-        said.append(f"stopped early: {found['stopped']}; what was measured until then is kept")
-    if found["unproven"]:
-        said.append(found["unproven"] + likely_cause(found))
-    if foreign := results.foreign(found):
-        said.append(foreign)
-    if failed := sum(window["failures"] for window in found["windows"]):
-        said.append(f"{failed} request(s) failed; requests.csv has their errors")
-    if found["verdict"]["client_bound"]:
-        said.append(
-            "Locust used a whole core, so the server was not the limit: more WORKERS, fewer USERS, or a heavier model"
-        )
-    least_ratio = found["settings"]["min_ratio"]
-    if found["verdict"]["throughput_ratio"] < least_ratio:
-        said.append(
-            f"the throughput ratio {found['verdict']['throughput_ratio']:.2f} is below MIN_RATIO={least_ratio:g}"
-        )
-    return said
+def remove_leftovers(reports: Path) -> None:
+    """Delete the half-written reports of comparisons that were killed."""
+    for leftover in reports.glob(f".*{WRITING}"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
-def likely_cause(found: dict) -> str:
-    if found["modes"]["dynamic"]["mean_batch"] >= results.BATCHED_FROM:
-        return ""
-    if found["settings"]["users"] == 1:
-        return ": one user never has two requests waiting; use more USERS"
-    return (
-        ". Likely causes: too few USERS for the model's instances, requests of unequal length on an input that "
-        "does not say allow_ragged_batch, or a max_batch_size of 1 (docs/comparison.md)"
-    )
-
-
-def write(found: dict, comparison) -> Path:
-    """reports/<UTC time>-<system>/, whole or not at all, and reports/latest pointing at it."""
-    reports = comparison.settings.path("REPORTS")
-    name = f"{comparison.run}-{found['system']}"
+def write(results: Results, windows: list[Window], reports: Path, dashboard: Markup) -> Path:
+    """Write reports/<UTC time>-<system>/ in full or not at all, and point reports/latest at it."""
+    name = f"{results['run']}-{results['system']}"
     work = reports / f".{name}{WRITING}"
     work.mkdir(parents=True)
     try:
-        (work / "results.json").write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
-        results.write_csv(comparison.windows, work / "requests.csv")
-        figures = plots.all_plots(found, comparison.windows)
-        for title, plot in figures.items():
-            (work / f"{title}.png").write_bytes(render(plot.draw, plot.size, LIGHT, "png"))
-        (work / "report.html").write_text(html(found, figures, watched(comparison)), encoding="utf-8")
+        (work / "results.json").write_text(json.dumps(results, indent=2, allow_nan=False) + "\n")
+        write_csv(windows, work / "requests.csv")
+        charts = all_charts(results, windows)
+        for title, chart in charts.items():
+            (work / f"{title}.png").write_bytes(render(chart.draw, chart.wide, LIGHT, "png"))
+        (work / "report.html").write_text(html(results, charts, dashboard), encoding="utf-8")
         target = reports / name
         work.rename(target)
     except BaseException:
@@ -156,27 +81,39 @@ def write(found: dict, comparison) -> Path:
     return target
 
 
-def watched(comparison) -> Markup:
-    """The dashboard of this comparison, drawn of what Prometheus saw of it; a sentence where that cannot be."""
-    last = comparison.windows[-1]
-    start, end = comparison.windows[0].began_at, last.began_at + last.end - last.start + LAST_SCRAPE_S
-    prometheus = Prometheus(comparison.settings.url("PROMETHEUS_PORT"))
-    try:
-        if comparison.run not in prometheus.label_values("run", "loadtest_measured_seconds_total", start, end):
-            raise PrometheusError(f"the Prometheus on {prometheus.url} did not see this comparison")
-        return draw(prometheus, load(BATCHING), Range(start, end), {"run": comparison.run})
-    except Exception as error:  # whatever it is, the measurements are worth more
-        return Markup("<p class=note>Not drawn: {}.</p>").format(error)
-
-
-def html(found: dict, figures: dict[str, plots.Plot], dashboard: Markup) -> str:
+def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
     return page(
         "loadtest",
         "report.html.j2",
-        found=found,
-        sentence=sentence(found),
-        rows=rows(found),
-        pictures={title: pictures(plot.draw, plot.size) for title, plot in figures.items()},
-        complaints=found["complaints"],
+        results=results,
+        sentence=sentence(results),
+        rows=rows(results),
+        images={
+            title: {"wide": pictures(chart.draw, chart.wide), "narrow": pictures(chart.draw, chart.narrow)}
+            for title, chart in charts.items()
+        },
         dashboard=dashboard,
     )
+
+
+def drawn_dashboard(prometheus: Prometheus, run: str, windows: list[Window]) -> Markup:
+    """Return the charts that Prometheus recorded of this comparison, or the reason why there are none."""
+    last = windows[-1]
+    start, end = windows[0].began_at, last.began_at + last.end - last.start + LAST_SCRAPE_S
+    try:
+        if run not in prometheus.label_values("run", "loadtest_measured_seconds_total", start, end):
+            raise PrometheusError(f"the Prometheus on {prometheus.url} did not record this comparison")
+        return draw(prometheus, charts_only(load(BATCHING)), Range(start, end), {"run": run})
+    except Exception as error:  # the measurements matter more than any error here
+        return Markup("<p class=note>Not drawn: {}.</p>").format(error)
+
+
+def charts_only(dashboard: dict[str, Any]) -> dict[str, Any]:
+    """Return the dashboard's charts over time, two per row.
+
+    Its other panels repeat the report's numbers, computed differently: Prometheus divides the requests of all windows
+    by their seconds, where the report takes the mean over rounds.
+    """
+    panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] != "Requests/s"]
+    places = [{"x": n % 2 * 12, "y": n // 2 * 8, "w": 12, "h": 8} for n in range(len(panels))]
+    return dashboard | {"panels": [p | {"gridPos": place} for p, place in zip(panels, places, strict=True)]}

@@ -1,4 +1,4 @@
-"""From windows to numbers, from numbers to a verdict. No server, no clock: the same windows give the same answer."""
+"""The numbers of a comparison and its verdict, computed from its windows alone."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from loadtest.switching import MODES
 from loadtest.windows import Counters, Window
 
-# Share of one core above which Locust, being one process, is what limits the throughput: Locust's own warning.
-CLIENT_LIMIT = 0.9
-# Mean batch from which on we say that batching happened.
-BATCHED_FROM = 1.02
+# What results.json holds: docs/comparison.md.
+Results = dict[str, Any]
 
-# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last one, a little too wide.
+# Cores that Locust's busiest process may use before it counts as the bottleneck: the limit of Locust's own warning.
+CLIENT_LIMIT = 0.9
+# Mean batch from which batching counts as proven.
+BATCHED_FROM = 1.02
+FASTER, SLOWER, NOT_PROVEN = "faster", "slower", "not proven"
+NARROW = "More ROUNDS or a longer WINDOW narrow the interval."
+
+# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; for more, the last is a little too wide.
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -33,15 +39,15 @@ def t95(degrees: int) -> float:
 
 @dataclass(frozen=True)
 class ModelBatches:
-    """What Triton did with one model's requests."""
+    """What Triton did with the requests of one model."""
 
     mean_batch: float
     queue_ms: float
     compute_ms: float
-    batches: dict[int, int]
+    batches: dict[int, int]  # executions by batch size
 
     @classmethod
-    def of(cls, counters: Sequence[Counters]) -> ModelBatches:
+    def from_counters(cls, counters: Sequence[Counters]) -> ModelBatches:
         requests = sum(c.requests for c in counters) or 1
         executions = sum(c.executions for c in counters)
         batches: Counter[int] = Counter()
@@ -64,7 +70,7 @@ def failures(window: Window) -> int:
 
 
 def heaviest(windows: list[Window]) -> str:
-    """The model in which the time goes: the one whose batches decide."""
+    """Return the model that computes the most: the one whose batches matter."""
     total: Counter[str] = Counter()
     for window in windows:
         for name, counters in window.counters.items():
@@ -72,11 +78,14 @@ def heaviest(windows: list[Window]) -> str:
     return total.most_common(1)[0][0]
 
 
-def summary(windows: list[Window], model: str) -> dict:
-    """The figures of some windows of one mode together. Throughput is their geometric mean, so ratios agree."""
+def summary(windows: list[Window], model: str) -> Results:
+    """Return the numbers of several windows of one mode.
+
+    Throughput is the windows' geometric mean, so that the quotient of two modes is the ratio of the verdict.
+    """
     latencies = [s.latency_ms for w in windows for s in w.samples if not s.error]
     p50, p95, p99 = np.percentile(latencies, (50, 95, 99)).tolist() if latencies else (None,) * 3
-    models = {name: ModelBatches.of([w.counters[name] for w in windows]) for name in windows[0].counters}
+    models = {name: ModelBatches.from_counters([w.counters[name] for w in windows]) for name in windows[0].counters}
     return {
         "throughput_rps": geometric_mean([throughput(w) for w in windows]),
         "p50_ms": p50,
@@ -93,7 +102,7 @@ def summary(windows: list[Window], model: str) -> dict:
     }
 
 
-def window_record(window: Window, model: str) -> dict:
+def window_record(window: Window, model: str) -> Results:
     return {
         "mode": window.mode,
         "round": window.round,
@@ -104,8 +113,8 @@ def window_record(window: Window, model: str) -> dict:
     }
 
 
-def verdict(windows: list[Window], model: str) -> dict:
-    """The ratio dynamic / none, round by round, with the interval its spread over rounds allows."""
+def verdict(windows: list[Window], model: str) -> Results:
+    """Return the ratio dynamic / none over the rounds, with the interval that their spread allows."""
     by_mode = {mode: [w for w in windows if w.mode == mode] for mode in MODES}
     rounds = paired(windows)
     logs = [math.log(throughput(dynamic) / throughput(none)) for none, dynamic in rounds]
@@ -118,44 +127,99 @@ def verdict(windows: list[Window], model: str) -> dict:
     return {
         "throughput_ratio": math.exp(mean),
         "ci95": interval,
+        "outcome": outcome(interval),
         "p95_ratio": p95["dynamic"] / p95["none"],
-        "batched": not unproven(windows, model),
+        "batched": not batching_error(windows, model),
         "client_bound": any(w.client_cpu >= CLIENT_LIMIT for w in windows),
     }
 
 
+def outcome(interval: list[float] | None) -> str:
+    """Return what dynamic batching does to the throughput, if the interval of the ratio proves that."""
+    if interval is None or interval[0] <= 1 <= interval[1]:
+        return NOT_PROVEN
+    return FASTER if interval[0] > 1 else SLOWER
+
+
 def paired(windows: list[Window]) -> list[tuple[Window, Window]]:
-    """(none, dynamic) of each round that has both and was answered in both."""
-    found: dict[int, dict[str, Window]] = {}
+    """Return (none, dynamic) of each round in which both modes answered requests."""
+    rounds: dict[int, dict[str, Window]] = {}
     for window in windows:
         if throughput(window):
-            found.setdefault(window.round, {})[window.mode] = window
-    return [(pair["none"], pair["dynamic"]) for pair in found.values() if len(pair) == 2]
+            rounds.setdefault(window.round, {})[window.mode] = window
+    return [(pair["none"], pair["dynamic"]) for pair in rounds.values() if len(pair) == 2]
 
 
-def unproven(windows: list[Window], model: str, noun: str = "texts") -> str:
-    """Why Triton's counters do not show batching off in the one mode and on in the other; nothing if they do."""
+def batching_error(windows: list[Window], model: str, noun: str = "texts") -> str:
+    """Return how Triton's counters contradict the modes, or nothing: one mode batches and the other does not."""
     for window in windows:
         for name, counters in window.counters.items():
             if window.mode == "none" and counters.rows != counters.executions:
-                mean = ModelBatches.of([counters]).mean_batch
+                mean = ModelBatches.from_counters([counters]).mean_batch
                 return (
-                    f"with dynamic batching off, '{name}' still ran {mean:.2f} {noun} an execution: "
+                    f"with dynamic batching off, '{name}' still ran {mean:.2f} {noun} per execution: "
                     "something else was using the server"
                 )
-        mean = ModelBatches.of([window.counters[model]]).mean_batch
+        mean = ModelBatches.from_counters([window.counters[model]]).mean_batch
         if window.mode == "dynamic" and mean < BATCHED_FROM:
-            return f"with dynamic batching on, '{model}' ran only {mean:.2f} {noun} an execution"
+            return f"with dynamic batching on, '{model}' ran only {mean:.2f} {noun} per execution"
     return ""
 
 
-def foreign(found: dict) -> str:
-    """Whether Triton answered more than Locust asked for; nothing if it did not, but for what windows cut off."""
-    windows = found["windows"]
-    answered, asked = (sum(window[key] for window in windows) for key in ("answered_by_triton", "requests"))
-    if answered <= 1.25 * asked + 2 * found["settings"]["users"] * len(windows):
+def complaints(results: Results) -> list[str]:
+    """Return why the comparison does not count; without complaints its exit code is 0."""
+    reasons = []
+    if results["stopped"]:
+        reasons.append(f"stopped early: {results['stopped']}; what was measured until then is kept")
+    if results["unproven"]:
+        reasons.append(results["unproven"] + likely_cause(results))
+    reasons.append(foreign_requests(results))
+    if failed := sum(window["failures"] for window in results["windows"]):
+        reasons.append(f"{failed} request(s) failed; requests.csv has their errors")
+    if results["verdict"]["client_bound"]:
+        reasons.append(
+            "Locust used a whole core, so the server was not the limit: set more WORKERS, fewer USERS, or a heavier "
+            "SYSTEM"
+        )
+    reasons.append(missed_ratio(results))
+    return [reason for reason in reasons if reason]
+
+
+def likely_cause(results: Results) -> str:
+    if results["modes"]["dynamic"]["mean_batch"] >= BATCHED_FROM:
         return ""
-    return f"Triton answered {answered} requests in the windows, and Locust sent {asked}: somebody else used the server"
+    if results["settings"]["users"] == 1:
+        return ": one user never has two requests waiting; use more USERS"
+    return (
+        ". Likely causes: too few USERS for the model's instances, requests of unequal length on an input without "
+        "allow_ragged_batch, or a max_batch_size of 1 (docs/comparison.md)"
+    )
+
+
+def foreign_requests(results: Results) -> str:
+    """Return that Triton answered more requests than Locust sent, allowing for those that cross a window's edges."""
+    windows = results["windows"]
+    answered, sent = (sum(window[key] for window in windows) for key in ("answered_by_triton", "requests"))
+    if answered <= 1.25 * sent + 2 * results["settings"]["users"] * len(windows):
+        return ""
+    return f"Triton answered {answered} requests in the windows, but Locust sent {sent}: something else used the server"
+
+
+def missed_ratio(results: Results) -> str:
+    """Return why the ratio does not prove MIN_RATIO: the whole interval has to reach it."""
+    minimum, ratio = results["settings"]["min_ratio"], results["verdict"]["throughput_ratio"]
+    if not minimum:
+        return ""
+    if ratio < minimum:
+        return f"the throughput ratio {ratio:.2f} is below MIN_RATIO={minimum:g}"
+    if not (interval := results["verdict"]["ci95"]):
+        return f"one round has no interval that could prove MIN_RATIO={minimum:g}"
+    if interval[0] >= minimum:
+        return ""
+    return (
+        f"the throughput ratio's 95 % interval, {interval[0]:.2f} to {interval[1]:.2f}, begins below "
+        f"MIN_RATIO={minimum:g}. {NARROW}"
+    )
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -170,12 +234,3 @@ def write_csv(windows: list[Window], path: Path) -> None:
             rows.writerows(
                 [f"{s.at:.6f}", f"{s.latency_ms:.3f}", window.mode, window.round, s.error] for s in window.samples
             )
-
-
-def window_line(window: Window) -> str:
-    figures = summary([window], heaviest([window]))
-    p95 = "-" if figures["p95_ms"] is None else f"{figures['p95_ms']:.0f}"
-    return (
-        f"{window.round:>5}  {window.mode:<8}{figures['throughput_rps']:>11.1f}{p95:>9}"
-        f"{figures['mean_batch']:>8.2f}{figures['failures']:>8}"
-    )

@@ -1,7 +1,7 @@
-"""What the load generator tells Prometheus while it runs. docs/metrics.md lists every name.
+"""The load generator's metrics for Prometheus, while it runs. docs/metrics.md lists every name.
 
-Requests, seconds and latencies are those of measured windows only: one divided by the other is the throughput of all
-windows together, however often Prometheus looks.
+They count requests, seconds and latencies of measured windows only. So requests divided by seconds is the throughput
+of all windows together, whenever Prometheus scrapes.
 """
 
 from __future__ import annotations
@@ -9,39 +9,44 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
 from loadtest.crowd.base import Sample
 from loadtest.switching import MODES
 
-# From 1 ms to a minute, six to an octave: a percentile is off by an eighth at most.
+# From 1 ms to a minute, six per octave: a percentile is off by at most an eighth.
 BUCKETS = [0.001 * 2 ** (n / 6) for n in range(97)]
-# For Prometheus to come once more: it does every second.
+# How long the metrics stay after the run. Prometheus scrapes every second, so it gets the last values.
 LAST_SCRAPE_S = 1.5
 OUTCOMES = ("ok", "failed")
 
 
 class Metrics:
-    """Of one run; `run` tells it from those before it on the same Prometheus."""
+    """The metrics of one run; the label `run` tells it from other runs on the same Prometheus."""
 
     def __init__(self, run: str, system: str, modes: Sequence[str] = MODES) -> None:
         disable_created_metrics()
         self.registry = CollectorRegistry()
         self.labels = {"run": run, "system": system}
-        self.told = False  # anything that Prometheus is to come for once more
-        self._users = self._metric(Gauge, "users", "Users there are")
-        self._cores = self._metric(Gauge, "cpu_cores", "CPU time a second of Locust's busiest process")
+        self.counted = False  # whether Prometheus has to scrape once more at the end
+        self._users = self._metric(Gauge, "users", "Users that have started")
+        self._cores = self._metric(Gauge, "cpu_cores", "CPU seconds per second of Locust's busiest process")
         self._mode = self._metric(Gauge, "mode", "1 for the mode that the server is in", "mode")
         self._window = self._metric(Gauge, "window", "1 while a window is measured", "mode", "round")
         self._seconds = self._metric(Counter, "measured_seconds", "Seconds measured", "mode")
         self._requests = self._metric(Counter, "requests", "Requests answered while measured", "mode", "outcome")
         self._latency = self._metric(
-            Histogram, "request_duration_seconds", "Time to a sound answer while measured", "mode", buckets=BUCKETS
+            Histogram,
+            "request_duration_seconds",
+            "Time to a successful response while measured",
+            "mode",
+            buckets=BUCKETS,
         )
         self.users(0)
         self.cores(0.0)
-        # All at zero before the first is counted, so that the whole count can be seen to come.
+        # Create all series at zero, so that Prometheus sees them rise from there.
         for mode in modes:
             self._seconds.labels(**self.labels, mode=mode)
             self._latency.labels(**self.labels, mode=mode)
@@ -60,29 +65,32 @@ class Metrics:
 
     @contextlib.contextmanager
     def window(self, mode: str, number: int) -> Iterator[Callable[[list[Sample], float], None]]:
-        """While a window is measured. Call what this yields, again and again, with all samples so far and how long."""
+        """Mark a window as being measured.
+
+        The caller repeatedly calls the yielded function, with all samples of the window so far and its length so far.
+        """
         self._window.labels(**self.labels, mode=mode, round=number).set(1)
         counted, until = 0, 0.0
 
-        def measured(samples: list[Sample], elapsed: float) -> None:
+        def update(samples: list[Sample], elapsed: float) -> None:
             nonlocal counted, until
             self.count(mode, samples[counted:], elapsed - until)
             counted, until = len(samples), elapsed
 
         try:
-            yield measured
+            yield update
         finally:
             self._window.clear()
 
     def count(self, mode: str, samples: Sequence[Sample], seconds: float) -> None:
-        self.told = True
+        self.counted = True
         self._seconds.labels(**self.labels, mode=mode).inc(seconds)
         latency = self._latency.labels(**self.labels, mode=mode)
-        sound = [sample for sample in samples if not sample.error]
-        for sample in sound:
+        succeeded = [sample for sample in samples if not sample.error]
+        for sample in succeeded:
             latency.observe(sample.latency_ms / 1000)
-        self._requests.labels(**self.labels, mode=mode, outcome="ok").inc(len(sound))
-        self._requests.labels(**self.labels, mode=mode, outcome="failed").inc(len(samples) - len(sound))
+        self._requests.labels(**self.labels, mode=mode, outcome="ok").inc(len(succeeded))
+        self._requests.labels(**self.labels, mode=mode, outcome="failed").inc(len(samples) - len(succeeded))
 
     @contextlib.contextmanager
     def served(self, address: str, port: int) -> Iterator[None]:
@@ -90,11 +98,11 @@ class Metrics:
         try:
             yield
         finally:
-            if self.told:
+            if self.counted:
                 time.sleep(LAST_SCRAPE_S)
             server.shutdown()
             server.server_close()
             thread.join()
 
-    def _metric(self, kind: type, name: str, description: str, *labels: str, **options):
+    def _metric(self, kind: type, name: str, description: str, *labels: str, **options: Any) -> Any:
         return kind(f"loadtest_{name}", description, [*self.labels, *labels], registry=self.registry, **options)

@@ -1,10 +1,11 @@
-"""The rounds: the same users, the same server, dynamic batching off and on in turn, and what each window saw."""
+"""The rounds of a comparison: the same users on the same server, without and with dynamic batching in turn."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import gevent
 
@@ -14,10 +15,10 @@ from loadtest.telemetry import Metrics
 from scripts.common.settings import UserError
 from scripts.common.triton import Triton
 
-# A window that is not given in seconds lasts until it holds this many requests, and this long at least.
+# Without WINDOW a window lasts until it holds this many requests, within these limits.
 WINDOW_REQUESTS = 1000
-LEAST_WINDOW_S = 5.0
-LONGEST_WINDOW_S = 600.0
+MINIMUM_WINDOW_S = 5.0
+MAXIMUM_WINDOW_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Plan:
     spawn_rate: float | None
 
     def schedule(self) -> list[tuple[int, str]]:
-        """(round, mode) of each window: A B, B A, A B ... so that a steady drift of the machine cancels."""
+        """Return (round, mode) of each window: A B, B A, A B ... so that a steady drift of the machine cancels."""
         return [(n + 1, mode) for n in range(self.rounds) for mode in (MODES if n % 2 == 0 else MODES[::-1])]
 
 
@@ -43,10 +44,10 @@ class Counters:
     executions: int
     queue_ns: int
     compute_ns: int
-    batches: dict[int, int] = field(default_factory=dict)
+    batches: dict[int, int] = field(default_factory=dict)  # executions by batch size
 
     @classmethod
-    def of(cls, statistics: dict) -> Counters:
+    def from_statistics(cls, statistics: dict[str, Any]) -> Counters:
         timing = statistics["inference_stats"]
         return cls(
             requests=timing["success"]["count"],
@@ -59,7 +60,7 @@ class Counters:
 
     def since(self, before: Counters) -> Counters:
         if self.executions < before.executions:
-            raise UserError("the model was reloaded or the server restarted in the middle of a window")
+            raise UserError("a model was reloaded or the server restarted during a window: see `make logs`")
         return Counters(
             self.requests - before.requests,
             self.rows - before.rows,
@@ -76,18 +77,20 @@ class Counters:
 
 @dataclass
 class Window:
+    """What one window measured; times are in seconds since the comparison began."""
+
     round: int
     mode: str
     start: float
     end: float
     samples: list[Sample]
-    counters: dict[str, Counters]
-    client_cpu: float  # CPU seconds a second of Locust's busiest process; 1.0 is all that one can use
-    began_at: float  # wall clock, for whoever looks it up in Prometheus
+    counters: dict[str, Counters]  # by model
+    client_cpu: float  # CPU seconds per second of Locust's busiest process, which can use at most 1.0
+    began_at: float  # wall clock, to find the window in Prometheus
 
 
 class Experiment:
-    """Drives the crowd and the switch; hands over each window as it ends, so that an interrupt keeps what there is."""
+    """Drives the crowd and the switch, and hands over each window as it ends, so that an interrupt loses only one."""
 
     def __init__(
         self,
@@ -125,20 +128,20 @@ class Experiment:
         before = self._counters()
         self.crowd.open_window()
         began_at, start = time.time(), self._now()
-        with self.metrics.window(mode, number) as measured:
-            self._measure(label, start, measured)
+        with self.metrics.window(mode, number) as update:
+            self._measure(label, start, update)
             end = self._now()
-            # A worker opened its window a moment before `start`: all of them count for as long as this one lasted.
-            answered = [sample for sample in self.crowd.close_window() if sample.at < end - start]
-            measured(answered, end - start)
+            # A worker opened its window a moment before `start`; only the first end - start seconds of it count.
+            samples = [sample for sample in self.crowd.close_window() if sample.at < end - start]
+            update(samples, end - start)
         client_cpu = self.crowd.cores
-        samples = sorted(sample._replace(at=start + sample.at) for sample in answered)
         after = self._counters()
         counters = {name: after[name].since(before[name]) for name in after}
         if not self.switch.in_force():
-            raise UserError("a model was reloaded by somebody else in the middle of a window")
+            raise UserError("something else reloaded a model during a window: leave the server alone while it runs")
         if not samples:
-            raise UserError("not one request was answered in a whole window: `make status` and `make logs` say more")
+            raise UserError("no request was answered in a whole window: see `make status` and `make logs`")
+        samples = sorted(sample._replace(at=start + sample.at) for sample in samples)
         return Window(number, mode, start, end, samples, counters, client_cpu, began_at)
 
     def _spawn(self, label: str) -> None:
@@ -159,30 +162,28 @@ class Experiment:
             self.crowd.check()
             gevent.sleep(min(left, 0.1))
 
-    def _measure(self, label: str, start: float, measured: Callable[[list[Sample], float], None]) -> None:
-        """Until the window holds what it should."""
-        wanted = self.plan.window_s
+    def _measure(self, label: str, start: float, update: Callable[[list[Sample], float], None]) -> None:
+        """Wait until the window is long enough."""
         while True:
             gevent.sleep(0.05)
             self.crowd.check()
             elapsed = self._now() - start
-            measured(self.crowd.samples, elapsed)
+            update(self.crowd.samples, elapsed)
             self.metrics.cores(self.crowd.cores)
-            part = (
-                min(elapsed / LEAST_WINDOW_S, len(self.crowd.samples) / WINDOW_REQUESTS)
-                if wanted is None
-                else elapsed / wanted
-            )
+            if self.plan.window_s is None:
+                part = min(elapsed / MINIMUM_WINDOW_S, len(self.crowd.samples) / WINDOW_REQUESTS)
+            else:
+                part = elapsed / self.plan.window_s
             self.progress(f"{label}: measuring", min(part, 1.0))
-            if part >= 1 or elapsed > LONGEST_WINDOW_S:
+            if part >= 1 or elapsed > MAXIMUM_WINDOW_S:
                 return
 
     def _counters(self) -> dict[str, Counters]:
         statistics = self.triton.statistics()
         names = [model.name for model in self.switch.models if model.batches]
-        if gone := [name for name in names if name not in statistics]:
-            raise UserError(f"{', '.join(gone)} is no longer served: `make status` and `make logs` say more")
-        return {name: Counters.of(statistics[name]) for name in names}
+        if missing := [name for name in names if name not in statistics]:
+            raise UserError(f"{', '.join(missing)} is no longer served: see `make status` and `make logs`")
+        return {name: Counters.from_statistics(statistics[name]) for name in names}
 
     def _now(self) -> float:
         return time.perf_counter() - self.began

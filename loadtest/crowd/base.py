@@ -1,24 +1,23 @@
-"""Who runs the users: this process, or WORKERS others (master.py). The experiment drives both alike."""
+"""What the crowds have in common: the interface that drives the users, and the meter that records responses."""
 
 from __future__ import annotations
 
 import os
 import time
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import psutil
 from locust.env import Environment
-from locust.runners import Runner
 
-from loadtest.users import Job, Traffic, user_class
 from scripts.common.settings import UserError
 
 
 class Sample(NamedTuple):
-    """One request: when its answer came, how long it took, and what went wrong.
+    """One request: when its response came, how long it took, and what went wrong.
 
-    `at` is in seconds: of a crowd, since the window opened; of a window that is over, since the run began.
+    `at` counts seconds from when the window opened; in a finished window, from when the comparison began.
     """
 
     at: float
@@ -27,7 +26,7 @@ class Sample(NamedTuple):
 
 
 class Meter:
-    """What the users of a process were answered since a window opened, and the CPU time that this took."""
+    """Records the responses that a process' users got since a window opened, and the CPU time that they took."""
 
     def __init__(self, environment: Environment) -> None:
         self.process = psutil.Process()
@@ -39,122 +38,86 @@ class Meter:
         self.opened, self.cpu_before = time.perf_counter(), self._cpu()
 
     def take(self) -> list[Sample]:
-        taken, self.samples = self.samples, []
-        return taken
+        """Return the samples recorded since the last call."""
+        samples, self.samples = self.samples, []
+        return samples
 
     def cores(self) -> float:
+        """Return CPU seconds used per second."""
         return (self._cpu() - self.cpu_before) / (time.perf_counter() - self.opened)
 
     def _cpu(self) -> float:
         times = self.process.cpu_times()
-        return times.user + times.system
+        return float(times.user + times.system)
 
-    def _on_request(self, response_time: float, exception: Exception | None = None, **_) -> None:
+    def _on_request(self, response_time: float, exception: Exception | None = None, **_: Any) -> None:
         at = time.perf_counter() - self.opened
         self.samples.append(Sample(at, response_time, str(exception) if exception else ""))
 
 
 class Crowd(ABC):
-    """The users of a run. Use as a context: leaving it ends them, and whatever was started for them."""
+    """The users of a comparison. Leaving it as a context manager stops them and the processes started for them."""
 
-    runner: Runner | None = None
-
-    def __init__(self, job: Job) -> None:
-        self.environment = Environment(user_classes=[user_class(job)])
-        self.meter = Meter(self.environment)
-
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property
+    @abstractmethod
     def running(self) -> int:
-        return self.runner.user_count
+        """Return how many users have started."""
 
     @property
+    @abstractmethod
     def samples(self) -> list[Sample]:
-        """Requests answered since the window opened, as far as is known."""
-        return self.meter.samples
+        """Return the responses since the window opened, as far as this process knows them yet."""
 
     @property
     @abstractmethod
     def cores(self) -> float:
-        """The busiest process' CPU seconds a second since the window opened, as far as is known."""
+        """Return the CPU seconds per second, since the window opened, of the busiest process."""
 
     @abstractmethod
     def start(self, users: int, rate: float) -> None:
-        """Begin to start the users; `running` says how many there are."""
+        """Begin to start the users."""
 
     @abstractmethod
     def check(self) -> None:
-        """A UserError if a part of the crowd is gone."""
+        """Raise a UserError if a part of the crowd has stopped."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Hold the users before their next request. When this returns none is in flight."""
+        """Hold the users before their next request, and wait until no request is in flight."""
 
     @abstractmethod
     def resume(self) -> None: ...
 
     @abstractmethod
     def open_window(self) -> None:
-        """Forget what was answered before. When this returns every process has begun to count."""
+        """Drop all samples, and return once every process records new ones."""
 
     @abstractmethod
     def close_window(self) -> list[Sample]:
-        """What was answered since. `samples` and `cores` are complete, until the next window opens."""
+        """Return all samples of the window; `samples` and `cores` keep them until the next one opens."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End all users, for good. Once more does no harm."""
-
-
-class LocalCrowd(Crowd):
-    """All users in this process."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
-        self.traffic = self.environment.traffic = Traffic(job)
-        self.runner = self.environment.create_local_runner()
-
-    def start(self, users: int, rate: float) -> None:
-        self.runner.start(users, spawn_rate=rate)
-
-    def check(self) -> None:
-        pass
-
-    def pause(self) -> None:
-        self.traffic.pause()
-
-    def resume(self) -> None:
-        self.traffic.resume()
-
-    def open_window(self) -> None:
-        self.meter.open()
-
-    @property
-    def cores(self) -> float:
-        return self.meter.cores()
-
-    def close_window(self) -> list[Sample]:
-        return self.meter.samples
-
-    def stop(self) -> None:
-        self.traffic.gate.clear()
-        self.runner.quit()
+        """Stop all users for good; a second call does nothing."""
 
 
 def pin(cpus: str) -> None:
-    """Keep this process, and those it starts, to the CPUs of a `taskset -c` list."""
+    """Restrict this process and its children to the CPUs of a `taskset -c` list; an empty list restricts nothing."""
     if not cpus:
         return
     try:
-        wanted: set[int] = set()
+        chosen: set[int] = set()
         for part in cpus.split(","):
             first, _, last = part.partition("-")
-            wanted |= set(range(int(first), int(last or first) + 1))
-        os.sched_setaffinity(0, wanted)
+            chosen |= set(range(int(first), int(last or first) + 1))
+        os.sched_setaffinity(0, chosen)
     except (ValueError, OSError):
-        raise UserError(f"LOADTEST_CPUS={cpus}: CPUs of this machine as in 1 or 0-3,6") from None
+        raise UserError(f"LOADTEST_CPUS={cpus}: must list CPUs of this machine, as in 1 or 0-3,6") from None

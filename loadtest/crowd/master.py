@@ -1,10 +1,10 @@
-"""The crowd of a run with WORKERS: this process is Locust's master, others (worker.py) run the users.
+"""The crowd with WORKERS: this process is Locust's master, and worker processes (worker.py) run the users.
 
-The master gives orders; each worker answers each when it is carried out, and in a window sends what its users were
-answered. It counts the time from when it opened the window, so the clocks of two machines need not agree.
+The master sends orders. Each worker confirms an order once it has carried it out, and during a window it sends the
+samples of its users. A worker counts time from when it opened the window, so the clocks of two machines may differ.
 
-The workers are started here, on this machine, and end with this process; unless LOADTEST_BIND (host:port) says where
-workers that somebody else starts will come to, as Docker Compose does.
+The master starts the workers on this machine, and they end with it. If LOADTEST_BIND (host:port) is set, the master
+listens there instead, for workers that somebody else starts, such as Docker Compose.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import gevent
+from locust.env import Environment
 from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
-from loadtest.crowd.base import Crowd, Sample
+from loadtest.crowd.base import Crowd, Meter, Sample
 from loadtest.crowd.worker import ANSWER, ORDER, SAMPLES, address
-from loadtest.users import Job
+from loadtest.users import Job, Traffic, user_class
 from scripts.common.settings import ROOT, UserError
 
 GATHER_S = 60.0
@@ -35,22 +36,24 @@ PR_SET_PDEATHSIG = 1
 
 
 class MasterCrowd(Crowd):
-    """All users in other processes, which `progress` sees coming."""
+    """All users in other processes; `progress` is called while they connect."""
 
-    runner: MasterRunner | None = None
+    runner: MasterRunner
 
     def __init__(self, job: Job, workers: int, progress: Callable[[str], None]) -> None:
-        super().__init__(job)
+        self.environment = Environment(user_classes=[user_class(Traffic(job))])
+        self.meter = Meter(self.environment)
         self.job = job
         self.workers = workers
         self.progress = progress
         self.children: list[Child] = []
-        self.names: list[str] = []  # Locust's, of the workers that are counted on
-        self.answers: dict[str, dict] = {}
-        self.busy: dict[str, float] = {}  # cores that each worker uses
+        self.names: list[str] = []  # Locust's names of the workers, once all have connected
+        self.answers: dict[str, Any] = {}
+        self.cores_of: dict[str, float] = {}  # by worker
         self.spawning: gevent.Greenlet | None = None
+        self.listening = False
 
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> Self:
         try:
             self._listen()
             self._gather()
@@ -58,6 +61,21 @@ class MasterCrowd(Crowd):
             self.stop()
             raise
         return self
+
+    @property
+    def running(self) -> int:
+        return self.runner.user_count
+
+    @property
+    def samples(self) -> list[Sample]:
+        return self.meter.samples
+
+    @property
+    def cores(self) -> float:
+        cores = [self.meter.cores(), *self.cores_of.values()]
+        # Children share this process' CPUs, and LOADTEST_CPUS may leave them fewer than there are processes.
+        share = sum(cores) / len(os.sched_getaffinity(0)) if self.children else 0.0
+        return max(*cores, share)
 
     def start(self, users: int, rate: float) -> None:
         self.spawning = gevent.spawn(self.runner.start, users, spawn_rate=rate)
@@ -68,24 +86,17 @@ class MasterCrowd(Crowd):
                 raise UserError(f"worker {number} of {self.workers} {ended}")
         if not self.names:
             return
-        here = {node.id for node in self.runner.clients.all if node.state != STATE_MISSING}
-        if gone := len(set(self.names) - here):
-            raise UserError(f"{gone} of {self.workers} workers left or no longer answered")
-        if len(here) > self.workers:
-            raise UserError(f"{len(here)} workers came, but WORKERS={self.workers}")
+        connected = {node.id for node in self.runner.clients.all if node.state != STATE_MISSING}
+        if missing := len(set(self.names) - connected):
+            raise UserError(f"{missing} of {self.workers} workers left or no longer answered")
+        if len(connected) > self.workers:
+            raise UserError(f"{len(connected)} workers connected, but WORKERS={self.workers}: start as many as that")
 
     def pause(self) -> None:
         self._order("pause")
 
     def resume(self) -> None:
         self._order("resume")
-
-    @property
-    def cores(self) -> float:
-        cores = [self.meter.cores(), *self.busy.values()]
-        # Workers of ours may only use the CPUs that we may, which LOADTEST_CPUS can make fewer than there are of us.
-        together = sum(cores) / len(os.sched_getaffinity(0)) if self.children else 0.0
-        return max(*cores, together)
 
     def open_window(self) -> None:
         self.meter.open()
@@ -99,43 +110,44 @@ class MasterCrowd(Crowd):
     def stop(self) -> None:
         if self.spawning:
             self.spawning.kill()
-        if self.runner:
-            self.runner.quit()  # and tells the workers to
+        if self.listening:
+            self.runner.quit()  # which makes the workers quit
             self.runner.server.close(linger=0)
-            self.runner = None
+            self.listening = False
         deadline = time.monotonic() + END_S
         while self.children:
             self.children[-1].end(deadline)
             self.children.pop()
 
     def _listen(self) -> None:
-        """Where the workers find us; those that are ours are started."""
-        by_themselves = bool(os.environ.get("LOADTEST_BIND"))
-        host, port = address("LOADTEST_BIND") if by_themselves else ("127.0.0.1", 0)
+        """Listen for workers, and start them unless somebody else does."""
+        started_elsewhere = bool(os.environ.get("LOADTEST_BIND"))
+        host, port = address("LOADTEST_BIND") if started_elsewhere else ("127.0.0.1", 0)
         try:
             self.runner = self.environment.create_master_runner(host, port)
         except RPCError as error:
             raise UserError(f"LOADTEST_BIND={host}:{port}: {error}") from None
+        self.listening = True
         self.runner.register_message(ANSWER, self._on_answer)
         self.runner.register_message(SAMPLES, self._on_samples)
-        if not by_themselves:
+        if not started_elsewhere:
             for _ in range(self.workers):
                 self.children.append(Child.start(f"{host}:{self.runner.server.port}"))
 
     def _gather(self) -> None:
         deadline = time.monotonic() + GATHER_S
         while len(self.answers) < self.workers:
-            self.progress(f"{len(self.answers)} of {self.workers} workers are here")
+            self.progress(f"{len(self.answers)} of {self.workers} workers connected")
             self.check()
             if time.monotonic() > deadline:
-                raise UserError(f"only {len(self.answers)} of {self.workers} workers came within {GATHER_S:.0f} s")
+                raise UserError(f"only {len(self.answers)} of {self.workers} workers connected in {GATHER_S:.0f} s")
             gevent.sleep(0.05)
-        # The order in which Locust deals out the users: who gets one more than the others is always among the first.
+        # Sorted as Locust deals out users: where the shares differ by one, the first workers get the larger ones.
         self.names = sorted(self.answers)
         self._order("prepare", asdict(self.job), self.names)
 
     def _order(self, order: str, *arguments: Any) -> dict[str, Any]:
-        """What each worker answers, once all have."""
+        """Send an order, wait until all workers have carried it out, and return what each answered."""
         self.check()
         self.answers = {}
         for name in self.names:
@@ -148,24 +160,24 @@ class MasterCrowd(Crowd):
                 raise UserError(answer["error"])
         return {name: answer["result"] for name, answer in self.answers.items()}
 
-    def _on_answer(self, msg, **_) -> None:
+    def _on_answer(self, msg: Any, **_: Any) -> None:
         if not self.names or msg.node_id in self.names:
             self.answers[msg.node_id] = msg.data
 
-    def _on_samples(self, msg, **_) -> None:
-        if msg.node_id in self.names:  # and not of a master before us that was killed
+    def _on_samples(self, msg: Any, **_: Any) -> None:
+        if msg.node_id in self.names:  # workers of an earlier master that was killed may still send theirs
             self._add(msg.node_id, msg.data)
 
-    def _add(self, name: str, share: dict) -> None:
+    def _add(self, name: str, share: dict[str, Any]) -> None:
         self.meter.samples += map(Sample._make, share["samples"])
-        self.busy[name] = share["cores"]
+        self.cores_of[name] = share["cores"]
 
 
 @dataclass
 class Child:
-    """A worker of this machine. What it says is only read if it ends early."""
+    """A worker that this process started. Its stderr is read only if it ends early."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen[bytes]
     stderr: BinaryIO
 
     @classmethod
@@ -179,13 +191,13 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
-            start_new_session=True,  # Ctrl-C is for us: workers go on until they are told
-            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # and end with us, even if we are killed
+            start_new_session=True,  # Ctrl-C reaches the master alone, which then ends its workers
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # the kernel kills it with the master
         )
         return cls(process, stderr)
 
     def ended(self) -> str:
-        """How; nothing while it lives."""
+        """Return how the worker ended, or nothing while it runs."""
         code = self.process.poll()
         if code is None:
             return ""

@@ -1,6 +1,6 @@
 """python -m loadtest.crowd.worker: one of the processes that run the users of a comparison with WORKERS.
 
-Connects to LOADTEST_MASTER (host:port), carries out what the master orders (master.py), and ends with the comparison.
+It connects to LOADTEST_MASTER (host:port), carries out the orders of the master (master.py), and ends with it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,19 +23,21 @@ from loadtest.users import Job, Traffic, user_class
 from scripts.common.cli import run
 from scripts.common.settings import UserError
 
-# The messages, on top of Locust's own.
+# Message types, besides Locust's own.
 ORDER, ANSWER, SAMPLES = "order", "answer", "samples"
 SEND_EVERY_S = 0.25
-# A master answers a heartbeat a second. Locust gives one that does not a whole minute, in which the users would go on.
+# A master answers a heartbeat every second. Locust's own timeout is a minute, in which the users would go on.
 MASTER_LOST_S = 5.0
 
 
 class Worker:
+    traffic: Traffic
+    sender: gevent.Greenlet
+
     def __init__(self, host: str, port: int) -> None:
         self.environment = Environment()
         self.meter = Meter(self.environment)
-        self.orders: Queue = Queue()
-        self.sender: gevent.Greenlet | None = None
+        self.orders: Queue[dict[str, Any]] = Queue()
         self.environment.events.heartbeat_received.add_listener(self._on_heartbeat)
         try:
             self.runner = self.environment.create_worker_runner(host, port)
@@ -44,33 +47,38 @@ class Worker:
         self.runner.register_message(ORDER, lambda msg, **_: self.orders.put(msg.data))
 
     def serve(self) -> None:
-        """Until the master says that it is over."""
-        carry_out = {
+        """Carry out orders until the master quits."""
+        commands: dict[str, Callable[..., Any]] = {
             "prepare": self.prepare,
-            "pause": lambda: self.traffic.pause(),
-            "resume": lambda: self.traffic.resume(),
+            "pause": self.pause,
+            "resume": self.resume,
             "open_window": self.open_window,
             "close_window": self.close_window,
         }
-        self._answer(None)  # only now can an order be received
+        self._answer(None)  # tells the master that this worker now receives orders
         while order := self._next():
             try:
-                self._answer({"result": carry_out[order["order"]](*order["arguments"])})
+                self._answer({"result": commands[order["order"]](*order["arguments"])})
             except UserError as error:
                 self._answer({"error": str(error)})
 
-    def prepare(self, job: dict, workers: list[str]) -> None:
-        """The users of all workers are numbered through, so that each has a stream of its own, the same every time."""
-        job = Job(**job)
+    def prepare(self, job: dict[str, Any], workers: list[str]) -> None:
+        """Take the job. Users are numbered across all workers, so each has the random stream it has in one process."""
         number = workers.index(self.runner.client_id)
-        self.traffic = self.environment.traffic = Traffic(job, itertools.count(number, len(workers)))
-        self.environment.user_classes = [user_class(job)]
+        self.traffic = Traffic(Job(**job), itertools.count(number, len(workers)))
+        self.environment.user_classes = [user_class(self.traffic)]
+
+    def pause(self) -> None:
+        self.traffic.pause()
+
+    def resume(self) -> None:
+        self.traffic.resume()
 
     def open_window(self) -> None:
         self.meter.open()
         self.sender = gevent.spawn(self._send_samples)
 
-    def close_window(self) -> dict:
+    def close_window(self) -> dict[str, Any]:
         self.sender.kill()
         return self._share()
 
@@ -79,12 +87,13 @@ class Worker:
         self.runner.quit()
         self.runner.client.close(linger=500)
 
-    def _next(self) -> dict | None:
+    def _next(self) -> dict[str, Any] | None:
         while len(self.runner.greenlet):  # the master's "quit" ends them all
-            if time.monotonic() - self.heard > MASTER_LOST_S:
-                raise UserError("the comparison is gone")
+            if time.monotonic() - self.last_heartbeat > MASTER_LOST_S:
+                raise UserError(f"the comparison stopped answering, {MASTER_LOST_S:.0f} s ago")
             with suppress(Empty):
-                return self.orders.get(timeout=0.2)
+                order: dict[str, Any] = self.orders.get(timeout=0.2)
+                return order
         return None
 
     def _answer(self, data: Any) -> None:
@@ -95,16 +104,16 @@ class Worker:
             gevent.sleep(SEND_EVERY_S)
             self.runner.send_message(SAMPLES, self._share())
 
-    def _share(self) -> dict:
-        """Of what the window holds: what came since the last time, and the cores used in all of it."""
+    def _share(self) -> dict[str, Any]:
+        """Return the window's samples since the last call, and the cores used in the whole window."""
         return {"samples": self.meter.take(), "cores": self.meter.cores()}
 
-    def _on_heartbeat(self, **_) -> None:
-        self.heard = time.monotonic()
+    def _on_heartbeat(self, **_: Any) -> None:
+        self.last_heartbeat = time.monotonic()
 
 
 def address(name: str) -> tuple[str, int]:
-    """host:port, of an environment variable."""
+    """Return host and port from an environment variable."""
     value = os.environ.get(name, "")
     host, _, port = value.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rich.table import Table
 
-from loadtest.workload import WORKLOADS
+from scripts.common.corpus import MIXED
 from scripts.bench.gpt2 import save_checkpoint
 from scripts.bench.server import command, environment, folder, server
 from scripts.common.cli import err, out
@@ -64,7 +64,7 @@ def ask(triton: Triton, prompt: str) -> None:
 
 
 def tokens_a_second(triton: Triton, clients: int) -> float:
-    prompts = WORKLOADS["mixed"].texts[: 2 * clients]
+    prompts = MIXED.texts[: 2 * clients]
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(lambda prompt: ask(triton, prompt), prompts))

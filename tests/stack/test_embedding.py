@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from loadtest.workload import WORKLOADS
+from scripts.common.corpus import MIXED
 from scripts.models.catalogue import SYSTEMS
 from tests.support.embedding import CURL, body, embed
 
@@ -86,7 +86,7 @@ def test_text_beyond_the_maximum_is_cut(stack):
 
 def test_64_clients_get_each_their_own_answer(stack):
     """In any batch, the answer it would have had alone; several rows keep their order."""
-    texts = WORKLOADS["mixed"].texts[:192]
+    texts = MIXED.texts[:192]
     alone = {text: embed(stack, text)[0] for text in texts}
     before = stack.triton.statistics()["encoder"]
     with ThreadPoolExecutor(64) as clients:

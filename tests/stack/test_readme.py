@@ -36,7 +36,7 @@ def test_the_first_screen(stack):
     first, second = BLOCKS[:2]
     assert first == "make loadtest\n"
     said = run(stack, first)
-    for line in ("requests/s", "latency p95, ms", "texts a batch (encoder)", "report.html", "The stack stays up"):
+    for line in ("requests/s", "latency p95, ms", "texts per batch (encoder)", "report.html", "The stack stays up"):
         assert line in said
     assert (stack.folder / "reports/latest/report.html").exists()
     said = run(stack, second)

@@ -322,8 +322,8 @@ def test_the_comparison_runs_on_pictures(stack):
     # Over gRPC and with workers, for a picture is more to pass on than a text.
     load = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16, "PROTOCOL": "grpc", "WORKERS": 2}
     done = stack.make("loadtest", SYSTEM="vit_ensemble", **load)
-    assert "pictures a batch (" in done.stdout, done.stdout + done.stderr
+    assert "images per batch (" in done.stdout, done.stdout + done.stderr
     found = stack.results()
     assert found["verdict"]["batched"], done.stdout + done.stderr
-    assert found["settings"]["pictures"]["count"] >= 24
+    assert found["settings"]["images"]["count"] >= 24
     assert found["modes"]["dynamic"]["failures"] == found["modes"]["none"]["failures"] == 0

@@ -1,4 +1,4 @@
-"""The crowd, in this process and in others. Nothing answers the users here: each of their requests fails at once."""
+"""The crowd, in this process and in workers. No server runs here, so each request of the users fails at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.compare import Comparison
 from loadtest.crowd import master
-from loadtest.crowd.base import LocalCrowd
+from loadtest.crowd.local import LocalCrowd
 from loadtest.crowd.master import MasterCrowd
 from loadtest.crowd.worker import address
 from loadtest.examples import Tensor
@@ -32,7 +32,7 @@ def gone(crowd: MasterCrowd, processes: list[subprocess.Popen]) -> bool:
 
 
 @pytest.mark.parametrize("make", [lambda: LocalCrowd(JOB), two_workers])
-def test_a_window_holds_what_was_answered_in_it(make):
+def test_window_holds_the_samples_of_its_time(make):
     with make() as crowd:
         crowd.pause()
         crowd.resume()
@@ -42,7 +42,7 @@ def test_a_window_holds_what_was_answered_in_it(make):
                 gevent.sleep(0.05)
         crowd.open_window()
         gevent.sleep(1)
-        assert len(crowd.samples) > 10  # also before the end: a window may last until it holds enough
+        assert len(crowd.samples) > 10  # known during the window too, which may last until it holds enough
         assert 0 < crowd.cores < 1.5
         samples = crowd.close_window()
         assert len(samples) > 50
@@ -60,7 +60,7 @@ def test_a_window_holds_what_was_answered_in_it(make):
         assert crowd.close_window()
 
 
-def test_every_worker_has_its_share_and_ends_with_the_crowd():
+def test_workers_share_the_users_and_end_with_the_crowd():
     with two_workers() as crowd:
         processes = [child.process for child in crowd.children]
         assert len(processes) == 2
@@ -74,11 +74,11 @@ def test_every_worker_has_its_share_and_ends_with_the_crowd():
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "left or no longer answered")]
+    ("number", "message"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "left or no longer answered")]
 )
-def test_a_worker_that_is_gone_is_said(number, said):
+def test_lost_worker_raises_an_error(number, message):
     crowd = two_workers()
-    with pytest.raises(UserError, match=said), gevent.Timeout(15), crowd:
+    with pytest.raises(UserError, match=message), gevent.Timeout(15), crowd:
         processes = [child.process for child in crowd.children]
         processes[0].send_signal(number)
         while True:
@@ -87,7 +87,7 @@ def test_a_worker_that_is_gone_is_said(number, said):
     assert gone(crowd, processes)
 
 
-def test_a_worker_that_cannot_start_says_why(monkeypatch):
+def test_worker_that_cannot_start_is_reported_with_its_exit_code(monkeypatch):
     monkeypatch.setattr(master.sys, "executable", "/bin/false")
     with pytest.raises(UserError, match=r"worker 1 of 2 ended with exit code 1"), two_workers():
         pass
@@ -97,38 +97,38 @@ def test_a_worker_that_cannot_start_says_why(monkeypatch):
 def bind(monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{free.getsockname()[1]}"
-    monkeypatch.setenv("LOADTEST_BIND", where)
-    return where
+        host_and_port = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("LOADTEST_BIND", host_and_port)
+    return host_and_port
 
 
 @pytest.fixture
-def come(bind, monkeypatch):
-    """Workers that somebody else starts."""
+def start_worker(bind, monkeypatch):
+    """Return a function that starts a worker which the master did not start."""
     monkeypatch.setenv("LOADTEST_MASTER", bind)
     processes = []
 
-    def one() -> subprocess.Popen:
+    def start() -> subprocess.Popen:
         command = [sys.executable, "-m", "loadtest.crowd.worker"]
         processes.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
         return processes[-1]
 
-    yield one
+    yield start
     for process in processes:
         process.kill()
         process.wait()
         process.stderr.close()
 
 
-def test_workers_that_come_by_themselves(come):
-    workers = [come(), come()]
+def test_master_takes_workers_started_elsewhere(start_worker):
+    workers = [start_worker(), start_worker()]
     with two_workers() as crowd:
         assert not crowd.children
     assert [worker.wait(5) for worker in workers] == [0, 0]
 
 
-def test_one_that_leaves_is_said(come):
-    workers = [come(), come()]
+def test_worker_that_leaves_raises_an_error(start_worker):
+    workers = [start_worker(), start_worker()]
     with pytest.raises(UserError, match="1 of 2 workers left"), two_workers() as crowd, gevent.Timeout(2):
         workers[0].terminate()
         while True:
@@ -137,38 +137,42 @@ def test_one_that_leaves_is_said(come):
     assert [worker.wait(5) for worker in workers] == [130, 0]
 
 
-def test_one_too_many_is_said(come):
-    come(), come()
-    with pytest.raises(UserError, match="3 workers came, but WORKERS=2"), two_workers() as crowd, gevent.Timeout(15):
-        come()
+def test_worker_too_many_raises_an_error(start_worker):
+    start_worker(), start_worker()
+    with (
+        pytest.raises(UserError, match="3 workers connected, but WORKERS=2"),
+        two_workers() as crowd,
+        gevent.Timeout(15),
+    ):
+        start_worker()
         while True:
             crowd.check()
             gevent.sleep(0.05)
 
 
-def test_a_worker_notices_that_its_master_is_gone(come):
-    workers = [come(), come()]
+def test_workers_end_when_the_master_stops_answering(start_worker):
+    workers = [start_worker(), start_worker()]
     with two_workers() as crowd:
-        crowd.runner.greenlet.kill()  # as if killed: nothing answers the workers any more
+        crowd.runner.greenlet.kill()  # as if killed: it answers no heartbeat
         for worker in workers:
             assert worker.wait(10) == 1
-            assert worker.stderr.read() == "error: the comparison is gone\n"
+            assert worker.stderr.read() == "error: the comparison stopped answering, 5 s ago\n"
 
 
-def test_nobody_comes(bind, monkeypatch):
+def test_missing_workers_raise_an_error(bind, monkeypatch):
     monkeypatch.setattr(master, "GATHER_S", 0.2)
-    with pytest.raises(UserError, match="only 0 of 2 workers came within"), two_workers():
+    with pytest.raises(UserError, match="only 0 of 2 workers connected in"), two_workers():
         pass
 
 
 @pytest.mark.parametrize("value", ["", "5557", "host:", ":1", "host:70000", "host:x"])
-def test_an_address_is_host_and_port(monkeypatch, value):
+def test_wrong_address_raises_an_error(monkeypatch, value):
     monkeypatch.setenv("LOADTEST_BIND", value)
     with pytest.raises(UserError, match=r"LOADTEST_BIND=.*: must be host:port"):
         address("LOADTEST_BIND")
 
 
-def test_more_workers_than_users():
+def test_more_workers_than_users_raise_an_error():
     settings = Settings(Settings.load() | {"USERS": "3", "WORKERS": "4"})
-    with pytest.raises(UserError, match="WORKERS=4: each needs a user at least, and there are 3 USERS"):
+    with pytest.raises(UserError, match="WORKERS=4: must be at most USERS, which is 3"):
         _ = Comparison(settings).workers

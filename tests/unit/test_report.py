@@ -1,124 +1,198 @@
-"""The page: self-contained, and it says what the numbers say."""
+"""The files of a report: what they show, and what they never show."""
 
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
 from markupsafe import Markup, escape
 
-from loadtest import charts as plots
-from loadtest import report, table
-from loadtest import statistics as results
-from loadtest.switching import MODES
+from loadtest import charts, compare, report, statistics, table
+from loadtest.compare import Comparison
+from scripts.common import settings as settings_module
 from scripts.common.figures import DARK, LIGHT, render
-from scripts.common.settings import SECRETS, Settings
-from tests.unit.test_results import rounds
+from scripts.common.settings import EXAMPLE, Settings
+from scripts.dashboards.render.evaluate import BATCHING, load
+from tests.support.windows import comparison, rounds
+
+ROUNDS = [(100, 150), (100, 160), (100, 140)]
+DASHBOARD = Markup("<p>drawn</p>")
 
 
 @pytest.fixture
-def found():
-    windows = rounds([(100, 150), (100, 160), (100, 140)])
-    return {
-        "system": "embedding",
-        "profile": "cpu",
-        "runtime": "local",
-        "host": {"cpu": "a CPU", "cores": 2, "memory_gb": 24, "gpu": None, "system": "Linux"},
-        "triton": {"version": "2.51.0", "image": None},
-        "settings": {
-            "users": 64,
-            "workers": 0,
-            "protocol": "http",
-            "wait": [0.0, 0.0],
-            "rounds": 3,
-            "window_s": None,
-            "warmup_s": 3.0,
-            "seed": 1,
-            "texts": {"file": "texts.txt", "count": 240},
-            "min_ratio": 0.0,
-            "triton_cpus": "",
-        },
-        "command": "make loadtest NOTE='<script>'",
-        "model": "encoder",
-        "noun": "texts",
-        "modes": {mode: results.summary([w for w in windows if w.mode == mode], "encoder") for mode in MODES},
-        "windows": [results.window_record(w, "encoder") for w in windows],
-        "verdict": results.verdict(windows, "encoder"),
-        "stopped": "",
-        "unproven": "",
-        "complaints": ["the ratio is below"],
-    }, windows
+def dotenv(tmp_path, monkeypatch):
+    """Return the path of an .env that does not exist yet, and clear the settings from the environment."""
+    for name in settings_module.dotenv_values(EXAMPLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(settings_module, "DOTENV", tmp_path / ".env")
+    return tmp_path / ".env"
 
 
-def test_the_page_is_self_contained_and_escaped(found):
-    page = report.html(found[0], plots.all_plots(*found), Markup("<p>drawn</p>"))
-    sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', page)
-    assert len(sources) == 8
+@pytest.fixture
+def measured(dotenv) -> Comparison:
+    return comparison(Settings(Settings.load() | {"USERS": "64"}), rounds(ROUNDS))
+
+
+def page(comparison: Comparison, results: dict | None = None) -> str:
+    results = results or comparison.results()
+    return report.html(results, charts.all_charts(results, comparison.windows), DASHBOARD)
+
+
+def test_page_is_self_contained_and_escaped(measured):
+    measured.settings["SYSTEMS"] = "<script>"
+    html = page(measured)
+    sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', html)
+    assert len(sources) == 4 * 4  # charts; wide and narrow, light and dark
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
-    assert "<script" not in page
-    HTMLParser().feed(page)
+    assert "SYSTEMS=&#39;&lt;script&gt;&#39;" in html
+    assert "<script" not in html
+    HTMLParser().feed(html)
 
 
-def test_every_figure_of_the_table_is_on_the_page(found):
-    page = report.html(found[0], plots.all_plots(*found), Markup("<p>drawn</p>"))
-    for row in table.rows(found[0]):
+def test_page_has_every_number_of_the_table(measured):
+    results = measured.results()
+    results["complaints"] = ["the ratio is below"]
+    html = page(measured, results)
+    for row in table.rows(results):
         for cell in row:
-            assert escape(cell) in page
-    assert escape(table.sentence(found[0])) in page
-    assert "the ratio is below" in page
+            assert escape(cell) in html
+    assert escape(table.sentence(results)) in html
+    assert "the ratio is below" in html
 
 
-def test_the_page_says_what_was_sent(found):
-    result = found[0]
-    page = report.html(result, plots.all_plots(*found), Markup("<p>drawn</p>"))
-    assert "240 of <code>loadtest/texts.txt</code>" in page
-    assert "texts a batch (encoder)" in page
-    del result["settings"]["texts"]
-    result["settings"]["pictures"] = {"count": 36}
-    result["noun"] = "pictures"
-    page = report.html(result, plots.all_plots(*found), Markup("<p>drawn</p>"))
-    assert "<dt>pictures</dt><dd>36, made up" in page
-    assert "pictures a batch (encoder)" in page
-    assert "texts" not in page
+def test_page_names_the_texts_that_were_sent(measured):
+    html = page(measured)
+    assert "256 from <code>scripts/common/corpus_mixed.txt</code>" in html
+    assert "texts per batch (encoder)" in html
+
+
+def test_page_names_the_images_that_were_sent(dotenv):
+    html = page(comparison(Settings.load(), rounds(ROUNDS), noun="images"))
+    assert "<dt>images</dt><dd>0 generated ones" in html
+    assert "images per batch (encoder)" in html
+    assert "texts" not in html
+
+
+def test_proven_ratio_is_large_and_coloured(measured):
+    assert '<div class="ratio faster">1.50<small>' in page(measured)
+    measured.windows = rounds([(150, 100), (160, 100), (140, 100)])
+    assert '<div class="ratio slower">0.67<small>' in page(measured)
+
+
+@pytest.mark.parametrize("pairs", [[(100, 110), (100, 370)], [(100, 300)]])
+def test_interval_with_1_shows_no_large_number(measured, pairs):
+    measured.windows = rounds(pairs)
+    html = page(measured)
+    assert 'class="ratio' not in html
+    assert "Not proven: too few rounds." in html
+    assert "no difference" not in html
+
+
+def test_ratio_with_complaints_is_not_coloured(measured):
+    measured.stopped = "interrupted"
+    assert '<div class="ratio doubtful">1.50<small>' in page(measured)
 
 
 @pytest.mark.parametrize("title", ["throughput", "latency", "batches", "time"])
-def test_figures_draw_in_both_formats(found, title):
-    plot = plots.all_plots(*found)[title]
-    assert render(plot.draw, plot.size, LIGHT, "png").startswith(b"\x89PNG")
-    assert b"<svg" in render(plot.draw, plot.size, DARK, "svg")
+def test_charts_draw_in_both_formats_and_sizes(measured, title):
+    chart = charts.all_charts(measured.results(), measured.windows)[title]
+    assert render(chart.draw, chart.wide, LIGHT, "png").startswith(b"\x89PNG")
+    assert b"<svg" in render(chart.draw, chart.narrow, DARK, "svg")
 
 
-def test_the_sentence(found):
-    said = table.sentence(found[0])
-    assert "1.50 times the requests" in said
-    assert "64 users" in said
-    found[0]["verdict"] |= {"throughput_ratio": 1.01, "ci95": [0.97, 1.05]}
-    assert "no difference" in table.sentence(found[0])
+def test_dashboard_in_report_repeats_no_number():
+    """Prometheus computes the ratio differently, so a report that showed both would contradict itself."""
+    panels = report.charts_only(load(BATCHING))["panels"]
+    assert panels
+    assert {panel["type"] for panel in panels} == {"timeseries"}
+    assert "Requests/s" not in [panel["title"] for panel in panels]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(places)) == len(places)
 
 
-def test_complaints(found):
-    good = found[0]
-    assert report.complaints(good) == []
-    good["settings"]["min_ratio"] = 1.6
-    assert "below MIN_RATIO=1.6" in report.complaints(good)[0]
-    good["settings"]["min_ratio"] = 0.0
-    good["windows"][0]["failures"] = 3
-    good["verdict"]["client_bound"] = True
-    good["stopped"] = "interrupted"
-    assert len(report.complaints(good)) == 3
+def test_sentence_states_ratio_and_users(measured):
+    sentence = table.sentence(measured.results())
+    assert "1.50 times the requests" in sentence
+    assert "64 users" in sentence
 
 
-def test_one_user_is_the_likely_cause(found):
-    found[0]["unproven"] = "with dynamic batching on, 'encoder' ran only 1.00 texts an execution"
-    found[0]["modes"]["dynamic"]["mean_batch"] = 1.0
-    assert "allow_ragged_batch" in report.complaints(found[0])[0]
-    found[0]["settings"]["users"] = 1
-    assert "use more USERS" in report.complaints(found[0])[0]
+def test_sound_comparison_has_no_complaints(measured):
+    assert measured.results()["complaints"] == []
 
 
-def test_the_command_says_what_differs_and_no_secret():
-    secrets = {name: "a-secret" for name in SECRETS}
-    said = report.command(Settings(Settings.load() | secrets | {"USERS": "64", "TRITON_HTTP_PORT": "8010"}))
-    assert "USERS=64" in said
-    assert "a-secret" not in said
-    assert "8010" not in said
+def test_every_defect_is_a_complaint(measured):
+    results = measured.results()
+    results["windows"][0]["failures"] = 3
+    results["verdict"]["client_bound"] = True
+    results["stopped"] = "interrupted"
+    assert len(statistics.complaints(results)) == 3
+
+
+@pytest.mark.parametrize(
+    ("pairs", "minimum", "complaint"),
+    [
+        (ROUNDS, "", ""),
+        (ROUNDS, "1.2", ""),
+        (ROUNDS, "1.6", "the throughput ratio 1.50 is below MIN_RATIO=1.6"),
+        # The ratio of these rounds is 2.02, but their interval begins far below 1.
+        ([(100, 110), (100, 370)], "1.2", "begins below MIN_RATIO=1.2. More ROUNDS or a longer WINDOW narrow"),
+        (ROUNDS, "1.45", "the throughput ratio's 95 % interval, 1.27 to 1.77, begins below MIN_RATIO=1.45"),
+        ([(100, 300)], "1.2", "one round has no interval that could prove MIN_RATIO=1.2"),
+    ],
+)
+def test_min_ratio_is_compared_with_the_lower_bound(measured, pairs, minimum, complaint, monkeypatch, capsys, tmp_path):
+    measured.settings |= {"MIN_RATIO": minimum, "REPORTS": str(tmp_path)}
+    measured.windows = rounds(pairs)
+    complaints = measured.results()["complaints"]
+    assert len(complaints) == bool(complaint)
+    assert complaint in "".join(complaints)
+    # Exit code, terminal and report agree.
+    monkeypatch.setattr(compare, "Comparison", lambda settings: measured)
+    monkeypatch.setattr(measured, "measure", lambda: None)
+    monkeypatch.setattr(report, "drawn_dashboard", lambda *_: DASHBOARD)
+    assert compare.main() == bool(complaint)
+    printed = capsys.readouterr()
+    html = (tmp_path / "latest/report.html").read_text()
+    for text in (complaint, table.sentence(measured.results())):
+        assert text in (printed.out + printed.err).replace("\n", " ")
+        assert escape(text) in html
+
+
+def test_one_user_is_named_as_the_likely_cause(measured):
+    measured.windows = rounds([(100, 101)] * 3)
+    for window in measured.windows:
+        window.counters["encoder"].executions = window.counters["encoder"].rows
+    assert "allow_ragged_batch" in measured.results()["complaints"][0]
+    results = measured.results()
+    results["settings"]["users"] = 1
+    assert "use more USERS" in statistics.complaints(results)[0]
+
+
+def test_command_repeats_what_differs_from_the_defaults(dotenv):
+    dotenv.write_text("USERS=64\nTRITON_HTTP_PORT=8010\nROUNDS=5\n")
+    assert report.command(Settings.load()) == "make loadtest USERS=64"
+
+
+def test_no_report_shows_a_secret(dotenv, monkeypatch, tmp_path):
+    """Settings that are not shown hold a secret each, in .env or in the environment."""
+    hidden = settings_module.dotenv_values(EXAMPLE).keys() - set(report.SHOWN_SETTINGS)
+    assert {"HF_TOKEN", "TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD", "TRANSFORMERS", "TORCH_INDEX"} <= hidden
+    numbers = {name for name in hidden if name.endswith("_PORT")}
+    secrets = {name: f"a-secret-in-{name}" for name in hidden - numbers}
+    in_dotenv = sorted(secrets)[::2]
+    dotenv.write_text("".join(f"{name}={secrets[name]}\n" for name in in_dotenv))
+    for name in secrets.keys() - set(in_dotenv):
+        monkeypatch.setenv(name, secrets[name])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-in-the-shell")
+
+    loaded = Settings.load()
+    assert all(loaded[name] == secret for name, secret in secrets.items())
+    loaded |= {"BIND_ADDRESS": "127.0.0.1", "PROMETHEUS_PORT": "9"}
+    done = comparison(loaded, rounds(ROUNDS))
+    dashboard = report.drawn_dashboard(compare.Prometheus(loaded.url("PROMETHEUS_PORT")), done.run, done.windows)
+    folder = report.write(done.results(), done.windows, tmp_path / "reports", dashboard)
+    files = list(folder.iterdir())
+    assert {"report.html", "results.json", "requests.csv"} < {file.name for file in files}
+    for file in files:
+        assert b"a-secret" not in file.read_bytes(), file.name
+    shutil.rmtree(folder)

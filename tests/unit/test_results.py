@@ -1,4 +1,4 @@
-"""Windows in, verdict out."""
+"""The numbers and the verdict, computed from windows."""
 
 import csv
 import json
@@ -6,114 +6,104 @@ import math
 
 import pytest
 
-from loadtest import statistics as results
+from loadtest import statistics, table
+from loadtest.crowd.base import Sample
 from loadtest.switching import MODES
-from loadtest.windows import Counters, Plan, Sample, Window
+from loadtest.windows import Counters, Plan, Window
 from scripts.common.settings import UserError
+from tests.support.windows import rounds, window
 
 
-def window(mode, number, rps, mean_batch=1.0, cpu=0.2, errors=0, seconds=10.0):
-    count = int(rps * seconds)
-    samples = [Sample(i / rps, 1000 / rps, "") for i in range(count)] + [Sample(1.0, 5.0, "500 no")] * errors
-    executions = round(count / mean_batch)
-    counters = {
-        "encoder": Counters(count, count, executions, count * 10**6, count * 5 * 10**6, {int(mean_batch): executions}),
-        "tokenizer": Counters(count, count, count, count * 10**5, count * 10**5, {1: count}),
-    }
-    return Window(number, mode, 0.0, seconds, samples, counters, cpu, 0.0)
-
-
-def rounds(pairs, **kwargs):
-    return [
-        window(mode, n, rps, mean_batch=8 if mode == "dynamic" else 1, **kwargs)
-        for n, pair in enumerate(pairs, 1)
-        for mode, rps in zip(MODES, pair, strict=True)
-    ]
-
-
-def test_the_order_is_abba():
+def test_rounds_are_in_abba_order():
     assert [mode[0] for _, mode in Plan("s", 4, None, 0, 1, None).schedule()] == list("nddnnddn")
 
 
-def test_ratio_and_interval():
-    found = results.verdict(rounds([(100, 150), (100, 160), (100, 140)]), "encoder")
+def test_verdict_has_ratio_and_student_interval():
+    verdict = statistics.verdict(rounds([(100, 150), (100, 160), (100, 140)]), "encoder")
     logs = [math.log(1.5), math.log(1.6), math.log(1.4)]
     mean = sum(logs) / 3
     half = 4.303 * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2) / math.sqrt(3)
-    assert found["throughput_ratio"] == pytest.approx(math.exp(mean))
-    assert found["ci95"] == pytest.approx([math.exp(mean - half), math.exp(mean + half)])
-    assert found["batched"]
-    assert not found["client_bound"]
+    assert verdict["throughput_ratio"] == pytest.approx(math.exp(mean))
+    assert verdict["ci95"] == pytest.approx([math.exp(mean - half), math.exp(mean + half)])
+    assert verdict["batched"]
+    assert not verdict["client_bound"]
 
 
-def test_the_ratio_is_the_quotient_of_the_table():
+@pytest.mark.parametrize(
+    ("interval", "outcome"),
+    [
+        ([1.2, 1.8], "faster"),
+        ([0.6, 0.9], "slower"),
+        ([0.73, 5.48], "not proven"),
+        ([1.0, 1.4], "not proven"),
+        (None, "not proven"),
+    ],
+)
+def test_outcome_is_proven_only_by_an_interval_without_1(interval, outcome):
+    assert statistics.outcome(interval) == outcome
+
+
+def test_ratio_is_the_quotient_of_the_modes():
     windows = rounds([(100, 150), (80, 160), (120, 140)])
-    by_mode = {mode: results.summary([w for w in windows if w.mode == mode], "encoder") for mode in MODES}
+    by_mode = {mode: statistics.summary([w for w in windows if w.mode == mode], "encoder") for mode in MODES}
     quotient = by_mode["dynamic"]["throughput_rps"] / by_mode["none"]["throughput_rps"]
-    assert results.verdict(windows, "encoder")["throughput_ratio"] == pytest.approx(quotient)
+    assert statistics.verdict(windows, "encoder")["throughput_ratio"] == pytest.approx(quotient)
 
 
-def test_the_heaviest_model_decides():
-    assert results.heaviest(rounds([(100, 150)])) == "encoder"
+def test_heaviest_is_the_model_that_computes_the_most():
+    assert statistics.heaviest(rounds([(100, 150)])) == "encoder"
 
 
-def test_only_whole_rounds_are_paired():
+def test_incomplete_rounds_are_not_paired():
     windows = [*rounds([(100, 150), (100, 150)]), window("none", 3, 100)]
-    assert [none.round for none, _ in results.paired(windows)] == [1, 2]
+    assert [none.round for none, _ in statistics.paired(windows)] == [1, 2]
 
 
-def test_batching_that_did_not_happen_is_said():
+def test_missing_batches_are_an_error():
     windows = [window("none", 1, 100), window("dynamic", 1, 100, mean_batch=1)]
-    assert "'encoder' ran only 1.00" in results.unproven(windows, "encoder")
+    assert "'encoder' ran only 1.00" in statistics.batching_error(windows, "encoder")
 
 
-def test_batching_that_happened_though_off_is_said():
+def test_batches_while_batching_is_off_are_an_error():
     windows = [window("none", 1, 100, mean_batch=2), window("dynamic", 1, 100, mean_batch=8)]
-    assert "something else was using the server" in results.unproven(windows, "encoder")
-    assert not results.verdict(windows, "encoder")["batched"]
+    assert "something else was using the server" in statistics.batching_error(windows, "encoder")
+    assert not statistics.verdict(windows, "encoder")["batched"]
 
 
-def test_failures_do_not_count_as_throughput():
+def test_failed_requests_do_not_count_as_throughput():
     windows = rounds([(100, 150)], errors=7)
-    found = results.summary([windows[0]], "encoder")
-    assert found["failures"] == 7
-    assert found["throughput_rps"] == pytest.approx(100)
+    summary = statistics.summary([windows[0]], "encoder")
+    assert summary["failures"] == 7
+    assert summary["throughput_rps"] == pytest.approx(100)
 
 
-def test_a_busy_client_is_said():
-    assert results.verdict(rounds([(100, 150), (100, 150)], cpu=0.97), "encoder")["client_bound"]
+def test_busy_client_is_client_bound():
+    assert statistics.verdict(rounds([(100, 150), (100, 150)], cpu=0.97), "encoder")["client_bound"]
 
 
-def test_a_server_that_restarted_is_said():
+def test_counters_that_fall_raise_an_error():
     before, after = Counters(9, 9, 9, 0, 0), Counters(2, 2, 2, 0, 0)
     with pytest.raises(UserError, match="restarted"):
         after.since(before)
 
 
-def test_student_t_never_ends_too_narrow():
-    assert results.t95(1) == 12.706
-    assert results.t95(500) == results.t95(30) == 2.042
+def test_student_t_is_never_too_narrow():
+    assert statistics.t95(1) == 12.706
+    assert statistics.t95(500) == statistics.t95(30) == 2.042
 
 
-def test_a_window_without_one_sound_answer():
-    dead = window("none", 2, 100)
-    dead.samples[:] = [Sample(s.at, s.latency_ms, "500 no") for s in dead.samples]
-    record = results.window_record(dead, "encoder")
+def test_window_of_failures_only_has_no_latencies():
+    failed = window("none", 2, 100)
+    failed.samples[:] = [Sample(s.at, s.latency_ms, "500 no") for s in failed.samples]
+    record = statistics.window_record(failed, "encoder")
     assert (record["throughput_rps"], record["p95_ms"], record["failures"]) == (0.0, None, 1000)
-    assert results.window_line(dead).split()[2:4] == ["0.0", "-"]
-    assert len(results.paired([*rounds([(100, 150)]), dead, window("dynamic", 2, 150)])) == 1
+    assert table.window_line(failed).split()[2:4] == ["0.0", "-"]
+    assert len(statistics.paired([*rounds([(100, 150)]), failed, window("dynamic", 2, 150)])) == 1
 
 
-def test_everything_is_json_and_csv(tmp_path):
-    windows = rounds([(100, 150), (100, 150)])
-    json.dumps([results.window_record(w, "encoder") for w in windows], allow_nan=False)
-    results.write_csv(windows, tmp_path / "requests.csv")
+def test_records_are_valid_json_and_csv_has_every_request(tmp_path):
+    windows: list[Window] = rounds([(100, 150), (100, 150)])
+    json.dumps([statistics.window_record(w, "encoder") for w in windows], allow_nan=False)
+    statistics.write_csv(windows, tmp_path / "requests.csv")
     with (tmp_path / "requests.csv").open() as file:
         assert sum(1 for _ in csv.DictReader(file)) == sum(len(w.samples) for w in windows)
-
-
-@pytest.mark.parametrize(("answered", "said"), [(1000, False), (1300, False), (1500, True)])
-def test_foreign_load_is_said(answered, said):
-    """Triton counts from a moment before the window to a moment after."""
-    windows = [{"answered_by_triton": answered, "requests": 1000}] * 2
-    assert bool(results.foreign({"windows": windows, "settings": {"users": 32}})) is said

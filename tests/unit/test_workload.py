@@ -11,14 +11,15 @@ from PIL import Image
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
 from loadtest import examples
+from loadtest.encoding import grpc_request, http_request
 from loadtest.examples import Examples
 from loadtest.users import Job, Traffic
-from loadtest.workload import WORKLOADS, Workload, grpc_request, http_request
+from loadtest.workload import WORKLOADS, Workload
 from scripts.common.settings import Settings, UserError
 
 
 def test_the_corpus_is_varied():
-    texts = WORKLOADS["mixed"].texts
+    texts = WORKLOADS["mixed"].corpus.texts
     words = [len(text.split()) for text in texts]
     assert len(texts) >= 200
     assert len(set(texts)) == len(texts)
@@ -30,7 +31,7 @@ def test_the_corpus_is_varied():
 
 
 def test_the_published_texts():
-    korean, short, long = WORKLOADS["published"].texts
+    korean, short, long = WORKLOADS["published"].corpus.texts
     assert any("HANGUL" in unicodedata.name(c) for c in korean)
     assert (len(short.split()), len(long.split())) == (12, 35)
 
@@ -52,26 +53,26 @@ def test_a_text_is_sent_as_tritonclient_sends_it(row):
     theirs, length = InferenceServerClient.generate_request_body(
         [tensor], outputs=[InferRequestedOutput("output__0", binary_data=True)]
     )
-    ours = http_request(Examples.wanted(TEXT, TEXTS).requests[row])
+    ours = http_request(Examples.from_config(TEXT, TEXTS).requests[row])
     assert ours.body[ours.header_length :] == theirs[length:]
     assert json.loads(ours.body[: ours.header_length])["inputs"] == json.loads(theirs[:length])["inputs"]
 
 
 def test_the_grpc_request_carries_the_text():
-    request = grpc_request("embedding", Examples.wanted(TEXT, ["한국"]).requests[0])
+    request = grpc_request("embedding", Examples.from_config(TEXT, ["한국"]).requests[0])
     assert request.raw_input_contents[0][4:].decode() == "한국"
     assert list(request.inputs[0].shape) == [1, 1]
 
 
 def test_a_model_without_a_batch_dimension():
     prompt = config(("prompt", "TYPE_STRING", ["1"]), ("seed", "TYPE_INT64", ["1"], True), max_batch_size=0)
-    ((tensor,),) = Examples.wanted(prompt, ["hello"]).requests
+    ((tensor,),) = Examples.from_config(prompt, ["hello"]).requests
     assert (tensor.name, tensor.shape, tensor.data[4:]) == ("prompt", [1], b"hello")
 
 
 def test_two_texts_that_belong_together():
     both = config(("question", "TYPE_STRING", ["1"]), ("context", "TYPE_STRING", ["1"]))
-    found = Examples.wanted(both, ["a", "b", "c"])
+    found = Examples.from_config(both, ["a", "b", "c"])
     assert [[t.name for t in request] for request in found.requests] == [["question", "context"]] * 3
     assert [[t.data[4:] for t in request] for request in found.requests] == [
         [b"a", b"b"],
@@ -88,9 +89,9 @@ IMAGE, FILE = ("image", "TYPE_FP32", ["-1", "-1", "3"], True), ("image_bytes", "
 
 
 def test_pictures_of_many_sizes_the_same_in_every_run():
-    found = Examples.wanted(config(IMAGE, FILE), TEXTS)
-    assert found.noun == "pictures"
-    assert found.sha256 == Examples.wanted(config(IMAGE, FILE), TEXTS).sha256
+    found = Examples.from_config(config(IMAGE, FILE), TEXTS)
+    assert found.noun == "images"
+    assert found.sha256 == Examples.from_config(config(IMAGE, FILE), TEXTS).sha256
     files = [tensor.data[4:] for (tensor,) in found.requests]
     assert len(set(files)) == len(files) >= 24
     sizes = [Image.open(io.BytesIO(file), formats=["JPEG"]).size for file in files]
@@ -101,8 +102,8 @@ def test_pictures_of_many_sizes_the_same_in_every_run():
 
 
 def test_pixels_where_files_are_not_taken():
-    found = Examples.wanted(config(IMAGE), TEXTS)
-    assert found.noun == "pictures"
+    found = Examples.from_config(config(IMAGE), TEXTS)
+    assert found.noun == "images"
     for (tensor,) in found.requests:
         pixels = np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
         assert tensor.shape[0] == 1
@@ -113,19 +114,19 @@ def test_pixels_where_files_are_not_taken():
 def test_a_text_has_the_mask_that_the_model_fills_in(monkeypatch):
     tokenizer = TEXT | {"parameters": {"exactly_one": {"string_value": "<mask>"}}}
     monkeypatch.setattr(examples, "composing", lambda triton, system: {system: TEXT, "tokenizer": tokenizer})
-    ((tensor,),) = Examples.of(Settings.load(), ["hello"]).requests
+    ((tensor,),) = Examples.from_server(Settings.load(), ["hello"]).requests
     assert tensor.data[4:] == b"<mask> hello"
 
 
 def test_a_model_that_wants_something_else():
-    with pytest.raises(UserError, match="SYSTEM=m takes input_ids: only texts and pictures"):
-        Examples.wanted(config(("input_ids", "TYPE_INT64", ["-1"])), TEXTS)
-    with pytest.raises(UserError, match="SYSTEM=m takes seed: only texts and pictures"):
-        Examples.wanted(config(("seed", "TYPE_INT64", ["1"], True)), TEXTS)
+    with pytest.raises(UserError, match="SYSTEM=m takes input_ids: load tests send only texts and images"):
+        Examples.from_config(config(("input_ids", "TYPE_INT64", ["-1"])), TEXTS)
+    with pytest.raises(UserError, match="SYSTEM=m takes seed: load tests send only texts and images"):
+        Examples.from_config(config(("seed", "TYPE_INT64", ["1"], True)), TEXTS)
 
 
 def job(seed):
-    return Job("http", "http://127.0.0.1:1", "embedding", Examples.wanted(TEXT, TEXTS).requests, (0.0, 0.0), seed)
+    return Job("http", "http://127.0.0.1:1", "embedding", Examples.from_config(TEXT, TEXTS).requests, (0.0, 0.0), seed)
 
 
 def test_the_same_seed_sends_the_same_texts():
@@ -148,10 +149,10 @@ def test_users_of_workers_have_the_streams_that_they_have_in_one_process():
 
 def test_settings_override_the_workload(monkeypatch):
     base = Settings.load() | {"WORKLOAD": "published", "USERS": "", "WAIT": "", "MAX_BATCH": ""}
-    published = Workload.of(Settings(base))
+    published = Workload.from_settings(Settings(base))
     assert (published.users, published.spawn_rate, published.wait, published.max_batch) == (300, 3, (0.1, 0.4), 8)
-    changed = Workload.of(Settings(base | {"USERS": "5", "WAIT": "0.5", "MAX_BATCH": "2"}))
+    changed = Workload.from_settings(Settings(base | {"USERS": "5", "WAIT": "0.5", "MAX_BATCH": "2"}))
     assert (changed.users, changed.wait, changed.max_batch) == (5, (0.5, 0.5), 2)
     for wrong in ("a", "1,2,3", "2,1", "-1"):
         with pytest.raises(UserError, match="WAIT="):
-            Workload.of(Settings(base | {"WAIT": wrong}))
+            Workload.from_settings(Settings(base | {"WAIT": wrong}))

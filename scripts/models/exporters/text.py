@@ -17,7 +17,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from scripts.common.settings import ROOT, UserError
+from scripts.common.corpus import MIXED
+from scripts.common.settings import UserError
 from scripts.models.catalogue import Order
 from scripts.models.exporters import text_configs
 from scripts.models.exporters.config_writer import write_config
@@ -335,7 +336,7 @@ def parity_texts(model: TextModel) -> list:
 
 def example_texts(max_length: int) -> list[str]:
     """Some of the committed ones, and what they leave out: nothing, one token, what just fits, one more, too much."""
-    texts = (ROOT / "loadtest/texts.txt").read_text().splitlines()
+    texts = MIXED.texts
     edges = ["", " ", "a", "?", "word " * (max_length - 2), "word " * (max_length - 1), " ".join(texts[:40])]
     return [*texts[:: len(texts) // PARITY_TEXTS], *edges, "漢" * 2 * max_length]
 

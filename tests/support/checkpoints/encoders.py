@@ -9,7 +9,7 @@ import torch
 import transformers
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
-from scripts.common.settings import ROOT
+from scripts.common.corpus import MIXED
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 POSITIONS = 64
@@ -70,20 +70,16 @@ def labels(names: list[str]) -> dict:
     return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
 
 
-def lines() -> list[str]:
-    return (ROOT / "loadtest/texts.txt").read_text().splitlines()
-
-
 def wordpiece(kind=transformers.BertTokenizerFast):
     trained = BertWordPieceTokenizer()
-    trained.train_from_iterator(lines(), vocab_size=600, show_progress=False)
+    trained.train_from_iterator(MIXED.texts, vocab_size=600, show_progress=False)
     return of_files(trained, kind)
 
 
 def byte_level():
     trained = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    trained.train_from_iterator(lines(), vocab_size=600, special_tokens=special, show_progress=False)
+    trained.train_from_iterator(MIXED.texts, vocab_size=600, special_tokens=special, show_progress=False)
     return of_files(trained, transformers.RobertaTokenizerFast)
 
 
