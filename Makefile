@@ -46,7 +46,7 @@ $(venv)/.installed-oci: $(tools)
 
 # `down`, `status`, `logs` and `clean` must not trigger an install. Without any package, no runtime is worked out either.
 is_installed = $(and $(wildcard $(tools)),$(wildcard $(installed)))
-if_installed = $(if $(is_installed),$(stack) $(1),echo "not running: nothing is installed here yet (make up)")
+if_installed = $(if $(is_installed),$(stack) $(1),echo "not running: 'make up' starts the stack")
 
 ##@ The stack
 
@@ -146,7 +146,7 @@ test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow 
 	@$(assemble_embedding)
 	@$(pytest) tests/stack
 
-test-docker: $(all) ## Tests on a real Docker engine: the images, the composed stack (30 minutes the first time)
+test-docker: $(all) ## Tests on a real Docker engine; if none answers, asks to install Docker system-wide, and stops it afterwards: INSTALL_DOCKER=1
 	@tests/docker/run.sh
 
 dashboards-json: $(all) ## Write the dashboards of scripts/dashboards for Grafana

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds STAND-INS for the images of versions.env that cannot be pulled here, from Debian packages, under the names of
-# what they stand for. Each says so in its label; an image without that label is a real
-# one and is never touched. Run again, it rebuilds what changed below stand-ins/.
+# Pulls the images of versions.env. For those that cannot be pulled here it builds STAND-INS from Debian packages, under the
+# same names. The label of a stand-in says so; an image without that label is a real one and is never touched. A second
+# run rebuilds what changed in stand-ins/.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/docker/common.sh
@@ -13,14 +13,14 @@ export DOCKER_BUILDKIT=1
 label=org.opencontainers.image.description
 made_by="made by tests/docker/base-images.sh"
 
-is_there() { docker image inspect "$1" >/dev/null 2>&1; }
-is_real() { is_there "$1" && [[ $(docker image inspect -f "{{json .Config.Labels}}" "$1") != *"$made_by"* ]]; }
+exists() { docker image inspect "$1" >/dev/null 2>&1; }
+is_real() { exists "$1" && [[ $(docker image inspect -f "{{json .Config.Labels}}" "$1") != *"$made_by"* ]]; }
 
-# Where a registry is reached, the real one.
-pull() { is_there "$1" || timeout 300 docker pull --quiet "$1" >/dev/null 2>&1 || true; }
+# The registry, if it answers, has the real image.
+pull() { exists "$1" || timeout 300 docker pull --quiet "$1" >/dev/null 2>&1 || true; }
 
-# As the official slim image: debootstrap's smallest variant, without documentation, and these settings for apt.
-settle_debian() {
+# Trim debootstrap's smallest variant as the official slim image does: no documentation, and these settings for apt.
+trim_debian() {
   local root=$1
   cat >"$root/etc/dpkg/dpkg.cfg.d/docker" <<-'SETTINGS'
 		force-unsafe-io
@@ -42,7 +42,7 @@ settle_debian() {
   find "$root/usr/share/doc" -type f ! -name copyright -delete
   rm -rf "$root"/usr/share/{info,locale,man}/* "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/*.bin \
     "$root"/var/cache/apt/archives/*.deb "$root"/var/log/{apt,*.log}
-  # A company's own root certificates, without which nothing inside reaches a package index through its proxy.
+  # Behind a company's proxy, builds reach a package index only with the company's root certificates.
   if compgen -G '/usr/local/share/ca-certificates/*.crt' >/dev/null; then
     cp /usr/local/share/ca-certificates/*.crt "$root/usr/local/share/ca-certificates/"
     quietly chroot "$root" update-ca-certificates
@@ -50,8 +50,8 @@ settle_debian() {
 }
 
 debian() {
-  is_there "$DEBIAN_IMAGE" && return
-  # The images want Python 3.11, which is Debian 12's.
+  exists "$DEBIAN_IMAGE" && return
+  # The images need Python 3.11, which Debian 12 has.
   [[ ${DEBIAN_IMAGE##*:} == 12* ]] || die "$DEBIAN_IMAGE cannot be pulled, and its stand-in is always Debian 12."
   can_install || die "$DEBIAN_IMAGE is missing, and only root on a Debian with apt can make its stand-in."
   command -v debootstrap >/dev/null || install_packages debootstrap || die "debootstrap could not be installed."
@@ -59,16 +59,16 @@ debian() {
   work=$(mktemp -d)
   # An interrupted debootstrap leaves /proc mounted inside.
   trap 'umount "$work/proc" 2>/dev/null || true; rm -rf --one-file-system "$work"' EXIT
-  chmod 755 "$work" # it becomes the image's /
+  chmod 755 "$work" # the image's /
   quietly debootstrap --variant=minbase --include=ca-certificates bookworm "$work" "$(debian_mirror)" ||
-    die "debootstrap failed; what it said is above."
-  settle_debian "$work"
+    die "debootstrap failed; its message is above."
+  trim_debian "$work"
   tar -C "$work" --numeric-owner -c . |
     docker import --change "LABEL $label=\"stand-in for Debian slim, $made_by\"" --change 'CMD ["bash"]' \
       - "$DEBIAN_IMAGE" >/dev/null
 }
 
-stand_in() { # name, image, what it stands for
+stand_in() { # name, image, real software
   is_real "$2" && return
   docker build --quiet --tag "$2" --file "$here/stand-ins/$1/Dockerfile" --build-arg "DEBIAN_IMAGE=$DEBIAN_IMAGE" \
     --label "$label=stand-in for $3, $made_by" "$here/stand-ins/$1" >/dev/null ||
@@ -76,7 +76,7 @@ stand_in() { # name, image, what it stands for
 }
 
 docker info >/dev/null 2>&1 || die "No Docker engine answers; tests/docker/engine.sh starts one."
-# Not NVIDIA's: 15 GB, and a GPU to use them.
+# NVIDIA's images are not pulled: 15 GB, of no use without a GPU.
 for image in "$DEBIAN_IMAGE" "$PROMETHEUS_IMAGE" "$GRAFANA_IMAGE"; do pull "$image"; done
 debian
 stand_in prometheus "$PROMETHEUS_IMAGE" "Prometheus (Debian's package, an older release)"

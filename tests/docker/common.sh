@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What engine.sh and base-images.sh share.
+# Functions that the scripts beside this file share.
 
-# shellcheck disable=SC2034  # used by those who source this
+# shellcheck disable=SC2034  # the scripts that source this file use it
 state=${DOCKER_STATE:-/var/tmp/triton-transformers-docker}
 
 die() {
@@ -9,7 +9,9 @@ die() {
   exit 1
 }
 
-# The mirror this machine already uses: it may reach no other.
+engine_answers() { timeout 10 docker info >/dev/null 2>&1; }
+
+# The mirror of this machine's apt, because the machine may reach no other.
 debian_mirror() {
   awk '$1 == "URIs:" { print $2; exit }' /etc/apt/sources.list.d/debian.sources
 }
@@ -18,11 +20,11 @@ can_install() {
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -n "$(debian_mirror 2>/dev/null)" ]
 }
 
-# Quiet when it works, everything when it does not.
+# Print a command's output only if the command fails.
 quietly() {
-  local said
-  said=$("$@" 2>&1) || {
-    echo "$said" >&2
+  local output
+  output=$("$@" 2>&1) || {
+    echo "$output" >&2
     return 1
   }
 }

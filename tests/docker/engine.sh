@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Makes sure that a Docker engine, compose v2 and buildx answer: does nothing where they do, installs and starts them
-# on a Debian without any (a CI machine). The engine stays up; its log is ${DOCKER_STATE}/dockerd.log.
+# Makes sure that a Docker engine, compose v2 and buildx answer: does nothing if they do, else installs and starts them
+# (on Debian, as root). The engine stays up until stop-engine.sh stops it; its log is ${DOCKER_STATE}/dockerd.log.
 set -euo pipefail
 # shellcheck source=tests/docker/common.sh
 . "$(dirname "$0")/common.sh"
 
-engine_answers() { timeout 10 docker info >/dev/null 2>&1; }
 plugins_answer() { docker compose version >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1; }
 
 install_engine() {
-  command -v dockerd >/dev/null && command -v iptables >/dev/null || install_packages docker.io iptables ||
-    die "docker.io could not be installed; what apt said is above."
+  ! command -v dockerd >/dev/null || ! command -v iptables >/dev/null || return 0
+  install_packages docker.io iptables || die "docker.io could not be installed; apt's message is above."
+  # The package starts the engine and has it start at each boot. start_engine starts one that can be stopped.
+  if [[ -d /run/systemd/system ]]; then quietly systemctl disable --now docker.service docker.socket; fi
 }
 
 start_engine() {
   local log=$state/dockerd.log settings=()
-  # Build cache is kept without end where nobody says otherwise, and fills the disk.
+  # Without a limit, the build cache fills the disk.
   if ! [ -e /etc/docker/daemon.json ]; then
     echo '{"builder": {"gc": {"enabled": true, "defaultKeepStorage": "12GB"}}}' >"$state/daemon.json"
     settings=(--config-file "$state/daemon.json")
@@ -23,17 +24,18 @@ start_engine() {
   for _ in {1..60}; do
     engine_answers && return
     if ! pidof dockerd >/dev/null; then
-      # A killed engine leaves its pid file, and the next one believes it while that number is anybody's.
+      # A killed engine leaves its pid file, and the next engine refuses to start if any process has that number.
       rm -f /var/run/docker.pid
       # In a session of its own, to outlive the caller's terminal; without our lock, which it would hold for good.
       setsid nohup dockerd "${settings[@]}" >>"$log" 2>&1 </dev/null 9>&- &
+      echo $! >"$state/dockerd.pid"
     fi
     sleep 0.5
   done
-  die "dockerd did not come up within 30 s; see $log."
+  die "dockerd did not answer within 30 s; see $log."
 }
 
-# bookworm has neither plugin. trixie's are static programs: taken from its packages, without adding trixie to the
+# bookworm has neither plugin. trixie's are static programs: unpack them from its packages, without adding trixie to the
 # system's apt.
 install_plugins() {
   local work=$state/trixie plugins=${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins
@@ -46,7 +48,7 @@ install_plugins() {
   (
     cd "$work" && quietly apt-get "${private[@]}" update &&
       quietly apt-get "${private[@]}" download docker-compose docker-buildx
-  ) || die "compose and buildx could not be downloaded from Debian trixie; what apt said is above."
+  ) || die "compose and buildx could not be downloaded from Debian trixie; apt's message is above."
   for package in "$work"/*.deb; do dpkg -x "$package" "$work/unpacked"; done
   install "$work"/unpacked/usr/libexec/docker/cli-plugins/* "$plugins"
   rm -rf "$work"
@@ -57,7 +59,7 @@ can_install || die "No Docker engine with compose v2 and buildx answers, and onl
 
 mkdir -p "$state"
 exec 9>"$state/lock"
-# Two at once would fight over apt and the pid file. An apt that outlives its killed run holds on to the lock, too.
+# Two runs at once would fight over apt and the pid file. The apt of a killed run holds this lock, too.
 flock 9
 engine_answers || { install_engine && start_engine; }
 plugins_answer || install_plugins

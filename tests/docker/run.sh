@@ -1,14 +1,28 @@
 #!/usr/bin/env bash
-# make test-docker: on a real engine, which it installs and starts where there is none and it may.
+# make test-docker: tests on a real Docker engine. If none answers, installs and starts one, with consent, and stops it
+# at the end, so that `make up` does not choose Docker afterwards because of a test.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+# shellcheck source=tests/docker/common.sh
+. tests/docker/common.sh
 
-tests/docker/engine.sh || {
-  echo "make test-docker ran nothing: there is no Docker engine here" >&2
-  exit 1
+# CI=true or INSTALL_DOCKER=1, or yes on a terminal.
+consent() {
+  local answer=n
+  if [[ ${CI:-} == true || ${INSTALL_DOCKER:-} == 1 ]]; then return; fi
+  if [[ -t 0 ]]; then
+    read -rp "No Docker engine answers. Install Docker on this machine (apt, as root) and start it for the tests? [y/N] " answer
+  fi
+  [[ $answer == [yY]* ]]
 }
+
+if ! engine_answers; then
+  consent || die "No Docker engine answers. Start it, or let the tests install Docker and start it: make test-docker INSTALL_DOCKER=1"
+  trap tests/docker/stop-engine.sh EXIT
+fi
+tests/docker/engine.sh
 tests/docker/base-images.sh
-# Of earlier runs: images whose names are those of newer ones now.
+# Remove images of earlier runs that newer ones of the same name replaced.
 for title in triton-transformers{,-exporter,-loadtest}; do
   docker image prune --force --filter "label=org.opencontainers.image.title=$title" >/dev/null
 done

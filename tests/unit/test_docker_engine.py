@@ -1,0 +1,109 @@
+"""make test-docker: it installs and starts an engine only with consent, and stops only what it started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scripts.common.settings import ROOT
+
+SCRIPTS = ("run.sh", "common.sh", "stop-engine.sh")
+# A stand-in for each program that run.sh calls. The engine is a `sleep` of that name; $ENGINE exists while it answers.
+STAND_INS = {
+    "bin/docker": '[ -e "$ENGINE" ]',
+    "tests/docker/engine.sh": """
+        mkdir -p "$DOCKER_STATE"; touch "$ENGINE"
+        cp "$(command -v sleep)" "$DOCKER_STATE/dockerd"
+        setsid "$DOCKER_STATE/dockerd" 120 >/dev/null 2>&1 </dev/null &
+        echo $! >"$DOCKER_STATE/dockerd.pid" """,
+    "tests/docker/base-images.sh": "true",
+    ".venv/bin/python": 'echo "$@"; exit "${TESTS_FAIL:-0}"',
+}
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    for name, script in STAND_INS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    for name in SCRIPTS:
+        shutil.copy(ROOT / "tests/docker" / name, tmp_path / "tests/docker")
+    return tmp_path
+
+
+def run(checkout: Path, stdin: int = subprocess.DEVNULL, **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("CI", "INSTALL_DOCKER")} | {
+        "PATH": f"{checkout}/bin:{os.environ['PATH']}",
+        "DOCKER_STATE": str(checkout / "state"),
+        "ENGINE": str(checkout / "answers"),
+    }
+    return subprocess.run(
+        [checkout / "tests/docker/run.sh"],
+        env=environment | settings,
+        stdin=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def engines(checkout: Path) -> list[psutil.Process]:
+    program = str(checkout / "state/dockerd")
+    return [p for p in psutil.process_iter(["cmdline", "status"]) if (p.info["cmdline"] or [""])[0] == program]
+
+
+def test_without_consent_nothing_is_installed(checkout):
+    done = run(checkout)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "No Docker engine answers. Start it, or let the tests install Docker and start it: "
+        "make test-docker INSTALL_DOCKER=1\n"
+    )
+    assert done.stdout == ""
+    assert not (checkout / "state").exists()
+
+
+@pytest.mark.parametrize("settings", [{"CI": "true"}, {"INSTALL_DOCKER": "1"}, {"CI": "true", "TESTS_FAIL": "3"}])
+def test_started_engine_is_stopped_at_the_end(checkout, settings):
+    done = run(checkout, **settings)
+    assert done.returncode == int(settings.get("TESTS_FAIL", "0")), done.stderr
+    assert done.stdout == "-m pytest tests/docker\n"
+    assert engines(checkout) == []
+    assert not (checkout / "state/dockerd.pid").exists()
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
+def test_terminal_is_asked(checkout, answer, code):
+    master, terminal = os.openpty()
+    os.write(master, answer.encode())
+    done = run(checkout, stdin=terminal)
+    os.close(master)
+    os.close(terminal)
+    assert done.returncode == code
+    assert "Install Docker on this machine (apt, as root) and start it for the tests? [y/N]" in done.stderr
+    assert ("pytest" in done.stdout) == (code == 0)
+
+
+def test_engine_that_ran_before_goes_on(checkout):
+    (checkout / "state").mkdir()
+    (checkout / "answers").touch()
+    shutil.copy(shutil.which("sleep"), checkout / "state/dockerd")
+    (checkout / "tests/docker/engine.sh").write_text("#!/bin/bash\n")
+    with subprocess.Popen([checkout / "state/dockerd", "120"]) as engine:
+        (checkout / "state/dockerd.pid").write_text(f"{engine.pid}\n")
+        assert run(checkout).returncode == 0
+        assert engine.poll() is None
+        engine.kill()
+
+
+def test_help_says_what_it_installs():
+    text = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    (line,) = [line for line in text.splitlines() if line.startswith("  make test-docker ")]
+    assert "install Docker system-wide" in line
+    assert "stops it" in line
