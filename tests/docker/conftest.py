@@ -1,4 +1,4 @@
-"""A composed stack of the tests' own: the real compose file and images, a project name and ports of its own."""
+"""A composed stack of the tests' own: the real compose file and images, with its own project name and ports."""
 
 from __future__ import annotations
 
@@ -26,29 +26,34 @@ def docker(*arguments: str, timeout: float = 60) -> str:
     ).stdout.strip()
 
 
+def run_in(image: str, command: str) -> str:
+    """Return the output of a command in a container without a network."""
+    return docker("run", "--rm", "--network", "none", "--entrypoint", "bash", image, "-c", command)
+
+
 @dataclass
 class DockerTestStack(TestStack):
+    """A stack of containers."""
+
     __test__ = False
     project: str = field(default_factory=lambda: f"test-{uuid.uuid4().hex[:8]}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.environment |= {
-            "RUNTIME": "docker",
-            "COMPOSE_PROJECT_NAME": self.project,
-        }
+        self.environment |= {"RUNTIME": "docker", "COMPOSE_PROJECT_NAME": self.project}
 
     @property
     def log(self) -> str:
         return self.make("logs").stdout
 
+    @property
+    def label(self) -> str:
+        return f"label=com.docker.compose.project={self.project}"
+
     def container(self, service: str) -> str:
-        """The id of the service's newest container."""
-        label = f"label=com.docker.compose.project={self.project}"
-        found = docker(
-            "ps", "--all", "--quiet", "--filter", label, "--filter", f"label=com.docker.compose.service={service}"
-        )
-        return found.splitlines()[0]
+        """Return the id of the service's newest container."""
+        of_service = f"label=com.docker.compose.service={service}"
+        return docker("ps", "--all", "--quiet", "--filter", self.label, "--filter", of_service).splitlines()[0]
 
     def inspect(self, service: str) -> dict:
         return json.loads(docker("inspect", self.container(service)))[0]
@@ -57,7 +62,7 @@ class DockerTestStack(TestStack):
         return docker("exec", self.container(service), *command)
 
     def kill_inside(self, service: str, pattern: str) -> None:
-        """The pattern must not match itself: [x]yz."""
+        """Kill the processes whose command line matches; write the pattern as [x]yz, or it matches this command."""
         command = f"kill -9 $(grep --text --files-with-matches '{pattern}' /proc/[0-9]*/cmdline | cut -d/ -f3)"
         self.inside(service, "bash", "-c", command)
 
@@ -65,30 +70,30 @@ class DockerTestStack(TestStack):
         return self.inspect(service)["State"].get("Health", {}).get("Status") == "healthy"
 
     def compose(self, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
-        """Compose with the settings filled in, as `make` calls it."""
-        filled = Compose(Settings(Settings.load() | self.environment | settings))
+        """Call compose as `make` does."""
+        compose = Compose(Settings(Settings.load() | self.environment | settings))
         return subprocess.run(
-            filled.command(*arguments), env=filled.environment, capture_output=True, text=True, timeout=900
+            compose.command(*arguments), env=compose.environment, capture_output=True, text=True, timeout=900
         )
 
     def destroy(self) -> None:
-        label = f"label=com.docker.compose.project={self.project}"
-        if containers := docker("ps", "--all", "--quiet", "--filter", label).split():
+        if containers := docker("ps", "--all", "--quiet", "--filter", self.label).split():
             docker("rm", "--force", "--volumes", *containers)
         for kind in ("network", "volume"):
-            if left := docker(kind, "ls", "--quiet", "--filter", label).split():
-                docker(kind, "rm", *left)
+            if leftovers := docker(kind, "ls", "--quiet", "--filter", self.label).split():
+                docker(kind, "rm", *leftovers)
         shutil.rmtree(self.folder)
 
 
 @pytest.fixture(scope="session")
 def new_stack() -> Iterator:
+    """Return what makes stacks, whose builds use the packages that this machine's pip uses."""
     with tempfile.TemporaryDirectory() as folder, pip_configuration(Path(folder) / "pip.conf") as configuration:
 
         def make() -> DockerTestStack:
             stack = DockerTestStack(Path(tempfile.mkdtemp(prefix="stack-")))
             stack.environment["BUILD_PIP_CONF"] = str(configuration)
-            # The mirror has PyTorch's CPU build; as an index it has nothing, and says so at once.
+            # The mirror holds PyTorch's CPU build as a file. As an index it is empty, and answers that at once.
             if mirrors := re.findall(r"http://\S+", configuration.read_text()):
                 stack.environment["TORCH_INDEX"] = mirrors[0]
             return stack
@@ -99,5 +104,5 @@ def new_stack() -> Iterator:
 
 @pytest.fixture(scope="session")
 def stack(new_stack) -> DockerTestStack:
-    """Built, assembled by the exporter, and up."""
+    """Return a stack that was built, whose models the exporter assembled, and that is up."""
     return brought_up(new_stack(), timeout=1500)

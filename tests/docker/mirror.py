@@ -1,4 +1,4 @@
-"""What a company hands to its builds: a pip configuration, so that pip in a build finds what this machine's finds."""
+"""Give builds the packages that this machine's pip finds, through a pip configuration as companies use it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import psutil
 PORT = 8470
 
 
-def setting(name: str) -> list[str]:
-    """Of this machine's pip; empty where it has none."""
+def pip_setting(name: str) -> list[str]:
+    """Return the words of a setting of this machine's pip; none if it is not set."""
     command = [sys.executable, "-m", "pip", "config", "get", f"global.{name}"]
     return subprocess.run(command, capture_output=True, text=True).stdout.split()
 
 
 def gateway() -> str:
-    """This machine's address on Docker's bridge: builds reach it, and nobody beyond does."""
-    # Read from the interface: an engine 20.10 does not name the gateway until it was restarted once.
+    """Return this machine's address on Docker's bridge; builds reach it, other machines do not."""
+    # Read it from the interface, because engine 20.10 does not name the gateway before its first restart.
     name = '{{index .Options "com.docker.network.bridge.name"}}'
     command = ["docker", "network", "inspect", "bridge", "--format", name]
     bridge = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return next(each.address for each in psutil.net_if_addrs()[bridge] if each.family == AF_INET)
+    return next(address.address for address in psutil.net_if_addrs()[bridge] if address.family == AF_INET)
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
@@ -41,7 +41,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 def served(folder: Path) -> Iterator[str]:
     handler = partial(QuietHandler, directory=folder)
     try:
-        # The address is part of what layers are cached by: the same one every time, where it can be.
+        # Docker caches layers by this address, too, so use the same port each time if it is free.
         server = ThreadingHTTPServer((gateway(), PORT), handler)
     except OSError:
         server = ThreadingHTTPServer((gateway(), 0), handler)
@@ -55,12 +55,13 @@ def served(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def pip_configuration(path: Path) -> Iterator[Path]:
-    """Written to `path`, for a build's `--secret id=pip_conf,src=`; its addresses answer while the context lasts."""
+    """Write the configuration, for a build's `--secret id=pip_conf,src=`, and serve its addresses meanwhile."""
     with ExitStack() as stack:
         links = [
-            stack.enter_context(served(Path(link))) if Path(link).is_dir() else link for link in setting("find-links")
+            stack.enter_context(served(Path(link))) if Path(link).is_dir() else link
+            for link in pip_setting("find-links")
         ]
-        # No `cert`: Debian's pip and any since 24.2 trust the system's certificates, to which base-images.sh adds ours.
+        # No `cert`: Debian's pip and every pip since 24.2 trust the system's certificates; base-images.sh adds ours.
         lines = ["[global]"]
         if links:
             lines += [f"find-links = {' '.join(links)}", f"trusted-host = {gateway()}"]

@@ -1,4 +1,4 @@
-"""PROFILE=cuda: the same models, configs and requests on a GPU, and the answers of plain transformers on the CPU."""
+"""PROFILE=cuda: the same models and requests on a GPU give the answers of plain transformers on the CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
         reason="this Docker engine has no NVIDIA runtime, so there is no GPU to run on",
     ),
 ]
-# A system -> the model of it that computes.
+# System -> its model that computes.
 COMPUTES = {"story": "story", "gpt2_ensemble": "gpt2", "vit_ensemble": "vit", "mood": "mood_encoder"}
 PROMPT = "I am going"
 
@@ -52,12 +52,12 @@ def ask(stack, model: str, name: str, data: list, shape: list[int], kind: str = 
 
 
 @pytest.mark.parametrize("system", COMPUTES)
-def test_what_computes_is_on_the_gpu(served, system):
+def test_computing_model_is_on_the_gpu(served, system):
     assert served.triton.config(COMPUTES[system])["instance_group"][0]["kind"] == "KIND_GPU"
     assert served.make("smoke", SYSTEMS=system).returncode == 0
 
 
-def test_texts_go_on_as_on_the_cpu(served, checkpoints):
+def test_generated_texts_are_those_of_the_cpu(served, checkpoints):
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoints["story"])
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoints["story"])
     tokens = model.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=20, do_sample=False)
@@ -67,9 +67,9 @@ def test_texts_go_on_as_on_the_cpu(served, checkpoints):
     assert ask(served, "story", "prompt", [PROMPT], [1])["text"][0].startswith(expected)
 
 
-def test_numbers_as_on_the_cpu(served, checkpoints):
+def test_numbers_are_those_of_the_cpu(served, checkpoints):
     classify = transformers.pipeline("text-classification", model=str(checkpoints["mood"]), device="cpu", top_k=None)
-    scores = {each["label"]: each["score"] for each in classify("It was raining")}
+    scores = {score["label"]: score["score"] for score in classify("It was raining")}
     answer = ask(served, "mood", "input_text", ["It was raining"], [1, 1])
     np.testing.assert_allclose(answer["scores"][0], [scores[name] for name in encoders.MOODS], atol=1e-3)
     pixels = np.full((1, 40, 30, 3), 200, np.uint8)

@@ -1,13 +1,14 @@
-"""What the images are made of. The base images may be stand-ins (base-images.sh): then so is what this says of them."""
+"""What the images contain. On stand-ins for the base images (base-images.sh) the tests cover only what we add."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
 from scripts.common.settings import ROOT
-from tests.docker.conftest import docker
+from tests.docker.conftest import docker, run_in
 
 pytestmark = pytest.mark.timeout(1800)
 OURS = ("triton-transformers:cpu-pypi", "triton-transformers-exporter", "triton-transformers-loadtest")
@@ -20,75 +21,79 @@ def built(stack):
     return stack
 
 
-def run(image: str, command: str) -> str:
-    return docker("run", "--rm", "--network", "none", "--entrypoint", "bash", image, "-c", command)
-
-
 @pytest.mark.parametrize("image", OURS)
-def test_it_is_nobody_in_particular_and_carries_no_tools(built, image):
+def test_image_has_an_ordinary_user_and_no_tools(built, image):
     config = json.loads(docker("image", "inspect", image))[0]["Config"]
     assert config["User"] == "1000:1000"
     assert config["Labels"]["org.opencontainers.image.title"].startswith("triton-transformers")
-    assert run(image, "id -u") == "1000"
-    assert run(image, "command -v gcc cc make pip pip3 || true") == ""
-    assert run(image, "ls /root/.cache /run/secrets 2>/dev/null || true") == ""
+    assert run_in(image, "id -u") == "1000"
+    assert run_in(image, "command -v gcc cc make pip pip3 || true") == ""
+    assert run_in(image, "ls /root/.cache /run/secrets 2>/dev/null || true") == ""
     ours = ".env.example|loadtest|model_repository|monitoring|scripts"
-    assert run(image, f"ls -A /app 2>/dev/null | grep -vE '^({ours})$' || true") == ""
+    assert run_in(image, f"ls -A /app 2>/dev/null | grep -vE '^({ours})$' || true") == ""
 
 
 @pytest.mark.parametrize("image", [image for image in OURS if "exporter" not in image])
-def test_it_carries_no_weights(built, image):
+def test_image_has_no_weights(built, image):
     kinds = " -o ".join(f"-name '*.{kind}'" for kind in ("bin", "onnx", "pt", "safetensors"))
-    assert run(image, f"find / -xdev -size +1M '(' {kinds} ')' -print 2>/dev/null || true") == ""
+    assert run_in(image, f"find / -xdev -size +1M '(' {kinds} ')' -print 2>/dev/null || true") == ""
 
 
-def test_the_cpu_image_is_small(built):
+def test_cpu_image_is_small(built):
     assert int(docker("image", "inspect", "--format", "{{.Size}}", "triton-transformers:cpu-pypi")) < 400e6
 
 
-def test_no_secret_of_the_build_stays(built):
+def test_exporter_has_every_config_of_the_repository(built):
+    """With another MODEL_REPOSITORY, `make models` copies them from there."""
+    files = subprocess.run(
+        ["git", "ls-files", "model_repository"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    configs = {name for name in files.stdout.split() if name.endswith(".pbtxt")}
+    assert "model_repository/encoder/configs/neuron.pbtxt" in configs
+    assert set(run_in(OURS[1], "cd /app && find model_repository -name '*.pbtxt'").split()) == configs
+
+
+def test_build_secrets_are_in_no_image(built):
     for image in OURS:
         history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
         assert "find-links" not in history
-        assert run(image, "grep -rls find-links /etc /opt/venv/pip.conf 2>/dev/null || true") == ""
+        assert run_in(image, "grep -rls find-links /etc /opt/venv/pip.conf 2>/dev/null || true") == ""
 
 
-def test_the_target_with_transformers_has_them(built):
+def test_image_with_transformers_imports_them(built):
     done = built.compose("build", "--quiet", "triton-cpu", TRITON_SOURCE="pypi-transformers")
     assert done.returncode == 0, done.stderr
     command = (
         "python3 -c 'import torch, transformers, tokenizers, numpy; print(numpy.__version__, transformers.__version__)'"
     )
-    assert run("triton-transformers:cpu-pypi-transformers", command) == "1.26.4 4.57.6"
+    assert run_in("triton-transformers:cpu-pypi-transformers", command) == "1.26.4 4.57.6"
 
 
-def test_building_takes_no_device(built):
-    """A build machine has none."""
+def test_building_needs_no_device(built):
     done = built.make("build-cuda", timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("settings", [{"TRITON_SOURCE": "ngc"}, {"PROFILE": "cuda"}], ids=("ngc", "cuda"))
-def test_on_nvidias_image(built, settings):
-    """As far as its stand-in goes: what is installed, and that NVIDIA's own onnxruntime backend is not in our way."""
+def test_image_on_nvidias_has_our_backends_and_packages(built, settings):
+    """NVIDIA's own onnxruntime backend stays the only one of that name."""
     service = f"triton-{settings.get('PROFILE', 'cpu')}"
     done = built.compose("build", "--quiet", service, **settings)
     assert done.returncode == 0, done.stderr
     image = "triton-transformers:cuda" if "PROFILE" in settings else "triton-transformers:cpu-ngc"
-    assert run(image, "id -u") == "1000"
+    assert run_in(image, "id -u") == "1000"
     backends = "/opt/tritonserver/backends"
     ours = {path.name for path in (ROOT / "images/triton/backends").iterdir() if path.is_dir()}
-    assert set(run(image, f"ls {backends}").split()) - {"__pycache__"} == (ours - {"__pycache__"}) | {"python"}
-    assert run(image, f"ls {backends}/onnxruntime") == "libtriton_onnxruntime.so"
+    assert set(run_in(image, f"ls {backends}").split()) - {"__pycache__"} == (ours - {"__pycache__"}) | {"python"}
+    assert run_in(image, f"ls {backends}/onnxruntime") == "libtriton_onnxruntime.so"
     command = "python3 -c 'import onnxruntime, PIL, tokenizers, torch, transformers; print(transformers.__version__)'"
-    assert run(image, command) == "4.57.6"
+    assert run_in(image, command) == "4.57.6"
 
 
-def test_another_transformers_by_a_build_argument(built):
-    """A model published an hour ago wants a release that is not ours."""
+def test_transformers_setting_selects_the_release(built):
     done = built.compose(
         "build", "--quiet", "triton-cpu", TRITON_SOURCE="pypi-transformers", TRANSFORMERS="transformers==5.0.0"
     )
     assert done.returncode == 0, done.stderr
     command = "python3 -c 'import transformers; print(transformers.__version__)'"
-    assert run("triton-transformers:cpu-pypi-transformers", command) == "5.0.0"
+    assert run_in("triton-transformers:cpu-pypi-transformers", command) == "5.0.0"

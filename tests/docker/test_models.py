@@ -1,4 +1,4 @@
-"""Models of other kinds than `embedding`: the exporter makes them, and Triton's image has what they need."""
+"""Models that need torch: the exporter makes them, and Triton's image can run them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def served(new_stack, tmp_path_factory):
     done = stack.make("up", timeout=1500, HF_TOKEN=TOKEN)
     assert done.returncode == 0, done.stdout + done.stderr
     yield stack
-    stack.make("down")  # an image in use could not be removed by the tests of `make clean`
+    stack.make("down")  # the test of `make clean` cannot remove an image in use
 
 
-def test_the_image_with_transformers_is_chosen_and_serves(served):
+def test_image_with_transformers_is_chosen_and_serves(served):
     assert served.inspect("triton-cpu")["Config"]["Image"] == "triton-transformers:cpu-pypi-transformers"
     smoke = served.make("smoke")
     assert smoke.stdout.split() == ["ok", "story", "ok", "story_stream", "ok", "vit_ensemble"], smoke.stderr
@@ -37,12 +37,12 @@ def test_the_image_with_transformers_is_chosen_and_serves(served):
     assert len(text) > len("I am going")
 
 
-def test_the_token_stays_with_the_exporter(served):
+def test_hub_token_stays_with_the_exporter(served):
     assert TOKEN not in json.dumps(served.inspect("triton-cpu"))
     assert TOKEN not in served.log
 
 
-def test_the_list_shows_what_is_in_place(served):
+def test_list_shows_what_is_in_place(served):
     done = served.make("models", timeout=300, LIST="1")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -51,7 +51,7 @@ def test_the_list_shows_what_is_in_place(served):
     assert ["○", "falcon7b"] in [line[:2] for line in lines]
 
 
-def test_a_folder_that_is_not_there_is_one_sentence(served, tmp_path):
+def test_missing_source_folder_is_one_sentence(served, tmp_path):
     done = served.make("models", SYSTEMS="pets", SOURCE=tmp_path / "nowhere")
     assert done.returncode != 0
     assert "there is no such folder" in done.stderr

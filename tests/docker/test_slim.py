@@ -1,4 +1,4 @@
-"""make build TAG=: the image with just what some systems need, and such an image as Oracle Cloud runs it."""
+"""make build TAG=: an image with only what some systems need, and such an image as Oracle Cloud runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dotenv import dotenv_values
 from scripts.common.http import opener
 from scripts.common.ports import free_ports
 from scripts.common.settings import ROOT
-from tests.docker.conftest import docker
+from tests.docker.conftest import docker, run_in
 from tests.support.stack import SYSTEM
 
 pytestmark = pytest.mark.timeout(1800)
@@ -26,17 +26,17 @@ BACKENDS = "/opt/tritonserver/backends"
 
 @pytest.fixture(scope="module")
 def tags():
-    """Names of their own, gone afterwards."""
-    made = {which: f"slim-{uuid.uuid4().hex[:8]}:{which}" for which in ("cpu", "ngc", "cuda", "whole", "broken")}
-    yield made
-    for tag in made.values():
+    """Return names for images, and remove the images afterwards."""
+    names = {name: f"slim-{uuid.uuid4().hex[:8]}:{name}" for name in ("cpu", "ngc", "cuda", "whole", "broken")}
+    yield names
+    for tag in names.values():
         if docker("image", "ls", "--quiet", tag):
             docker("image", "rm", "--force", tag)
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """Two models of the user's own: one on a backend of ours, one on one that NVIDIA's images have."""
+    """Return a repository of two models: one on our backend, one on a backend that NVIDIA's images have."""
     folder = tmp_path_factory.mktemp("models")
     for name, backend in (("texts", "tokenizer"), ("numbers", "onnxruntime")):
         (folder / name / "1").mkdir(parents=True)
@@ -44,8 +44,8 @@ def repository(tmp_path_factory):
     return folder
 
 
-def of_nvidias(tag: str, *commands: str) -> str:
-    """NVIDIA's image with more in its server's folder, of libraries that nothing else has."""
+def build_on_nvidias(tag: str, *commands: str) -> str:
+    """Build NVIDIA's image with additional libraries in its server's folder."""
     image = dotenv_values(ROOT / "versions.env")["TRITON_IMAGE"]
     packages = "apt-get update && apt-get install --yes --no-install-recommends jq patchelf"
     lines = [f"FROM {image}", "USER 0:0", f"RUN {packages}", "WORKDIR /opt/tritonserver/lib"]
@@ -57,8 +57,11 @@ def of_nvidias(tag: str, *commands: str) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tags) -> str:
-    """A program links to a library elsewhere in it; libraries to one beside, the driver's, one that is nowhere."""
-    return of_nvidias(
+    """Return an image with a program linked to a library elsewhere, and libraries linked to others.
+
+    Those are one beside it, two of the driver, and one that is missing.
+    """
+    return build_on_nvidias(
         tags["whole"],
         "cp /usr/bin/jq links-to-libjq",
         "cp -L /usr/lib/*/libjq.so.1 libbeside.so && patchelf --set-soname libbeside.so libbeside.so",
@@ -69,13 +72,9 @@ def whole(tags) -> str:
     )
 
 
-def run(image: str, command: str) -> str:
-    return docker("run", "--rm", "--network", "none", "--entrypoint", "bash", image, "-c", command)
-
-
 def labels(image: str) -> tuple[str, str]:
-    found = json.loads(docker("image", "inspect", image))[0]["Config"]["Labels"]
-    return found["io.triton-transformers.backends"], found["io.triton-transformers.profile"]
+    config = json.loads(docker("image", "inspect", image))[0]["Config"]
+    return config["Labels"]["io.triton-transformers.backends"], config["Labels"]["io.triton-transformers.profile"]
 
 
 def build(stack, repository, tag: str, **settings: str) -> None:
@@ -83,28 +82,26 @@ def build(stack, repository, tag: str, **settings: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("which", ["ngc", "cuda"])
-def test_on_nvidias_image(new_stack, repository, tags, whole, which):
-    """As far as its stand-in goes: what is put together, and that what it links to comes along."""
-    how = {"TRITON_SOURCE": "ngc"} if which == "ngc" else {"PROFILE": "cuda"}
-    build(new_stack(), repository, tags[which], SYSTEMS="texts numbers", TRITON_IMAGE=whole, **how)
-    image = tags[which]
-    assert set(run(image, f"ls {BACKENDS}").split()) == {"onnxruntime", "python", "shared", "tokenizer"}
-    assert run(image, f"ls {BACKENDS}/onnxruntime") == "libtriton_onnxruntime.so"
-    assert run(image, "ls /opt/tritonserver/repoagents/checksum") == "libtritonrepoagent_checksum.so"
-    assert run(image, "/opt/tritonserver/lib/links-to-libjq --version").startswith("jq-")
-    assert run(image, "ls -d /slim /linked.sh 2>/dev/null || true") == ""
-    assert run(image, "curl --version").startswith("curl ")
-    assert run(image, "command -v jq gcc pip || true") == ""
-    assert run(image, "python3 -c 'import numpy, tokenizers; print(numpy.__version__)'") == "1.26.4"
-    assert run(image, "python3 -c 'import onnxruntime, torch' 2>&1 | tail -1").startswith("ModuleNotFoundError")
-    assert run(image, "id -u") == "1000"
-    assert labels(image) == ("onnxruntime tokenizer", "cuda" if which == "cuda" else "cpu")
+@pytest.mark.parametrize(("name", "settings"), [("ngc", {"TRITON_SOURCE": "ngc"}), ("cuda", {"PROFILE": "cuda"})])
+def test_slim_image_on_nvidias_has_what_its_backends_link_to(new_stack, repository, tags, whole, name, settings):
+    image = tags[name]
+    build(new_stack(), repository, image, SYSTEMS="texts numbers", TRITON_IMAGE=whole, **settings)
+    assert set(run_in(image, f"ls {BACKENDS}").split()) == {"onnxruntime", "python", "shared", "tokenizer"}
+    assert run_in(image, f"ls {BACKENDS}/onnxruntime") == "libtriton_onnxruntime.so"
+    assert run_in(image, "ls /opt/tritonserver/repoagents/checksum") == "libtritonrepoagent_checksum.so"
+    assert run_in(image, "/opt/tritonserver/lib/links-to-libjq --version").startswith("jq-")
+    assert run_in(image, "ls -d /slim /linked.sh 2>/dev/null || true") == ""
+    assert run_in(image, "curl --version").startswith("curl ")
+    assert run_in(image, "command -v jq gcc pip || true") == ""
+    assert run_in(image, "python3 -c 'import numpy, tokenizers; print(numpy.__version__)'") == "1.26.4"
+    assert run_in(image, "python3 -c 'import onnxruntime, torch' 2>&1 | tail -1").startswith("ModuleNotFoundError")
+    assert run_in(image, "id -u") == "1000"
+    assert labels(image) == ("onnxruntime tokenizer", settings.get("PROFILE", "cpu"))
 
 
-def test_what_is_not_found_any_more_is_said(new_stack, repository, tags):
-    """And not left to be found out when the container starts, in a cloud: it lies where only the whole image looks."""
-    broken = of_nvidias(
+def test_library_that_was_not_gathered_fails_the_build(new_stack, repository, tags):
+    """It lies in a folder that only the whole image searches. The container would fail later, in a cloud."""
+    broken = build_on_nvidias(
         tags["broken"],
         "mkdir /private && cp -L /usr/lib/*/libjq.so.1 /private/libhidden.so.1",
         "patchelf --set-soname libhidden.so.1 /private/libhidden.so.1",
@@ -117,7 +114,7 @@ def test_what_is_not_found_any_more_is_said(new_stack, repository, tags):
     assert re.search(r"libhidden\.so\.1\n.*is linked to, and was not gathered", done.stdout + done.stderr)
 
 
-def test_what_is_not_assembled_is_not_guessed(new_stack, repository, tags):
+def test_system_that_is_not_assembled_is_an_error(new_stack, repository, tags):
     done = new_stack().make("build", TAG=tags["cpu"], MODEL_REPOSITORY=repository, SYSTEMS="gpt2_ensemble")
     assert done.returncode
     assert "gpt2_ensemble is not assembled in" in done.stderr
@@ -125,7 +122,7 @@ def test_what_is_not_assembled_is_not_guessed(new_stack, repository, tags):
 
 @pytest.fixture(scope="module")
 def embedding(tmp_path_factory):
-    """As `make models` has assembled it."""
+    """Return a repository with `embedding` as `make models` assembled it."""
     folder = tmp_path_factory.mktemp("embedding")
     for name in SYSTEM:
         shutil.copytree(ROOT / "model_repository" / name, folder / name)
@@ -134,11 +131,11 @@ def embedding(tmp_path_factory):
     return folder
 
 
-def test_as_oracle_cloud_runs_it(new_stack, embedding, tags, tmp_path):
-    """The zip read-only, the environment of the deployment, one port, and Docker's own 64 MB of shared memory."""
+def test_slim_image_serves_as_oracle_cloud_runs_it(new_stack, embedding, tags, tmp_path):
+    """Oracle mounts the zip read-only, publishes one port, and leaves Docker's default of 64 MB of shared memory."""
     stack = new_stack()
     build(stack, embedding, tags["cpu"], SYSTEMS="embedding")
-    assert set(run(tags["cpu"], f"ls {BACKENDS}").split()) == {"packed_onnx", "python", "shared", "tokenizer"}
+    assert set(run_in(tags["cpu"], f"ls {BACKENDS}").split()) == {"packed_onnx", "python", "shared", "tokenizer"}
     done = stack.make("package", SYSTEMS="embedding", MODEL_REPOSITORY=embedding, PACKAGE=tmp_path / "e.zip")
     assert done.returncode == 0, done.stderr
     with ZipFile(tmp_path / "e.zip") as packed:
@@ -156,7 +153,7 @@ def test_as_oracle_cloud_runs_it(new_stack, embedding, tags, tmp_path):
     }
     settings = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
     mount = f"{tmp_path}/deployed_model:/opt/ds/model/deployed_model:ro"
-    # As Oracle's own instructions check a container's health: with curl, inside.
+    # Oracle's instructions check a container's health with curl, inside.
     health = ["--health-cmd", "curl -f http://localhost:8000/v2/health/ready", "--health-interval", "1s"]
     published = ["--publish", f"127.0.0.1:{port}:8000"]
     container = docker("run", "--detach", *settings, *health, "--volume", mount, *published, tags["cpu"])
@@ -172,5 +169,5 @@ def test_as_oracle_cloud_runs_it(new_stack, embedding, tags, tmp_path):
         with opener.open(request, timeout=60) as response:
             assert json.load(response)["outputs"][0]["shape"] == [1, 384]
     finally:
-        subprocess.run(["docker", "logs", "--tail", "20", container])  # for whoever reads why
+        subprocess.run(["docker", "logs", "--tail", "20", container])  # pytest shows it if the test fails
         docker("rm", "--force", container)

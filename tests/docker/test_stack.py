@@ -1,4 +1,4 @@
-"""The composed stack: up, asked, compared, killed, and what it is not allowed to do."""
+"""The composed stack: start, requests, comparison, crashes, and what its containers may not do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def up(stack):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def ask(url: str) -> str:
+def get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as response:
         return response.read().decode()
 
@@ -36,7 +36,7 @@ def grafana(stack) -> str:
     return f"http://127.0.0.1:{stack.environment['GRAFANA_PORT']}"
 
 
-def test_up_says_where_everything_is(stack):
+def test_up_prints_the_addresses(stack):
     done = stack.make("up")
     for url in (stack.http, stack.prometheus, grafana(stack)):
         assert url in done.stdout
@@ -44,7 +44,7 @@ def test_up_says_where_everything_is(stack):
     assert "embedding: in place" in done.stdout
 
 
-def test_up_twice_starts_nothing_twice(stack):
+def test_second_up_restarts_nothing(stack):
     before = {service: stack.inspect(service)["State"]["StartedAt"] for service in SERVICES}
     assert stack.make("up").returncode == 0
     assert {service: stack.inspect(service)["State"]["StartedAt"] for service in SERVICES} == before
@@ -67,14 +67,14 @@ def test_published_curl(stack, model):
     assert all(output["shape"][0] == 2 for output in json.loads(done.stdout)["outputs"])
 
 
-def test_the_exporter_owns_nothing_it_should_not(stack):
-    made = stack.folder / "models/encoder/1/model.onnx"
-    assert (made.stat().st_uid, made.stat().st_gid) == (os.getuid(), os.getgid())
+def test_exporter_writes_files_of_the_user(stack):
+    model = stack.folder / "models/encoder/1/model.onnx"
+    assert (model.stat().st_uid, model.stat().st_gid) == (os.getuid(), os.getgid())
     assert not list((stack.folder / "models").glob(".assembling-*"))
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_least_privilege(stack, service):
+def test_container_has_least_privilege(stack, service):
     record = stack.inspect(service)
     host = record["HostConfig"]
     assert host["ReadonlyRootfs"] is True
@@ -94,7 +94,7 @@ def test_least_privilege(stack, service):
         assert refused.returncode != 0
 
 
-def test_triton_cannot_change_the_models(stack):
+def test_triton_mounts_the_models_read_only(stack):
     (models,) = [m for m in stack.inspect("triton-cpu")["Mounts"] if m["Destination"] == "/models"]
     assert models["RW"] is False
 
@@ -105,53 +105,53 @@ def test_nothing_listens_beyond_loopback(stack):
             assert {binding["HostIp"] for binding in bindings or []} <= {"127.0.0.1"}
 
 
-def test_no_secret_lies_open(stack):
+def test_admin_key_is_in_no_log_and_no_image(stack):
     key = stack.environment["TRITON_ADMIN_KEY"]
     assert key not in stack.make("logs").stdout
     assert key not in docker("history", "--no-trunc", "triton-transformers:cpu-pypi")
 
 
-def test_prometheus_finds_triton_by_its_name_and_has_the_rules(stack):
+def test_prometheus_scrapes_triton_and_has_the_rules(stack):
     def up() -> bool:
-        found = json.loads(ask(f"{stack.prometheus}/api/v1/query?query=up%7Bjob%3D%22triton%22%7D"))["data"]["result"]
-        return [(each["metric"]["instance"], each["value"][1]) for each in found] == [("triton:8002", "1")]
+        result = json.loads(get(f"{stack.prometheus}/api/v1/query?query=up%7Bjob%3D%22triton%22%7D"))["data"]["result"]
+        return [(target["metric"]["instance"], target["value"][1]) for target in result] == [("triton:8002", "1")]
 
     stack.wait(up, "Prometheus scrapes triton:8002", 40)
-    groups = json.loads(ask(f"{stack.prometheus}/api/v1/rules"))["data"]["groups"]
+    groups = json.loads(get(f"{stack.prometheus}/api/v1/rules"))["data"]["groups"]
     assert {group["name"] for group in groups} >= {"mode", "comparison", "serving"}
 
 
-def test_grafana_is_given_its_data_source_and_dashboards(stack):
-    """A stand-in where the real Grafana cannot be had: that the files reach their places is all it can tell."""
-    found = {each["uid"] for each in json.loads(ask(f"{grafana(stack)}/api/search"))}
-    assert found >= {"triton-throughput", "triton-batching", "triton-hardware"}
+def test_grafana_has_its_data_source_and_dashboards(stack):
+    """The stand-in for a Grafana that cannot be pulled shows only that the files reach their places."""
+    uids = {dashboard["uid"] for dashboard in json.loads(get(f"{grafana(stack)}/api/search"))}
+    assert uids >= {"triton-throughput", "triton-batching", "triton-hardware"}
     image = stack.inspect("grafana")["Config"]
     if "stand-in" in image["Labels"].get("org.opencontainers.image.description", ""):
-        assert "url: http://prometheus:9090" in ask(f"{grafana(stack)}/api/datasources")
-    assert json.loads(ask(f"{grafana(stack)}/api/health"))["database"] == "ok"
+        assert "url: http://prometheus:9090" in get(f"{grafana(stack)}/api/datasources")
+    assert json.loads(get(f"{grafana(stack)}/api/health"))["database"] == "ok"
 
 
-def test_the_comparison(stack):
+def test_comparison_writes_a_report_of_the_user(stack):
     done = stack.make("loadtest", **SHORT)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = stack.results()
-    assert (found["runtime"], found["triton"]["image"]) == ("docker", "triton-transformers:cpu-pypi")
-    assert found["verdict"]["batched"] is True
-    assert found["modes"]["none"]["mean_batch"] == 1.0
+    results = stack.results()
+    assert (results["runtime"], results["triton"]["image"]) == ("docker", "triton-transformers:cpu-pypi")
+    assert results["verdict"]["batched"] is True
+    assert results["modes"]["none"]["mean_batch"] == 1.0
     report = (stack.folder / "reports/latest/report.html").resolve()
     assert report.stat().st_uid == os.getuid()
-    # What it prints is true on this side, too.
+    # The path that it prints is the host's.
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("report  ")]
     assert os.path.abspath(line.split()[1]) == str(report)
     for word in ("requests/s", "dynamic batching", "make down"):
         assert word in done.stdout
-    # Prometheus found the load generator, and the load generator Prometheus.
+    # Prometheus scraped the load generator, and the load generator queried Prometheus.
     page = report.read_text()
     assert "Largest mean batch" in page
     assert "Nothing measured yet" not in page
 
 
-def test_the_dashboards_as_one_page(stack):
+def test_dashboards_are_drawn_as_one_page(stack):
     done = stack.make("dashboards", RANGE="10m")
     assert done.returncode == 0, done.stdout + done.stderr
     page = stack.folder / "reports/dashboards.html"
@@ -160,19 +160,19 @@ def test_the_dashboards_as_one_page(stack):
         assert title in page.read_text()
 
 
-def test_the_comparison_with_workers(stack):
+def test_comparison_with_workers_ends_the_workers(stack):
     done = stack.make("loadtest", **SHORT, WORKERS=2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert stack.results()["settings"]["workers"] == 2
-    stack.wait(lambda: not stack.inspect("loadtest-worker")["State"]["Running"], "the workers end with it", 30)
+    stack.wait(lambda: not stack.inspect("loadtest-worker")["State"]["Running"], "the workers end", 30)
 
 
-def test_an_interrupt_restores_the_server_and_keeps_what_was_measured(stack):
+def test_interrupt_restores_the_server_and_keeps_the_results(stack):
     before = stack.triton.config("encoder")
     process = stack.start_make("loadtest", **(SHORT | {"ROUNDS": 20}))
     lines: list[str] = []
     threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True).start()
-    stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a whole round and the next window", 90)
+    stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a round and the next window", 90)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) != 0
     text = "".join(lines)
@@ -181,7 +181,7 @@ def test_an_interrupt_restores_the_server_and_keeps_what_was_measured(stack):
     assert stack.triton.config("encoder") == before
 
 
-def test_two_comparisons_at_once_are_refused(stack):
+def test_second_comparison_at_once_is_refused(stack):
     process = stack.start_make("loadtest", **(SHORT | {"ROUNDS": 20}))
     try:
         stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
@@ -193,14 +193,14 @@ def test_two_comparisons_at_once_are_refused(stack):
         process.wait(timeout=60)
 
 
-def test_locusts_own_page(stack):
+def test_locust_page_answers(stack):
     process = stack.start_make("locust", USERS=4)
     try:
         url = f"http://127.0.0.1:{stack.environment['LOCUST_PORT']}"
 
         def page() -> bool:
             try:
-                return "Locust" in ask(url)
+                return "Locust" in get(url)
             except OSError:
                 return False
 
@@ -210,7 +210,7 @@ def test_locusts_own_page(stack):
         process.wait(timeout=30)
 
 
-def test_a_dead_server_is_replaced(stack):
+def test_crashed_server_is_restarted(stack):
     restarts = stack.inspect("triton-cpu")["RestartCount"]
     stack.kill_inside("triton-cpu", "bin/[t]ritonserver")
     stack.wait(lambda: stack.inspect("triton-cpu")["RestartCount"] > restarts, "another start", 60)
@@ -220,21 +220,21 @@ def test_a_dead_server_is_replaced(stack):
     assert int(line.split()[-1]) > 0
 
 
-def test_docker_kill_and_up_again(stack):
-    """Docker itself does not restart what was killed by its own command."""
+def test_up_restarts_a_server_that_docker_killed(stack):
+    """Docker does not restart a container that `docker kill` ended."""
     docker("kill", stack.container("triton-cpu"))
     assert stack.make("status").returncode != 0
     assert stack.make("up").returncode == 0
     assert embed(stack, "are you there?").shape == (1, 384)
 
 
-def test_a_dead_python_process_is_replaced(stack):
+def test_crashed_python_process_is_restarted(stack):
     stack.kill_inside("triton-cpu", "[b]ackend_stub.*encoder")
     stack.wait(lambda: "revive: model 'encoder' is back" in stack.log, "encoder reloaded", 60)
     assert embed(stack, "are you there?").shape == (1, 384)
 
 
-def test_an_edited_config_is_loaded_by_up(stack):
+def test_up_loads_an_edited_config(stack):
     config = stack.folder / "models/tokenizer/config.pbtxt"
     good = config.read_text()
     before = stack.container("triton-cpu")
@@ -259,14 +259,14 @@ def test_an_edited_config_is_loaded_by_up(stack):
         ({"RUNTIME": "podman"}, "RUNTIME=podman: must be one of docker, local"),
     ],
 )
-def test_what_is_missing_is_one_sentence(stack, settings, message):
+def test_missing_requirement_is_one_sentence(stack, settings, message):
     done = stack.make("up", **settings)
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_taken_port_is_one_sentence(new_stack, stack):
+def test_taken_port_is_one_sentence(new_stack, stack):
     other = new_stack()
     other.environment |= {"MODEL_REPOSITORY": stack.environment["MODEL_REPOSITORY"]}
     done = other.make("up", TRITON_GRPC_PORT=stack.environment["TRITON_GRPC_PORT"])
@@ -275,7 +275,7 @@ def test_a_taken_port_is_one_sentence(new_stack, stack):
 
 
 @pytest.mark.parametrize("profile", ["cpu", "cuda", "neuron"])
-def test_the_compose_file_is_clean(stack, profile):
+def test_compose_file_has_no_warnings(stack, profile):
     done = stack.compose("config", "--quiet", PROFILE=profile)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -283,18 +283,20 @@ def test_the_compose_file_is_clean(stack, profile):
 def test_down_keeps_the_volumes(stack):
     assert stack.make("down").stdout == "stopped\n"
     assert stack.make("down").stdout == "not running\n"
-    assert "not running" in stack.make("status").stdout
-    label = f"label=com.docker.compose.project={stack.project}"
-    assert docker("ps", "--all", "--quiet", "--filter", label) == ""
-    assert len(docker("volume", "ls", "--quiet", "--filter", label).split()) == 2
+    assert stack.make("status").stdout == "not running (RUNTIME=docker): `make up` starts it\n"
+    logs = stack.make("logs").stdout
+    assert logs == (
+        "no logs: the stack is not running, and Docker keeps no logs of containers that `make down` removed\n"
+    )
+    assert docker("ps", "--all", "--quiet", "--filter", stack.label) == ""
+    assert len(docker("volume", "ls", "--quiet", "--filter", stack.label).split()) == 2
 
 
 def test_clean_leaves_nothing(stack):
-    """What `make clean` calls before it removes the virtual environment, which these tests need."""
+    """Run what `make clean` runs before it removes the virtual environment, which these tests need."""
     command = [sys.executable, "-m", "scripts.stack", "clean"]
     subprocess.run(command, cwd=ROOT, env=stack.variables(), check=True, capture_output=True, timeout=120)
-    label = f"label=com.docker.compose.project={stack.project}"
-    assert docker("ps", "--all", "--quiet", "--filter", label) == ""
-    assert docker("volume", "ls", "--quiet", "--filter", label) == ""
+    assert docker("ps", "--all", "--quiet", "--filter", stack.label) == ""
+    assert docker("volume", "ls", "--quiet", "--filter", stack.label) == ""
     assert docker("image", "ls", "--quiet", "--filter", "reference=triton-transformers*") == ""
     assert list((stack.folder / "models").rglob("*.onnx")) == []

@@ -1,0 +1,35 @@
+"""make status, logs and down while nothing runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from scripts.common.settings import ROOT, Settings
+from scripts.stack.local.stack import LocalStack
+
+
+@pytest.mark.parametrize("target", ["status", "logs", "down"])
+@pytest.mark.parametrize("runtime", ["docker", "local"])
+def test_without_packages_the_stack_is_not_running(tmp_path, target, runtime):
+    """The packages of the other runtime may be installed, and its stack may have run: do not deny that."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copytree(ROOT / "scripts/make", tmp_path / "scripts/make")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", target, f"RUNTIME={runtime}"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"not running (RUNTIME={runtime}): 'make up' starts it\n")
+
+
+def test_status_and_logs_of_a_stopped_stack(tmp_path, capsys):
+    stack = LocalStack(Settings(Settings.load() | {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local"}))
+    assert stack.status()
+    stack.logs(follow=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "not running (RUNTIME=local): `make up` starts it",
+        f"no logs: nothing has run without Docker in {tmp_path} yet (`make up`)",
+    ]
