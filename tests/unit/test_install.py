@@ -1,0 +1,134 @@
+"""The install: what it prints while pip works, and where PyTorch comes from."""
+
+import os
+import pty
+import re
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from scripts.common.ports import free_ports
+from scripts.common.settings import ROOT
+from scripts.make import install
+
+# Stands in for pip: the lines that pip prints, 3 MB in its temporary folder, and a pause in each phase.
+FAKE_PYTHON = """#!/bin/bash
+[[ "$3" == install ]] || exit 0
+echo "${@:4}" >>FOLDER/calls
+echo "Collecting torch==2.13.0 (from -r requirements.lock (line 99))"
+echo "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (3 MB)"
+head -c 3000000 /dev/zero >$TMPDIR/torch.whl
+sleep 1
+echo "Processing /wheels/typing_extensions-4.15.0-py3-none-any.whl (from torch)"
+echo "WARNING: a message of pip's" >&2
+sleep 1
+echo "Installing collected packages: typing-extensions, torch"
+mkdir -p FOLDER/lib/python3.11/site-packages/typing_extensions-4.15.0.dist-info
+sleep 1
+exit ${PIP_EXIT_CODE:-0}
+"""
+
+
+@pytest.fixture
+def venv(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text(FAKE_PYTHON.replace("FOLDER", str(tmp_path)))
+    (tmp_path / "bin/python").chmod(0o755)
+    return tmp_path
+
+
+def run_install(venv, *group, **variables):
+    """Return the exit code and all that a user at a terminal sees."""
+    ours, terminal = pty.openpty()
+    command = ["scripts/make/install.sh", str(venv), "requirements.lock", *group]
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ | variables, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        text = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                text += chunk
+        except OSError:  # the other end is closed
+            pass
+    os.close(ours)
+    return process.returncode, text.decode()
+
+
+@contextmanager
+def index(status):
+    """Serve every page with this status; with None, accept connections and never answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if status is None:
+                time.sleep(3)
+                return
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        server.block_on_close = False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_terminal_shows_a_line_that_moves(venv):
+    code, text = run_install(venv, "tools")
+    assert code == 0, text
+    assert "downloaded 3.0 MB, package 1: torch" in text
+    assert "downloaded 3.0 MB, package 2: typing_extensions" in text
+    assert "installed 1 of 2 packages" in text
+    lines = [line for line in re.split(r"\r(?:\x1b\[K)?", text) if line.startswith("  ")]
+    assert len(lines) >= 8  # four a second, for three seconds, on a busy machine
+    assert "\r\x1b[KWARNING: a message of pip's" in text
+
+
+def test_log_file_gets_a_line_now_and_then(venv, capfd, monkeypatch):
+    monkeypatch.setattr(install, "LINE_S", 0.5)
+    assert install.pip_install(venv, "torch", total=127) == 0
+    out, err = capfd.readouterr()
+    assert re.search(r"^  0:0\d downloaded 3\.0 MB, package 1 of 127: torch$", out, re.MULTILINE)
+    assert 3 <= len(out.splitlines()) <= 6
+    assert err == "WARNING: a message of pip's\n"
+
+
+def test_failed_pip_fails_the_install(venv):
+    code, text = run_install(venv, "tools", PIP_EXIT_CODE="1")
+    assert code == 1
+    assert "error: pip could not install requirements.lock: see its message above" in text
+
+
+def test_torch_alone_comes_from_its_index(venv):
+    with index(200) as url:
+        code, text = run_install(venv, TORCH_INDEX=url, no_proxy="127.0.0.1")
+    assert code == 0, text
+    torch, everything = (venv / "calls").read_text().splitlines()
+    assert re.search(rf"--no-deps .*--index-url {url} torch==2\.", torch)
+    assert everything.endswith("--requirement requirements.lock")
+    assert "index-url" not in everything
+
+
+@pytest.mark.parametrize("status", [None, 403])
+def test_index_that_fails_is_no_source(monkeypatch, status):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(install, "PROBE_S", 0.5)
+    with index(status) as url:
+        started = time.monotonic()
+        assert not install.answers(url)
+    assert time.monotonic() - started < 2.5
+
+
+def test_unreachable_index_falls_back_to_pypi_with_one_line(venv):
+    url = f"http://127.0.0.1:{free_ports(1)[0]}/whl"
+    code, text = run_install(venv, TORCH_INDEX=url, no_proxy="127.0.0.1")
+    assert code == 0, text
+    assert f"TORCH_INDEX={url} does not answer: PyTorch comes from PyPI" in text
+    assert len((venv / "calls").read_text().splitlines()) == 1
