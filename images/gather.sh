@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# gather.sh TARGET MIN "backend ...": what a Triton with just these backends consists of, out of NVIDIA's whole image into
-# TARGET: the server, the checksum agent, and the libraries they link to that MIN, the image it is all for, has not got.
+# gather.sh TARGET MIN "backend ...": copies a Triton with only these backends out of NVIDIA's whole image into TARGET:
+# the server, the checksum agent, and the libraries they link to that MIN, the root of the smaller image, lacks.
 set -euo pipefail
 target=$1 min=$2
 read -ra backends <<<"$3"
@@ -11,20 +11,20 @@ for part in bin lib LICENSE TRITON_VERSION caches/local repoagents/checksum back
   [[ ! -e $home/$part ]] || cp -a "$home/$part" "$target$home/$part"
 done
 for backend in shared "${backends[@]}"; do
-  # Ours, or NVIDIA's own, such as onnxruntime.
-  for place in "/backends/$backend" "$home/backends/$backend"; do
-    [[ ! -d $place ]] || { cp -a "$place" "$target$home/backends/" && continue 2; }
+  # Our backends, then NVIDIA's own, such as onnxruntime.
+  for folder in "/backends/$backend" "$home/backends/$backend"; do
+    [[ ! -d $folder ]] || { cp -a "$folder" "$target$home/backends/" && continue 2; }
   done
-  [[ $backend == python ]] || { echo "there is no backend $backend in this image" >&2 && exit 1; }
+  [[ $backend == python ]] || { echo "this image has no backend $backend" >&2 && exit 1; }
 done
 
-# What not even NVIDIA's whole image has, it does without.
+# /nowhere lists the libraries that NVIDIA's whole image lacks, too.
 linked.sh "$target$home" 2>"$target/nowhere" |
   while read -r library; do
-    # Debian's /lib is a link to /usr/lib, and so is that of MIN.
+    # /lib is a link to /usr/lib, here and in MIN.
     folder=$(realpath "$(dirname "$library")")
     library=$folder/$(basename "$library")
-    # What lies beside the server and the backends came with them.
+    # Libraries beside the server and the backends were copied with them.
     [[ $folder != "$home"* && $folder != "$target$home"* && ! -e $min$library && ! -L $min$library ]] || continue
     mkdir -p "$target$folder"
     cp -aL "$library" "$target$folder/"

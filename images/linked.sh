@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# linked.sh FOLDER: the libraries that what is in FOLDER links to: their paths; on stderr the names of those that are
-# nowhere. The driver's are the host's business, and come with its GPU.
+# linked.sh FOLDER: prints the paths of the libraries that the files in FOLDER link to, and on stderr the names of
+# missing ones. It skips the libraries of NVIDIA's driver, which the host provides.
 set -euo pipefail
 
-# Of what is neither a library nor a program, ldd says so and fails.
+# ldd fails on a file that is neither a library nor a program.
 { find "$1" -type f '(' -name '*.so*' -o -perm /111 ')' -exec ldd '{}' + 2>/dev/null || true; } |
   awk '
     $1 ~ /^lib(cuda|cudadebugger|nvcuvid|nvidia-[a-z-]+|nvoptix)\.so/ { next }

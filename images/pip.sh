@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# pip.sh VENV [arguments of pip install]: packages at their locked versions into a virtual environment, at build time.
-# It honours what a company gives its builds as secrets: pip_conf (a pip configuration) and ca (extra certificates).
+# pip.sh VENV [arguments of pip install]: installs packages at their locked versions into a virtual environment, in a
+# build. It uses the build secrets pip_conf (a pip configuration) and ca (additional certificates).
 set -euo pipefail
 venv=$1
 shift
@@ -10,7 +10,7 @@ if [[ -s /run/secrets/ca ]]; then
   cat /etc/ssl/certs/ca-certificates.crt /run/secrets/ca >/tmp/ca.pem
   export PIP_CERT=/tmp/ca.pem GIT_SSL_CAINFO=/tmp/ca.pem
 fi
-# One source for versions; a transformers of the user's choice brings its own tokenizers and hub client.
+# The lock sets all versions; a transformers of the user's choice brings its own tokenizers and hub client.
 constraints=/tmp/constraints.txt
 if [[ ${TRANSFORMERS:-transformers} == transformers ]]; then
   cp requirements.lock $constraints
@@ -19,7 +19,7 @@ else
 fi
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
 
-# A pip of its own that knows dependency groups, so that none is left in the image.
+# A separate pip, so that the image has none, and one that knows dependency groups.
 pip=/opt/pip/bin/pip
 if [[ ! -e $pip ]]; then
   python3 -m venv /opt/pip

@@ -1,4 +1,4 @@
-"""Exit code 0 if Triton is ready and each system in SYSTEMS with it. Standard library only: it runs in every image."""
+"""Exit with 0 if Triton and each system in SYSTEMS are ready. Only the standard library: it runs in every image."""
 
 import os
 import sys

@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# Starts Triton from the settings of .env.example. The one place that turns them into tritonserver's flags, in every runtime.
+# Starts Triton in every runtime. Only this file turns the settings of .env.example into tritonserver's flags.
 set -euo pipefail
 
 home=${TRITON_HOME:-/opt/tritonserver}
-# Restricted to whoever has the key: what loads code, maps memory or changes the server.
+# Endpoints that load code, map memory or change the server need the key.
 restricted=model-repository,shared-memory,trace,logging
-# Oracle Cloud's word for a deployment of Triton. Nobody there has the key: what is restricted stays shut.
+# Oracle Cloud sets CONTAINER_TYPE. No client there needs the restricted endpoints, so a random key closes them.
 if [[ ${CONTAINER_TYPE:-} == TRITON ]]; then
   export TRITON_ADMIN_KEY="${TRITON_ADMIN_KEY:-$(python3 -c 'import secrets; print(secrets.token_urlsafe())')}"
 fi
-# HTTP wants the header's name, gRPC wants the metadata key's; the key's value is the same.
+# The name of the HTTP header and of the gRPC metadata key, and its value.
 key="triton-admin-key=${TRITON_ADMIN_KEY:?is empty: run make up, which makes one}"
 
 export BIND_ADDRESS=${BIND_ADDRESS:-127.0.0.1}
 
-# What each Python process starts with: 64 MiB, or so much that 16 of them fit where nobody gave the container more than
-# Docker's own 64 MB of shared memory. Less than 4 MiB Triton refuses. Not every df knows --output.
+# Each Python process starts with 64 MiB of shared memory, or with a sixteenth of a smaller /dev/shm: Docker's default
+# is 64 MB in all. Triton's minimum is 4 MiB. Some df lack --output.
 shm=${TRITON_SHM_BYTES:-}
 if [[ -z $shm ]]; then
-  there=$({ df --output=size -B1 /dev/shm 2>/dev/null || true; } | tail -n 1)
-  [[ $there =~ ^\ *[1-9][0-9]*$ ]] || there=$((16 * 64 << 20))
-  shm=$((there / 16 < 4 << 20 ? 4 << 20 : there / 16 > 64 << 20 ? 64 << 20 : there / 16))
+  available=$({ df --output=size -B1 /dev/shm 2>/dev/null || true; } | tail -n 1)
+  [[ $available =~ ^\ *[1-9][0-9]*$ ]] || available=$((16 * 64 << 20))
+  shm=$((available / 16 < 4 << 20 ? 4 << 20 : available / 16 > 64 << 20 ? 64 << 20 : available / 16))
 fi
 
 flags=(
@@ -28,11 +28,11 @@ flags=(
   --backend-directory="$home/backends"
   --cache-directory="$home/caches"
   --model-control-mode=explicit
-  # A model's configs/<profile>.pbtxt goes before its config.pbtxt.
+  # Triton prefers a model's configs/<profile>.pbtxt to its config.pbtxt.
   --model-config-name="${PROFILE:-cpu}"
-  # A model that does not load leaves the others served; readiness and `make status` tell.
+  # If one model does not load, serve the others; readiness and `make status` report it.
   --exit-on-error=false
-  # Requests in flight get this long. After a failed reload Triton waits it out in vain, and its own default is 30.
+  # The time for requests in flight. After a failed reload Triton waits for all of it; its default is 30.
   --exit-timeout-secs=10
   --http-address="$BIND_ADDRESS" --http-port="${TRITON_HTTP_PORT:-8000}"
   --grpc-address="$BIND_ADDRESS" --grpc-port="${TRITON_GRPC_PORT:-8001}"
@@ -42,9 +42,9 @@ flags=(
   --backend-config="python,shm-default-byte-size=$shm"
   --log-verbose="${TRITON_LOG_VERBOSE:-0}"
 )
-# On a machine without a GPU Triton looks for one all the same, and complains.
+# Without a GPU, Triton's search for one logs errors.
 [[ ${PROFILE:-cpu} == cuda ]] || flags+=(--allow-gpu-metrics=false)
-# One port there, for requests and health.
+# Oracle Cloud allows one port, for requests and health.
 [[ ${CONTAINER_TYPE:-} != TRITON ]] || flags+=(--allow-grpc=false --allow-metrics=false)
 for system in ${SYSTEMS:-}; do
   flags+=(--load-model="$system")
@@ -57,7 +57,7 @@ export PYTHONUTF8=1
 # Model repositories and backends are read-only in containers.
 export PYTHONDONTWRITEBYTECODE=1
 
-# Brings back a model whose Python process died, which Triton by itself does not.
+# Reloads a model whose Python process crashed; Triton does not.
 python3 "$(dirname "$(readlink -f "$0")")/revive.py" &
 
 pin=()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Pulls the images of versions.env. For those that cannot be pulled here it builds STAND-INS from Debian packages, under the
-# same names. The label of a stand-in says so; an image without that label is a real one and is never touched. A second
-# run rebuilds what changed in stand-ins/.
+# Pulls the images of versions.env. For those that cannot be pulled here it builds STAND-INS from Debian packages, under
+# the same names. The label of a stand-in says so; an image without that label is a real one and is never touched. A
+# second run rebuilds what changed in stand-ins/.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/docker/common.sh

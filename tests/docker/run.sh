@@ -11,13 +11,14 @@ consent() {
   local answer=n
   if [[ ${CI:-} == true || ${INSTALL_DOCKER:-} == 1 ]]; then return; fi
   if [[ -t 0 ]]; then
-    read -rp "No Docker engine answers. Install Docker on this machine (apt, as root) and start it for the tests? [y/N] " answer
+    read -rp "No Docker engine answers. Install Docker on this machine (apt, as root) and start it? [y/N] " answer
   fi
   [[ $answer == [yY]* ]]
 }
 
 if ! engine_answers; then
-  consent || die "No Docker engine answers. Start it, or let the tests install Docker and start it: make test-docker INSTALL_DOCKER=1"
+  consent || die "No Docker engine answers. Start it, or let the tests install and start it: \
+make test-docker INSTALL_DOCKER=1"
   trap tests/docker/stop-engine.sh EXIT
 fi
 tests/docker/engine.sh

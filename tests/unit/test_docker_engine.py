@@ -62,8 +62,7 @@ def test_without_consent_nothing_is_installed(checkout):
     done = run(checkout)
     assert done.returncode == 1
     assert done.stderr == (
-        "No Docker engine answers. Start it, or let the tests install Docker and start it: "
-        "make test-docker INSTALL_DOCKER=1\n"
+        "No Docker engine answers. Start it, or let the tests install and start it: make test-docker INSTALL_DOCKER=1\n"
     )
     assert done.stdout == ""
     assert not (checkout / "state").exists()
@@ -86,7 +85,7 @@ def test_terminal_is_asked(checkout, answer, code):
     os.close(master)
     os.close(terminal)
     assert done.returncode == code
-    assert "Install Docker on this machine (apt, as root) and start it for the tests? [y/N]" in done.stderr
+    assert "Install Docker on this machine (apt, as root) and start it? [y/N]" in done.stderr
     assert ("pytest" in done.stdout) == (code == 0)
 
 

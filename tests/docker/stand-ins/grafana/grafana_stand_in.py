@@ -1,6 +1,6 @@
-"""Stands for Grafana where it cannot be had: answers health, and shows what it would have provisioned.
+"""Stand in for a Grafana that cannot be pulled: answer health, and show what Grafana would provision.
 
-Takes its settings as Grafana does, from GF_... and from cfg:... arguments, and fills in the variables of its files.
+Like Grafana, it reads settings from GF_... variables and cfg:... arguments, and fills in the variables of its files.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 
 def setting(name: str, default: str) -> str:
-    """As section.key."""
-    given = [argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"cfg:{name}=")]
-    return given[-1] if given else os.environ.get("GF_" + re.sub(r"\W", "_", name).upper(), default)
+    """Return the setting section.key."""
+    values = [argument.partition("=")[2] for argument in sys.argv if argument.startswith(f"cfg:{name}=")]
+    return values[-1] if values else os.environ.get("GF_" + re.sub(r"\W", "_", name).upper(), default)
 
 
 PROVISIONING = Path(setting("paths.provisioning", "/etc/grafana/provisioning"))
@@ -29,7 +29,7 @@ def provisioned(kind: str) -> list[dict[str, str]]:
 
 
 def dashboards() -> list[dict]:
-    """Of the folders that the providers name."""
+    """Return the dashboards in the folders of the providers."""
     folders = [
         Path(path) for file in provisioned("dashboards") for path in re.findall(r'path: "?([^"\s]+)', file["text"])
     ]
@@ -39,7 +39,7 @@ def dashboards() -> list[dict]:
 ANSWERS = {
     "/api/health": lambda: {"database": "ok", "version": "stand-in"},
     "/api/datasources": lambda: provisioned("datasources"),
-    "/api/search": lambda: [{"uid": each["uid"], "title": each["title"]} for each in dashboards()],
+    "/api/search": lambda: [{"uid": dashboard["uid"], "title": dashboard["title"]} for dashboard in dashboards()],
 }
 
 
@@ -55,6 +55,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # process 1 would ignore it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # process 1 ignores SIGTERM by default
     address = setting("server.http_addr", ""), int(setting("server.http_port", "3000"))
     ThreadingHTTPServer(address, Handler).serve_forever()
