@@ -370,7 +370,7 @@ def refusal(stack: TestStack, name: str) -> str:
 def test_a_compiled_model_that_is_gone(stack):
     folder = make(stack, "gone", f"--inf2 --neuron_core_range 0:1 {ANY}")
     edit(folder, "tuple-0.pt", "gone.pt")
-    assert "gone.pt, the compiled model, is missing: put it there, or mend COMPILED_MODEL" in refusal(stack, "gone")
+    assert "gone.pt, the compiled model, is missing: put it there, or correct COMPILED_MODEL" in refusal(stack, "gone")
 
 
 def test_a_file_that_is_no_model(stack):

@@ -1,4 +1,4 @@
-"""AWS Neuron in tests: its libraries are stood in for by those under tests/support/neuron_stand_in."""
+"""Runs test stacks on AWS Neuron, with the stand-ins of its libraries in tests/support/neuron_stand_in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.stack import TestStack
 
 
 def on_neuron(stack: TestStack) -> TestStack:
-    """The stack, as if it were on a machine with NeuronCores."""
+    """Configure the stack as if its machine had NeuronCores."""
     stack.environment |= {
         "PROFILE": "neuron",
         "NEURON_DEVICES": "8",
@@ -20,7 +20,7 @@ def on_neuron(stack: TestStack) -> TestStack:
 
 
 def seen(stack: TestStack, event: str) -> list[dict]:
-    """What the libraries were asked for, in the order in which they were."""
+    """Return the calls of the libraries, in their order."""
     log = stack.folder / "neuron.jsonl"
     lines = log.read_text().splitlines() if log.exists() else []
-    return [each for each in map(json.loads, lines) if each["event"] == event]
+    return [call for call in map(json.loads, lines) if call["event"] == event]

@@ -1,4 +1,4 @@
-"""What the cores are given of a batch, and how a model's answer is read."""
+"""Test how batches are split for the cores, and how the frameworks load and call models."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ def rows(count: int, first: int = 0) -> batches.Tensors:
     ("count", "size", "parts", "expected"),
     [
         (8, 4, 2, [4, 4]),
-        (12, 4, 2, [4, 4, 4]),  # more chunks than cores: one of them runs two
+        (12, 4, 2, [4, 4, 4]),  # more chunks than cores
         (7, 0, 3, [3, 2, 2]),
-        (2, 0, 4, [1, 1]),  # never an empty one
+        (2, 0, 4, [1, 1]),  # no empty chunk
         (1, 0, 1, [1]),
         (9, 0, 1, [9]),
     ],
 )
-def test_what_goes_where(count, size, parts, expected):
-    assert batches.sizes(count, size, parts) == expected
-    pieces = batches.cut(rows(count), expected)
+def test_split_and_joined_keep_rows_in_order(count, size, parts, expected):
+    assert batches.chunk_sizes(count, size, parts) == expected
+    pieces = batches.split(rows(count), expected)
     assert [len(piece["a"]) for piece in pieces] == expected
-    back = batches.joined(pieces)
-    np.testing.assert_array_equal(back["a"], rows(count)["a"])
-    np.testing.assert_array_equal(back["b"], rows(count)["b"])
+    joined = batches.joined(pieces)
+    np.testing.assert_array_equal(joined["a"], rows(count)["a"])
+    np.testing.assert_array_equal(joined["b"], rows(count)["b"])
 
 
 @pytest.mark.parametrize(("count", "size", "expected"), [(1, 4, 4), (4, 4, 4), (5, 4, 8), (5, 0, 5), (3, 1, 3)])
-def test_filled_up_with_the_last_row(count, size, expected):
-    assert batches.full(count, size) == expected
-    filled = batches.filled(rows(count, first=10), expected)
+def test_padding_repeats_the_last_row(count, size, expected):
+    assert batches.padded_count(count, size) == expected
+    padded = batches.padded(rows(count, first=10), expected)
     numbers = [*range(10, 10 + count), *[9 + count] * (expected - count)]
-    assert filled["a"].ravel().tolist() == numbers
-    assert filled["b"].tolist() == numbers
-    assert filled["b"].dtype == np.float32
+    assert padded["a"].ravel().tolist() == numbers
+    assert padded["b"].tolist() == numbers
+    assert padded["b"].dtype == np.float32
 
 
-def test_rows_of_inputs_that_are_cut():
+def test_row_count_must_be_the_same_for_all_inputs():
     assert batches.row_count(rows(3)) == 3
     with pytest.raises(BadRequest, match="same number of rows: 'a' has 3, 'c' has 2"):
         batches.row_count({"a": np.zeros((3, 1)), "c": np.zeros(2)})
@@ -66,27 +66,27 @@ def test_rows_of_inputs_that_are_cut():
 
 
 @pytest.mark.parametrize("array", [np.zeros((3, 2)), np.array(1.0)])
-def test_an_output_of_other_rows_than_the_input(array):
+def test_output_with_other_rows_than_the_input_is_an_error(array):
     batches.check_rows({"a": np.zeros((4, 2))}, 4)
     with pytest.raises(RuntimeError, match=r"output 'a' has the shape .* for 4 rows of input"):
         batches.check_rows({"a": array}, 4)
 
 
-def test_sizes_of_the_config():
+def test_config_shape_has_the_batch_dimension_and_reshape():
     tensor = {"dims": ["-1", "3"]}
-    assert batches.stated_sizes(tensor, batching=False) == [-1, 3]
-    assert batches.stated_sizes(tensor, batching=True) == [-1, -1, 3]
-    assert batches.stated_sizes(tensor | {"reshape": {"shape": ["3", "1"]}}, batching=False) == [3, 1]
-    assert batches.stated_sizes({"dims": ["1"], "reshape": {"shape": []}}, batching=True) == [-1]
+    assert batches.config_shape(tensor, batching=False) == [-1, 3]
+    assert batches.config_shape(tensor, batching=True) == [-1, -1, 3]
+    assert batches.config_shape(tensor | {"reshape": {"shape": ["3", "1"]}}, batching=False) == [3, 1]
+    assert batches.config_shape({"dims": ["1"], "reshape": {"shape": []}}, batching=True) == [-1]
 
 
 @pytest.mark.parametrize(("shape", "sizes"), [((2, 6, 4), [-1, 3]), ((2, 4), [-1, 3]), ((2,), [-1, 3]), ((), [4])])
-def test_an_output_of_another_shape_than_the_config_s(shape, sizes):
-    batches.check_sizes({"a": np.zeros((2, 3)), "b": np.array(1.0), "more": np.zeros(2)}, {"a": [-1, 3], "b": [1]})
-    batches.check_sizes({}, {"a": sizes})  # which is told where it is asked for
-    with pytest.raises(RuntimeError) as told:
-        batches.check_sizes({"a": np.zeros(shape)}, {"a": sizes})
-    assert str(told.value) == f"output 'a' has the shape {list(shape) or [1]}, and in config.pbtxt {sizes}"
+def test_output_with_another_shape_than_the_config_is_an_error(shape, sizes):
+    batches.check_shapes({"a": np.zeros((2, 3)), "b": np.array(1.0), "more": np.zeros(2)}, {"a": [-1, 3], "b": [1]})
+    batches.check_shapes({}, {"a": sizes})  # a missing output is reported only if it is requested
+    with pytest.raises(RuntimeError) as error:
+        batches.check_shapes({"a": np.zeros(shape)}, {"a": sizes})
+    assert str(error.value) == f"output 'a' has the shape {list(shape) or [1]}, and in config.pbtxt {sizes}"
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
@@ -96,12 +96,12 @@ def tensors(*names: str, data_type: str = "TYPE_FP32") -> list[dict]:
     return [{"name": name, "data_type": data_type, "dims": ["-1"]} for name in names]
 
 
-def test_names_in_the_order_of_their_indices():
+def test_names_are_sorted_by_their_indices():
     assert frameworks.in_order(tensors("b__1", "a__0", "my__own__2"), "input") == ["a__0", "b__1", "my__own__2"]
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "message"),
     [
         (("INPUT",), "input 'INPUT' must be named <name>__<index>"),
         (("INPUT__x",), "must be named <name>__<index>"),
@@ -111,8 +111,8 @@ def test_names_in_the_order_of_their_indices():
         (("a__0", "b__0"), "'a__0' and 'b__0' have the same index"),
     ],
 )
-def test_names_that_say_no_order(names, told):
-    with pytest.raises(ConfigError, match=told):
+def test_names_without_a_clear_order_are_an_error(names, message):
+    with pytest.raises(ConfigError, match=message):
         frameworks.in_order(tensors(*names), "input")
 
 
@@ -127,12 +127,12 @@ def test_names_that_say_no_order(names, told):
         (OrderedDict(last=5, pooled=6), ["pooled__0"], [6]),
     ],
 )
-def test_a_models_answer_by_name(answer, outputs, expected):
+def test_outputs_are_named_by_key_or_position(answer, outputs, expected):
     assert frameworks.named(answer, outputs) == dict(zip(outputs, expected, strict=True))
 
 
 @pytest.mark.parametrize("answer", [5, (5,), {"a": 5}])
-def test_fewer_outputs_than_stated(answer):
+def test_fewer_outputs_than_in_config_is_an_error(answer):
     with pytest.raises(RuntimeError, match=r"the model has 1 output\(s\), config.pbtxt 2: x__0, x__1"):
         frameworks.named(answer, ["x__0", "x__1"])
 
@@ -142,19 +142,19 @@ def library(monkeypatch, config: dict) -> TorchNeuronX:
     return TorchNeuronX(config, Cores(0, 2, 1))
 
 
-def test_types_on_the_way_through_a_model(monkeypatch):
+def test_types_of_tensors_before_and_after_a_run(monkeypatch):
     pytorch = library(monkeypatch, {"input": tensors("x__0", "y__1"), "output": tensors("z__0")})
     assert pytorch.copies == 2
     answer = pytorch.call(lambda x, y: (x - y).bfloat16(), {"y__1": np.ones(2), "x__0": np.full(2, 3.0)})
     assert answer["z__0"].tolist() == [2, 2]
     assert answer["z__0"].dtype == np.float32
-    pytorch.halves = {"x__0"}
+    pytorch.bfloat16 = {"x__0"}
     assert pytorch.call(lambda x, y: x.dtype == torch.bfloat16 and x, {"y__1": np.ones(1), "x__0": np.ones(2)})
     with pytest.raises(RuntimeError, match="output for 'z__0' is a str, not a tensor"):
         pytorch.call(lambda x, y: ("text",), {"y__1": np.ones(2), "x__0": np.ones(2)})
 
 
-def test_a_failure_is_told_by_its_last_line(monkeypatch):
+def test_failed_run_reports_the_last_line(monkeypatch):
     pytorch = library(monkeypatch, {"input": tensors("x__0"), "output": tensors("z__0")})
     with pytest.raises(ModelFailed, match=r"^RuntimeError: of the wrong size$"):
         pytorch.call(fail, {"x__0": np.ones(2)})
@@ -165,32 +165,32 @@ def fail(_):
 
 
 @pytest.mark.parametrize(
-    ("data_type", "told"), [("TYPE_STRING", "PyTorch .* has no object"), ("TYPE_X", "TYPE_X is no")]
+    ("data_type", "message"), [("TYPE_STRING", "PyTorch .* has no object"), ("TYPE_X", "TYPE_X is not a type")]
 )
-def test_types_that_pytorch_has_not(monkeypatch, data_type, told):
-    with pytest.raises(ConfigError, match=f"'x__0': {told}"):
+def test_type_that_pytorch_lacks_is_an_error(monkeypatch, data_type, message):
+    with pytest.raises(ConfigError, match=f"'x__0': {message}"):
         library(monkeypatch, {"input": tensors("x__0", data_type=data_type), "output": tensors("z__0")})
 
 
-# --- libraries and files that are not there ---------------------------------------------------------------------------
+# --- missing libraries and files --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("torch-neuron", "package torch_neuron is not installed where Triton runs: the image of NEURON_CHIP=inf1 has"),
         ("torch-neuronx", "package torch_neuronx is not installed .* the image of NEURON_CHIP=inf2 and trn1 has it"),
         ("tensorflow", "no image of ours has it, for AWS supports none since 2.29: install it into one of your own"),
     ],
 )
-def test_an_image_without_the_library(monkeypatch, name, told):
+def test_missing_library_names_the_image_that_has_it(monkeypatch, name, message):
     for module in ("torch_neuron", "torch_neuronx", "tensorflow"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         FRAMEWORKS[name]({"input": tensors("x__0"), "output": tensors("z__0")}, Cores(0, 1, 1))
 
 
-def test_a_folder_of_a_library_s_name(monkeypatch, tmp_path):
+def test_unrelated_folder_of_a_library_s_name_is_not_the_library(monkeypatch, tmp_path):
     (tmp_path / "tensorflow/models").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "tensorflow", None)
@@ -200,25 +200,25 @@ def test_a_folder_of_a_library_s_name(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
-        ("import no_such_module", "^needy wants the Python package no_such_module, which is not installed"),
+        ("import no_such_module", "^needy needs the Python package no_such_module, which is not installed"),
         ("import needy.more", r"needy has no module needy\.more; is it of another release\?"),
         ("raise ImportError('libnrt.so.1: no such file')", "^needy could not be imported: libnrt.so.1: no such file$"),
         ("raise OSError('libnrt.so.1: no such file')", "^needy could not be imported: libnrt.so.1: no such file$"),
         ("raise RuntimeError('first\\nNRT: no device')", "^needy could not be imported: NRT: no device$"),
     ],
 )
-def test_a_library_without_what_it_needs(monkeypatch, tmp_path, line, told):
+def test_failed_import_is_one_line(monkeypatch, tmp_path, line, message):
     (tmp_path / "needy").mkdir()
     (tmp_path / "needy/__init__.py").write_text(line)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         imported("needy")
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "message"),
     [
         (ValueError("not a ZIP archive"), "not a ZIP archive"),
         (RuntimeError("no file\nException raised from valid at x.cc:1:\nframe #0: c10::Error\n"), "no file"),
@@ -231,25 +231,25 @@ def test_a_library_without_what_it_needs(monkeypatch, tmp_path, line, told):
         (AssertionError(), "AssertionError"),
     ],
 )
-def test_a_model_that_cannot_be_loaded(raised, told):
+def test_failed_load_is_one_line_with_the_cores(raised, message):
     with pytest.raises(ConfigError) as error, loading("/models/model.pt", Cores(2, 2, 1)):
         raise raised
-    assert str(error.value) == f"/models/model.pt could not be loaded on NeuronCores 2 to 3: {told}"
+    assert str(error.value) == f"/models/model.pt could not be loaded on NeuronCores 2 to 3: {message}"
 
 
-def test_what_is_told_well_is_told_as_it_is():
+def test_config_error_during_loading_is_unchanged():
     with pytest.raises(ConfigError, match=r"^there is no such signature$"), loading("model", Cores(0, 1, 1)):
         raise ConfigError("there is no such signature")
 
 
 @pytest.mark.parametrize("fault", [None, RuntimeError("NRT: NeuronCore(s) not available")])
-def test_data_parallel_where_aws_documents_it(monkeypatch, tmp_path, fault):
-    made = []
+def test_inf1_model_is_wrapped_in_data_parallel(monkeypatch, tmp_path, fault):
+    device_lists = []
 
     def data_parallel(model, device_ids):
         if fault:
             raise fault
-        made.append(device_ids)
+        device_lists.append(device_ids)
         return SimpleNamespace(model=model)
 
     config = {"input": tensors("x__0"), "output": tensors("z__0")}
@@ -265,23 +265,23 @@ def test_data_parallel_where_aws_documents_it(monkeypatch, tmp_path, fault):
             framework.load(tmp_path / "model.pt")
     else:
         model = framework.load(tmp_path / "model.pt")
-        assert (made, model.num_workers, model.split_size) == ([[0, 1]], 6, 4)
+        assert (device_lists, model.num_workers, model.split_size) == ([[0, 1]], 6, 4)
 
 
-def test_no_compiled_model(monkeypatch, tmp_path):
+def test_missing_compiled_model_is_an_error(monkeypatch, tmp_path):
     pytorch = library(monkeypatch, {"input": tensors("x__0"), "output": tensors("z__0")})
     with pytest.raises(ConfigError, match=r"model\.pt, the compiled model, is missing"):
         pytorch.load(tmp_path / "model.pt")
 
 
-# --- TensorFlow 1, of which there is none for this Python -------------------------------------------------------------
+# --- TensorFlow 1, which has no release for this Python ---------------------------------------------------------------
 
 
-def test_tensorflow_1_is_asked_for_a_predictor(monkeypatch, tmp_path):
-    asked = []
+def test_tensorflow_1_uses_a_predictor(monkeypatch, tmp_path):
+    calls = []
 
     def from_saved_model(path, signature_def_key, tags):
-        asked.append((path, signature_def_key, tags))
+        calls.append((path, signature_def_key, tags))
         if tags != "serve":
             raise RuntimeError(f"MetaGraphDef associated with tags {tags} could not be found")
         if signature_def_key != "serving_default":
@@ -297,7 +297,7 @@ def test_tensorflow_1_is_asked_for_a_predictor(monkeypatch, tmp_path):
     assert tensorflow.copies == 4
     answer = tensorflow.call(tensorflow.load(tmp_path), {"x": np.ones(2)})
     assert {name: array.tolist() for name, array in answer.items()} == {"y": [2, 2]}
-    assert asked == [(str(tmp_path), "serving_default", "serve")]
+    assert calls == [(str(tmp_path), "serving_default", "serve")]
     config["parameters"]["SIGNATURE_DEF_KEY"] = {"string_value": "predict"}
     with pytest.raises(ConfigError, match="no signature 'predict' under the tags 'serve'"):
         TensorFlow(config, Cores(0, 4, 1)).load(tmp_path)

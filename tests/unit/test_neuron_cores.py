@@ -26,17 +26,17 @@ def instance(name: str) -> dict[str, str]:
 def test_instances_share_the_cores_out(monkeypatch, instances, shares):
     monkeypatch.delenv("NEURON_RT_VISIBLE_CORES", raising=False)
     for index, share in enumerate(shares):
-        Cores.of(config(4, 7, instances), instance(f"my_model_0_{index}")).claim()
+        Cores.of_instance(config(4, 7, instances), instance(f"my_model_0_{index}")).claim()
         assert os.environ["NEURON_RT_VISIBLE_CORES"] == share
 
 
 def test_threads():
-    cores = Cores.of(config(0, 3, instances=2, threads=3), instance("m_0_1"))
-    assert (cores.first, cores.last, cores.count, cores.threads_each, cores.threads) == (2, 3, 2, 3, 6)
+    cores = Cores.of_instance(config(0, 3, instances=2, threads=3), instance("m_0_1"))
+    assert (cores.first, cores.last, cores.count, cores.threads_per_core, cores.threads) == (2, 3, 2, 3, 6)
 
 
 def test_one_core_where_nothing_is_said():
-    assert Cores.of({"instance_group": [{"count": 1}]}, instance("my_model_0_0")) == Cores(0, 1, 1)
+    assert Cores.of_instance({"instance_group": [{"count": 1}]}, instance("my_model_0_0")) == Cores(0, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_one_core_where_nothing_is_said():
 )
 def test_cores_that_cannot_be_had(wrong, told):
     with pytest.raises(ConfigError, match=told):
-        Cores.of(wrong, instance("m_0_0"))
+        Cores.of_instance(wrong, instance("m_0_0"))
 
 
 def test_an_instance_without_a_number():
-    with pytest.raises(ConfigError, match="wants KIND_MODEL"):
-        Cores.of(config(0, 1, instances=2), instance("m_0_0_gpu"))
+    with pytest.raises(ConfigError, match="KIND_MODEL"):
+        Cores.of_instance(config(0, 1, instances=2), instance("m_0_0_gpu"))

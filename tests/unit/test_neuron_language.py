@@ -1,13 +1,15 @@
-"""Language models compiled for Neuron: batches of exactly the rows, whoever's; and what a config may say of one.
+"""Test language models compiled for Neuron: full batches of any rows, and the checks of a model and its config.
 
-The libraries are stand-ins (tests/support/neuron_stand_in) that hold to a compiled model's shapes and run a small one.
+The libraries are stand-ins (tests/support/neuron_stand_in), which run a small model with the limits of a compiled one.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +20,8 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from neuron.cores import Cores
-from neuron.decoding import NeuronDecoder, generating, padding_side
-from neuron.llm import Compiled, load
+from neuron.decoding import NeuronDecoder, padding_side, with_generate
+from neuron.llm import CompiledLLM, load
 from shared.decoding import Options, Row
 from shared.errors import ConfigError
 from tests.support.checkpoints import language
@@ -33,19 +35,19 @@ PROMPTS = ["I am going", "Which battery", "비 그친 뒤", "Grüße 🥖 aus M�
 FOUR = Cores(4, 4, 1)
 
 
-def options(**said) -> Options:
-    return Options(**{"max_new_tokens": 12, "temperature": 0.0, "top_p": 1.0, "seed": 1, "stop": ()} | said)
+def options(**values) -> Options:
+    return Options(**{"max_new_tokens": 12, "temperature": 0.0, "top_p": 1.0, "seed": 1, "stop": ()} | values)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def stand_ins(tmp_path_factory):
-    """On the path, with four cores claimed; gone again for the tests of other files."""
+    """Put the stand-ins on the path and claim four cores; undo both for the tests of other modules."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(STAND_INS)
-        patch.setenv("NEURON_STAND_IN_LOG", str(tmp_path_factory.mktemp("log") / "seen.jsonl"))
+        patch.setenv("NEURON_STAND_IN_LOG", str(tmp_path_factory.mktemp("log") / "calls.jsonl"))
         patch.setenv("NEURON_RT_VISIBLE_CORES", "")
         FOUR.claim()
         yield
@@ -67,46 +69,45 @@ def checkpoint(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def compile_(tmp_path_factory, checkpoint) -> Callable[..., Path]:
-    """The folder that each library makes of the checkpoint."""
+    """Return a function that creates the folder that a library makes of the checkpoint."""
 
-    def make(model_class: str, **said) -> Path:
+    def compile_checkpoint(model_class: str, **config) -> Path:
         folder = tmp_path_factory.mktemp("compiled") / "model"
-        compiled_with(model_class, checkpoint, folder, **said)
+        config = {"batch_size": 4, "tp_degree": 4} | config
+        if model_class == LLAMA:
+            library = importlib.import_module(LLAMA.rpartition(".")[0])
+            model = library.NeuronLlamaForCausalLM(
+                str(checkpoint), {"neuron_config": {"seq_len": language.CONTEXT} | config}
+            )
+            model.compile(str(folder))
+            for file in checkpoint.glob("*token*"):
+                shutil.copy(file, folder)
+        else:
+            shutil.copytree(checkpoint, folder)
+        if model_class == OPTIMUM:
+            config = {"sequence_length": language.CONTEXT, "on_device_sampling": False} | config
+            (folder / "neuron_config.json").write_text(json.dumps(config))
+            (folder / "model.pt").touch()
         return folder
 
-    return make
+    return compile_checkpoint
 
 
-def compiled_with(model_class: str, checkpoint: Path, folder: Path, **said) -> None:
-    shapes = {"batch_size": 4, "tp_degree": 4}
-    if model_class == LLAMA:
-        library = importlib.import_module(LLAMA.rpartition(".")[0])
-        config = {"neuron_config": shapes | {"seq_len": language.CONTEXT} | said}
-        library.NeuronLlamaForCausalLM(str(checkpoint), config).compile(str(folder))
-    else:
-        AutoModelForCausalLM.from_pretrained(checkpoint).save_pretrained(folder)
-    if model_class == OPTIMUM:
-        config = shapes | {"sequence_length": language.CONTEXT, "on_device_sampling": False} | said
-        (folder / "neuron_config.json").write_text(json.dumps(config))
-        (folder / "model.pt").touch()
-    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
+def compiled(folder: Path, cores: Cores = FOUR, **parameters) -> CompiledLLM:
+    values = {"COMPILED_MODEL": folder, **parameters}
+    config = {"parameters": {name: {"string_value": str(value)} for name, value in values.items()}}
+    return CompiledLLM.read(config, {"model_repository": "/models/llm"}, cores)
 
 
-def compiled(folder: Path, cores: Cores = FOUR, **parameters) -> Compiled:
-    said = {"COMPILED_MODEL": folder, **parameters}
-    config = {"parameters": {name: {"string_value": str(value)} for name, value in said.items()}}
-    return Compiled.of(config, {"model_repository": "/models/llm"}, cores)
-
-
-def decoder(model_class: str, shape: Compiled) -> NeuronDecoder:
-    model = generating(load(model_class, shape, FOUR), shape)
+def decoder(model_class: str, shape: CompiledLLM) -> NeuronDecoder:
+    model = with_generate(load(model_class, shape, FOUR), shape)
     return NeuronDecoder(model, AutoTokenizer.from_pretrained(shape.folder), shape)
 
 
 @pytest.fixture(scope="module", params=[LLAMA, OPTIMUM, OPT])
 def served(request, compile_) -> NeuronDecoder:
-    said = {"BATCH_SIZE": 4, "N_POSITIONS": language.CONTEXT} if request.param == OPT else {}
-    return decoder(request.param, compiled(compile_(request.param), **said))
+    parameters = {"BATCH_SIZE": 4, "N_POSITIONS": language.CONTEXT} if request.param == OPT else {}
+    return decoder(request.param, compiled(compile_(request.param), **parameters))
 
 
 @pytest.fixture(scope="module")
@@ -114,19 +115,19 @@ def llama(compile_) -> NeuronDecoder:
     return decoder(LLAMA, compiled(compile_(LLAMA)))
 
 
-def rows(served: NeuronDecoder, prompts: list[str], *each: Options) -> list[Row]:
-    each = each or (options(),) * len(prompts)
-    return [Row(prompt, served.encode(prompt), said) for prompt, said in zip(prompts, each, strict=True)]
+def make_rows(served: NeuronDecoder, prompts: list[str], *row_options: Options) -> list[Row]:
+    row_options = row_options or (options(),) * len(prompts)
+    return [Row(prompt, served.encode(prompt), each) for prompt, each in zip(prompts, row_options, strict=True)]
 
 
-def generated(served: NeuronDecoder, asked: list[Row]) -> list[str]:
-    for part in served.batches(asked):
-        served.generate(part, lambda: None)
-    return [row.text for row in asked]
+def generated(served: NeuronDecoder, rows: list[Row]) -> list[str]:
+    for batch in served.batches(rows):
+        served.generate(batch, lambda: None)
+    return [row.text for row in rows]
 
 
-def seen() -> list[dict]:
-    """Of the batches since the last call."""
+def new_batches() -> list[dict]:
+    """Return the stand-in's log of the batches since the last call."""
     path = Path(os.environ["NEURON_STAND_IN_LOG"])
     events = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("")
@@ -135,133 +136,135 @@ def seen() -> list[dict]:
 
 @pytest.fixture(scope="module")
 def alone(checkpoint):
+    """Return a function that continues one prompt with the reference library."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
 
-    def say(prompt: str, new_tokens: int = 12) -> str:
+    @functools.cache
+    def continue_alone(prompt: str, new_tokens: int = 12) -> str:
         tokens = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        answer = model.generate(**tokens, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
-        text = tokenizer.decode(answer[0], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        output = model.generate(**tokens, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+        text = tokenizer.decode(output[0], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text.removeprefix(prompt)
 
-    return say
+    return continue_alone
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_as_alone_in_batches_that_are_always_full(served, alone):
-    seen()
+def test_texts_in_full_batches_are_those_generated_alone(served, alone):
+    new_batches()
     lengths = [12, 3, 9, 7, 1]
-    asked = rows(served, PROMPTS, *(options(max_new_tokens=n) for n in lengths))
-    expected = [alone(prompt, n) for prompt, n in zip(PROMPTS, lengths, strict=True)]
+    rows = make_rows(served, PROMPTS, *(options(max_new_tokens=length) for length in lengths))
+    expected = [alone(prompt, length) for prompt, length in zip(PROMPTS, lengths, strict=True)]
     assert len(set(expected)) == len(expected)
-    assert generated(served, asked) == expected
-    assert [batch["rows"] for batch in seen()] == [4, 4]
+    assert generated(served, rows) == expected
+    assert [batch["rows"] for batch in new_batches()] == [4, 4]
 
 
-def test_one_row_is_filled_up_with_its_own_prompt(served, alone):
-    seen()
-    (row,) = asked = rows(served, PROMPTS[:1])
-    assert generated(served, asked) == [alone(PROMPTS[0])]
-    (batch,) = seen()
+def test_single_row_is_padded_with_its_own_prompt(served, alone):
+    new_batches()
+    (row,) = rows = make_rows(served, PROMPTS[:1])
+    assert generated(served, rows) == [alone(PROMPTS[0])]
+    (batch,) = new_batches()
     assert batch["real"] == [len(row.prompt_tokens)] * 4
 
 
-def test_what_fills_a_batch_is_not_waited_for(llama):
-    """Its one client goes away after four tokens."""
-    (row,) = rows(llama, PROMPTS[:1])
+def test_padding_rows_do_not_keep_a_batch_running(llama):
+    """The only client goes away after four tokens."""
+    (row,) = make_rows(llama, PROMPTS[:1])
     steps = []
 
-    def tell() -> None:
+    def after_token() -> None:
         steps.append(row.new_tokens)
         row.done = row.done or len(steps) == 4
 
-    llama.generate([row], tell)
+    llama.generate([row], after_token)
     assert steps == [1, 2, 3, 4]
 
 
-def test_sampling_does_not_hang_on_the_company(served):
-    said = [options(temperature=1.5, seed=n, top_p=0.9 if n % 2 else 1.0) for n in range(len(PROMPTS))]
-    together = generated(served, rows(served, PROMPTS, *said))
-    apart = [generated(served, rows(served, [p], o))[0] for p, o in zip(PROMPTS, said, strict=True)]
+def test_sampling_does_not_depend_on_other_rows(served):
+    sampling = [options(temperature=1.5, seed=n, top_p=0.9 if n % 2 else 1.0) for n in range(len(PROMPTS))]
+    together = generated(served, make_rows(served, PROMPTS, *sampling))
+    apart = [generated(served, make_rows(served, [p], o))[0] for p, o in zip(PROMPTS, sampling, strict=True)]
     assert together == apart
-    assert together != generated(served, rows(served, PROMPTS))
+    assert together != generated(served, make_rows(served, PROMPTS))
 
 
-def test_a_stop_string_ends_its_row_only(served, alone):
+def test_stop_string_ends_only_its_own_row(served, alone):
     stop = alone("Which battery")[4:7]
-    asked = rows(served, PROMPTS, *(options(stop=(stop,) if prompt == "Which battery" else ()) for prompt in PROMPTS))
-    texts = dict(zip(PROMPTS, generated(served, asked), strict=True))
+    stops = [options(stop=(stop,) if prompt == "Which battery" else ()) for prompt in PROMPTS]
+    texts = dict(zip(PROMPTS, generated(served, make_rows(served, PROMPTS, *stops)), strict=True))
     assert texts.pop("Which battery") == alone("Which battery").partition(stop)[0]
     assert texts == {prompt: alone(prompt) for prompt in texts}
 
 
-def test_the_end_token_is_the_checkpoints(compile_, llama):
-    """generation_config.json may know of more ends than the model's config does."""
-    (whole,) = rows(llama, ["I am going"])
+def test_end_tokens_come_from_the_checkpoint(compile_, llama):
+    """generation_config.json can have more end tokens than the model's config."""
+    (whole,) = make_rows(llama, ["I am going"])
     generated(llama, [whole])
     end = whole.tokens[-3]
     folder = compile_(LLAMA)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, llama.tokenizer.eos_token_id]}))
     ending = decoder(LLAMA, compiled(folder))
-    (row,) = rows(ending, ["I am going"])
+    (row,) = make_rows(ending, ["I am going"])
     generated(ending, [row])
     assert row.tokens == whole.tokens[: whole.tokens.index(end, len(whole.prompt_tokens)) + 1]
     assert row.new_tokens < whole.new_tokens
 
 
-def test_a_batch_of_one(compile_, alone):
+def test_model_compiled_for_one_row_runs_rows_one_by_one(compile_, alone):
     single = decoder(LLAMA, compiled(compile_(LLAMA, batch_size=1)))
-    seen()
-    assert generated(single, rows(single, PROMPTS[:3])) == [alone(prompt) for prompt in PROMPTS[:3]]
-    assert [batch["rows"] for batch in seen()] == [1, 1, 1]
+    new_batches()
+    assert generated(single, make_rows(single, PROMPTS[:3])) == [alone(prompt) for prompt in PROMPTS[:3]]
+    assert [batch["rows"] for batch in new_batches()] == [1, 1, 1]
 
 
-def test_a_long_prompt_and_a_long_answer_go_apart(llama, alone):
+def test_long_prompt_and_long_answer_run_in_separate_batches(llama, alone):
     prompts = ["a 1 " * 65, "It"]
-    asked = rows(llama, prompts, options(max_new_tokens=5), options(max_new_tokens=120))
-    assert len(asked[0].prompt_tokens) > language.CONTEXT - 120
-    assert sorted(map(len, llama.batches(asked))) == [1, 1]
-    assert generated(llama, asked) == [alone(*each) for each in zip(prompts, (5, 120), strict=True)]
+    rows = make_rows(llama, prompts, options(max_new_tokens=5), options(max_new_tokens=120))
+    assert len(rows[0].prompt_tokens) > language.CONTEXT - 120
+    assert sorted(map(len, llama.batches(rows))) == [1, 1]
+    assert generated(llama, rows) == [alone(*case) for case in zip(prompts, (5, 120), strict=True)]
     assert llama.batches([]) == []
 
 
 @pytest.mark.parametrize(
-    ("model_class", "said"),
+    ("model_class", "config"),
     [(LLAMA, {"on_device_sampling_config": {"top_k": 1}}), (OPTIMUM, {"on_device_sampling": True})],
 )
-def test_what_chooses_on_the_device_is_known_on_load(compile_, alone, model_class, said):
-    device = decoder(model_class, compiled(compile_(model_class, **said)))
+def test_sampling_on_the_device_is_detected_on_load(compile_, alone, model_class, config):
+    device = decoder(model_class, compiled(compile_(model_class, **config)))
     assert not device.samples
-    assert generated(device, rows(device, PROMPTS[:1])) == [alone(PROMPTS[0])]
+    assert generated(device, make_rows(device, PROMPTS[:1])) == [alone(PROMPTS[0])]
 
 
-def test_what_leaves_the_choice_to_us_is_known_on_load(served):
+def test_sampling_on_the_host_is_detected_on_load(served):
     assert served.samples
 
 
-# --- what is compiled -------------------------------------------------------------------------------------------------
+# --- the compiled model and its config --------------------------------------------------------------------------------
 
 
-def test_what_the_config_does_not_say_is_the_models(compile_):
+def test_unset_parameters_come_from_the_model(compile_):
     for model_class in (LLAMA, OPTIMUM):
         shape = compiled(compile_(model_class, batch_size=2, tp_degree=2, max_context_length=64))
-        found = (shape.batch_size, shape.tp_degree, shape.n_positions, shape.longest_prompt)
-        assert found == (2, 2, language.CONTEXT, 64)
+        values = (shape.batch_size, shape.tp_degree, shape.n_positions, shape.max_prompt)
+        assert values == (2, 2, language.CONTEXT, 64)
 
 
-def test_what_nobody_says(checkpoint):
+def test_unset_parameters_of_a_plain_checkpoint_use_defaults(checkpoint):
     shape = compiled(checkpoint)
     assert (shape.batch_size, shape.tp_degree, shape.n_positions, shape.amp, shape.unroll) == (1, 4, 2048, "bf16", None)
     assert compiled(checkpoint, UNROLL="None").unroll is None
     assert compiled(checkpoint, UNROLL=2).unroll == 2
 
 
-def test_a_folder_beside_the_config(tmp_path, checkpoint):
+def test_relative_path_starts_at_the_model_folder(tmp_path, checkpoint):
     (tmp_path / "llm").mkdir()
     (tmp_path / "llm/opt").symlink_to(checkpoint)
     config = {"parameters": {"COMPILED_MODEL": {"string_value": "opt"}}}
-    assert Compiled.of(config, {"model_repository": str(tmp_path / "llm")}, FOUR).folder == tmp_path / "llm/opt"
+    assert CompiledLLM.read(config, {"model_repository": str(tmp_path / "llm")}, FOUR).folder == tmp_path / "llm/opt"
 
 
 @pytest.mark.parametrize(
@@ -275,19 +278,19 @@ def test_a_folder_beside_the_config(tmp_path, checkpoint):
         ({"TP_DEGREE": 2}, "parameter 'TP_DEGREE' is 2, but the model was compiled for tp_degree 4"),
         ({"BATCH_SIZE": 0}, "parameter 'BATCH_SIZE' must be at least 1, not 0"),
         ({"BATCH_SIZE": "many"}, "parameter 'BATCH_SIZE' must be a whole number, not 'many'"),
-        ({"cores": Cores(0, 2, 1)}, r"the model wants 4 NeuronCores \(tp_degree\) and an instance has 2"),
+        ({"cores": Cores(0, 2, 1)}, r"the model needs 4 NeuronCores \(tp_degree\) and an instance has 2"),
         ({"AMP": "float16"}, "parameter 'AMP' must be one of f32, f16, bf16"),
         ({"UNROLL": "all"}, "parameter 'UNROLL' must be a whole number"),
         ({"COMPILED_MODEL": ""}, "parameter 'COMPILED_MODEL' is missing"),
         ({"COMPILED_MODEL": "nowhere"}, "there is no folder /models/llm/nowhere: put the compiled model there"),
     ],
 )
-def test_wrong_parameters(compile_, parameters, reason):
+def test_wrong_parameter_is_an_error(compile_, parameters, reason):
     with pytest.raises(ConfigError, match=reason):
         compiled(compile_(LLAMA), **parameters)
 
 
-def test_optimums_own_word_for_the_context(compile_):
+def test_error_has_the_name_that_optimum_uses(compile_):
     with pytest.raises(ConfigError, match="is 2048, but the model was compiled for sequence_length 256"):
         compiled(compile_(OPTIMUM), N_POSITIONS=2048)
 
@@ -295,43 +298,42 @@ def test_optimums_own_word_for_the_context(compile_):
 @pytest.mark.parametrize(
     ("model_class", "reason"),
     [
-        ("", "parameter 'MODEL_CLASS' is missing: say a class of one of neuronx_distributed_inference, optimum.neuron"),
-        ("transformers.LlamaForCausalLM", "is 'transformers.LlamaForCausalLM', of none of"),
+        ("", "parameter 'MODEL_CLASS' is missing: set a class of neuronx_distributed_inference, optimum.neuron"),
+        ("transformers.LlamaForCausalLM", "'MODEL_CLASS' is 'transformers.LlamaForCausalLM': set a class of"),
         (LLAMA.replace("NeuronLlama", "NeuronLama"), r"has no class NeuronLamaForCausalLM; is it of another release\?"),
         (LLAMA.replace("models.llama", "models.lama"), "has no module neuronx_distributed_inference.models.lama"),
         ("optimum.neuron.NeuronModel", "optimum.neuron has no class NeuronModel; is it of another release"),
     ],
 )
-def test_wrong_classes(compile_, model_class, reason):
+def test_wrong_class_is_an_error(compile_, model_class, reason):
     with pytest.raises(ConfigError, match=reason):
         load(model_class, compiled(compile_(LLAMA)), FOUR)
 
 
 @pytest.mark.parametrize("model_class", [LLAMA, OPTIMUM, OPT])
-def test_a_library_that_is_not_installed(checkpoint, monkeypatch, model_class):
+def test_missing_library_is_an_error(checkpoint, monkeypatch, model_class):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(STAND_INS)])
-    forget(PACKAGES)  # not of the cores, which this process has
+    forget(PACKAGES)  # but not stand_in_log, which holds the cores
     package = next(name for name in PACKAGES if model_class.startswith(name))
     with pytest.raises(ConfigError, match=f"the Python package {package} is not installed where Triton runs"):
         load(model_class, compiled(checkpoint), FOUR)
 
 
-def test_a_library_that_another_one_does_not_suit(compile_, monkeypatch):
-    """As its adapter, with a transformers that is newer than it."""
+def test_adapter_that_transformers_breaks_is_an_error(compile_, monkeypatch):
     shape = compiled(compile_(LLAMA))
     model = load(LLAMA, shape, FOUR)
     monkeypatch.setitem(sys.modules, "neuronx_distributed_inference.utils.hf_adapter", None)
     with pytest.raises(ConfigError, match=r"has no module neuronx_distributed_inference\.utils\.hf_adapter; is it"):
-        generating(model, shape)
+        with_generate(model, shape)
 
 
 @pytest.mark.parametrize("model_class", [LLAMA, OPTIMUM, OPT])
-def test_what_a_library_raises_while_it_loads(compile_, model_class):
-    eight = Cores(4, 8, 1)  # of which this process has four
-    said = {"TP_DEGREE": 8, "cores": eight} if model_class == OPT else {"cores": eight}
-    shape = compiled(compile_(model_class, tp_degree=8), **said)
-    told = f"^{shape.folder} could not be loaded on NeuronCores 4 to 11: stand-in: 8 cores asked for, 4 visible$"
-    with pytest.raises(ConfigError, match=told):
+def test_error_while_loading_is_one_line(compile_, model_class):
+    eight = Cores(4, 8, 1)  # this process has four
+    parameters = {"TP_DEGREE": 8} if model_class == OPT else {}
+    shape = compiled(compile_(model_class, tp_degree=8), eight, **parameters)
+    message = f"^{shape.folder} could not be loaded on NeuronCores 4 to 11: stand-in: 8 cores asked for, 4 visible$"
+    with pytest.raises(ConfigError, match=message):
         load(model_class, shape, eight)
 
 
@@ -339,35 +341,34 @@ def test_what_a_library_raises_while_it_loads(compile_, model_class):
     ("model_class", "missing"),
     [(LLAMA, "neuron_config.json"), (LLAMA, "model.pt"), (OPTIMUM, "neuron_config.json"), (OPT, "config.json")],
 )
-def test_a_folder_of_something_else(compile_, model_class, missing):
+def test_folder_without_a_file_is_an_error(compile_, model_class, missing):
     folder = compile_(model_class)
     (folder / missing).unlink()
-    with pytest.raises(ConfigError, match=f"has no {missing}: it is"):
+    with pytest.raises(ConfigError, match=f"has no {missing}: it must be"):
         load(model_class, compiled(folder), FOUR)
 
 
-def test_a_neuron_config_that_is_none(compile_):
+def test_unreadable_neuron_config_is_an_error(compile_):
     folder = compile_(LLAMA)
     (folder / "neuron_config.json").write_text("[1")
     with pytest.raises(ConfigError, match="is not what the compiler writes: copy the compiled folder again"):
         compiled(folder)
 
 
-def test_models_of_ones_own(checkpoint):
-    """What a model.py's own load() gives: with generate(), or nothing that could be served."""
+def test_model_of_an_overridden_load_needs_generate(checkpoint):
     plain = AutoModelForCausalLM.from_pretrained(checkpoint)
     shape = compiled(checkpoint)
-    assert generating(plain, shape) is plain
+    assert with_generate(plain, shape) is plain
     assert padding_side(plain, shape) == "left"
-    with pytest.raises(ConfigError, match=r"load\(\) gave a Linear, which has no generate\(\)"):
-        generating(torch.nn.Linear(1, 1), shape)
+    with pytest.raises(ConfigError, match=r"load\(\) returned a Linear, which lacks the generate\(\)"):
+        with_generate(torch.nn.Linear(1, 1), shape)
 
 
-def test_a_transformers_without_generate_for_the_old_library(compile_, monkeypatch):
+def test_transformers_without_generate_for_the_old_library_is_an_error(compile_, monkeypatch):
     shape = compiled(compile_(OPT))
     model = load(OPT, shape, FOUR)
     adapters = importlib.import_module("transformers_neuronx.generation_utils")
     bare = type("HuggingFaceGenerationModelAdapter", (), {"__init__": lambda self, config, model: None})
     monkeypatch.setattr(adapters, "HuggingFaceGenerationModelAdapter", bare)
     with pytest.raises(ConfigError, match=f"transformers {transformers.__version__} has no generate"):
-        generating(model, shape)
+        with_generate(model, shape)

@@ -1,4 +1,4 @@
-"""scripts/neuron/setup-host.sh: what it would do on each system, and what it does. Package managers are stand-ins."""
+"""Test scripts/neuron/setup-host.sh on each system. The package managers are stand-ins."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ SYSTEMS = {
     "amazon": 'ID="amzn"\nVERSION_ID="2023"\n',
 }
 CHIPS = {"inf1.xlarge": ("inf1", "2.24.*"), "inf2.8xlarge": ("inf2", "2.*"), "trn1n.32xlarge": ("trn1", "2.*")}
-# Of the real ones it gets these, so that it cannot install anything.
+# The only real programs on its PATH, so that it cannot install anything.
 TOOLS = ("bash", "cat", "grep", "install")
 RECORDED = '#!/bin/bash\necho "${0##*/} $*" >>"$CALLS"\n'
 
@@ -52,7 +52,7 @@ metadata_expire=0
 
 @pytest.fixture
 def host(tmp_path):
-    """A machine as the script sees it: a folder of files, and commands that only write down how they were called."""
+    """Create a machine for the script: a folder of files, and commands that only record their calls."""
     root, bin_, calls = tmp_path / "root", tmp_path / "bin", tmp_path / "calls"
     for folder in ("etc/apt/sources.list.d", "etc/yum.repos.d", "dev", "sys/devices/virtual/dmi/id", "sys/module"):
         (root / folder).mkdir(parents=True)
@@ -60,8 +60,8 @@ def host(tmp_path):
     for tool in TOOLS:
         (bin_ / tool).symlink_to(f"/usr/bin/{tool}")
 
-    def command(name, does=""):
-        (bin_ / name).write_text(RECORDED + does)
+    def command(name, body=""):
+        (bin_ / name).write_text(RECORDED + body)
         (bin_ / name).chmod(0o755)
 
     for name in ("apt-get", "dnf", "docker"):
@@ -73,7 +73,7 @@ def host(tmp_path):
     command("modinfo", "echo 2.30.2.0\n")
     command("modprobe", ': >"$HOST_ROOT/dev/neuron0"; : >"$HOST_ROOT/dev/neuron1"\n')
 
-    def is_(system, instance=None):
+    def install_system(system, instance=None):
         (root / "etc/os-release").write_text(SYSTEMS.get(system, system))
         if instance:
             (root / "sys/devices/virtual/dmi/id/product_name").write_text(instance + "\n")
@@ -87,20 +87,27 @@ def host(tmp_path):
             capture_output=True,
             text=True,
         )
-        said = done.stdout.replace(str(root), "").replace("\\", "")
-        return SimpleNamespace(code=done.returncode, said=said, error=done.stderr)
+        output = done.stdout.replace(str(root), "").replace("\\", "")
+        return SimpleNamespace(code=done.returncode, output=output, error=done.stderr)
 
-    def changed():
-        """What was called that changes a machine."""
-        asked = ("uname", "dpkg-query", "rpm", "modinfo")
+    def changes():
+        """Return the calls that change a machine."""
+        queries = ("uname", "dpkg-query", "rpm", "modinfo")
         lines = calls.read_text().splitlines() if calls.exists() else []
-        return [line.replace(str(root), "") for line in lines if not line.startswith(asked)]
+        return [line.replace(str(root), "") for line in lines if not line.startswith(queries)]
 
     def files():
         return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
 
     return SimpleNamespace(
-        root=root, command=command, is_=is_, setup=setup, changed=changed, files=files, calls=calls, bin=bin_
+        root=root,
+        command=command,
+        install_system=install_system,
+        setup=setup,
+        changes=changes,
+        files=files,
+        calls=calls,
+        bin=bin_,
     )
 
 
@@ -109,48 +116,48 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")
 
 @pytest.mark.parametrize("instance", CHIPS)
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_dry_run(host, system, instance):
-    host.is_(system, instance)
+def test_dry_run_prints_every_step_and_changes_nothing(host, system, instance):
+    host.install_system(system, instance)
     before = host.files()
     done = host.setup("--dry-run")
     _, driver = CHIPS[instance]
-    assert done.said == (on_amazon_linux(driver) if system == "amazon" else on_ubuntu(system, driver))
-    assert (done.code, done.error, host.changed(), host.files()) == (0, "", [], before)
+    assert done.output == (on_amazon_linux(driver) if system == "amazon" else on_ubuntu(system, driver))
+    assert (done.code, done.error, host.changes(), host.files()) == (0, "", [], before)
 
 
 @as_root
 @pytest.mark.parametrize("instance", CHIPS)
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_it_does_what_the_dry_run_says(host, system, instance):
-    host.is_(system, instance)
+def test_run_does_what_the_dry_run_prints(host, system, instance):
+    host.install_system(system, instance)
     chip, driver = CHIPS[instance]
     done = host.setup()
     assert (done.code, done.error) == (0, "")
     expected = on_amazon_linux(driver) if system == "amazon" else on_ubuntu(system, driver)
-    assert done.said.startswith(expected)
-    said = [line.removeprefix("+ ") for line in expected.splitlines() if line.startswith("+ ")]
-    assert host.changed() == [line for line in said if not line.startswith(("write", "install"))]
-    assert "driver 2.30.2.0: /dev/neuron0 /dev/neuron1\n" in done.said
-    assert done.said.endswith(f"next: make up PROFILE=neuron NEURON_CHIP={chip} NEURON_DEVICES=2\n")
-    assert ("a driver without Inf1" in done.said) is (chip == "inf1")
+    assert done.output.startswith(expected)
+    steps = [line.removeprefix("+ ") for line in expected.splitlines() if line.startswith("+ ")]
+    assert host.changes() == [line for line in steps if not line.startswith(("write", "install"))]
+    assert "driver 2.30.2.0: /dev/neuron0 /dev/neuron1\n" in done.output
+    assert done.output.endswith(f"next: make up PROFILE=neuron NEURON_CHIP={chip} NEURON_DEVICES=2\n")
+    assert ("a driver without Inf1" in done.output) is (chip == "inf1")
 
 
 @as_root
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_again(host, system):
-    host.is_(system, "inf2.xlarge")
+def test_second_run_writes_nothing(host, system):
+    host.install_system(system, "inf2.xlarge")
     host.setup()
     files = host.files()
     host.calls.unlink()
     done = host.setup()
     assert (done.code, host.files()) == (0, files)
-    assert "write" not in done.said
-    assert not [line for line in host.changed() if line.startswith("modprobe")]
+    assert "write" not in done.output
+    assert not [line for line in host.changes() if line.startswith("modprobe")]
 
 
 @as_root
-def test_the_repository_of_awss_own_instructions_is_replaced(host):
-    host.is_("noble", "inf2.xlarge")
+def test_repository_from_the_instructions_of_aws_is_replaced(host):
+    host.install_system("noble", "inf2.xlarge")
     source = host.root / "etc/apt/sources.list.d/neuron.list"
     source.write_text(f"deb {APT} noble main\n")
     host.setup()
@@ -159,28 +166,28 @@ def test_the_repository_of_awss_own_instructions_is_replaced(host):
 
 
 @pytest.mark.parametrize(("system", "remove"), [("noble", "apt-get remove"), ("amazon", "dnf remove")])
-def test_the_driver_of_neuron_1_is_removed(host, system, remove):
-    host.is_(system, "inf1.xlarge")
+def test_driver_of_neuron_1_is_removed(host, system, remove):
+    host.install_system(system, "inf1.xlarge")
     host.command("dpkg-query", "echo 'Status: install ok installed'\n")
     host.command("rpm")
-    said = host.setup("--dry-run").said
-    assert f"+ {remove} -y aws-neuron-dkms\n" in said
-    assert said.index(remove) < said.index("aws-neuronx-dkms")
+    output = host.setup("--dry-run").output
+    assert f"+ {remove} -y aws-neuron-dkms\n" in output
+    assert output.index(remove) < output.index("aws-neuronx-dkms")
 
 
-def test_an_ubuntu_driver_whose_settings_alone_are_left(host):
-    host.is_("noble", "inf1.xlarge")
+def test_removed_ubuntu_driver_with_config_files_is_ignored(host):
+    host.install_system("noble", "inf1.xlarge")
     host.command("dpkg-query", "echo 'Status: deinstall ok config-files'\n")
-    assert "remove" not in host.setup("--dry-run").said
+    assert "remove" not in host.setup("--dry-run").output
 
 
-def test_the_chip_that_is_said_goes_before_the_instance(host):
-    host.is_("noble", "inf2.xlarge")
-    assert "aws-neuronx-dkms=2.24.*" in host.setup("--dry-run", "inf1").said
+def test_chip_argument_overrides_the_instance(host):
+    host.install_system("noble", "inf2.xlarge")
+    assert "aws-neuronx-dkms=2.24.*" in host.setup("--dry-run", "inf1").output
 
 
 @pytest.mark.parametrize(
-    ("system", "instance", "arguments", "said"),
+    ("system", "instance", "arguments", "message"),
     [
         ("noble", "m5.large", [], "this machine (m5.large) is no Inf1, Inf2 or Trn1 instance"),
         ("noble", None, [], "this machine (unknown) is no Inf1, Inf2 or Trn1 instance"),
@@ -201,16 +208,16 @@ def test_the_chip_that_is_said_goes_before_the_instance(host):
     ],
 )
 @pytest.mark.parametrize("dry_run", [["--dry-run"], []])
-def test_what_is_wrong_is_one_sentence(host, system, instance, arguments, said, dry_run):
-    host.is_(system, instance)
+def test_error_is_one_line(host, system, instance, arguments, message, dry_run):
+    host.install_system(system, instance)
     done = host.setup(*dry_run, *arguments)
-    assert (done.code, done.said, host.changed()) == (1, "", [])
-    assert done.error.startswith(f"error: {said}")
+    assert (done.code, done.output, host.changes()) == (1, "", [])
+    assert done.error.startswith(f"error: {message}")
     assert done.error.count("\n") == 1
 
 
-def test_without_root():
-    """In a folder of its own: pytest's are closed to whom it becomes here."""
+def test_run_without_root_is_an_error():
+    """Use a folder outside of pytest's, which other users cannot read."""
     drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
@@ -228,8 +235,8 @@ def test_without_root():
 
 
 @as_root
-def test_a_driver_that_finds_no_device(host):
-    host.is_("noble", "inf2.xlarge")
+def test_loaded_driver_without_a_device_is_an_error(host):
+    host.install_system("noble", "inf2.xlarge")
     host.command("modprobe")
     done = host.setup()
     assert done.code == 1
@@ -237,8 +244,8 @@ def test_a_driver_that_finds_no_device(host):
 
 
 @as_root
-def test_a_driver_that_does_not_load(host):
-    host.is_("noble", "inf2.xlarge")
+def test_driver_that_does_not_load_is_an_error(host):
+    host.install_system("noble", "inf2.xlarge")
     host.command("modprobe", "exit 1\n")
     done = host.setup()
     assert done.code == 1
@@ -246,17 +253,17 @@ def test_a_driver_that_does_not_load(host):
 
 
 @as_root
-def test_a_package_manager_that_fails_ends_it(host):
-    host.is_("amazon", "inf2.xlarge")
+def test_failed_package_manager_ends_the_script(host):
+    host.install_system("amazon", "inf2.xlarge")
     host.command("dnf", "exit 3\n")
     done = host.setup()
     assert done.code == 3
-    assert "modprobe" not in done.said
+    assert "modprobe" not in done.output
 
 
 @as_root
-def test_an_old_driver_that_still_runs(host):
-    host.is_("noble", "inf2.xlarge")
+def test_old_driver_that_still_runs_is_an_error(host):
+    host.install_system("noble", "inf2.xlarge")
     (host.root / "dev/neuron0").touch()
     (host.root / "sys/module/neuron").mkdir()
     (host.root / "sys/module/neuron/version").write_text("2.24.13.0\n")
@@ -266,17 +273,19 @@ def test_an_old_driver_that_still_runs(host):
 
 
 @as_root
-def test_docker_is_not_installed_but_missed(host):
-    host.is_("noble", "inf2.xlarge")
+def test_missing_docker_is_reported_not_installed(host):
+    host.install_system("noble", "inf2.xlarge")
     (host.bin / "docker").unlink()
     done = host.setup()
-    assert (done.code, "Docker is not installed, and make up needs it" in done.said) == (0, True)
+    assert (done.code, "Docker is not installed, and make up needs it" in done.output) == (0, True)
 
 
-def test_help(host):
-    assert host.setup("--help").said.startswith("usage: sudo scripts/neuron/setup-host.sh [--dry-run] [inf1|inf2|trn1]")
+def test_help_prints_the_usage(host):
+    assert host.setup("--help").output.startswith(
+        "usage: sudo scripts/neuron/setup-host.sh [--dry-run] [inf1|inf2|trn1]"
+    )
 
 
-def test_shellcheck():
+def test_script_passes_shellcheck_and_is_executable():
     subprocess.run([ROOT / ".venv/bin/shellcheck", SCRIPT], check=True)
     assert os.access(SCRIPT, os.X_OK)

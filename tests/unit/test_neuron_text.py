@@ -1,4 +1,4 @@
-"""Text encoders on Neuron: what is compiled, and which compiled shape a run takes."""
+"""Test text encoders on Neuron: the shapes to compile, and the compiled shape that a run takes."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from scripts.neuron.target import Target
 from shared.errors import BadRequest
 from shared.packing import cheapest_cut
 
-# Rows and tokens -> seconds: eight rows cost three times as much as one.
+# (rows, tokens) -> seconds: eight rows cost three times as much as one.
 SECONDS = {(1, 32): 1.0, (8, 32): 3.0, (1, 64): 2.0, (8, 64): 6.0}
 
 
@@ -19,32 +19,32 @@ def runs(lengths: list[int]) -> list[tuple[int, int]]:
     return [shapes.shape(end - start, lengths[end - 1]) for start, end in cut]
 
 
-def test_a_row_alone_takes_the_shape_of_one():
+def test_single_row_takes_the_shape_of_one_row():
     assert runs([5]) == [(1, 32)]
     assert runs([33]) == [(1, 64)]
 
 
-def test_two_rows_are_cheaper_apart_and_four_together():
+def test_two_rows_run_apart_and_four_together():
     assert runs([5, 6]) == [(1, 32), (1, 32)]
     assert runs([5, 6, 7, 8]) == [(8, 32)]
 
 
-def test_no_run_has_more_rows_than_a_shape_takes():
+def test_no_run_has_more_rows_than_the_largest_shape():
     assert runs([5] * 17) == [(1, 32), (8, 32), (8, 32)]
     assert runs([5] * 64) == [(8, 32)] * 8
 
 
-def test_a_long_text_does_not_make_the_short_ones_long():
+def test_long_text_does_not_pad_the_short_ones():
     assert runs([5] * 8 + [60]) == [(8, 32), (1, 64)]
     assert runs([5, 60]) == [(1, 32), (1, 64)]
 
 
-def test_a_longer_shape_is_taken_where_it_is_cheaper():
+def test_longer_shape_is_chosen_if_it_is_cheaper():
     shapes = Shapes({(4, 32): 9.0, (4, 64): 1.0})
     assert shapes.shape(2, 10) == (4, 64)
 
 
-def test_a_text_longer_than_every_shape():
+def test_text_longer_than_every_shape_is_an_error():
     with pytest.raises(BadRequest, match="a text has 65 tokens, and the model was compiled for 64 at most"):
         runs([65])
 
@@ -53,11 +53,11 @@ def target(**settings: str) -> Target | None:
     return Target.of(Settings(Settings.load() | {"PROFILE": "neuron"} | settings))
 
 
-def test_only_the_profile_has_a_target():
+def test_other_profiles_have_no_target():
     assert target(PROFILE="cpu") is None
 
 
-def test_lengths():
+def test_lengths_double_up_to_the_model_s_maximum():
     assert target().lengths_up_to(256, "spam") == [32, 64, 128, 256]
     assert target().lengths_up_to(200, "spam") == [32, 64, 128, 200]
     assert target().lengths_up_to(20, "spam") == [20]
@@ -66,7 +66,7 @@ def test_lengths():
         target(NEURON_LENGTHS="100 20 400").lengths_up_to(256, "spam")
 
 
-def test_what_is_in_place_will_do_unless_something_else_is_asked_for():
+def test_compiled_model_is_reused_unless_settings_changed():
     made = target(NEURON_BATCHES="4", NEURON_LENGTHS="32 64").record()
     assert target().made(made)
     assert target(NEURON_BATCHES="4").made(made)
@@ -77,14 +77,14 @@ def test_what_is_in_place_will_do_unless_something_else_is_asked_for():
     assert not target().made(None)
 
 
-def test_cores_and_device():
-    found = target(NEURON_CORES="2:5", NEURON_DEVICES="0")
-    assert found.cores == range(2, 6)
-    assert not found.device
+def test_target_has_cores_and_device():
+    chosen = target(NEURON_CORES="2:5", NEURON_DEVICES="0")
+    assert chosen.cores == range(2, 6)
+    assert not chosen.device
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"NEURON_CORES": "3:2"}, "NEURON_CORES=3:2: must be the first and the last, like 0:1"),
         ({"NEURON_CORES": "0-1"}, "NEURON_CORES=0-1"),
@@ -97,6 +97,6 @@ def test_cores_and_device():
         ({"NEURON_DEVICES": "some"}, "NEURON_DEVICES=some: must be a whole number"),
     ],
 )
-def test_wrong_settings(settings, said):
-    with pytest.raises(UserError, match=said):
+def test_wrong_setting_is_an_error(settings, message):
+    with pytest.raises(UserError, match=message):
         target(**settings)

@@ -1,7 +1,7 @@
-"""What the stand-ins of the Neuron libraries for language models share: a real small model of transformers, on the CPU.
+"""The common part of the stand-ins for language models: a real small model of transformers, on the CPU.
 
-It holds to what the hardware does: a batch of exactly the rows, texts of at most the length that it was compiled for,
-padding on the library's side, no more cores than the process may use.
+It has the limits of the hardware: batches of exactly the compiled rows, texts up to the compiled length, padding on the
+library's side, and only the cores that the process may use.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
 if visible_cores() is None:
-    raise RuntimeError("stand-in: imported before the instance took its cores")
+    raise RuntimeError("stand-in: imported before the instance claimed its cores")
 
 
 class Device:
-    """The model as the compiler left it."""
+    """The compiled model."""
 
     def __init__(self, folder: str | Path, library: str, batch_size: int, length: int, tp_degree: int, side: str):
         if core_count() < tp_degree:
             raise RuntimeError(f"stand-in: {tp_degree} cores asked for, {core_count()} visible")
         take_cores()
-        torch.set_num_threads(1)  # models this small only wait for a second one
+        torch.set_num_threads(1)  # models this small gain nothing from a second one
         self.batch_size, self.length, self.side, self.library = batch_size, length, side, library
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.known: dict[tuple[int, ...], torch.Tensor] = {}
         record("load", library=library, batch_size=batch_size, n_positions=length, tp_degree=tp_degree)
 
     def begin(self, tokens: torch.Tensor, mask: torch.Tensor) -> None:
@@ -34,33 +35,39 @@ class Device:
         if len(tokens) != self.batch_size:
             raise ValueError(f"stand-in: {len(tokens)} rows, compiled for {self.batch_size}")
         if not mask[:, 0 if self.side == "right" else -1].all():
-            raise ValueError(f"stand-in: padding is to be on the {self.side}")
+            raise ValueError(f"stand-in: padding must be on the {self.side}")
 
-    @torch.no_grad()
     def logits(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Of each row's next token, [rows, 1, vocabulary]: each row by itself, as if nothing were beside it."""
+        """Return the logits of each row's next token: [rows, 1, vocabulary]. Other rows have no influence."""
         if tokens.shape[1] >= self.length:
             raise ValueError(f"stand-in: {tokens.shape[1]} tokens and one more, compiled for {self.length}")
-        rows = [self.model(row[kept.bool()][None]).logits[0, -1:] for row, kept in zip(tokens, mask, strict=True)]
-        return torch.stack(rows)
+        return torch.stack([self.row_logits(row[kept.bool()]) for row, kept in zip(tokens, mask, strict=True)])
+
+    @torch.no_grad()
+    def row_logits(self, row: torch.Tensor) -> torch.Tensor:
+        """Remember texts, because tests repeat many: rows that fill a batch, the same prompt alone and together."""
+        key = tuple(row.tolist())
+        if key not in self.known:
+            self.known[key] = self.model(row[None]).logits[0, -1:]
+        return self.known[key]
 
 
 class Generates:
     """Hugging Face's own generate() on a Device, for a class that is a GenerationMixin and has `device_model`."""
 
     device_model: Device
-    chooses_itself = False  # as with on-device sampling: nobody is asked about the scores
+    samples_on_device = False  # if true, generate() ignores logits processors
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def generate(self, input_ids, attention_mask=None, **said):
+    def generate(self, input_ids, attention_mask=None, **options):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         self.device_model.begin(input_ids, mask)
-        if self.chooses_itself:
-            said["logits_processor"] = None
-        return super().generate(input_ids, attention_mask=mask, **said)
+        if self.samples_on_device:
+            options["logits_processor"] = None
+        return super().generate(input_ids, attention_mask=mask, **options)
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **_):
         return {"input_ids": input_ids, "attention_mask": attention_mask}

@@ -1,4 +1,4 @@
-"""What the stand-ins of the Neuron libraries saw: a JSON object a line, in the file that NEURON_STAND_IN_LOG names."""
+"""Logs the calls of the stand-ins of the Neuron libraries to the file NEURON_STAND_IN_LOG, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import os
 
 
-def record(event: str, **seen: object) -> None:
-    """One write of one line to a file opened for appending: those of several processes and threads do not mix."""
+def record(event: str, **details: object) -> None:
+    """Append a line in one write, so that lines of several processes and threads do not mix."""
     path = os.environ.get("NEURON_STAND_IN_LOG")
     if not path:
         return
-    line = json.dumps({"event": event, "pid": os.getpid(), "visible": visible_cores()} | seen) + "\n"
+    line = json.dumps({"event": event, "pid": os.getpid(), "visible": visible_cores()} | details) + "\n"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         os.write(file, line.encode())
@@ -21,33 +21,33 @@ def record(event: str, **seen: object) -> None:
 
 
 def take_cores() -> None:
-    """As the runtime does when the first model is loaded: of those that another process has, it says so and fails."""
+    """Lock the visible cores, and fail if another process has one, as the runtime does at the first load."""
     path = os.environ.get("NEURON_STAND_IN_LOG")
-    if not path or _TAKEN:
+    if not path or _LOCKS:
         return
-    first, _, last = (_VISIBLE or f"0-{MACHINE - 1}").partition("-")
-    taken = [open(f"{path}.core{core}", "w") for core in range(int(first), int(last or first) + 1)]  # noqa: SIM115
+    first, _, last = (_VISIBLE or f"0-{MACHINE_CORES - 1}").partition("-")
+    locks = [open(f"{path}.core{core}", "w") for core in range(int(first), int(last or first) + 1)]  # noqa: SIM115
     try:
-        for core in taken:
-            fcntl.flock(core, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for lock in locks:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise RuntimeError(f"NRT: NeuronCore(s) not available - Requested:nc{first}-nc{last or first}") from None
-    _TAKEN.extend(taken)
+    _LOCKS.extend(locks)
 
 
 def visible_cores() -> str | None:
-    """As the variable stood when the first of the stand-ins was imported: the runtime reads it once."""
+    """Return the variable's value at the import of the first stand-in, because the runtime reads it once."""
     return _VISIBLE
 
 
 def core_count() -> int | None:
-    """How many cores this process has; None: all of the machine's."""
+    """Return the number of this process's cores, or None for all of the machine's."""
     if _VISIBLE is None:
         return None
     first, _, last = _VISIBLE.partition("-")
     return int(last or first) - int(first) + 1
 
 
-MACHINE = 16
-_TAKEN: list = []
+MACHINE_CORES = 16
+_LOCKS: list = []
 _VISIBLE = os.environ.get("NEURON_RT_VISIBLE_CORES")

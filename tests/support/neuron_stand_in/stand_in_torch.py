@@ -1,4 +1,4 @@
-"""What torch_neuron and torch_neuronx have in common: a compiled model is TorchScript that takes one shape."""
+"""The common part of torch_neuron and torch_neuronx: a compiled model is TorchScript that takes one shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _loads = itertools.count()
 
 
 def watch_loads() -> None:
-    """torch.jit.load tells what it loads and onto which core, which is the next one each time; the model, its runs."""
+    """Make torch.jit.load() record what it loads and onto which core, and the model record its runs."""
     torch.jit.load = load
 
 
@@ -24,11 +24,11 @@ def load(f, *args, **options) -> torch.jit.ScriptModule:
     core = number % (core_count() or 1)
     record("load", path=os.fspath(f) if isinstance(f, (str, os.PathLike)) else None, load=number, core=core)
 
-    def tell(_, inputs) -> None:
+    def record_run(_, inputs) -> None:
         record("run", load=number, core=core, shapes=shapes(inputs))
 
-    # Not the ScriptModule's own, which refuses.
-    torch.nn.Module.register_forward_pre_hook(model, tell)
+    # ScriptModule's own method refuses hooks.
+    torch.nn.Module.register_forward_pre_hook(model, record_run)
     return model
 
 
@@ -37,7 +37,7 @@ def shapes(tensors) -> list[list[int]]:
 
 
 def compiled(function, example_inputs) -> torch.jit.ScriptModule:
-    """Traced, within a check that its file carries: other shapes and types than the example's are refused."""
+    """Trace the function, and add a check to the script that refuses other shapes and types than the examples'."""
     examples = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     with torch.no_grad():
         traced = torch.jit.trace(function, examples, strict=False, check_trace=False)

@@ -1,4 +1,4 @@
-"""Stands in for AWS's torch_neuron (Inf1) where there is no such hardware: TorchScript on the CPU."""
+"""Stand-in of AWS's torch_neuron (Inf1): TorchScript on the CPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def trace(func, example_inputs, **options) -> torch.jit.ScriptModule:
 
 
 class DataParallel(torch.nn.Module):
-    """Chunks along `dim` go to the cores, what they answer is put together again.
+    """Splits inputs along `dim` over the cores, and joins the outputs.
 
-    The real one takes chunks of other sizes than the compiled one too, for models that can do that; this one hands
-    the model what it was given, so that a test sees where a chunk was not of the compiled size.
+    The real one also takes chunks of other sizes than the compiled one, for models that can do that. This one passes
+    the chunk on unchanged, so that a test notices a wrong size.
     """
 
     def __init__(self, model: torch.jit.ScriptModule, device_ids: list | None = None, dim: int = 0) -> None:
@@ -33,8 +33,8 @@ class DataParallel(torch.nn.Module):
         self.num_workers = 2 * len(self.device_ids)
         self.split_size: int | None = None
         self.dynamic_batching = dim == 0
-        taken = [int(str(core).rpartition(":")[2]) for core in self.device_ids]
-        if not taken or (core_count() is not None and max(taken) >= core_count()):
+        cores = [int(str(core).rpartition(":")[2]) for core in self.device_ids]
+        if not cores or (core_count() is not None and max(cores) >= core_count()):
             raise ValueError(f"device_ids {self.device_ids} of {core_count()} cores")
         record("DataParallel", device_ids=self.device_ids, dim=dim)
 
@@ -56,10 +56,10 @@ class DataParallel(torch.nn.Module):
         if isinstance(first, torch.Tensor):
             return torch.cat(outputs, self.dim)
         if isinstance(first, dict):
-            return {key: self.gather([each[key] for each in outputs]) for key in first}
+            return {key: self.gather([output[key] for output in outputs]) for key in first}
         return tuple(self.gather(list(parts)) for parts in zip(*outputs, strict=True))
 
 
-# Where AWS documents them, and nowhere else.
+# AWS documents them as torch.neuron.*; using them as torch_neuron.* must fail.
 torch.neuron = SimpleNamespace(DataParallel=DataParallel, trace=trace)
 del DataParallel, trace

@@ -1,4 +1,4 @@
-"""Stands in for AWS's torch_neuronx (Inf2, Trn1) where there is no such hardware: TorchScript on the CPU."""
+"""Stand-in of AWS's torch_neuronx (Inf2, Trn1): TorchScript on the CPU."""
 
 from __future__ import annotations
 

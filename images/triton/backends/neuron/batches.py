@@ -1,16 +1,15 @@
-"""Tensors of one batch: filled up, cut into what the cores are given, put together again."""
+"""Splits the tensors of a batch into chunks for the cores, and joins the chunks' outputs."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from shared.errors import BadRequest
-
-Tensors = dict[str, np.ndarray]
+from shared.types import Tensors
 
 
 def row_count(tensors: Tensors) -> int:
-    """Of inputs that are cut along their first dimension."""
+    """Return the number of rows, which all inputs must share."""
     rows = {name: len(array) if array.ndim else 0 for name, array in tensors.items()}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"'{name}' has {count}" for name, count in rows.items())
@@ -21,28 +20,28 @@ def row_count(tensors: Tensors) -> int:
     return count
 
 
-def full(rows: int, size: int) -> int:
-    """Rows to fill up to: whole chunks of the compiled size, where that is known."""
-    return -(-rows // size) * size if size else rows
+def padded_count(rows: int, compiled_rows: int) -> int:
+    """Round up to a multiple of the compiled size, if that is known (not 0)."""
+    return -(-rows // compiled_rows) * compiled_rows if compiled_rows else rows
 
 
-def sizes(rows: int, size: int, parts: int) -> list[int]:
-    """How many rows go where: chunks of the compiled size, or, where that is not known (0), as even as possible."""
-    if size:
-        return [size] * (rows // size)
+def chunk_sizes(rows: int, compiled_rows: int, parts: int) -> list[int]:
+    """Return chunks of the compiled size, or, if that is unknown (0), chunks of nearly equal size."""
+    if compiled_rows:
+        return [compiled_rows] * (rows // compiled_rows)
     parts = min(rows, parts)
     return [rows // parts + (part < rows % parts) for part in range(parts)]
 
 
-def filled(tensors: Tensors, rows: int) -> Tensors:
-    """With the last row repeated: one of zeros could be outside of what the model knows."""
+def padded(tensors: Tensors, rows: int) -> Tensors:
+    """Repeat the last row, because a row of zeros can be invalid input for the model."""
     return {
         name: array if len(array) == rows else np.concatenate([array, array[-1:].repeat(rows - len(array), axis=0)])
         for name, array in tensors.items()
     }
 
 
-def cut(tensors: Tensors, sizes: list[int]) -> list[Tensors]:
+def split(tensors: Tensors, sizes: list[int]) -> list[Tensors]:
     if len(sizes) == 1:
         return [tensors]
     ends = np.cumsum(sizes)[:-1]
@@ -50,28 +49,28 @@ def cut(tensors: Tensors, sizes: list[int]) -> list[Tensors]:
     return [{name: pieces[name][i] for name in pieces} for i in range(len(sizes))]
 
 
-def joined(parts: list[Tensors]) -> Tensors:
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def joined(chunks: list[Tensors]) -> Tensors:
+    if len(chunks) == 1:
+        return chunks[0]
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
-def stated_sizes(tensor: dict, batching: bool) -> list[int]:
-    """Of one tensor of config.pbtxt, the batch's before them; -1 is any."""
+def config_shape(tensor: dict, batching: bool) -> list[int]:
+    """Return the shape of a tensor of config.pbtxt with the batch dimension; -1 is any size."""
     dims = tensor["reshape"]["shape"] if tensor.get("reshape") else tensor["dims"]
     return [-1] * batching + [int(size) for size in dims]
 
 
-def check_sizes(outputs: Tensors, stated: dict[str, list[int]]) -> None:
-    """Triton hands out whatever a Python model gives."""
-    for name in (name for name in stated if name in outputs):
-        found, sizes = list(np.shape(outputs[name])) or [1], stated[name]  # a scalar goes out as [1]
-        if len(found) != len(sizes) or any(said not in (-1, size) for said, size in zip(sizes, found, strict=True)):
-            raise RuntimeError(f"output '{name}' has the shape {found}, and in config.pbtxt {sizes}")
+def check_shapes(outputs: Tensors, expected: dict[str, list[int]]) -> None:
+    """Compare outputs with config.pbtxt, because Triton returns whatever shape a Python model gives."""
+    for name in (name for name in expected if name in outputs):
+        shape, sizes = list(np.shape(outputs[name])) or [1], expected[name]  # a scalar is returned as [1]
+        if len(shape) != len(sizes) or any(size not in (-1, actual) for size, actual in zip(sizes, shape, strict=True)):
+            raise RuntimeError(f"output '{name}' has the shape {shape}, and in config.pbtxt {sizes}")
 
 
 def check_rows(outputs: Tensors, rows: int) -> None:
-    """Before anything is cut off or handed to the request it belongs to."""
+    """Raise if an output has other rows than the input, before its rows are dropped or given to requests."""
     for name, array in outputs.items():
         if array.ndim == 0 or len(array) != rows:
             raise RuntimeError(f"output '{name}' has the shape {list(array.shape)} for {rows} rows of input")

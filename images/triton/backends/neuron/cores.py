@@ -1,4 +1,4 @@
-"""Which NeuronCores an instance has: the model's range, shared out equally among its instances."""
+"""The NeuronCores of an instance: an equal share of the model's range."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from shared.parameters import int_parameter
 
 @dataclass(frozen=True)
 class Cores:
-    """`count` of them from `first` on, by the machine's count, and how many threads feed each."""
+    """`count` cores from `first` on, numbered as on the machine, and the threads that feed each core."""
 
     first: int
     count: int
-    threads_each: int
+    threads_per_core: int
 
     @classmethod
-    def of(cls, config: dict, args: dict[str, str]) -> Cores:
-        """Of this instance: with two on cores 0 to 3, the first has 0 and 1, the second 2 and 3."""
+    def of_instance(cls, config: dict, args: dict[str, str]) -> Cores:
+        """Return this instance's share: of two instances on cores 0 to 3, the first has 0 and 1, the second 2 and 3."""
         first = int_parameter(config, "NEURON_CORE_START_INDEX", 0)
         last = int_parameter(config, "NEURON_CORE_END_INDEX", first)
         threads = int_parameter(config, "NUM_THREADS_PER_CORE", 1)
@@ -33,9 +33,9 @@ class Cores:
         instances, total = groups[0]["count"], last - first + 1
         if total % instances:
             raise ConfigError(f"{total} NeuronCores ({first} to {last}) cannot be shared out equally among {instances}")
-        index = _number(args["model_instance_name"])
-        if index >= instances:  # Triton adds instances to a model that is served, with the config of before
-            raise ConfigError("the instances of a Neuron model share its cores: to have others, unload it first")
+        index = instance_number(args["model_instance_name"])
+        if index >= instances:  # Triton adds instances to a loaded model, and passes them the old config
+            raise ConfigError("the instances of a Neuron model share its cores; unload it to change their number")
         share = total // instances
         return cls(first + index * share, share, threads)
 
@@ -45,16 +45,16 @@ class Cores:
 
     @property
     def threads(self) -> int:
-        return self.count * self.threads_each
+        return self.count * self.threads_per_core
 
     def claim(self) -> None:
-        """This process, which is one instance's, takes them and no others. Before a Neuron library is imported."""
+        """Give this process these cores only. Call it before a Neuron library is imported."""
         os.environ["NEURON_RT_VISIBLE_CORES"] = str(self.first) if self.count == 1 else f"{self.first}-{self.last}"
 
 
-def _number(instance: str) -> int:
-    """Of an instance among several, which Triton's name for it ends in."""
+def instance_number(instance: str) -> int:
+    """Return the number at the end of an instance's name."""
     number = instance.rpartition("_")[2]
     if not number.isdecimal():
-        raise ConfigError(f"'{instance}' ends in no number of an instance: instance_group wants KIND_MODEL")
+        raise ConfigError(f"'{instance}' does not end in a number: set `kind: KIND_MODEL` in instance_group")
     return int(number)

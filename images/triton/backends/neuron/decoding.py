@@ -1,4 +1,4 @@
-"""Texts continued by a compiled model, in batches of exactly the rows that it is compiled for."""
+"""Continues texts with a compiled model, in batches of exactly the rows that it is compiled for."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import transformers
 from transformers import AutoConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from neuron.libraries import imported_class
-from neuron.llm import Compiled
+from neuron.llm import CompiledLLM
 from shared.decoding import Decoder, Row, Traits
 from shared.errors import ConfigError
 
 
 class NeuronDecoder(Decoder):
-    def __init__(self, model, tokenizer, compiled: Compiled) -> None:
+    def __init__(self, model, tokenizer, compiled: CompiledLLM) -> None:
         self.compiled = compiled
         self.padding_side = padding_side(model, compiled)
         model.generation_config = generation_config(model, tokenizer, compiled)
         super().__init__(model, tokenizer)
 
     def traits(self) -> Traits:
-        """Tokens stay on the CPU, from where the library takes them to its cores."""
+        """Return the CPU as the device: the library moves the tokens to its cores."""
         config = self.model.config
         config = getattr(config, "text_config", None) or config
         return Traits(config.vocab_size, self.compiled.n_positions, torch.device("cpu"))
 
     def measure(self) -> None:
-        """A batch costs the same however many rows are somebody's. What is tried is whether we can choose tokens.
+        """Test whether we can choose tokens. Costs are not measured: each batch costs the same.
 
-        A model that chooses on the device says so by never asking, or by an answer of its own. The first run also shows
-        on load what would fail at every request.
+        A model that chooses on the device never calls the processor, or returns another token. This first run also
+        makes a broken model fail when it is loaded.
         """
-        # A release of NxD Inference hands this on to what samples on the device, where 1 is the likeliest.
+        # A release of NxD Inference passes this to the sampler on the device; 1 is the most probable token.
         self.model.generation_config.top_k = 1
-        choice = LeastLikely()
+        choice = LeastProbable()
         tokens = torch.tensor([self.start or [self.padding]] * self.compiled.batch_size)
         answer = self.model.generate(
             tokens,
@@ -51,22 +51,22 @@ class NeuronDecoder(Decoder):
     def batches(self, rows: list[Row]) -> list[list[Row]]:
         rows = sorted(rows, key=lambda row: len(row.prompt_tokens))
         size = self.compiled.batch_size
-        return [part for at in range(0, len(rows), size) for part in self.within_context(rows[at : at + size])]
+        return [batch for at in range(0, len(rows), size) for batch in self.within_context(rows[at : at + size])]
 
     def generate(self, rows: list[Row], after_token: Callable[[], None]) -> None:
-        super().generate(rows + self.filling(rows[-1], self.compiled.batch_size - len(rows)), after_token)
+        super().generate(rows + self.padding_rows(rows[-1], self.compiled.batch_size - len(rows)), after_token)
 
     @staticmethod
-    def filling(row: Row, count: int) -> list[Row]:
-        """Rows that nobody waits for: a real prompt, for numbers out of nothing may be none at all."""
+    def padding_rows(row: Row, count: int) -> list[Row]:
+        """Return finished copies of a real row, because an invented prompt can make the model fail."""
         rows = [Row(row.prompt, row.prompt_tokens, row.options) for _ in range(count)]
-        for each in rows:
-            each.done = True
+        for copy in rows:
+            copy.done = True
         return rows
 
 
-class LeastLikely(LogitsProcessor):
-    """Leaves a token that no model chooses by itself."""
+class LeastProbable(LogitsProcessor):
+    """Leaves only a token that no model chooses by itself."""
 
     tokens: list[int] | None = None
 
@@ -79,41 +79,41 @@ class LeastLikely(LogitsProcessor):
 # --- the libraries ----------------------------------------------------------------------------------------------------
 
 
-def libraries(model) -> set[str]:
-    """Packages that the model's class comes from, a user's subclass of one included."""
-    return {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+def packages(model) -> set[str]:
+    """Return the packages of the model's class and of all its base classes."""
+    return {base.__module__.partition(".")[0] for base in type(model).__mro__}
 
 
-def generating(model, compiled: Compiled):
-    """The model with Hugging Face's generate(), which two of the libraries put on from outside."""
+def with_generate(model, compiled: CompiledLLM):
+    """Return the model with Hugging Face's generate(), which two of the libraries have in an adapter."""
     if hasattr(model, "generate"):
         return model
-    if "neuronx_distributed_inference" in libraries(model):
+    if "neuronx_distributed_inference" in packages(model):
         return imported_class("neuronx_distributed_inference.utils.hf_adapter.HuggingFaceGenerationAdapter")(model)
-    if "transformers_neuronx" in libraries(model):
-        kind = imported_class("transformers_neuronx.generation_utils.HuggingFaceGenerationModelAdapter")
+    if "transformers_neuronx" in packages(model):
+        adapter_class = imported_class("transformers_neuronx.generation_utils.HuggingFaceGenerationModelAdapter")
         config = AutoConfig.from_pretrained(compiled.folder, local_files_only=True, trust_remote_code=False)
-        adapter = kind(config, model)
+        adapter = adapter_class(config, model)
         if not hasattr(adapter, "generate"):
             raise ConfigError(
-                f"transformers {transformers.__version__} has no generate() for transformers-neuronx any more: "
+                f"transformers {transformers.__version__} has no generate() for transformers-neuronx: "
                 "install transformers < 4.50 where Triton runs"
             )
         return adapter
-    raise ConfigError(f"load() gave a {type(model).__name__}, which has no generate() as Hugging Face's models have")
+    raise ConfigError(f"load() returned a {type(model).__name__}, which lacks the generate() of Hugging Face's models")
 
 
-def padding_side(model, compiled: Compiled) -> str:
-    right = {"neuronx_distributed_inference", "optimum"} & libraries(model)
+def padding_side(model, compiled: CompiledLLM) -> str:
+    right = {"neuronx_distributed_inference", "optimum"} & packages(model)
     return compiled.padding_side or ("right" if right else "left")
 
 
-def generation_config(model, tokenizer, compiled: Compiled) -> GenerationConfig:
-    """With what begins and ends a text. The checkpoint's own file knows of more ends than the model's config."""
+def generation_config(model, tokenizer, compiled: CompiledLLM) -> GenerationConfig:
+    """Return the begin and end tokens. The checkpoint's own file may have more end tokens than the model's config."""
     if (compiled.folder / "generation_config.json").is_file():
-        said = GenerationConfig.from_pretrained(compiled.folder, local_files_only=True)
+        config = GenerationConfig.from_pretrained(compiled.folder, local_files_only=True)
     else:
-        said = getattr(model, "generation_config", None) or GenerationConfig()
-    if said.eos_token_id is None:
-        said.eos_token_id = tokenizer.eos_token_id
-    return said
+        config = getattr(model, "generation_config", None) or GenerationConfig()
+    if config.eos_token_id is None:
+        config.eos_token_id = tokenizer.eos_token_id
+    return config

@@ -1,6 +1,6 @@
-"""What loads a model that was compiled elsewhere, and calls it: tensors by name in, tensors by name out.
+"""Loads compiled models with PyTorch or TensorFlow, and calls them: tensors by name in, tensors by name out.
 
-Knows nothing of Triton's requests. Made after the instance has claimed its cores: here the Neuron libraries come in.
+It knows nothing of Triton's requests. A framework imports the Neuron libraries, so an instance claims its cores first.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from types import ModuleType
 
 import numpy as np
 
-from neuron.batches import Tensors
 from neuron.cores import Cores
-from neuron.libraries import blamed_on_the_model, imported, loading
+from neuron.libraries import imported, loading, running
 from shared.dtypes import BY_ONNX
 from shared.errors import ConfigError
 from shared.parameters import int_parameter, parameter
+from shared.types import Tensors
 
-# numpy has no bfloat16: on the way to and from a model it is float32.
+# numpy has no bfloat16; such tensors are float32 outside of the model.
 BFLOAT16 = "TYPE_BF16"
 NUMPY = {element.config: element.numpy for element in BY_ONNX.values()} | {BFLOAT16: np.float32}
 
 
 class Framework(ABC):
-    """`copies`: how often the model is loaded. Each load goes to the next of the process's cores."""
+    """A library that loads and calls the model. The runtime puts each load on the next core of the process."""
 
-    copies: int
-    splits = False  # a batch over the cores by itself
-    evenly = False  # a batch over the copies, where nobody says what number of rows the model takes
+    copies: int  # how often to load the model
+    splits = False  # the library splits a batch over the cores by itself
+    cuts_evenly = False  # cut a batch evenly over the copies if the model's number of rows is unknown
 
     @abstractmethod
     def load(self, path: Path) -> Callable: ...
@@ -39,10 +39,10 @@ class Framework(ABC):
 
 
 def numpy_types(tensors: list[dict]) -> dict[str, type]:
-    """Name -> numpy's type."""
+    """Return the numpy type of each tensor of config.pbtxt."""
     for tensor in tensors:
         if tensor["data_type"] not in NUMPY:
-            raise ConfigError(f"'{tensor['name']}': {tensor['data_type']} is no type for a compiled model's tensor")
+            raise ConfigError(f"'{tensor['name']}': {tensor['data_type']} is not a type of a compiled model's tensors")
     return {tensor["name"]: NUMPY[tensor["data_type"]] for tensor in tensors}
 
 
@@ -50,7 +50,7 @@ def numpy_types(tensors: list[dict]) -> dict[str, type]:
 
 
 class TorchNeuronX(Framework):
-    """Inf2 and Trn1."""
+    """PyTorch on Inf2 and Trn1."""
 
     package = "torch_neuronx"
 
@@ -60,8 +60,8 @@ class TorchNeuronX(Framework):
         self.cores = cores
         self.copies = cores.count
         self.torch = imported("torch")
-        imported(self.package)  # with it, what torch loads runs on Neuron
-        self.halves = {tensor["name"] for tensor in config["input"] if tensor["data_type"] == BFLOAT16}
+        imported(self.package)  # makes torch.jit.load() load onto Neuron
+        self.bfloat16 = {tensor["name"] for tensor in config["input"] if tensor["data_type"] == BFLOAT16}
         for side in ("input", "output"):
             self.check_types(config[side])
 
@@ -74,7 +74,7 @@ class TorchNeuronX(Framework):
 
     def load(self, path: Path) -> Callable:
         if not path.is_file():
-            raise ConfigError(f"{path}, the compiled model, is missing: put it there, or mend COMPILED_MODEL")
+            raise ConfigError(f"{path}, the compiled model, is missing: put it there, or correct COMPILED_MODEL")
         return load_torchscript(self.torch, path, self.cores)
 
     def call(self, model: Callable, inputs: Tensors) -> Tensors:
@@ -83,11 +83,11 @@ class TorchNeuronX(Framework):
 
     def tensor(self, name: str, array: np.ndarray):
         tensor = self.torch.from_numpy(np.ascontiguousarray(array))
-        return tensor.bfloat16() if name in self.halves else tensor
+        return tensor.bfloat16() if name in self.bfloat16 else tensor
 
 
 class TorchNeuron(TorchNeuronX):
-    """Inf1: the library itself spreads a batch over the cores."""
+    """PyTorch on Inf1, where the library splits a batch over the cores."""
 
     package = "torch_neuron"
     splits = True
@@ -99,7 +99,8 @@ class TorchNeuron(TorchNeuronX):
 
     def load(self, path: Path) -> Callable:
         loaded = super().load(path)
-        with loading(path, self.cores):  # which are counted from the first that this process sees
+        with loading(path, self.cores):
+            # The library numbers the cores from the first that this process sees.
             model = self.torch.neuron.DataParallel(loaded, device_ids=list(range(self.cores.count)))
         model.num_workers = self.cores.threads
         if self.split_size:
@@ -113,7 +114,7 @@ def load_torchscript(torch: ModuleType, path: Path, cores: Cores) -> Callable:
 
 
 def call_torchscript(torch: ModuleType, model: Callable, tensors: list, outputs: list[str]) -> Tensors:
-    with blamed_on_the_model(), torch.no_grad():
+    with running(), torch.no_grad():
         answer = model(*tensors)
     return {name: as_array(torch, name, value) for name, value in named(answer, outputs).items()}
 
@@ -125,7 +126,7 @@ def as_array(torch: ModuleType, name: str, value: object) -> np.ndarray:
 
 
 def in_order(tensors: list[dict], side: str) -> list[str]:
-    """By the position that `<name>__<index>` ends in: TorchScript knows no names."""
+    """Sort names by the index in `<name>__<index>`, because TorchScript has no names."""
     places: dict[int, str] = {}
     for tensor in tensors:
         name, _, index = tensor["name"].rpartition("__")
@@ -136,12 +137,12 @@ def in_order(tensors: list[dict], side: str) -> list[str]:
         places[int(index)] = tensor["name"]
     missing = set(range(len(places))) - places.keys()
     if missing:
-        raise ConfigError(f"no {side} has the index {min(missing)}: they are counted from 0, without a gap")
+        raise ConfigError(f"no {side} has the index {min(missing)}: they count from 0, without a gap")
     return [places[index] for index in range(len(places))]
 
 
 def named(answer: object, outputs: list[str]) -> dict[str, object]:
-    """The model's answer by the outputs' names: by position; in a dict by key, where there is one of that name."""
+    """Name the model's outputs: by key if it returns a dict with a key of that name, else by position."""
     keyed = answer if isinstance(answer, Mapping) else {}
     values = list(answer.values()) if isinstance(answer, Mapping) else answer
     if not isinstance(values, (list, tuple)):
@@ -155,9 +156,9 @@ def named(answer: object, outputs: list[str]) -> dict[str, object]:
 
 
 class TensorFlow(Framework):
-    """A SavedModel, of either of TensorFlow's generations."""
+    """A SavedModel, in TensorFlow 1 or 2."""
 
-    evenly = True
+    cuts_evenly = True
 
     def __init__(self, config: dict, cores: Cores) -> None:
         for tensor in config["input"] + config["output"]:
@@ -173,7 +174,7 @@ class TensorFlow(Framework):
 
     def load(self, path: Path) -> Callable:
         if not any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):
-            raise ConfigError(f"{path}, the compiled model, is no SavedModel: mend COMPILED_MODEL, or put it there")
+            raise ConfigError(f"{path}, the compiled model, is no SavedModel: put it there, or correct COMPILED_MODEL")
         with loading(f"{path} with the tags {', '.join(self.tags)}", self.cores):
             return self.predictor(path) if self.tf.__version__.startswith("1.") else self.signature(path)
 
@@ -185,30 +186,30 @@ class TensorFlow(Framework):
             raise ConfigError(f"{path}: no signature '{self.key}' under the tags '{tags}': {error}") from error
 
     def signature(self, path: Path) -> Callable:
-        loaded = self.tf.saved_model.load(str(path), tags=self.tags)  # of a wrong tag it lists those there are
+        loaded = self.tf.saved_model.load(str(path), tags=self.tags)  # its error lists the known tags
         if self.key not in loaded.signatures:
-            there = ", ".join(sorted(loaded.signatures))
-            raise ConfigError(f"{path} has no signature '{self.key}', it has {there}: mend SIGNATURE_DEF_KEY")
+            known = ", ".join(sorted(loaded.signatures))
+            raise ConfigError(f"{path} has no signature '{self.key}', it has {known}: correct SIGNATURE_DEF_KEY")
         signature = loaded.signatures[self.key]
         specs = signature.structured_input_signature[1]
-        for side, stated, found in (
+        for side, names, known in (
             ("input", self.inputs, specs),
             ("output", self.outputs, signature.structured_outputs),
         ):
-            if unknown := [name for name in stated if name not in found]:
-                raise ConfigError(f"the signature has no {side} '{unknown[0]}'; it has {', '.join(sorted(found))}")
+            if unknown := [name for name in names if name not in known]:
+                raise ConfigError(f"the signature has no {side} '{unknown[0]}'; it has {', '.join(sorted(known))}")
         if missing := [name for name in specs if name not in self.inputs]:
-            raise ConfigError(f"the signature needs an input '{missing[0]}', which config.pbtxt does not have")
+            raise ConfigError(f"the signature needs an input '{missing[0]}', which config.pbtxt lacks")
 
         def run(inputs: Tensors) -> Tensors:
             tensors = {name: self.tf.constant(array, specs[name].dtype) for name, array in inputs.items()}
             return {name: value.numpy() for name, value in signature(**tensors).items()}
 
-        run.model = loaded  # its variables go when it goes
+        run.model = loaded  # its variables live as long as it does
         return run
 
     def call(self, model: Callable, inputs: Tensors) -> Tensors:
-        with blamed_on_the_model():
+        with running():
             answer = model(inputs)
         return {name: np.asarray(answer[name]) for name in self.outputs}
 

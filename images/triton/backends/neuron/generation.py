@@ -9,19 +9,20 @@ import transformers
 from transformers import AutoTokenizer
 
 from neuron.cores import Cores
-from neuron.decoding import NeuronDecoder, generating
+from neuron.decoding import NeuronDecoder, with_generate
 from neuron.libraries import loading
-from neuron.llm import Compiled
+from neuron.llm import CompiledLLM
 from shared.decoding import Decoder, Row
 from shared.errors import BadRequest, ConfigError
 from shared.generation import TextGeneration
 
-# The first whose stopping criteria speak for each row.
-OLDEST_TRANSFORMERS = (4, 39)
+# The first release whose stopping criteria return a value for each row.
+MIN_TRANSFORMERS = (4, 39)
+NO_SAMPLING = "this model is compiled to choose the most probable token on the device"
 
 
 class NeuronGeneration(TextGeneration):
-    def __init__(self, compiled: Compiled, cores: Cores, load: Callable[[], object]) -> None:
+    def __init__(self, compiled: CompiledLLM, cores: Cores, load: Callable[[], object]) -> None:
         self.compiled = compiled
         self.cores = cores
         self.load = load
@@ -29,11 +30,11 @@ class NeuronGeneration(TextGeneration):
 
     def load_decoder(self, config: dict, args: dict[str, str]) -> Decoder:
         check_transformers()
-        transformers.logging.set_verbosity_error()  # it would warn of every batch that is padded on the right
-        tokenizer = load_tokenizer(self.compiled)  # first, for to load the model takes minutes
+        transformers.logging.set_verbosity_error()  # or it warns of every batch that is padded on the right
+        tokenizer = load_tokenizer(self.compiled)  # before the model, whose loading takes minutes
         model = self.load()
-        with loading(self.compiled.folder, self.cores):  # of which the first run is a part
-            decoder = NeuronDecoder(generating(model, self.compiled), tokenizer, self.compiled)
+        with loading(self.compiled.folder, self.cores):  # the decoder makes the first run
+            decoder = NeuronDecoder(with_generate(model, self.compiled), tokenizer, self.compiled)
         if self.defaults["temperature"] and not decoder.samples:
             raise ConfigError(f"parameter 'temperature' must be 0: {NO_SAMPLING}")
         return decoder
@@ -42,12 +43,12 @@ class NeuronGeneration(TextGeneration):
         cores = f"NeuronCores {self.cores.first} to {self.cores.last}" if self.cores.count > 1 else "one NeuronCore"
         return f"{cores}, batches of {self.compiled.batch_size}"
 
-    def row(self, *said) -> Row:
-        row = super().row(*said)
-        if len(row.prompt_tokens) > self.compiled.longest_prompt:
+    def row(self, *arguments) -> Row:
+        row = super().row(*arguments)
+        if len(row.prompt_tokens) > self.compiled.max_prompt:
             raise BadRequest(
                 f"input 'prompt' has {len(row.prompt_tokens)} tokens; the model is compiled for prompts of up to "
-                f"{self.compiled.longest_prompt}"
+                f"{self.compiled.max_prompt}"
             )
         if row.options.temperature and not self.decoder.samples:
             raise BadRequest(f"input 'temperature' must be 0: {NO_SAMPLING}")
@@ -55,14 +56,11 @@ class NeuronGeneration(TextGeneration):
 
     def count(self, rows: list[Row]) -> None:
         super().count(rows)
-        spare = self.compiled.batch_size - len(rows)
-        self.metrics.add(padding_tokens=spare * max(len(row.prompt_tokens) for row in rows))
+        padding_rows = self.compiled.batch_size - len(rows)
+        self.metrics.add(padding_tokens=padding_rows * max(len(row.prompt_tokens) for row in rows))
 
 
-NO_SAMPLING = "this model is compiled to choose each token on the device, the likeliest one"
-
-
-def load_tokenizer(compiled: Compiled):
+def load_tokenizer(compiled: CompiledLLM):
     try:
         return AutoTokenizer.from_pretrained(compiled.folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
@@ -74,8 +72,8 @@ def load_tokenizer(compiled: Compiled):
 
 def check_transformers() -> None:
     release = tuple(int(part) for part in re.findall(r"\d+", transformers.__version__)[:2])
-    if release < OLDEST_TRANSFORMERS:
+    if release < MIN_TRANSFORMERS:
         raise ConfigError(
             f"transformers {transformers.__version__} is too old to generate several texts at once: install "
-            f"{'.'.join(map(str, OLDEST_TRANSFORMERS))} or newer where Triton runs"
+            f"{'.'.join(map(str, MIN_TRANSFORMERS))} or newer where Triton runs"
         )

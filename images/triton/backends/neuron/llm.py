@@ -1,6 +1,6 @@
-"""Large language models compiled for Neuron: what each is compiled for, and how its library loads it.
+"""Compiled large language models: what each is compiled for, and how its library loads it.
 
-Imports no torch: where torch-neuronx is installed that may load the Neuron runtime, and cores are taken before.
+It imports no torch, because torch-neuronx may start the Neuron runtime before the instance has claimed its cores.
 """
 
 from __future__ import annotations
@@ -14,74 +14,71 @@ from neuron.libraries import imported_class, loading
 from shared.errors import ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter
 
-# How transformers-neuronx names the types that weights may be kept in.
+# Names of transformers-neuronx for the types of weights.
 AMPS = ("f32", "f16", "bf16", "s8", "f8e4m3fn")
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What the model is compiled for: by its own neuron_config.json, where the library writes one, and the config."""
+class CompiledLLM:
+    """What a model is compiled for, from its neuron_config.json, if the library writes one, and from config.pbtxt."""
 
     folder: Path
     batch_size: int
     tp_degree: int
     n_positions: int
-    longest_prompt: int
-    padding_side: str  # what its library says; "" where it does not
+    max_prompt: int
+    padding_side: str  # "" if neuron_config.json has none
     amp: str
     unroll: int | None
 
     @classmethod
-    def of(cls, config: dict, args: dict[str, str], cores: Cores) -> Compiled:
+    def read(cls, config: dict, args: dict[str, str], cores: Cores) -> CompiledLLM:
         folder = compiled_folder(config, args)
-        own = own_config(folder)
-        tp_degree = agreed(config, "TP_DEGREE", folder, own, ("tp_degree",), cores.count)
+        own = neuron_config(folder)
+        tp_degree = compiled_value(config, "TP_DEGREE", folder, own, ("tp_degree",), cores.count)
         if tp_degree > cores.count:
             raise ConfigError(
-                f"the model wants {tp_degree} NeuronCores (tp_degree) and an instance has {cores.count}: give it a "
-                "longer range of cores or fewer instances, or compile the model for fewer"
+                f"the model needs {tp_degree} NeuronCores (tp_degree) and an instance has {cores.count}: set a "
+                "longer range of cores or fewer instances, or compile the model for fewer cores"
             )
-        positions = agreed(config, "N_POSITIONS", folder, own, ("seq_len", "sequence_length"), 2048)
+        positions = compiled_value(config, "N_POSITIONS", folder, own, ("seq_len", "sequence_length"), 2048)
+        unroll = parameter(config, "UNROLL", "none").lower()
         return cls(
             folder,
-            batch_size=agreed(config, "BATCH_SIZE", folder, own, ("batch_size",), 1),
+            batch_size=compiled_value(config, "BATCH_SIZE", folder, own, ("batch_size",), 1),
             tp_degree=tp_degree,
             n_positions=positions,
-            longest_prompt=own.get("max_context_length") or positions,
+            max_prompt=own.get("max_context_length") or positions,
             padding_side=own.get("padding_side", ""),
             amp=choice_parameter(config, "AMP", AMPS, "bf16"),
-            unroll=unroll(config),
+            unroll=None if unroll == "none" else int_parameter(config, "UNROLL", 0),
         )
 
 
 def compiled_folder(config: dict, args: dict[str, str]) -> Path:
-    said = parameter(config, "COMPILED_MODEL")
-    if not said:
-        raise ConfigError("parameter 'COMPILED_MODEL' is missing: say the folder of the compiled model")
-    folder = Path(args["model_repository"], said)  # which an absolute path replaces
+    path = parameter(config, "COMPILED_MODEL")
+    if not path:
+        raise ConfigError("parameter 'COMPILED_MODEL' is missing: set it to the folder of the compiled model")
+    folder = Path(args["model_repository"], path)  # an absolute path replaces the first part
     if not folder.is_dir():
         raise ConfigError(f"COMPILED_MODEL: there is no folder {folder}: put the compiled model there")
     return folder
 
 
-def unroll(config: dict) -> int | None:
-    return None if parameter(config, "UNROLL", "none").lower() == "none" else int_parameter(config, "UNROLL", 0)
-
-
-def own_config(folder: Path) -> dict:
-    """NxD Inference keeps it within the model's, optimum-neuron by itself; transformers-neuronx writes none."""
+def neuron_config(folder: Path) -> dict:
+    """Read neuron_config.json, which transformers-neuronx does not write; NxD Inference nests it in the model's."""
     path = folder / "neuron_config.json"
     if not path.is_file():
         return {}
     try:
-        said = json.loads(path.read_text())
-        return dict(said.get("neuron_config") or said)
+        config = json.loads(path.read_text())
+        return dict(config.get("neuron_config") or config)
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(f"{path} is not what the compiler writes: copy the compiled folder again") from None
 
 
-def agreed(config: dict, name: str, folder: Path, own: dict, keys: tuple[str, ...], default: int) -> int:
-    """What config.pbtxt says or the model does: a compiled model takes its own shapes and no others."""
+def compiled_value(config: dict, name: str, folder: Path, own: dict, keys: tuple[str, ...], default: int) -> int:
+    """Return the model's own value, or the parameter. Raise if both exist and differ: a compiled shape is fixed."""
     key, compiled = next(((key, own[key]) for key in keys if own.get(key) is not None), ("", default))
     value = int_parameter(config, name, compiled)
     if value < 1:
@@ -89,7 +86,7 @@ def agreed(config: dict, name: str, folder: Path, own: dict, keys: tuple[str, ..
     if key and value != compiled:
         raise ConfigError(
             f"parameter '{name}' is {value}, but the model was compiled for {key} {compiled} "
-            f"({folder / 'neuron_config.json'}): leave the parameter out, or compile the model again"
+            f"({folder / 'neuron_config.json'}): remove the parameter, or compile the model again"
         )
     return value
 
@@ -97,35 +94,35 @@ def agreed(config: dict, name: str, folder: Path, own: dict, keys: tuple[str, ..
 # --- the libraries ----------------------------------------------------------------------------------------------------
 
 
-def load(path: str, compiled: Compiled, cores: Cores):
-    package = next((name for name in LOADERS if path.startswith(f"{name}.")), None)
-    if not path or package is None:
-        said = f"is '{path}', of none of" if path else "is missing: say a class of one of"
+def load(class_path: str, compiled: CompiledLLM, cores: Cores):
+    package = next((name for name in LOADERS if class_path.startswith(f"{name}.")), None)
+    if package is None:
+        problem = f"is '{class_path}'" if class_path else "is missing"
         raise ConfigError(
-            f"parameter 'MODEL_CLASS' {said} {', '.join(LOADERS)}, such as "
-            "neuronx_distributed_inference.models.llama.modeling_llama.NeuronLlamaForCausalLM; a model of another "
-            "library is loaded by load() in model.py"
+            f"parameter 'MODEL_CLASS' {problem}: set a class of {', '.join(LOADERS)}, such as "
+            "neuronx_distributed_inference.models.llama.modeling_llama.NeuronLlamaForCausalLM; to use another "
+            "library, override load() in model.py"
         )
-    model_class = imported_class(path)
+    model_class = imported_class(class_path)
     with loading(compiled.folder, cores):
         return LOADERS[package](model_class, compiled)
 
 
-def load_nxd_inference(model_class: type, compiled: Compiled):
-    check_compiled(compiled.folder, "that the model's compile() wrote")
+def load_nxd_inference(model_class: type, compiled: CompiledLLM):
+    check_files(compiled.folder, "that the model's compile() wrote")
     model = model_class(str(compiled.folder))
     model.load(str(compiled.folder))
     return model
 
 
-def load_optimum(model_class: type, compiled: Compiled):
-    check_compiled(compiled.folder, "that optimum-neuron's save_pretrained() or `optimum-cli export neuron` wrote")
+def load_optimum(model_class: type, compiled: CompiledLLM):
+    check_files(compiled.folder, "that optimum-neuron's save_pretrained() or `optimum-cli export neuron` wrote")
     return model_class.from_pretrained(str(compiled.folder), local_files_only=True)
 
 
-def load_transformers_neuronx(model_class: type, compiled: Compiled):
+def load_transformers_neuronx(model_class: type, compiled: CompiledLLM):
     if not (compiled.folder / "config.json").is_file():
-        raise ConfigError(f"COMPILED_MODEL: {compiled.folder} has no config.json: it is the folder of the checkpoint")
+        raise ConfigError(f"COMPILED_MODEL: {compiled.folder} has no config.json: it must be a checkpoint's folder")
     model = model_class.from_pretrained(
         str(compiled.folder),
         batch_size=compiled.batch_size,
@@ -138,10 +135,10 @@ def load_transformers_neuronx(model_class: type, compiled: Compiled):
     return model
 
 
-def check_compiled(folder: Path, written: str) -> None:
+def check_files(folder: Path, origin: str) -> None:
     for name in ("neuron_config.json", "model.pt"):
         if not (folder / name).is_file():
-            raise ConfigError(f"COMPILED_MODEL: {folder} has no {name}: it is to be the folder {written}")
+            raise ConfigError(f"COMPILED_MODEL: {folder} has no {name}: it must be the folder {origin}")
 
 
 LOADERS = {

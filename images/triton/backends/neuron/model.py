@@ -15,7 +15,7 @@ class TritonPythonModel(TaskBackend):
     # Each class is a TritonPythonModel by itself, too: gen_triton_model.py writes a model.py with a subclass of one.
     tasks: ClassVar = {
         "tensors": ("neuron.tensors", "TensorModel"),
-        "text-encoder": ("neuron.text", "TextEncoder"),
+        "text-encoder": ("neuron.text_encoder", "TextEncoder"),
         "text-generation": ("neuron.language", "LanguageModel"),
     }
     default_task = "tensors"

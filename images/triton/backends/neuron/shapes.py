@@ -1,4 +1,4 @@
-"""Which of the shapes that a model was compiled for a run takes."""
+"""Chooses the cheapest of the shapes that a model was compiled for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from shared.errors import BadRequest
 
 
 class Shapes:
-    """By what a run of each costs: the cheapest that the rows and the longest text fit into."""
+    """Compiled shapes (rows, length) with the seconds that a run of each takes."""
 
     def __init__(self, seconds: dict[tuple[int, int], float]) -> None:
         self.lengths = sorted({length for _, length in seconds})
         self.rows = max(rows for rows, _ in seconds)
-        # By length and number of rows. The last: more rows than any shape takes.
+        # length -> the cheapest shape for each number of rows; the last entry is for more rows than any shape takes.
         self.cheapest = {
             length: [
                 min(
@@ -24,17 +24,17 @@ class Shapes:
             ]
             for length in self.lengths
         }
-        self.costs = {length: np.array([cost for cost, _ in found]) for length, found in self.cheapest.items()}
+        self.costs = {length: np.array([cost for cost, _ in shapes]) for length, shapes in self.cheapest.items()}
 
     def cost(self, rows: np.ndarray, length: int) -> np.ndarray:
-        return self.costs[self.compiled(length)][np.minimum(rows, self.rows + 1)]
+        return self.costs[self.compiled_length(length)][np.minimum(rows, self.rows + 1)]
 
     def shape(self, rows: int, length: int) -> tuple[int, int]:
-        return self.cheapest[self.compiled(length)][rows][1]
+        return self.cheapest[self.compiled_length(length)][rows][1]
 
-    def compiled(self, length: int) -> int:
-        """The shortest that there is for texts of so many tokens."""
-        for each in self.lengths:
-            if each >= length:
-                return each
+    def compiled_length(self, length: int) -> int:
+        """Return the smallest compiled length that is long enough."""
+        for compiled in self.lengths:
+            if compiled >= length:
+                return compiled
         raise BadRequest(f"a text has {length} tokens, and the model was compiled for {self.lengths[-1]} at most")

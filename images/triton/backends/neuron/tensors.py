@@ -1,4 +1,4 @@
-"""Models compiled elsewhere for AWS Neuron, tensors in and tensors out: what gen_triton_model.py's folders are."""
+"""Task `tensors` on AWS Neuron: runs compiled models on tensors. gen_triton_model.py writes their folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from neuron import batches
-from neuron.batches import Tensors
 from neuron.cores import Cores
 from neuron.frameworks import BFLOAT16, FRAMEWORKS, numpy_types
 from neuron.libraries import ModelFailed
@@ -19,72 +18,73 @@ from shared import serving
 from shared.backend import BatchBackend
 from shared.errors import ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter
+from shared.types import Tensors
 
 
 class TensorModel(BatchBackend):
-    """A model.py may override load() and run(): what is loaded, and what becomes of a batch."""
+    """A TritonPythonModel. A subclass may override load() and run()."""
 
     counters = ("runs", "padding_rows")
 
     def set_up(self, config, args):
         self.config = config
-        self.cores = Cores.of(self.config, args)
+        self.cores = Cores.of_instance(self.config, args)
         self.inputs = numpy_types(self.config["input"])
         self.outputs = numpy_types(self.config["output"])
-        stated = self.config["input"] + self.config["output"]
-        self.halves = {tensor["name"] for tensor in stated if tensor["data_type"] == BFLOAT16}
+        tensors = config["input"] + config["output"]
+        self.bfloat16 = {tensor["name"] for tensor in tensors if tensor["data_type"] == BFLOAT16}
         self.compiled_rows = int_parameter(self.config, "COMPILED_BATCH_SIZE", 0)
         if self.compiled_rows < 0:
-            raise ConfigError(f"COMPILED_BATCH_SIZE must be 1 or more, or 0 for not known, not {self.compiled_rows}")
+            raise ConfigError(f"COMPILED_BATCH_SIZE must be at least 1, or 0 if unknown, not {self.compiled_rows}")
         self.cores.claim()
         framework = choice_parameter(self.config, "FRAMEWORK", tuple(FRAMEWORKS), "torch-neuronx")
         self.framework = FRAMEWORKS[framework](self.config, self.cores)
-        self.batch()
-        self.load_all(compiled_model(self.config, args))
+        self.set_up_batches()
+        self.load_all(compiled_model(config, args))
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: NeuronCores {self.cores.first} to {self.cores.last}")
 
-    # --- for a model.py to override -----------------------------------------------------------------------------------
+    # --- methods that a model.py may override -------------------------------------------------------------------------
 
     def load(self, path: Path) -> Callable:
-        """The compiled model, loaded onto the next of the instance's cores. PyTorch calls it with tensors, in order."""
+        """Load the compiled model onto the next core. The result is called with PyTorch tensors, in their order."""
         return self.framework.load(path)
 
     def run(self, inputs: Tensors) -> Tensors:
-        """A batch, as numpy arrays by the names of config.pbtxt; one request's where they come apart."""
+        """Run a batch, or one request if requests stay apart: numpy arrays by the names of config.pbtxt."""
         if not self.compiled_rows and self.parts == 1:
             return self.call(inputs)
         rows = batches.row_count(inputs)
-        full = batches.full(rows, self.compiled_rows)
-        sizes = batches.sizes(full, 0 if self.framework.splits else self.compiled_rows, self.parts)
-        answers = self.call_all(batches.cut(batches.filled(inputs, full), sizes))
-        self.metrics.add(padding_rows=full - rows)
-        for answer, size in zip(answers, sizes, strict=True):
-            batches.check_rows(answer, size)
-        return {name: array[:rows] for name, array in batches.joined(answers).items()}
+        padded = batches.padded_count(rows, self.compiled_rows)
+        sizes = batches.chunk_sizes(padded, 0 if self.framework.splits else self.compiled_rows, self.parts)
+        outputs = self.call_all(batches.split(batches.padded(inputs, padded), sizes))
+        self.metrics.add(padding_rows=padded - rows)
+        for chunk, size in zip(outputs, sizes, strict=True):
+            batches.check_rows(chunk, size)
+        return {name: array[:rows] for name, array in batches.joined(outputs).items()}
 
-    # --- setting up ---------------------------------------------------------------------------------------------------
+    # --- set-up -------------------------------------------------------------------------------------------------------
 
-    def batch(self) -> None:
-        together = choice_parameter(self.config, "BATCH_REQUESTS_TO_NEURON", ("true", "false"), "true") == "true"
+    def set_up_batches(self) -> None:
+        merge = choice_parameter(self.config, "BATCH_REQUESTS_TO_NEURON", ("true", "false"), "true") == "true"
         self.batching = self.config["max_batch_size"] > 0
-        self.merging = self.batching and together
-        inputs, self.sizes = (
-            {tensor["name"]: batches.stated_sizes(tensor, self.batching) for tensor in self.config[side]}
+        self.merging = self.batching and merge
+        inputs, self.output_shapes = (
+            {tensor["name"]: batches.config_shape(tensor, self.batching) for tensor in self.config[side]}
             for side in ("input", "output")
         )
-        self.rows_vary = all(sizes[:1] == [-1] for sizes in [*inputs.values(), *self.sizes.values()])
-        # A request that is kept apart is one core's. Where Triton never merges, one has all cores to itself.
-        cut = self.framework.evenly and self.rows_vary and (self.merging or not self.batching)
+        self.rows_vary = all(shape[:1] == [-1] for shape in [*inputs.values(), *self.output_shapes.values()])
+        # Requests that stay apart get one core each. If Triton never merges, a request gets all cores.
+        cut = self.framework.cuts_evenly and self.rows_vary and (self.merging or not self.batching)
         self.parts = self.cores.threads if cut else 1
-        self.rows_taken: set[int] = set()  # by a model that was not said to take one number of them
+        self.accepted_rows: set[int] = set()  # numbers of rows that the model has run without an error
 
     def load_all(self, path: Path) -> None:
         loaded = [self.load(path) for _ in range(self.framework.copies)]
-        callers = loaded if self.framework.splits else loaded * self.cores.threads_each
+        callers = loaded if self.framework.splits else loaded * self.cores.threads_per_core
         self.free: SimpleQueue = SimpleQueue()
         for model in callers:
             self.free.put(model)
-        # Two, because a request that has its turn waits for the turns of its chunks.
+        # Two pools, because a request in one waits for its chunks in the other.
         self.chunks_pool, self.requests_pool = ThreadPoolExecutor(len(callers)), ThreadPoolExecutor(len(callers))
 
     # --- serving ------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class TensorModel(BatchBackend):
         return {name: self.array(request, name) for name in self.inputs}
 
     def array(self, request, name: str) -> np.ndarray:
-        tensor = pb_utils.get_input_tensor_by_name(request, name) if name in self.halves else None
+        tensor = pb_utils.get_input_tensor_by_name(request, name) if name in self.bfloat16 else None
         if tensor is None:
             return serving.input_tensor(request, name)
         return self.framework.torch.from_dlpack(tensor.to_dlpack()).float().numpy()
@@ -102,11 +102,11 @@ class TensorModel(BatchBackend):
         if not self.merging:
             return list(self.requests_pool.map(self.checked_run, requests))
         rows = [batches.row_count(request) for request in requests]
-        return batches.cut(self.checked_run(batches.joined(requests)), rows)
+        return batches.split(self.checked_run(batches.joined(requests)), rows)
 
     def checked_run(self, inputs: Tensors) -> Tensors:
         outputs = self.run(inputs)
-        batches.check_sizes(outputs, self.sizes)
+        batches.check_shapes(outputs, self.output_shapes)
         if self.batching:
             batches.check_rows(outputs, batches.row_count(inputs))
         return outputs
@@ -120,32 +120,32 @@ class TensorModel(BatchBackend):
         try:
             outputs = self.framework.call(model, inputs)
         except ModelFailed as error:
-            if self.compiled_rows or not self.rows_vary or rows in self.rows_taken:
+            if self.compiled_rows or not self.rows_vary or rows in self.accepted_rows:
                 raise
-            hint = f"it was given {rows} row(s); if it takes another number only, say so in COMPILED_BATCH_SIZE"
+            hint = f"given {rows} row(s); if the model takes only another number, set it in COMPILED_BATCH_SIZE"
             raise ModelFailed(f"{error} ({hint})") from error
         finally:
             self.free.put(model)
-        self.rows_taken.add(rows)
+        self.accepted_rows.add(rows)
         self.metrics.add(runs=1)
         return outputs
 
     def respond(self, request, outputs: Tensors):
-        wanted = serving.requested_outputs(request, self.outputs)
-        if missing := [name for name in wanted if name not in outputs]:
-            raise RuntimeError(f"the model gave no output '{missing[0]}'")
-        return pb_utils.InferenceResponse([self.tensor(name, outputs[name]) for name in wanted])
+        names = serving.requested_outputs(request, self.outputs)
+        if missing := [name for name in names if name not in outputs]:
+            raise RuntimeError(f"the model returned no output '{missing[0]}'")
+        return pb_utils.InferenceResponse([self.tensor(name, outputs[name]) for name in names])
 
     def tensor(self, name: str, array: np.ndarray):
         array = np.atleast_1d(array).astype(self.outputs[name], copy=False)
-        if name not in self.halves:
+        if name not in self.bfloat16:
             return pb_utils.Tensor(name, array)
-        half = self.framework.torch.from_numpy(np.ascontiguousarray(array)).bfloat16()
-        return pb_utils.Tensor.from_dlpack(name, self.framework.torch.utils.dlpack.to_dlpack(half))
+        bfloat16 = self.framework.torch.from_numpy(np.ascontiguousarray(array)).bfloat16()
+        return pb_utils.Tensor.from_dlpack(name, self.framework.torch.utils.dlpack.to_dlpack(bfloat16))
 
 
 def compiled_model(config: dict, args: dict[str, str]) -> Path:
-    stated = parameter(config, "COMPILED_MODEL")
-    if not stated:
-        raise ConfigError("parameter 'COMPILED_MODEL' is missing: where the compiled model is")
-    return Path(args["model_repository"]) / stated
+    path = parameter(config, "COMPILED_MODEL")
+    if not path:
+        raise ConfigError("parameter 'COMPILED_MODEL' is missing: set it to the path of the compiled model")
+    return Path(args["model_repository"]) / path

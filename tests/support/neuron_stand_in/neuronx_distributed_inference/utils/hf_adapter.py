@@ -10,10 +10,10 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 class HuggingFaceGenerationAdapter(Generates, PreTrainedModel, GenerationMixin):
     def __init__(self, model) -> None:
-        said = json.loads((model.model_path / "neuron_config.json").read_text())
-        del said["neuron_config"]
-        super().__init__(PretrainedConfig(**said))
+        config = json.loads((model.model_path / "neuron_config.json").read_text())
+        del config["neuron_config"]
+        super().__init__(PretrainedConfig(**config))
         if model.device_model is None:
             raise RuntimeError("stand-in: the model is not loaded")
         self.device_model = model.device_model
-        self.chooses_itself = model.config.neuron_config.on_device_sampling_config is not None
+        self.samples_on_device = model.config.neuron_config.on_device_sampling_config is not None

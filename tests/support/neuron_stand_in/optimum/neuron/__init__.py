@@ -1,6 +1,6 @@
 """Stand-in of optimum-neuron's NeuronModelForCausalLM, as far as the `neuron` backend uses it.
 
-Beside it there is no optimum/__init__.py, as in the real packages: each brings a part of `optimum`.
+`optimum` is a namespace package, as in the real packages, so it has no __init__.py.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ class NeuronModelForCausalLM(Generates, GenerationMixin):
         model = cls()
         model.config = AutoConfig.from_pretrained(folder, local_files_only=local_files_only)
         model.generation_config = GenerationConfig.from_model_config(model.config)
-        said = SimpleNamespace(**json.loads((folder / "neuron_config.json").read_text()))
-        model.neuron_config = said
-        model.chooses_itself = said.on_device_sampling
+        model.neuron_config = config = SimpleNamespace(**json.loads((folder / "neuron_config.json").read_text()))
+        model.samples_on_device = config.on_device_sampling
         model.device_model = Device(
-            folder, "optimum-neuron", said.batch_size, said.sequence_length, said.tp_degree, "right"
+            folder, "optimum-neuron", config.batch_size, config.sequence_length, config.tp_degree, "right"
         )
         return model
 
-    def __call__(self, **said):
-        return self.forward(**said)
+    def __call__(self, **inputs):
+        return self.forward(**inputs)
 
     def can_generate(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Stand-in: any causal language model will do."""
+"""Stand-in of a model class, for any causal language model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class OPTForSampling:
         record("from_pretrained", library="transformers-neuronx", amp=amp, unroll=unroll)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_path: str, **said) -> OPTForSampling:
-        return cls(pretrained_model_path, **said)
+    def from_pretrained(cls, pretrained_model_path: str, **options) -> OPTForSampling:
+        return cls(pretrained_model_path, **options)
 
     def to_neuron(self) -> None:
         self.device_model = Device(

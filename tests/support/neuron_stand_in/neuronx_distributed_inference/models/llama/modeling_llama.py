@@ -1,4 +1,4 @@
-"""Stand-in: compile() writes what the real one does, as far as it is read; any causal language model will do."""
+"""Stand-in of a model class: compile() writes the files that the backend reads, for any causal language model."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class NeuronLlamaForCausalLM(torch.nn.Module):
         self.device_model: Device | None = None
 
     def compile(self, compiled_model_path: str) -> None:
-        """From a checkpoint, whose weights it takes along: the real one's are sharded."""
+        """Copy the checkpoint's weights; the real one shards them."""
         folder = Path(compiled_model_path)
         folder.mkdir(parents=True)
         for name in ("config.json", "model.safetensors"):
             shutil.copy(self.model_path / name, folder)
-        said = AutoConfig.from_pretrained(self.model_path).to_dict()
-        said["neuron_config"] = vars(self.config.neuron_config)
-        (folder / "neuron_config.json").write_text(json.dumps(said, default=str))
+        config = AutoConfig.from_pretrained(self.model_path).to_dict()
+        config["neuron_config"] = vars(self.config.neuron_config)
+        (folder / "neuron_config.json").write_text(json.dumps(config, default=str))
         (folder / "model.pt").write_bytes(b"compiled")
 
     def load(self, compiled_model_path: str) -> None:
         folder = Path(compiled_model_path)
         if not (folder / "model.pt").is_file():
             raise FileNotFoundError(f"stand-in: {folder} was not compiled")
-        said = self.config.neuron_config
+        config = self.config.neuron_config
         self.device_model = Device(
-            folder, "nxd-inference", said.batch_size, said.seq_len, said.tp_degree, said.padding_side
+            folder, "nxd-inference", config.batch_size, config.seq_len, config.tp_degree, config.padding_side
         )

@@ -1,4 +1,4 @@
-"""Text encoders compiled for some shapes: texts of any length, packed into the cheapest of them."""
+"""Task `text-encoder` on AWS Neuron: packs texts of any length into the cheapest of the compiled shapes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from neuron.shapes import Shapes
 from shared.errors import ConfigError
 from shared.packed_encoder import Encoder, PackedEncoder
 from shared.parameters import version_file
+from shared.types import Tensors
 
-TIMED = 3  # runs of each shape, of which the best counts
+TIMED_RUNS = 3  # of each shape; the fastest counts
 
 
 class TextEncoder(PackedEncoder):
-    """Task `text-encoder`: what scripts/neuron/compile.py makes."""
+    """Serves what scripts/neuron/compile.py writes."""
 
     def load_encoder(self, config: dict, args: dict[str, str]) -> Encoder:
-        cores = Cores.of(config, args)
+        cores = Cores.of_instance(config, args)
         cores.claim()
         outputs = [tensor["name"] for tensor in config["output"]]
         manifest = Manifest.read(version_file(args, "neuron.json"), [tensor["name"] for tensor in config["input"]])
@@ -49,24 +50,24 @@ class TextEncoder(PackedEncoder):
 
 @dataclass(frozen=True)
 class Manifest:
-    """neuron.json: the inputs in the artifacts' order, and which artifact takes which rows and tokens."""
+    """The content of neuron.json: the inputs in the order of the artifacts, and the artifact of each shape."""
 
     inputs: list[str]
-    files: dict[tuple[int, int], Path]
+    files: dict[tuple[int, int], Path]  # (rows, tokens) -> TorchScript file
 
     @classmethod
-    def read(cls, path: Path, stated: list[str]) -> Manifest:
+    def read(cls, path: Path, config_inputs: list[str]) -> Manifest:
         again = "run `make models` again"
         try:
-            said = json.loads(path.read_text())
-            inputs = [str(name) for name in said["inputs"]]
-            files = {(each["rows"], each["length"]): path.with_name(each["file"]) for each in said["shapes"]}
+            content = json.loads(path.read_text())
+            inputs = [str(name) for name in content["inputs"]]
+            files = {(shape["rows"], shape["length"]): path.with_name(shape["file"]) for shape in content["shapes"]}
             if not files or not all(isinstance(size, int) and size > 0 for shape in files for size in shape):
                 raise ValueError
         except (ValueError, TypeError, LookupError, AttributeError):
             raise ConfigError(f"{path} is not what `make models` writes: {again}") from None
-        if set(inputs) != set(stated):
-            both = f"{path} has the inputs {', '.join(inputs)} and config.pbtxt {', '.join(stated)}"
+        if set(inputs) != set(config_inputs):
+            both = f"{path} has the inputs {', '.join(inputs)} and config.pbtxt {', '.join(config_inputs)}"
             raise ConfigError(f"{both}: {again}")
         if missing := [file.name for file in files.values() if not file.is_file()]:
             raise ConfigError(f"{path} names {missing[0]}, which is not beside it: {again}")
@@ -74,38 +75,38 @@ class Manifest:
 
 
 class CompiledEncoder:
-    """Every artifact on every core of the instance."""
+    """Every artifact, loaded on every core of the instance."""
 
     def __init__(self, manifest: Manifest, outputs: list[str], cores: Cores) -> None:
         self.torch = imported("torch")
-        imported("torch_neuronx")  # with it, what torch loads runs on Neuron
+        imported("torch_neuronx")  # makes torch.jit.load() load onto Neuron
         self.manifest = manifest
         self.outputs = outputs
         self.cores = cores
-        # Each load goes to the next core, so that the first of each shape shares the first core, and so on.
+        # The runtime puts each load on the next core, so the first replicas of all shapes share the first core.
         self.replicas = {
             shape: [load_torchscript(self.torch, file, cores) for _ in range(cores.count)]
             for shape, file in manifest.files.items()
         }
         self.free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for _ in range(cores.threads_each):
+        for _ in range(cores.threads_per_core):
             for core in range(cores.count):
                 self.free.put(core)
 
-    def run(self, wanted: list[str] | None, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Of a shape that there is, on a core that has nothing to do."""
+    def run(self, requested: list[str] | None, feed: Tensors) -> list[np.ndarray]:
+        """Run inputs of a compiled shape on a core that is free."""
         tensors = [self.torch.from_numpy(feed[name]) for name in self.manifest.inputs]
         core = self.free.get()
         try:
-            found = call_torchscript(self.torch, self.replicas[tensors[0].shape][core], tensors, self.outputs)
+            outputs = call_torchscript(self.torch, self.replicas[tensors[0].shape][core], tensors, self.outputs)
         finally:
             self.free.put(core)
-        return [found[name].astype(np.float32, copy=False) for name in wanted or self.outputs]
+        return [outputs[name].astype(np.float32, copy=False) for name in requested or self.outputs]
 
     def seconds(self, shape: tuple[int, int]) -> float:
         feed = {name: np.ones(shape, np.int64) for name in self.manifest.inputs}
         times = []
-        for _ in range(TIMED):
+        for _ in range(TIMED_RUNS):
             start = time.perf_counter()
             with loading(self.manifest.files[shape], self.cores):
                 self.run(None, feed)
