@@ -67,12 +67,9 @@ class Progress:
             installed = {_normalized(folder.name.split("-")[0]) for folder in folders}
             state = f"installed {len(self.to_install & installed)} of {len(self.to_install)} packages"
         elif self.collected:
-            count = (
-                f"{len(self.collected)} of {max(self.total, len(self.collected))}"
-                if self.total
-                else len(self.collected)
-            )
-            state = f"downloaded {_size(self.downloads) / 1e6:.1f} MB, package {count}: {self.current}"
+            total = f" of {max(self.total, len(self.collected))}" if self.total else ""
+            package = f"package {len(self.collected)}{total}: {self.current}"
+            state = f"downloaded {_size(self.downloads) / 1e6:.1f} MB, {package}"
         else:
             state = "starting pip"
         return f"  {minutes}:{seconds:02} {state}"
