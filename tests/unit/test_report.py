@@ -5,6 +5,7 @@ import shutil
 from html.parser import HTMLParser
 
 import pytest
+from dotenv import dotenv_values
 from markupsafe import Markup, escape
 
 from loadtest import charts, compare, report, statistics, table
@@ -21,16 +22,22 @@ DASHBOARD = Markup("<p>drawn</p>")
 
 @pytest.fixture
 def dotenv(tmp_path, monkeypatch):
-    """Return the path of an .env that does not exist yet, and clear the settings from the environment."""
-    for name in settings_module.dotenv_values(EXAMPLE):
-        monkeypatch.delenv(name, raising=False)
+    """Return the path of an .env that does not exist yet."""
     monkeypatch.setattr(settings_module, "DOTENV", tmp_path / ".env")
     return tmp_path / ".env"
 
 
 @pytest.fixture
-def measured(dotenv) -> Comparison:
+def drawn(dotenv) -> Comparison:
     return comparison(Settings(Settings.load() | {"USERS": "64"}), rounds(ROUNDS))
+
+
+@pytest.fixture
+def measured(drawn, monkeypatch) -> Comparison:
+    """Return a comparison whose report has blank charts: drawing them takes seconds."""
+    monkeypatch.setattr(report, "render", lambda *_: b"")
+    monkeypatch.setattr(report, "pictures", lambda *_: {"light": "data:,", "dark": "data:,"})
+    return drawn
 
 
 def page(comparison: Comparison, results: dict | None = None) -> str:
@@ -38,9 +45,9 @@ def page(comparison: Comparison, results: dict | None = None) -> str:
     return report.html(results, charts.all_charts(results, comparison.windows), DASHBOARD)
 
 
-def test_page_is_self_contained_and_escaped(measured):
-    measured.settings["SYSTEMS"] = "<script>"
-    html = page(measured)
+def test_page_is_self_contained_and_escaped(drawn):
+    drawn.settings["SYSTEMS"] = "<script>"
+    html = page(drawn)
     sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', html)
     assert len(sources) == 4 * 4  # charts; wide and narrow, light and dark
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
@@ -66,8 +73,8 @@ def test_page_names_the_texts_that_were_sent(measured):
     assert "texts per batch (encoder)" in html
 
 
-def test_page_names_the_images_that_were_sent(dotenv):
-    html = page(comparison(Settings.load(), rounds(ROUNDS), noun="images"))
+def test_page_names_the_images_that_were_sent(measured):
+    html = page(comparison(measured.settings, measured.windows, noun="images"))
     assert "<dt>images</dt><dd>0 generated ones" in html
     assert "images per batch (encoder)" in html
     assert "texts" not in html
@@ -94,8 +101,8 @@ def test_ratio_with_complaints_is_not_coloured(measured):
 
 
 @pytest.mark.parametrize("title", ["throughput", "latency", "batches", "time"])
-def test_charts_draw_in_both_formats_and_sizes(measured, title):
-    chart = charts.all_charts(measured.results(), measured.windows)[title]
+def test_charts_draw_in_both_formats_and_sizes(drawn, title):
+    chart = charts.all_charts(drawn.results(), drawn.windows)[title]
     assert render(chart.draw, chart.wide, LIGHT, "png").startswith(b"\x89PNG")
     assert b"<svg" in render(chart.draw, chart.narrow, DARK, "svg")
 
@@ -175,7 +182,7 @@ def test_command_repeats_what_differs_from_the_defaults(dotenv):
 
 def test_no_report_shows_a_secret(dotenv, monkeypatch, tmp_path):
     """Settings that are not shown hold a secret each, in .env or in the environment."""
-    hidden = settings_module.dotenv_values(EXAMPLE).keys() - set(report.SHOWN_SETTINGS)
+    hidden = dotenv_values(EXAMPLE).keys() - set(report.SHOWN_SETTINGS)
     assert {"HF_TOKEN", "TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD", "TRANSFORMERS", "TORCH_INDEX"} <= hidden
     numbers = {name for name in hidden if name.endswith("_PORT")}
     secrets = {name: f"a-secret-in-{name}" for name in hidden - numbers}
