@@ -14,7 +14,7 @@ from rich.markup import escape
 from deploy.oci.deployment import Deployment
 from scripts.common.cli import err
 from scripts.common.settings import ROOT, Settings, UserError, command_environment
-from scripts.models.package import assembled, package
+from scripts.models.package import assembled_models, package
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def packed(settings: Settings) -> Artifact:
 def is_assembled(settings: Settings) -> bool:
     try:
         for name in settings.words("SYSTEMS"):
-            assembled(name, settings.path("MODEL_REPOSITORY"))
+            assembled_models(name, settings.path("MODEL_REPOSITORY"))
     except UserError:
         return False
     return True

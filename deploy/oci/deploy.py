@@ -21,8 +21,8 @@ from deploy.oci.deployment import Deployment
 from scripts.common.cli import err, out, run
 from scripts.common.files import exclusive
 from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import missing
 from scripts.models.backends import needed
+from scripts.models.selection import missing_systems
 
 GONE = ("DELETED", "DELETING")
 # What an identifier stands for in a dry run that has not got it.
@@ -100,7 +100,7 @@ def dry_run(settings: Settings, deployment: Deployment) -> None:
 def packed_quietly(settings: Settings) -> Artifact | None:
     """Where the models are there. What is printed is JSON and nothing else."""
     if not is_assembled(settings):
-        missing(settings, quietly=True)  # says of what is no system at all
+        missing_systems(settings, report=False)  # says of what is no system at all
         err.print(f"[yellow]not assembled yet:[/] {settings['SYSTEMS']} (make models); the zip is not checked")
         return None
     with err.status("packing"):

@@ -43,7 +43,7 @@ def save_vit(folder: Path) -> Path:
 
 SUBJECTS = {
     "text-formats": Subject(
-        lambda _: SYSTEMS["embedding"].source.fetch(),
+        lambda _: SYSTEMS["embedding"].source.verify(),
         {"text_onnx": "onnx", "text_int8": "onnx-int8", "text_python": "python"},
         {"USERS": "32", "ROUNDS": "2", "WINDOW": "10"},
     ),

@@ -1,1 +1,1 @@
-"""Assembling the model repository: the weights that belong beside each config.pbtxt."""
+"""Assemble the model repository: put the weights beside each config.pbtxt."""

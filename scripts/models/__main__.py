@@ -1,4 +1,4 @@
-"""python -m scripts.models: assemble what SYSTEMS names, unless it is in place; with LIST=1, list what there is."""
+"""Assemble the systems of SYSTEMS that are not in place; with LIST=1, list all systems (python -m scripts.models)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 from scripts.common.cli import run
 from scripts.common.settings import Settings
 from scripts.models.assemble import assemble_all
+from scripts.models.listing import print_list
 
 
 def main() -> None:
     settings = Settings.load()
-    os.environ.pop("HF_TOKEN", None)  # code that comes with a model is not to find it there
+    os.environ.pop("HF_TOKEN", None)  # hide it from code that comes with a model
     if settings.flag("LIST"):
-        from scripts.models.listing import print_list
-
         print_list(settings)
     else:
         assemble_all(settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scripts.common.model_config import load_config
-from scripts.models.assemble import models_of
+from scripts.models.record import models_of
 
 # A platform without a backend: Triton itself runs the steps.
 ENSEMBLE = "ensemble"

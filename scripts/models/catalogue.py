@@ -1,4 +1,4 @@
-"""The systems a user can ask for by name, and how each kind of system is made."""
+"""The systems that users name in SYSTEMS, and the recipe for each task."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from scripts.models.sources import Hub, Package, Source
 from scripts.models.tasks import TEXT_TASKS
@@ -15,42 +16,28 @@ FORMATS = ("onnx", "onnx-int8", "python")
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How systems of one task are made: scripts/models/<module>.py, assemble(order) -> what is worth remembering."""
+class Job:
+    """What a recipe has to make, and where.
 
-    module: str
-    formats: tuple[str, ...] = FORMATS  # what it can make, the default first
-    neuron: bool = False  # compiled for AWS Neuron under that profile, in place of any of these
-    # Changes whenever what it makes changes, so that a repository made by an older one is made again.
-    version: str = "1"
-
-    def assemble(self, order: Order) -> dict:
-        module = importlib.import_module(f"scripts.models.exporters.{self.module}")  # torch takes seconds to import
-        return module.assemble(order)
-
-
-@dataclass(frozen=True)
-class Order:
-    """What a recipe is to make. It fills folder/<model>/<version>/ for each Triton model of the system.
-
-    folder/<model>/config.pbtxt too, where the model has none in git. Files of `weights` may be moved away if `movable`.
+    The recipe fills folder/<model>/<version>/ for each Triton model of the system, and writes
+    folder/<model>/config.pbtxt for a model that has none in git.
     """
 
     system: str
     task: str
     format: str
     weights: Path
-    movable: bool
+    movable: bool  # the recipe may move files out of `weights` instead of copying them
     folder: Path
     trust_remote_code: bool = False
-    neuron: Target | None = None  # of format `neuron`
+    neuron: Target | None = None  # set if the format is `neuron`
 
     def take(self, file: Path, version: Path) -> None:
-        """One of the weights' files, into the folder of a version."""
+        """Put one of the weights' files into the folder of a version."""
         (shutil.move if self.movable else shutil.copyfile)(file, version / file.name)
 
     def take_model(self, version: Path) -> None:
-        """What PyTorch loads: no tokenizer, no image processor."""
+        """Put everything there that PyTorch loads, without tokenizer and image processor."""
         code = ["*.py"] if self.trust_remote_code else []
         for pattern in ("config.json", "*.safetensors", "*.safetensors.index.json", *code):
             for file in self.weights.glob(pattern):
@@ -58,17 +45,44 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What a recipe reports: a line for the terminal, and facts for the record."""
+
+    summary: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the systems of a task are made: `assemble` in scripts/models/exporters/<module>.py."""
+
+    module: str
+    formats: tuple[str, ...] = FORMATS  # the default first
+    neuron: bool = False  # PROFILE=neuron compiles the model, instead of making one of the formats
+    # Raise it with each change of what the recipe makes: older systems are then assembled again.
+    version: str = "1"
+
+    def assemble(self, job: Job) -> Outcome:
+        module = importlib.import_module(f"scripts.models.exporters.{self.module}")  # torch takes seconds to import
+        return module.assemble(job)
+
+
+@dataclass(frozen=True)
 class System:
-    """One name in SYSTEMS. Its Triton models are those its recipe makes; the one named like it is asked first."""
+    """One name in SYSTEMS. Clients send their requests to the Triton model of the same name."""
 
     name: str
     task: str
     source: Source
     format: str = ""  # empty: the recipe's default
-    also: tuple[str, ...] = field(default=())  # other models of it that can be asked for by name
+    companions: tuple[str, ...] = ()  # its other models that clients send requests to
     licence: str = ""
     gigabytes: float = 0.0
     about: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.name, *self.companions
 
 
 RECIPES = {
@@ -97,35 +111,35 @@ SYSTEMS = {
             ),
             licence="Apache-2.0",
             gigabytes=0.09,
-            about="all-MiniLM-L6-v2: a text becomes a vector",
+            about="all-MiniLM-L6-v2 turns a text into a vector",
         ),
         System(
             "falcon7b",
             "text-generation",
             Hub("tiiuae/falcon-7b", "ec89142b67d748a1865ea4451372db8313ada0d8"),
-            also=("falcon7b_stream",),
+            companions=("falcon7b_stream",),
             licence="Apache-2.0",
             gigabytes=14.4,
-            about="Falcon 7B continues a text",
+            about="Falcon 7B continues a prompt",
         ),
         System(
             "mistral7b",
             "text-generation",
             Hub("mistralai/Mistral-7B-v0.1", "27d67f1b5f57dc0953326b2601d68371d40ea8da"),
-            also=("mistral7b_stream",),
+            companions=("mistral7b_stream",),
             licence="Apache-2.0",
             gigabytes=14.5,
-            about="Mistral 7B continues a text",
+            about="Mistral 7B continues a prompt",
         ),
         System(
             "persimmon8b",
             "text-generation",
-            # Its main branch has pickles only; this is the Hub's own conversion of them to safetensors.
+            # Its main branch has only pickles; this pull request is the Hub's conversion of them to safetensors.
             Hub("adept/persimmon-8b-base", "refs/pr/2"),
-            also=("persimmon8b_stream",),
+            companions=("persimmon8b_stream",),
             licence="Apache-2.0",
             gigabytes=18.8,
-            about="Persimmon 8B continues a text",
+            about="Persimmon 8B continues a prompt",
         ),
         System(
             "python_vit",
@@ -134,7 +148,7 @@ SYSTEMS = {
             format="python",
             licence="Apache-2.0",
             gigabytes=0.35,
-            about="ViT: features of a picture, the whole pipeline in Python",
+            about="ViT turns an image into features, all in Python",
         ),
         System(
             "vit_ensemble",
@@ -142,20 +156,21 @@ SYSTEMS = {
             Hub("google/vit-base-patch16-224-in21k", "b4569560a39a0f1af58e3ddaf17facf20ab919b0"),
             licence="Apache-2.0",
             gigabytes=0.35,
-            about="ViT: features of a picture, preprocessing and ONNX as an ensemble",
+            about="ViT turns an image into features, preprocessing and ONNX as an ensemble",
         ),
         System(
             "gpt2_ensemble",
             "gpt2",
             Hub("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"),
-            also=("gpt2_generate",),
+            companions=("gpt2_generate",),
             licence="MIT",
             gigabytes=0.55,
-            about="GPT-2: encoder, ONNX, decoder, a token a call; gpt2_generate loops in the server",
+            about="GPT-2 as an ensemble, one token per request; gpt2_generate loops in the server",
         ),
     )
 }
 
 
-def named(name: str) -> System | None:
-    return next((system for system in SYSTEMS.values() if name in (system.name, *system.also)), None)
+def find_system(name: str) -> System | None:
+    """Return the catalogue's system that has this name, or a companion of this name."""
+    return next((system for system in SYSTEMS.values() if name in system.names), None)

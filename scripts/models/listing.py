@@ -1,4 +1,4 @@
-"""make models LIST=1: every system there is, what it asks and answers, and whether it is in place."""
+"""List every system with its tensors, and whether it is in place (make models LIST=1)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rich.table import Table
 from scripts.common.cli import out
 from scripts.common.model_config import Tensor, load_config, with_steps
 from scripts.common.settings import Settings
-from scripts.models.assemble import is_current, models, records
 from scripts.models.catalogue import SYSTEMS, System
+from scripts.models.record import Record, read_records
 from scripts.models.sources import Hub
 
 WIDTH = 100
@@ -35,7 +35,7 @@ def print_list(settings: Settings) -> None:
     table.add_column("")
     table.add_column("system", width=22)
     table.add_column("weights", width=33, overflow="fold")
-    table.add_column("asks (optional), → answers", overflow="fold")
+    table.add_column("inputs (optional), → outputs", overflow="fold")
     for row in rows(repository):
         table.add_row(
             "●" if row.in_place else "○",
@@ -45,48 +45,48 @@ def print_list(settings: Settings) -> None:
         )
     page = out if out.is_terminal else Console(width=WIDTH, highlight=False)
     page.print(table, width=WIDTH, soft_wrap=False)
-    out.print(f"● in place in {repository}  ○ `make models SYSTEMS=name` puts it there")
-    out.print("A model of your own: make models SYSTEMS=name HF_MODEL=organisation/model (docs/models.md)")
+    out.print(f"● in place in {repository}  ○ to assemble it: `make models SYSTEMS=name`")
+    out.print("Any other model: make models SYSTEMS=name HF_MODEL=organisation/model (docs/models.md)")
 
 
 def rows(repository: Path) -> Iterator[Row]:
-    """The catalogue, then what was made of HF_MODEL or SOURCE, then what its owner put there."""
-    made = {record["system"]: record for record in records(repository)}
+    """Yield the catalogue, then the systems made from HF_MODEL or SOURCE, then the user's own models."""
+    records = {record.system: record for record in read_records(repository)}
     for system in SYSTEMS.values():
-        weights = (*source_of(system), f"{system.gigabytes:g} GB, {system.licence}")
-        if system.name in made and made[system.name]["source"] != str(system.source):
-            weights = (made[system.name]["source"],)  # of the user's, whose licence only they know
-        about = "\n".join([system.about, *(f"also {name}" for name in system.also)])
-        in_place = system.name in made and is_current(made[system.name], repository)
-        yield Row(system.name, about, weights, in_place)
-    for record in made.values():
-        if record["system"] not in SYSTEMS:
-            files = [repository / file for file in record["files"]]
+        record = records.get(system.name)
+        weights = (*source_lines(system), f"{system.gigabytes:g} GB, {system.licence}")
+        if record and record.source != str(system.source):
+            weights = (record.source,)  # the user's own weights, whose licence we do not know
+        about = "\n".join([system.about, *(f"with {name}" for name in system.companions)])
+        yield Row(system.name, about, weights, in_place=bool(record and record.is_current(repository)))
+    for record in records.values():
+        if record.system not in SYSTEMS:
+            files = [repository / file for file in record.files]
             size = decimal(sum(file.stat().st_size for file in files if file.exists()))
-            yield Row(record["system"], f"{record['task']}\n{record['format']}", (record["source"], size))
-    for model in own(repository, list(made.values())):
+            yield Row(record.system, f"{record.task}\n{record.format}", (record.source, size))
+    for model in own_models(repository, list(records.values())):
         yield Row(model, "your own")
 
 
-def source_of(system: System) -> tuple[str, ...]:
+def source_lines(system: System) -> tuple[str, ...]:
     source = system.source
     if not isinstance(source, Hub):
         return (str(source),)
     return (source.repository, f"@{source.revision[:12]}") if source.revision else (source.repository,)
 
 
-def own(repository: Path, made: list[dict]) -> Iterator[str]:
-    ours = {model for record in made for model in models(record)}
+def own_models(repository: Path, records: list[Record]) -> Iterator[str]:
+    known = {model for record in records for model in record.models}
     for system in SYSTEMS.values():
-        for name in (system.name, *system.also):
-            ours.update(with_steps(name, repository))
+        for name in system.names:
+            known.update(with_steps(name, repository))
     for config in sorted(repository.glob("*/config.pbtxt")):
-        if config.parent.name not in ours:
+        if config.parent.name not in known:
             yield config.parent.name
 
 
 def interface(model: str, repository: Path) -> Iterator[str]:
-    """Yield the model's tensors as a client writes them: input_text BYTES [N,1]."""
+    """Yield the model's tensors in the notation of clients: input_text BYTES [N,1]."""
     config = load_config(model, repository)
 
     def spelled(tensor: Tensor) -> str:

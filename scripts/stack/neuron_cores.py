@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scripts.common.model_config import find_config, load_config
 from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import models_of
+from scripts.models.record import models_of
 
 PER_DEVICE = {"inf1": 4, "inf2": 2, "trn1": 2}
 FIRST, LAST = "NEURON_CORE_START_INDEX", "NEURON_CORE_END_INDEX"

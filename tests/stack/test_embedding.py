@@ -31,7 +31,7 @@ def original():
     """The model itself, without Triton and without ONNX."""
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(SYSTEMS["embedding"].source.fetch()), device="cpu")
+    return SentenceTransformer(str(SYSTEMS["embedding"].source.verify()), device="cpu")
 
 
 @pytest.mark.parametrize(

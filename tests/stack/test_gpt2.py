@@ -310,8 +310,8 @@ def test_only_gpt2_becomes_gpt2(served):
     graph = served.folder / "models/gpt2/1/model.onnx"
     before = graph.stat().st_mtime_ns
     for checkpoint, reason in (
-        (language.save_falcon(served.folder / "falcon"), "is of type falcon, and this system takes gpt2"),
-        (more, f"its tokenizer has {len(tokenizer)} tokens and the model knows {len(tokenizer) - 1}"),
+        (language.save_falcon(served.folder / "falcon"), "is a model of type falcon, and this system takes only gpt2"),
+        (more, f"its tokenizer has {len(tokenizer)} tokens, but the model only {len(tokenizer) - 1}"),
     ):
         done = served.make("models", SYSTEMS="gpt2_ensemble", SOURCE=checkpoint)
         assert done.returncode == 2

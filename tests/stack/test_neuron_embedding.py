@@ -68,7 +68,7 @@ def test_each_shape_is_loaded_on_each_core(neuron):
 def test_the_answers_are_the_original_s(neuron):
     from sentence_transformers import SentenceTransformer
 
-    original = SentenceTransformer(str(SYSTEMS["embedding"].source.fetch()), device="cpu")
+    original = SentenceTransformer(str(SYSTEMS["embedding"].source.verify()), device="cpu")
     texts = [*TEXTS, "", "word " * 300]
     np.testing.assert_allclose(embed(neuron, texts), original.encode(texts), atol=1e-5)
 
@@ -115,8 +115,8 @@ def test_the_comparison_runs(neuron):
 def test_the_cores_that_triton_has_cannot_be_compiled_with(neuron):
     done = neuron.make("models", NEURON_BATCHES="2", NEURON_LENGTHS="32")
     assert done.returncode != 0
-    assert "the NeuronCores cannot be had (" in done.stderr
-    assert "if Triton has them, `make down` first" in done.stderr
+    assert "the NeuronCores are not available (" in done.stderr
+    assert "if Triton uses them, run `make down` first" in done.stderr
     assert len(embed(neuron, ["still there"])) == 1
 
 
@@ -141,7 +141,7 @@ def test_another_choice_is_made_again(neuron):
     count = len(seen(neuron, "trace"))
     done = neuron.make("models", NEURON_BATCHES="2", NEURON_LENGTHS="32", NEURON_DEVICES=0)
     assert done.returncode == 0, done.stderr
-    assert "not held against the original, for there is no Neuron device" in done.stdout
+    assert "not compared with the original: there is no Neuron device" in done.stdout
     assert [(each["shapes"][0], each["cpu_backend"]) for each in seen(neuron, "trace")[count:]] == [([2, 32], True)]
     folder = neuron.folder / "models/encoder/1"
     assert sorted(path.name for path in folder.iterdir()) == ["model-2x32.pt", "neuron.json"]
@@ -153,7 +153,7 @@ def test_another_choice_is_made_again(neuron):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"NEURON_CHIP": "inf1"}, "for Inf1 compile with torch-neuron yourself"),
+        ({"NEURON_CHIP": "inf1"}, "For Inf1, compile with torch-neuron yourself"),
         ({"FORMAT": "onnx"}, "PROFILE=neuron compiles embedding (sentence-similarity) for Neuron: leave FORMAT empty"),
         ({"NEURON_LENGTHS": "many"}, "NEURON_LENGTHS=many: must be whole numbers"),
         ({"NEURON_BATCHES": "3", "PYTHONPATH": ""}, "PROFILE=neuron compiles with torch_neuronx, which cannot be"),
@@ -173,7 +173,7 @@ def test_what_was_compiled_stays_until_something_else_is_asked_for(neuron):
     assert done.stdout == "embedding: in place\n"
     done = neuron.make("models", PROFILE="cpu")
     assert done.returncode != 0
-    assert "embedding is compiled for AWS Neuron: say PROFILE=neuron" in done.stderr
+    assert "embedding is compiled for AWS Neuron: set PROFILE=neuron" in done.stderr
     done = neuron.make("models", PROFILE="cpu", FORMAT="onnx")
     assert done.returncode == 0, done.stderr
     assert "(onnx)" in done.stdout

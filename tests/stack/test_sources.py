@@ -91,7 +91,7 @@ def test_what_is_in_place_asks_the_hub_for_nothing(served, hub):
     ("settings", "said"),
     [
         ({"HF_MODEL": "tests/gated"}, "tests/gated is gated: accept its licence on"),
-        ({"HF_MODEL": "tests/private"}, "the Hub has no such model, or it is private and wants HF_TOKEN in .env"),
+        ({"HF_MODEL": "tests/private"}, "the Hub has no such model, or it is private: then set HF_TOKEN in .env"),
         ({"HF_MODEL": "tests/private", "HF_TOKEN": "hf_secret"}, "the Hub does not accept HF_TOKEN"),
         ({"HF_MODEL": "tests/mood", "HF_REVISION": "v9"}, "tests/mood has no revision v9"),
         ({"HF_MODEL": "tests/other", "HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),

@@ -175,7 +175,7 @@ def test_weights_of_another_task_are_refused(new_stack, checkpoints, format):
         "models", SYSTEMS="mood", SOURCE=checkpoints["features"], TASK="text-classification", FORMAT=format
     )
     assert done.returncode != 0
-    assert "is no model for text-classification: it has no weights 'classifier.bias'" in done.stderr
+    assert "is not a model for text-classification: it lacks the weights 'classifier.bias'" in done.stderr
     assert not (stack.folder / "models/mood").exists()
 
 
@@ -202,7 +202,7 @@ def test_what_cannot_be_served_is_one_sentence(new_stack, checkpoints, tmp_path)
     pickled = shutil.copytree(checkpoints["mood"], tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     for source, sentence in (
-        (odd, "cannot be served as text-classification, FORMAT=onnx (TRANSFORMERS= takes another release)"),
+        (odd, "cannot be served as text-classification, FORMAT=onnx (TRANSFORMERS= installs another release)"),
         (pickled, "has no *.safetensors, and other formats can run code when they are read"),
         (tmp_path / "nowhere", "there is no such folder"),
     ):

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub, which no test can reach: as much of its API as a download of a model takes."""
+"""Stand in for the Hugging Face Hub, which tests cannot reach: the part of its API that downloads a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNK = 1 << 16
 
 @dataclass
 class Published:
-    """A model on the stand-in: one commit of one folder, and what else it is called by."""
+    """A model on the stand-in: a folder at one commit, and other names of that commit."""
 
     folder: Path
     commit: str = "c0ffee" * 6 + "c0ff"
@@ -36,13 +36,13 @@ class Published:
 class HubStandIn:
     models: dict[str, Published]
     bytes_per_second: float = float("inf")
-    # Every file's GET, in order: its name and the first byte asked for.
+    # Every GET of a file, in order: its name and the first requested byte.
     served: list[tuple[str, int]] = field(default_factory=list)
     requests: int = 0
     url: str = ""
 
 
-class Refused(Exception):
+class HubError(Exception):
     def __init__(self, status: int, code: str = "", message: str = ""):
         self.status, self.headers = status, {"X-Error-Code": code, "X-Error-Message": message}
 
@@ -60,14 +60,14 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if path.startswith("api/models/"):
                 name, _, revision = path.removeprefix("api/models/").partition("/revision/")
-                self.answer_info(name, self.model(name, revision or "main"))
+                self.send_info(name, self.model(name, revision or "main"))
             else:
                 name, _, rest = path.partition("/resolve/")
                 revision, _, file = rest.partition("/")
-                self.answer_file(self.model(name, revision), file)
-        except Refused as refused:
-            self.answer(refused.status, refused.headers)
-        except (BrokenPipeError, ConnectionResetError):  # whoever asked was killed
+                self.send_file(self.model(name, revision), file)
+        except HubError as error:
+            self.send(error.status, error.headers)
+        except (BrokenPipeError, ConnectionResetError):  # the client was killed
             self.close_connection = True
 
     do_HEAD = do_GET
@@ -75,23 +75,23 @@ class Handler(BaseHTTPRequestHandler):
     def model(self, name: str, revision: str) -> Published:
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if token not in ("", TOKEN):
-            raise Refused(401, message="Invalid credentials in Authorization header")
+            raise HubError(401, message="Invalid credentials in Authorization header")
         model = self.hub.models.get(name)
         if model is None or (model.private and not token):
-            raise Refused(404 if token else 401, "RepoNotFound")
+            raise HubError(404 if token else 401, "RepoNotFound")
         if revision not in (model.commit, *model.refs):
-            raise Refused(404, "RevisionNotFound")
+            raise HubError(404, "RevisionNotFound")
         return model
 
-    def answer_info(self, name: str, model: Published) -> None:
-        files = [described(file, path) for file, path in model.files().items()]
-        self.answer(200, body=json.dumps({"id": name, "sha": model.commit, "siblings": files}).encode())
+    def send_info(self, name: str, model: Published) -> None:
+        files = [describe(file, path) for file, path in model.files().items()]
+        self.send(200, body=json.dumps({"id": name, "sha": model.commit, "siblings": files}).encode())
 
-    def answer_file(self, model: Published, name: str) -> None:
+    def send_file(self, model: Published, name: str) -> None:
         if model.gated and not self.headers.get("Authorization"):
-            raise Refused(401, "GatedRepo")
+            raise HubError(401, "GatedRepo")
         if name not in model.files():
-            raise Refused(404, "EntryNotFound")
+            raise HubError(404, "EntryNotFound")
         content = model.files()[name].read_bytes()
         first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
         headers = {"ETag": f'"{etag(name, content)}"', "X-Repo-Commit": model.commit, "Accept-Ranges": "bytes"}
@@ -101,9 +101,9 @@ class Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
         if self.command == "GET":
             self.hub.served.append((name, first))
-        self.answer(206 if first else 200, headers, content[first:])
+        self.send(206 if first else 200, headers, content[first:])
 
-    def answer(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
+    def send(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
             if value:
@@ -119,7 +119,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def described(name: str, path: Path) -> dict:
+def describe(name: str, path: Path) -> dict:
     content = path.read_bytes()
     entry = {"rfilename": name, "size": len(content), "blobId": etag("", content)}
     if name.endswith(LFS):
@@ -128,7 +128,7 @@ def described(name: str, path: Path) -> dict:
 
 
 def etag(name: str, content: bytes) -> str:
-    """As git has it, and the content's SHA-256 for what is in Git LFS."""
+    """Return git's hash of a file, or the SHA-256 of a file in Git LFS."""
     if name.endswith(LFS):
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

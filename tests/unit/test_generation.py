@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from scripts.common.settings import ROOT, UserError
-from scripts.models.catalogue import Order
+from scripts.models.catalogue import Job
 from scripts.models.exporters.generation import assemble
 from shared import pretrained
 from shared.decoding import Decoder, Options, Row, draw, partial_stop_length
@@ -235,8 +235,8 @@ def test_half_precision_on_a_cpu(tmp_path, parameters, dtype):
 # --- the recipe -------------------------------------------------------------------------------------------------------
 
 
-def order(weights, folder, system: str = "mymodel", **more) -> Order:
-    return Order(system, "text-generation", "python", weights, False, folder, **more)
+def job(weights, folder, system: str = "mymodel", **more) -> Job:
+    return Job(system, "text-generation", "python", weights, False, folder, **more)
 
 
 def parsed(path) -> ModelConfig:
@@ -245,7 +245,7 @@ def parsed(path) -> ModelConfig:
 
 @pytest.mark.parametrize("system", ["falcon7b", "mistral7b", "persimmon8b"])
 def test_configs_by_hand_are_those_that_would_be_made(tmp_path, system):
-    assemble(order(language.save_gpt2(tmp_path / "weights"), tmp_path / "made"))
+    assemble(job(language.save_gpt2(tmp_path / "weights"), tmp_path / "made"))
     for suffix in ("", "_stream"):
         made = parsed(tmp_path / f"made/mymodel{suffix}/config.pbtxt")
         made.name = f"{system}{suffix}"
@@ -258,13 +258,13 @@ def test_only_what_is_needed_is_taken(tmp_path):
     weights = language.save_mistral(tmp_path / "weights")
     for name in ("consolidated.safetensors", "pytorch_model.bin", "modeling_custom.py", "README.md"):
         (weights / name).touch()
-    assemble(order(weights, tmp_path / "made"))
+    assemble(job(weights, tmp_path / "made"))
     taken = {file.name for file in (tmp_path / "made/mymodel/1").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= taken
     assert not taken & {"consolidated.safetensors", "pytorch_model.bin", "modeling_custom.py", "README.md"}
     assert list((tmp_path / "made/mymodel_stream/1").iterdir()) == []
 
-    assemble(order(weights, tmp_path / "trusted", trust_remote_code=True))
+    assemble(job(weights, tmp_path / "trusted", trust_remote_code=True))
     assert (tmp_path / "trusted/mymodel/1/modeling_custom.py").exists()
     assert parsed(tmp_path / "trusted/mymodel/config.pbtxt").parameters["trust_remote_code"].string_value == "1"
 
@@ -273,7 +273,7 @@ def test_weights_in_several_files(tmp_path):
     weights = language.save_falcon(tmp_path / "weights")
     AutoModelForCausalLM.from_pretrained(weights).save_pretrained(weights, max_shard_size="50KB")
     (weights / "model.safetensors").unlink()
-    assemble(order(weights, tmp_path / "made"))
+    assemble(job(weights, tmp_path / "made"))
     made = tmp_path / "made/mymodel/1"
     assert len(list(made.glob("model-*.safetensors"))) > 1
     assert sum(stored_weights(made).values()) == sum(w.numel() for w in load(made).model.parameters())
@@ -286,14 +286,14 @@ def test_weights_in_several_files(tmp_path):
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "save_pretrained"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "does not load in transformers"),
-        (lambda folder: (folder / "config.json").write_text('{"model_type": "vit"}'), "say another TASK"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "vit"}'), "set another TASK"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path, spoil, reason):
     weights = language.save_mistral(tmp_path / "weights")
     spoil(weights)
     with pytest.raises(UserError, match=reason):
-        assemble(order(weights, tmp_path / "made"))
+        assemble(job(weights, tmp_path / "made"))
     assert not (tmp_path / "made").exists()
 
 
@@ -307,7 +307,7 @@ def test_a_tokenizer_of_sentencepiece_is_served_without_it(tmp_path):
         input=str(tmp_path / "lines.txt"), model_prefix=str(source / "tokenizer"), vocab_size=90
     )
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    assemble(Order("story", "text-generation", "python", source, False, tmp_path / "made"))
+    assemble(Job("story", "text-generation", "python", source, False, tmp_path / "made"))
     (tmp_path / "made/story/1/tokenizer.model").unlink(missing_ok=True)
     served = AutoTokenizer.from_pretrained(tmp_path / "made/story/1")
     original = AutoTokenizer.from_pretrained(source)
@@ -320,8 +320,8 @@ def test_an_index_names_files_beside_it_and_no_others(tmp_path):
     (source / "model.safetensors").rename(secret)
     for name in (str(secret), "../secret.safetensors", "config.json"):
         (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
-        with pytest.raises(UserError, match="which is no file of weights beside it"):
-            assemble(Order("story", "text-generation", "python", source, True, tmp_path / "made"))
+        with pytest.raises(UserError, match=r"which is not a \*\.safetensors file in the same folder"):
+            assemble(Job("story", "text-generation", "python", source, True, tmp_path / "made"))
     assert secret.exists()
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": str(secret)}}))
     with pytest.raises(FileNotFoundError):  # nor are they read where they are served
@@ -342,5 +342,5 @@ def test_a_model_without_a_head_for_it_is_refused(tmp_path):
     source = language.save_mistral(tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"architectures": ["MistralForSequenceClassification"]}))
-    with pytest.raises(UserError, match="which lacks what continues a text"):
-        assemble(Order("story", "text-generation", "python", source, False, tmp_path / "made"))
+    with pytest.raises(UserError, match="which has no language-model head"):
+        assemble(Job("story", "text-generation", "python", source, False, tmp_path / "made"))

@@ -1,4 +1,4 @@
-"""make models LIST=1, and the catalogue as docs/models.md has it."""
+"""make models LIST=1, and the tables of docs/models.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def written(path: Path, text: str) -> Path:
 
 
 @pytest.fixture
-def listed(tmp_path, capsys, monkeypatch):
+def listed(tmp_path, capsys):
     def run() -> str:
         settings = {"MODEL_REPOSITORY": str(tmp_path), "SYSTEMS": "embedding", "HF_MODEL": "tests/other"}
         print_list(Settings(settings | dict.fromkeys(("HF_REVISION", "SOURCE", "TASK", "FORMAT"), "")))
@@ -41,35 +41,35 @@ def listed(tmp_path, capsys, monkeypatch):
     return run
 
 
-def block(text: str, name: str) -> str:
-    """A system's lines of the list, joined."""
-    found = re.search(rf"^[●○]\s+{name}\b.*?(?=^[●○]|\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found, text
-    return re.sub(r"\s+", " ", found[0])
+def entry(text: str, name: str) -> str:
+    """Return a system's lines of the list, joined."""
+    match = re.search(rf"^[●○]\s+{name}\b.*?(?=^[●○]|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match, text
+    return re.sub(r"\s+", " ", match[0])
 
 
-def test_every_system_with_its_weights_licence_inputs_and_outputs(listed):
+def test_list_shows_weights_licence_inputs_and_outputs_of_every_system(listed):
     text = listed()
     for system in SYSTEMS.values():
-        said = block(text, system.name)
-        assert said.startswith("○")
-        where = [system.source.repository, system.source.revision[:12]] if isinstance(system.source, Hub) else []
-        for each in (*where, *system.also, f"{system.gigabytes:g} GB, {system.licence}"):
-            assert each in said
-        assert " → " in said
-    assert "input_text BYTES [N,1]" in block(text, "embedding")
-    assert "→ output__0 FP32 [N,384]" in block(text, "embedding")
+        lines = entry(text, system.name)
+        assert lines.startswith("○")
+        source = [system.source.repository, system.source.revision[:12]] if isinstance(system.source, Hub) else []
+        for expected in (*source, *system.companions, f"{system.gigabytes:g} GB, {system.licence}"):
+            assert expected in lines
+        assert " → " in lines
+    assert "input_text BYTES [N,1]" in entry(text, "embedding")
+    assert "→ output__0 FP32 [N,384]" in entry(text, "embedding")
 
 
-def test_it_is_readable_at_100_columns(listed, tmp_path):
+def test_list_fits_100_columns(listed, tmp_path):
     written(tmp_path / "mine/config.pbtxt", CONFIG)
     written(tmp_path / "a_rather_long_name_of_a_model_that_somebody_made/config.pbtxt", CONFIG)
     assert max(map(len, listed().splitlines()[:-2])) <= 100
 
 
-def test_what_is_in_place_what_was_made_and_what_is_your_own(listed, tmp_path):
+def test_list_tells_in_place_assembled_and_own_models(listed, tmp_path):
     facts = {"task": "sentence-similarity", "format": "onnx", "identity": "tests/model@1", "source": "tests/model@1"}
-    for name in ("embedding", "made"):
+    for name in ("embedding", "spam"):
         written(tmp_path / name / "config.pbtxt", CONFIG)
         written(tmp_path / name / "1/model.onnx", "x" * 2000)
         recipe = RECIPES[facts["task"]].version
@@ -80,18 +80,19 @@ def test_what_is_in_place_what_was_made_and_what_is_your_own(listed, tmp_path):
     written(tmp_path / "tokenizer/config.pbtxt", CONFIG)  # a step of it
     written(tmp_path / "mine/config.pbtxt", CONFIG)
     text = listed()
-    assert block(text, "embedding").startswith("●")
-    assert block(text, "falcon7b").startswith("○")
-    made = block(text, "made")
-    assert "sentence-similarity" in made and "onnx" in made and "tests/model@1" in made and "2.0 kB" in made
-    mine = block(text, "mine")
+    assert entry(text, "embedding").startswith("●")
+    assert entry(text, "falcon7b").startswith("○")
+    spam = entry(text, "spam")
+    for expected in ("sentence-similarity", "onnx", "tests/model@1", "2.0 kB"):
+        assert expected in spam
+    mine = entry(text, "mine")
     assert mine.startswith("●") and "your own" in mine
-    for said in ("ids INT64 [N,-1,3]", "(text BYTES [N,1])", "→ row FP32 [N,4]"):
-        assert said in mine
-    assert re.findall(r"^[●○]  (\w+)", text, re.MULTILINE) == [*SYSTEMS, "made", "mine"]
+    for expected in ("ids INT64 [N,-1,3]", "(text BYTES [N,1])", "→ row FP32 [N,4]"):
+        assert expected in mine
+    assert re.findall(r"^[●○]  (\w+)", text, re.MULTILINE) == [*SYSTEMS, "spam", "mine"]
 
 
-def test_a_config_that_is_none_is_said_by_its_path(listed, tmp_path):
+def test_list_names_a_broken_config(listed, tmp_path):
     config = written(tmp_path / "mine/config.pbtxt", "input [ {")
     with pytest.raises(UserError, match=re.escape(str(config))):
         listed()
@@ -106,9 +107,9 @@ def table(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-def test_the_documented_catalogue_is_the_catalogue():
+def test_docs_list_the_catalogue():
     documented = {row[0]: row for row in table("By name")}
-    names = {", ".join(f"`{name}`" for name in (system.name, *system.also)): system for system in SYSTEMS.values()}
+    names = {", ".join(f"`{name}`" for name in system.names): system for system in SYSTEMS.values()}
     assert list(documented) == list(names)
     for name, system in names.items():
         source = system.source
@@ -116,7 +117,7 @@ def test_the_documented_catalogue_is_the_catalogue():
         assert documented[name][2:5] == [weights, f"{system.gigabytes:g} GB", system.licence]
 
 
-def test_the_documented_tensors_are_the_configs():
+def test_docs_list_tensors_of_the_configs():
     for row in table("By name"):
         for name in re.findall(r"`(\w+)`", row[0]):
             config = (CONFIGS / name / "config.pbtxt").read_text()
@@ -124,7 +125,7 @@ def test_the_documented_tensors_are_the_configs():
                 assert f'"{tensor}"' in config
 
 
-def test_the_documented_tasks_are_the_recipes():
+def test_docs_list_the_tasks_and_their_formats():
     documented = {
         task: tuple(re.findall(r"`([\w-]+)`", row[1]))
         for row in table("Any other")

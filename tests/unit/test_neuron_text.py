@@ -50,7 +50,7 @@ def test_text_longer_than_every_shape_is_an_error():
 
 
 def target(**settings: str) -> Target | None:
-    return Target.of(Settings(Settings.load() | {"PROFILE": "neuron"} | settings))
+    return Target.from_settings(Settings(Settings.load() | {"PROFILE": "neuron"} | settings))
 
 
 def test_other_profiles_have_no_target():
@@ -62,19 +62,19 @@ def test_lengths_double_up_to_the_model_s_maximum():
     assert target().lengths_up_to(200, "spam") == [32, 64, 128, 200]
     assert target().lengths_up_to(20, "spam") == [20]
     assert target(NEURON_LENGTHS="100 20 256").lengths_up_to(256, "spam") == [20, 100, 256]
-    with pytest.raises(UserError, match="NEURON_LENGTHS: 400 tokens are more than spam takes, 256"):
+    with pytest.raises(UserError, match="NEURON_LENGTHS: 400 tokens are more than the maximum of spam, 256"):
         target(NEURON_LENGTHS="100 20 400").lengths_up_to(256, "spam")
 
 
 def test_compiled_model_is_reused_unless_settings_changed():
     made = target(NEURON_BATCHES="4", NEURON_LENGTHS="32 64").record()
-    assert target().made(made)
-    assert target(NEURON_BATCHES="4").made(made)
-    assert target(NEURON_LENGTHS="64 32").made(made)
+    assert target().matches(made)
+    assert target(NEURON_BATCHES="4").matches(made)
+    assert target(NEURON_LENGTHS="64 32").matches(made)
     for other in ({"NEURON_BATCHES": "1"}, {"NEURON_LENGTHS": "32"}, {"NEURON_CHIP": "trn1"}):
-        assert not target(**other).made(made)
-    assert not target(NEURON_COMPILER_ARGS="--auto-cast matmult").made(made)
-    assert not target().made(None)
+        assert not target(**other).matches(made)
+    assert not target(NEURON_COMPILER_ARGS="--auto-cast matmult").matches(made)
+    assert not target().matches(None)
 
 
 def test_target_has_cores_and_device():
@@ -86,7 +86,7 @@ def test_target_has_cores_and_device():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"NEURON_CORES": "3:2"}, "NEURON_CORES=3:2: must be the first and the last, like 0:1"),
+        ({"NEURON_CORES": "3:2"}, "NEURON_CORES=3:2: must be the first and the last NeuronCore, like 0:1"),
         ({"NEURON_CORES": "0-1"}, "NEURON_CORES=0-1"),
         ({"NEURON_BATCHES": "1 0"}, "NEURON_BATCHES=1 0: must be whole numbers from 1 to 64, separated by spaces"),
         ({"NEURON_BATCHES": "65"}, "NEURON_BATCHES=65"),

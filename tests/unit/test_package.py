@@ -1,4 +1,4 @@
-"""make package: what is in the zip, and that the same models make the same bytes."""
+"""make package: the zip's files, and the same bytes for the same models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def record(system: str, *also: str, files: tuple[str, ...] = ()) -> str:
 
 @pytest.fixture
 def repository(tmp_path) -> Path:
-    """A system of two models, of which one is an ensemble with nothing in its version; and a user's own ensemble."""
+    """Return a repository with an assembled system of two models, and an ensemble of the user's own."""
     root, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
     written(root / "served/config.pbtxt", 'platform: "ensemble"')
     written(root / "served/1/assembled.json", record("served", "encoder", files=("encoder/1/model.onnx",)))
@@ -67,7 +67,7 @@ def pack(repository, tmp_path):
     return run
 
 
-def test_a_system_is_packed_with_all_its_models_and_nothing_of_ours(pack):
+def test_package_holds_all_models_of_a_system_and_no_records(pack):
     with pack() as archive:
         assert archive.namelist() == [
             "model_repository/encoder/",
@@ -83,16 +83,16 @@ def test_a_system_is_packed_with_all_its_models_and_nothing_of_ours(pack):
         assert archive.testzip() is None
 
 
-def test_any_of_its_models_names_the_system(pack):
+def test_any_model_of_a_system_packs_the_system(pack):
     assert pack("encoder").namelist() == pack("served").namelist()
 
 
-def test_your_own_ensemble_is_packed_with_its_steps(pack):
+def test_own_ensemble_is_packed_with_its_steps(pack):
     names = {name.split("/")[1] for name in pack("own").namelist()}
     assert names == {"own", "first", "second"}
 
 
-def test_unpacked_it_is_what_was_packed(pack, tmp_path):
+def test_unpacked_files_equal_the_packed_ones(pack, tmp_path):
     with pack("served own") as archive:
         archive.extractall(tmp_path / "unpacked")
     root = tmp_path / "unpacked/model_repository"
@@ -102,7 +102,7 @@ def test_unpacked_it_is_what_was_packed(pack, tmp_path):
         assert {entry.external_attr >> 16 & 0o777 for entry in archive.infolist()} == {0o644, 0o755}
 
 
-def test_the_same_models_make_the_same_bytes(pack, repository, tmp_path):
+def test_same_models_give_the_same_bytes(pack, repository, tmp_path):
     first = Path(pack().filename).read_bytes()
     (tmp_path / "out/package.zip").unlink()
     for path in repository.rglob("*"):
@@ -111,10 +111,10 @@ def test_the_same_models_make_the_same_bytes(pack, repository, tmp_path):
     assert Path(pack().filename).read_bytes() == first
 
 
-def test_what_is_packed_is_packed_again_only_when_it_changed(pack, repository):
+def test_package_is_rewritten_only_after_a_change(pack, repository):
     target = Path(pack().filename)
     newest = max(path.stat().st_ctime_ns for path in repository.rglob("*"))
-    os.utime(target, ns=(newest + 1, newest + 1))  # as if the two were not of the same tick of the clock
+    os.utime(target, ns=(newest + 1, newest + 1))  # the files are older by more than a tick of the clock
     inode = target.stat().st_ino
     assert Path(pack().filename).stat().st_ino == inode
     time.sleep(0.05)
@@ -124,36 +124,36 @@ def test_what_is_packed_is_packed_again_only_when_it_changed(pack, repository):
     assert pack().read("model_repository/encoder/1/model.onnx") == b"other weights"
 
 
-def test_a_large_file_is_zip64(pack, repository, monkeypatch):
+def test_large_file_is_packed_as_zip64(pack, repository, monkeypatch):
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
     written(repository / "first/1/model.onnx", "x" * 2000)
     assert pack("first").read("model_repository/first/1/model.onnx") == b"x" * 2000
 
 
 @pytest.mark.parametrize("systems", ["falcon7b", "nothing", "served nothing"])
-def test_what_is_not_assembled_is_said(pack, systems):
+def test_missing_system_is_named(pack, systems):
     name = systems.split()[-1]
     with pytest.raises(UserError, match=f"{name} is not assembled in .*: make models SYSTEMS={name}"):
         pack(systems)
 
 
-def test_half_a_system_is_not_packed(pack, repository, tmp_path):
+def test_incomplete_system_is_not_packed(pack, repository, tmp_path):
     (tmp_path / "elsewhere/model.onnx").unlink()
     with pytest.raises(UserError, match="served is not assembled"):
         pack()
 
 
-def test_a_link_that_leads_nowhere_is_said(pack, repository):
+def test_broken_link_is_named(pack, repository):
     (repository / "own/1/model.onnx").symlink_to("/nowhere")
-    with pytest.raises(UserError, match="leads nowhere"):
+    with pytest.raises(UserError, match="there is no such file, or it is a link to none"):
         pack("own")
 
 
-def test_a_full_disk_leaves_the_package_of_before(pack, repository, tmp_path, monkeypatch):
+def test_full_disk_keeps_the_earlier_package(pack, repository, tmp_path, monkeypatch):
     before = Path(pack().filename).read_bytes()
     written(repository / "encoder/1/more.bin", "x" * 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=999))
-    with pytest.raises(UserError, match=r"the package takes 1\.\d kB, and the disk of .* has 999 bytes free"):
+    with pytest.raises(UserError, match=r"the package takes 1\.\d kB, but the disk of .* has only 999 bytes free"):
         pack()
     monkeypatch.undo()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))

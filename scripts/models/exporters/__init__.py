@@ -1,1 +1,1 @@
-"""How each kind of model becomes files that Triton serves."""
+"""Export each kind of model as files that Triton serves."""

@@ -1,16 +1,20 @@
-"""config.pbtxt from Triton's own schema, for models whose folder is not in git."""
+"""Write config.pbtxt with Triton's own schema, for models whose folder is not in git."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import text_format
 from google.protobuf.json_format import ParseDict
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+# Fields of ModelConfig as in its JSON form.
+Config = dict[str, Any]
 
-def write_config(model: Path, comment: str, config: dict, parameters: dict[str, object] | None = None) -> None:
-    """model/config.pbtxt: the fields of Triton's ModelConfig as in its JSON form, under a comment of one line."""
+
+def write_config(model: Path, comment: str, config: Config, parameters: dict[str, object] | None = None) -> None:
+    """Write <model>/config.pbtxt under a comment of one line."""
     message = ParseDict({"name": model.name, **config}, ModelConfig())
     for key, value in (parameters or {}).items():
         message.parameters[key].string_value = str(value)
@@ -18,16 +22,16 @@ def write_config(model: Path, comment: str, config: dict, parameters: dict[str, 
     (model / "config.pbtxt").write_text(f"# {comment}\n{text_format.MessageToString(message)}")
 
 
-def tensor(name: str, data_type: str, dims: list[int], **more: object) -> dict:
-    """An input or an output: tensor("text", "STRING", [1])."""
-    return {"name": name, "data_type": f"TYPE_{data_type}", "dims": dims, **more}
+def tensor(name: str, data_type: str, dims: list[int], **fields: object) -> Config:
+    """Return an input or output."""
+    return {"name": name, "data_type": f"TYPE_{data_type}", "dims": dims, **fields}
 
 
-def batched(backend: str, most: int, inputs: list[dict], outputs: list[dict], kind: str) -> dict:
-    """One instance, dynamic batches of `most` at most."""
+def batched(backend: str, max_batch: int, inputs: list[Config], outputs: list[Config], kind: str) -> Config:
+    """Return the configuration of one instance with dynamic batching."""
     return {
         "backend": backend,
-        "max_batch_size": most,
+        "max_batch_size": max_batch,
         "input": inputs,
         "output": outputs,
         "dynamic_batching": {},
@@ -35,22 +39,26 @@ def batched(backend: str, most: int, inputs: list[dict], outputs: list[dict], ki
     }
 
 
-def ragged(tensors: list[dict]) -> list[dict]:
-    """Requests are batched whatever the length of their texts, or the size of their pictures."""
-    return [each | ({"allow_ragged_batch": True} if -1 in each["dims"] else {}) for each in tensors]
+def ragged(tensors: list[Config]) -> list[Config]:
+    """Let Triton batch requests whose texts differ in length, or images in size."""
+    return [tensor | ({"allow_ragged_batch": True} if -1 in tensor["dims"] else {}) for tensor in tensors]
 
 
-def ensemble(steps: dict[str, dict], inputs: list[dict], outputs: list[dict]) -> dict:
-    """Of models and their configs, one after the other. Tensors keep their names from step to step."""
+def ensemble(steps: dict[str, Config], inputs: list[Config], outputs: list[Config]) -> Config:
+    """Return an ensemble that runs these models one after the other. Tensors keep their names between the steps."""
     scheduling = [
         {
             "model_name": model,
             "model_version": -1,
-            "input_map": {each["name"]: each["name"] for each in config["input"]},
-            "output_map": {each["name"]: each["name"] for each in config["output"]},
+            "input_map": {tensor["name"]: tensor["name"] for tensor in config["input"]},
+            "output_map": {tensor["name"]: tensor["name"] for tensor in config["output"]},
         }
         for model, config in steps.items()
     ]
-    most = min(config["max_batch_size"] for config in steps.values())
-    batch = {"platform": "ensemble", "max_batch_size": most, "input": inputs, "output": outputs}
-    return batch | {"ensemble_scheduling": {"step": scheduling}}
+    return {
+        "platform": "ensemble",
+        "max_batch_size": min(config["max_batch_size"] for config in steps.values()),
+        "input": inputs,
+        "output": outputs,
+        "ensemble_scheduling": {"step": scheduling},
+    }

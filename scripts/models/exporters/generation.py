@@ -1,4 +1,4 @@
-"""`text-generation`: any causal language model as it is, and a second model that streams from the same weights."""
+"""Prepare causal language models: one Triton model that generates text, and one that streams from its weights."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.common.settings import UserError
-from scripts.models.catalogue import SYSTEMS, Order
-from scripts.models.exporters.config_writer import tensor, write_config
+from scripts.models.catalogue import SYSTEMS, Job, Outcome
+from scripts.models.exporters.config_writer import Config, tensor, write_config
 from scripts.models.tasks import task_of_architecture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Of what lies in a checkpoint's folder, all that transformers reads beside the weights: configs and tokenizers.
+# The files beside the weights that transformers reads: configurations and tokenizers.
 SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def assemble(order: Order) -> dict:
-    weights = weight_files(order.weights)
-    tokenizer = loaded_tokenizer(order)
-    served, streamed = order.folder / order.system, order.folder / f"{order.system}_stream"
+def assemble(job: Job) -> Outcome:
+    weights = weight_files(job.weights)
+    tokenizer = load_tokenizer(job)
+    served, streamed = job.folder / job.system, job.folder / f"{job.system}_stream"
     for model in (served, streamed):
         (model / "1").mkdir(parents=True)
-    for file in [*weights, *other_files(order)]:
-        order.take(file, served / "1")
+    for file in [*weights, *other_files(job)]:
+        job.take(file, served / "1")
     if tokenizer.is_fast and not (served / "1/tokenizer.json").exists():
-        # Made of a tokenizer.model, which takes a library that the server does without.
+        # Only a tokenizer.model was there, which takes sentencepiece to read; the server does not have it.
         tokenizer.save_pretrained(served / "1")
-    if order.system not in SYSTEMS:
-        write_configs(order, served, streamed)
+    if job.system not in SYSTEMS:
+        write_configs(job, served, streamed)
     size = sum(file.stat().st_size for file in (served / "1").glob("*.safetensors"))
-    return {"said": f"{size / 1e9:.2g} GB of weights; {streamed.name} streams from them"}
+    return Outcome(f"{size / 1e9:.2g} GB of weights; {streamed.name} streams from them")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -42,47 +42,50 @@ def weight_files(folder: Path) -> list[Path]:
         raise UserError(f"{folder} has no config.json: name a folder that save_pretrained wrote")
     index = folder / INDEX
     names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [SINGLE]
-    if odd := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
-        raise UserError(f"{index} names '{odd[0]}', which is no file of weights beside it")
+    if invalid := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
+        raise UserError(f"{index} names '{invalid[0]}', which is not a *.safetensors file in the same folder")
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
         return [folder / name for name in names]
     if any(folder.glob("*.bin")):
         raise UserError(
             f"{folder} has its weights as *.bin, which can run code when they are read. To convert a model that you "
-            "trust: load it with AutoModelForCausalLM.from_pretrained(folder), then save_pretrained(another), and the "
-            "same with AutoTokenizer"
+            "trust: load it with AutoModelForCausalLM.from_pretrained(folder), call save_pretrained(another_folder), "
+            "and do the same with AutoTokenizer"
         )
-    raise UserError(f"{folder} has no {', '.join(missing)}: it is incomplete, or its weights are of another format")
+    raise UserError(f"{folder} has no {', '.join(missing)}: it is incomplete, or its weights have another format")
 
 
-def other_files(order: Order) -> list[Path]:
-    suffixes = (*SUFFIXES, ".py") if order.trust_remote_code else SUFFIXES
-    return sorted(file for file in order.weights.iterdir() if file.suffix in suffixes and file.is_file())
+def other_files(job: Job) -> list[Path]:
+    suffixes = (*SUFFIXES, ".py") if job.trust_remote_code else SUFFIXES
+    return sorted(file for file in job.weights.iterdir() if file.suffix in suffixes and file.is_file())
 
 
-def loaded_tokenizer(order: Order) -> PreTrainedTokenizerBase:
-    """It and the configuration load: the weights would take minutes, and the server's memory."""
+def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
+    """Check that transformers can generate with the model, and return its tokenizer.
+
+    Load its configuration but not its weights, which would take minutes and all the memory of the server.
+    """
     import transformers
 
-    more = {"local_files_only": True, "trust_remote_code": order.trust_remote_code}
+    options = {"local_files_only": True, "trust_remote_code": job.trust_remote_code}
     try:
-        config = transformers.AutoConfig.from_pretrained(order.weights, **more)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(order.weights, **more)
-    except Exception as error:  # whatever a checkpoint's files make transformers and tokenizers stumble over
-        raise UserError(f"{order.weights} does not load in transformers {transformers.__version__}: {error}") from None
-    stored = [name for name in config.architectures or [] if task_of_architecture(name) != order.task]
-    if stored and len(stored) == len(config.architectures):
-        raise UserError(f"{order.weights} is a {stored[0]}, which lacks what continues a text: say another TASK")
-    remote = order.trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
-    if not remote and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UserError(f"{order.weights} is a {config.model_type}, which does not continue texts: say another TASK")
+        config = transformers.AutoConfig.from_pretrained(job.weights, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(job.weights, **options)
+    except Exception as error:  # a broken checkpoint makes transformers and tokenizers raise anything
+        raise UserError(f"{job.weights} does not load in transformers {transformers.__version__}: {error}") from None
+    architectures = config.architectures or []
+    if architectures and all(task_of_architecture(name) != job.task for name in architectures):
+        raise UserError(f"{job.weights} is a {architectures[0]}, which has no language-model head; set another TASK")
+    has_own_code = job.trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
+    if not has_own_code and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(f"{job.weights} is a {config.model_type}, which does not generate text; set another TASK")
     return tokenizer
 
 
-def write_configs(order: Order, served: Path, streamed: Path) -> None:
-    """As those of falcon7b and falcon7b_stream, which are commented."""
-    config = {
+def write_configs(job: Job, served: Path, streamed: Path) -> None:
+    """Write the same configurations as those of falcon7b and falcon7b_stream in git, which have comments."""
+    config: Config = {
         "backend": "transformers",
         "input": [
             tensor("prompt", "STRING", [-1]),
@@ -95,10 +98,10 @@ def write_configs(order: Order, served: Path, streamed: Path) -> None:
         "output": [tensor("text", "STRING", [-1])],
         "instance_group": [{"count": 1, "kind": "KIND_AUTO"}],
     }
-    parameters = {"task": order.task, "max_new_tokens": 64, "max_batch": 32, "dtype": "auto", "device": "auto"}
-    if order.trust_remote_code:
+    parameters = {"task": job.task, "max_new_tokens": 64, "max_batch": 32, "dtype": "auto", "device": "auto"}
+    if job.trust_remote_code:
         parameters["trust_remote_code"] = 1
-    write_config(served, "A prompt is continued: docs/generation.md.", config, parameters)
+    write_config(served, "Continues a prompt: docs/generation.md.", config, parameters)
     config["model_transaction_policy"] = {"decoupled": True}
-    parameters["weights"] = order.system
-    write_config(streamed, f"As {order.system}, piece by piece: docs/generation.md.", config, parameters)
+    parameters["weights"] = job.system
+    write_config(streamed, f"Continues a prompt like {job.system}, in pieces: docs/generation.md.", config, parameters)

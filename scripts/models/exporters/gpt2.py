@@ -1,10 +1,10 @@
-"""GPT-2 and its like as one ONNX graph with two uses: a token a call, in three steps, or whole continuations.
+"""Export GPT-2 as one ONNX graph that serves two uses: one token per request, and whole continuations.
 
     input_ids [N, T], attention_mask [N, P + T], past [N, P * numbers]
     -> logits of the last position [N, vocabulary], present [N, T * numbers]
 
-`numbers` is how many the model keeps of a position: the keys and values of all its layers. They leave the graph and
-return to it position by position, so whoever keeps them need know nothing of layers and heads. P may be 0.
+The model keeps `numbers` values for each position: the keys and values of all its layers. The graph returns and takes
+them position by position, so the caller can keep them without knowing layers and heads. P may be 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,13 +23,13 @@ import torch
 import transformers
 
 from scripts.common.settings import UserError
-from scripts.models.catalogue import Order
+from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.onnx_export import quiet
 
 MODELS = ("gpt2_ensemble", "gpt2_encoder", "gpt2", "gpt2_decoder", "gpt2_generate")
 INPUTS = ("input_ids", "attention_mask", "past")
 OUTPUTS = ("logits", "present")
-# Part of the largest logit that the two may be apart: single precision, added up in another order.
+# How far the exported logits may be from the original's, relative to the largest: fp32 sums depend on their job.
 TOLERANCE = 1e-4
 
 
@@ -37,51 +38,51 @@ class Graph(torch.nn.Module):
         super().__init__()
         self.model = model
         config = model.config
-        self.kept = (config.n_layer, 2, config.n_head, config.n_embd // config.n_head)
+        self.cache_shape = (config.n_layer, 2, config.n_head, config.n_embd // config.n_head)
 
     @property
     def numbers(self) -> int:
-        return int(np.prod(self.kept))
+        return int(np.prod(self.cache_shape))
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, past: torch.Tensor) -> tuple:
         texts, new = input_ids.shape
         before = attention_mask.shape[1] - new
         cache = transformers.DynamicCache()
         # [text, position, layer, key or value, head, size] -> [layer, key or value, text, head, position, size]
-        layers = past.reshape(texts, before, *self.kept).permute(2, 3, 0, 4, 1, 5)
+        layers = past.reshape(texts, before, *self.cache_shape).permute(2, 3, 0, 4, 1, 5)
         for layer, (keys, values) in enumerate(layers):
             cache.update(keys, values, layer)
         hidden = self.model.transformer(
             input_ids,
-            # What is added to the attention. That a token looks back only is the model's own affair.
+            # Added to the attention scores. The model itself masks the tokens that follow.
             attention_mask=(1.0 - attention_mask[:, None, None, :].float()) * torch.finfo(torch.float32).min,
-            # Of the tokens that count, so that padding moves none of them.
+            # Padding must not shift positions, so count only the tokens that the mask keeps.
             position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)[:, before:],
             past_key_values=cache,
         ).last_hidden_state
-        present = torch.stack([torch.stack([layer.keys, layer.values])[:, :, :, before:] for layer in cache.layers])
-        # A vocabulary's worth of logits is wanted of the last position only.
+        filled: list[Any] = cache.layers
+        present = torch.stack([torch.stack([layer.keys, layer.values])[:, :, :, before:] for layer in filled])
+        # Only the last position: logits are as many as the vocabulary has tokens.
         return self.model.lm_head(hidden[:, -1]), present.permute(2, 4, 0, 1, 3, 5).reshape(texts, -1)
 
 
-def assemble(order: Order) -> dict:
+def assemble(job: Job) -> Outcome:
     os.environ["HF_HUB_OFFLINE"] = "1"
-    versions = {name: order.folder / name / "1" for name in MODELS}
+    versions = {name: job.folder / name / "1" for name in MODELS}
     for version in versions.values():
         version.mkdir(parents=True)
     with quiet():
-        model = load(order.weights)
-        save_tokenizer(order.weights, model.config, versions["gpt2_encoder"] / "tokenizer.json")
+        model = load(job.weights)
+        save_tokenizer(job.weights, model.config, versions["gpt2_encoder"] / "tokenizer.json")
         export(Graph(model).eval(), versions["gpt2"] / "model.onnx")
         difference = check_parity(model, versions["gpt2"] / "model.onnx")
     for name in ("gpt2_decoder", "gpt2_generate"):
         shutil.copy(versions["gpt2_encoder"] / "tokenizer.json", versions[name])
     save_limits(model, versions["gpt2_generate"] / "generation_config.json")
-    return {
-        "positions": model.config.n_positions,
-        "largest_difference": difference,
-        "said": f"logits within {difference:.0e} of the original's, with a past and without",
-    }
+    return Outcome(
+        f"logits within {difference:.0e} of the original's, with a past and without",
+        {"positions": model.config.n_positions, "largest_difference": difference},
+    )
 
 
 def load(weights: Path) -> transformers.GPT2LMHeadModel:
@@ -90,24 +91,27 @@ def load(weights: Path) -> transformers.GPT2LMHeadModel:
         raise UserError(f"{weights} has no config.json: name a folder that save_pretrained wrote")
     kind = json.loads(config.read_text()).get("model_type")
     if kind != "gpt2":
-        raise UserError(f"{weights} is of type {kind}, and this system takes gpt2: TASK=text-generation takes any")
+        raise UserError(
+            f"{weights} is a model of type {kind}, and this system takes only gpt2: choose another name, and set "
+            "TASK=text-generation"
+        )
     if not any(weights.glob("*.safetensors")):
-        raise UserError(f"{weights} has no *.safetensors: save it anew with save_pretrained")
+        raise UserError(f"{weights} has no *.safetensors: convert it with save_pretrained")
     return transformers.GPT2LMHeadModel.from_pretrained(
         weights,
         local_files_only=True,
         use_safetensors=True,
         dtype=torch.float32,
-        attn_implementation="eager",  # the others know only one of the ways in which GPT-2s scale their attention
+        attn_implementation="eager",  # the others ignore GPT-2's options for scaling attention
     ).eval()
 
 
 def save_tokenizer(weights: Path, config: transformers.GPT2Config, target: Path) -> None:
-    """The model's own, which goes by the model's limits, and pads where the last position stays the last token's."""
+    """Save the model's tokenizer with its maximum length, and padding on the left: the graph reads the last column."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights, local_files_only=True).backend_tokenizer
     if tokenizer.get_vocab_size() > config.vocab_size:
         raise UserError(
-            f"{weights}: its tokenizer has {tokenizer.get_vocab_size()} tokens and the model knows {config.vocab_size}"
+            f"{weights}: its tokenizer has {tokenizer.get_vocab_size()} tokens, but the model only {config.vocab_size}"
         )
     tokenizer.enable_truncation(config.n_positions)
     tokenizer.enable_padding(direction="left")
@@ -115,7 +119,7 @@ def save_tokenizer(weights: Path, config: transformers.GPT2Config, target: Path)
 
 
 def save_limits(model: transformers.GPT2LMHeadModel, target: Path) -> None:
-    ends = model.generation_config.eos_token_id
+    ends = model.generation_config.eos_token_id if model.generation_config else None
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     target.write_text(json.dumps({"eos_token_id": ends, "max_length": model.config.n_positions}) + "\n")
 
@@ -138,34 +142,40 @@ def export(graph: Graph, target: Path) -> None:
             output_names=OUTPUTS,
             dynamic_axes=axes,
             opset_version=17,
-            do_constant_folding=False,  # the vocabulary would be in the file twice, the second time transposed
-            dynamo=False,  # the newer exporter wants another package
+            do_constant_folding=False,  # it would store the vocabulary a second time, transposed
+            dynamo=False,  # the newer exporter requires another package
         )
         if len(list(exported.parent.iterdir())) == 1:
             exported.replace(target)
-        else:  # more than one file may hold: weights apart, which the exporter leaves in a file each
+        else:  # too large for one file: the exporter wrote each tensor to a file of its own
             onnx.save(onnx.load(exported), target, save_as_external_data=True, location=f"{target.name}.data")
-            shutil.copymode(target, f"{target}.data")  # it comes out as this user's only
+            shutil.copymode(target, f"{target}.data")  # onnx creates it readable by this user only
 
 
 def check_parity(model: transformers.GPT2LMHeadModel, path: Path) -> float:
-    """Texts of unequal length as one batch, in one run and in two, against the original with each text alone."""
+    """Return how far the logits are from the original's, or raise if that is too far.
+
+    The graph gets texts of unequal length as one batch, in one run and in two; the original gets each text alone.
+    """
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    longest = min(24, model.config.n_positions)
-    ids = np.random.default_rng(1).integers(model.config.vocab_size, size=(3, longest))
-    starts = [0, longest // 2, longest - 1]
-    mask = (np.arange(longest) >= np.array(starts)[:, None]).astype(np.int64)
+    length = min(24, model.config.n_positions)
+    ids = np.random.default_rng(1).integers(model.config.vocab_size, size=(3, length))
+    starts = [0, length // 2, length - 1]
+    mask = (np.arange(length) >= np.array(starts)[:, None]).astype(np.int64)
 
     def run(first: int, end: int, past: np.ndarray) -> list[np.ndarray]:
         return session.run(OUTPUTS, dict(zip(INPUTS, (ids[:, first:end], mask[:, :end], past), strict=True)))
 
-    nothing, half = np.zeros((len(ids), 0), np.float32), longest // 3
-    at_once, _ = run(0, longest, nothing)
-    continued, _ = run(half, longest, past=run(0, half, nothing)[1])
+    no_past, part = np.zeros((len(ids), 0), np.float32), length // 3
+    whole, _ = run(0, length, no_past)
+    continued, _ = run(part, length, past=run(0, part, no_past)[1])
     with torch.inference_mode():
         texts = [torch.from_numpy(row[start:])[None] for row, start in zip(ids, starts, strict=True)]
         original = np.stack([model(text).logits[0, -1].numpy() for text in texts])
-    difference = float(max(np.abs(found - original).max() for found in (at_once, continued)) / np.abs(original).max())
+    difference = float(max(np.abs(logits - original).max() for logits in (whole, continued)) / np.abs(original).max())
     if not difference <= TOLERANCE:
-        raise UserError(f"the export is not the model: its logits are up to {difference:.1e} of the largest away")
+        raise UserError(
+            f"the exported model answers differently from the original: logits differ by {difference:.1e} of the "
+            f"largest, at most {TOLERANCE:.0e} is allowed"
+        )
     return difference

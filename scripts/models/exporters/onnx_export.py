@@ -1,4 +1,4 @@
-"""Models of transformers as ONNX, in fp32 and in int8."""
+"""Export models of transformers to ONNX, in fp32 and in int8."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from scripts.models.exporters.parity import compare
+from scripts.common.settings import UserError
+from scripts.models.catalogue import Outcome
+from scripts.models.exporters.parity import smallest_cosine
 
-# Below this int8 has made another model of it.
-LEAST_INT8_COSINE = 0.9
+# A model whose int8 answers agree less with its fp32 answers is refused.
+MIN_INT8_COSINE = 0.9
 
 
 def export(
@@ -26,14 +28,14 @@ def export(
     library: str = "transformers",
     **options: object,
 ) -> None:
-    """target/model.onnx, and its weights beside it where they are too large for one file; of its outputs, these.
+    """Write target/model.onnx with these outputs. Weights too large for one file go into files beside it.
 
-    `options`: more of optimum's main_export.
+    `options` are passed to optimum's main_export.
     """
     from optimum.exporters.onnx import main_export
 
     work = target / "export"
-    # Parity is checked by whoever asks for the export, on examples of their own.
+    # No validation here: the callers check parity on examples of their own.
     main_export(str(weights), output=work, task=task, library_name=library, do_validation=False, **options)
     if outputs:
         keep_outputs(work / "model.onnx", outputs)
@@ -43,7 +45,7 @@ def export(
 
 
 def keep_outputs(path: Path, names: list[str]) -> None:
-    """The others would be copied out on every run and are asked for by nobody."""
+    """Remove the other outputs, which ONNX Runtime would copy out on every run."""
     model = onnx.load(path, load_external_data=False)
     kept = [output for output in model.graph.output if output.name in names]
     del model.graph.output[:]
@@ -52,7 +54,7 @@ def keep_outputs(path: Path, names: list[str]) -> None:
 
 
 def quantize(path: Path) -> None:
-    """Matrices and embeddings in int8, in place."""
+    """Convert matrices and embeddings to int8, in place."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     smaller = path.with_suffix(".int8")
@@ -63,27 +65,30 @@ def quantize(path: Path) -> None:
     smaller.replace(path)
 
 
-def quantized(path: Path, run: Callable[[], list[np.ndarray]]) -> dict:
-    """In int8, and what that changed: size, speed and answers of `run`, which opens the model and asks it examples."""
-    before, found, took = size(path), *timed(run)
+def quantize_and_compare(path: Path, run: Callable[[], list[np.ndarray]]) -> Outcome:
+    """Convert the model to int8, and report size, speed and agreement. `run` opens the model and runs the examples."""
+    fp32_size, (fp32_answers, fp32_seconds) = size(path), timed(run)
     quantize(path)
-    answers, takes = timed(run)
-    cosine = compare(found, answers, LEAST_INT8_COSINE)
-    return {
-        "int8_bytes": size(path),
-        "fp32_bytes": before,
-        "int8_speedup": took / takes,
-        "int8_cosine": cosine,
-        "said": f"int8: {size(path) / 1e6:.1f} MB instead of {before / 1e6:.1f}, {took / takes:.1f} times as fast "
-        f"one by one, cosine with fp32 at least {cosine:.3f}",
-    }
+    int8_size, (int8_answers, int8_seconds) = size(path), timed(run)
+    cosine, example = smallest_cosine(fp32_answers, int8_answers)
+    if cosine < MIN_INT8_COSINE:
+        raise UserError(
+            f"int8 costs this model too much accuracy: the cosine of its answers with those in fp32 is {cosine:.3f} on "
+            f"example {example}, at least {MIN_INT8_COSINE} is required. Set FORMAT=onnx instead"
+        )
+    speedup = fp32_seconds / int8_seconds
+    return Outcome(
+        f"int8: {int8_size / 1e6:.1f} MB instead of {fp32_size / 1e6:.1f}, {speedup:.1f} times as fast one by one, "
+        f"cosine with fp32 at least {cosine:.3f}",
+        {"int8_bytes": int8_size, "fp32_bytes": fp32_size, "int8_speedup": speedup, "int8_cosine": cosine},
+    )
 
 
 def timed(run: Callable[[], list[np.ndarray]]) -> tuple[list[np.ndarray], float]:
     run()
     start = time.perf_counter()
-    found = run()
-    return found, time.perf_counter() - start
+    answers = run()
+    return answers, time.perf_counter() - start
 
 
 def size(path: Path) -> int:
@@ -91,7 +96,7 @@ def size(path: Path) -> int:
 
 
 class quiet(warnings.catch_warnings):
-    """The exporters warn about their own internals; whoever assembles a model can do nothing about it."""
+    """Hide the exporters' warnings about their own internals, which users cannot act on."""
 
     def __enter__(self):
         super().__enter__()

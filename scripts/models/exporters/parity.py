@@ -1,4 +1,4 @@
-"""Is an exported model still the model?"""
+"""Compare the answers of an exported model with the original's."""
 
 from __future__ import annotations
 
@@ -6,18 +6,31 @@ import numpy as np
 
 from scripts.common.settings import UserError
 
+Answers = list[np.ndarray]
 
-def compare(original: list[np.ndarray], exported: list[np.ndarray], least: float) -> float:
-    """The smallest cosine between the two's answers to an example; a UserError where it is below `least`."""
+
+def check_parity(original: Answers, exported: Answers, minimum: float) -> float:
+    """Return the smallest cosine over the examples, or raise if it is below the minimum."""
+    cosine, example = smallest_cosine(original, exported)
+    if cosine < minimum:
+        raise UserError(
+            f"the exported model answers differently from the original: cosine {cosine:.6f} on example {example}, at "
+            f"least {minimum} is required"
+        )
+    return cosine
+
+
+def smallest_cosine(original: Answers, exported: Answers) -> tuple[float, int]:
+    """Return the smallest cosine between two answers to the same example, and the example's number."""
     cosines = [_cosine(a, b) for a, b in zip(original, exported, strict=True)]
-    worst = int(np.argmin(cosines))
-    if cosines[worst] < least:
-        raise UserError(f"the export is not the model: cosine {cosines[worst]:.6f} on example {worst} < {least}")
-    return cosines[worst]
+    example = int(np.argmin(cosines))
+    return cosines[example], example
 
 
 def _cosine(original: np.ndarray, exported: np.ndarray) -> float:
     if original.shape != exported.shape:
-        raise UserError(f"the export is not the model: it answers {exported.shape}, the original {original.shape}")
+        raise UserError(
+            f"the exported model answers differently from the original: {exported.shape} instead of {original.shape}"
+        )
     a, b = original.astype(float).ravel(), exported.astype(float).ravel()
     return float(np.nan_to_num(a @ b / np.linalg.norm(a) / np.linalg.norm(b), nan=-1.0))

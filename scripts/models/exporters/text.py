@@ -1,190 +1,39 @@
-"""Text encoders of any task: an ensemble of tokenizer, encoder, and where the task has them, answers."""
+"""Export text encoders of any task: an ensemble of tokenizer, encoder and, for most tasks, a last step."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-import transformers
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from scripts.common.corpus import MIXED
 from scripts.common.settings import UserError
-from scripts.models.catalogue import Order
-from scripts.models.exporters import text_configs
+from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.config_writer import write_config
-from scripts.models.exporters.onnx_export import export, quantized, quiet
-from scripts.models.exporters.parity import compare
-from scripts.models.tasks import TEXT_TASKS, TextTask, save_labels
+from scripts.models.exporters.onnx_export import export, quantize_and_compare, quiet
+from scripts.models.exporters.parity import check_parity
+from scripts.models.exporters.text_configs import configs
+from scripts.models.exporters.text_model import TextModel
+from scripts.models.tasks import save_labels
 
 PARITY_TEXTS = 64
 PUBLISHED_WIDTH = 384
-LEAST_COSINE = 0.9999
-LEAST_NEURON_COSINE = 0.999  # where NEURON_COMPILER_ARGS have it compute in bfloat16
-POOLING = ("mean", "cls")  # as in shared/text_encoder.py
-# Positions of these begin after the padding token's.
-OFFSET_POSITIONS = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "longformer")
+MIN_COSINE = 0.9999
+MIN_NEURON_COSINE = 0.999  # NEURON_COMPILER_ARGS may make it compute in bfloat16
+Feed = dict[str, np.ndarray]
 
 
-@dataclass
-class TextModel:
-    """A model of the order, and the Triton models it becomes."""
-
-    order: Order
-
-    @cached_property
-    def task(self) -> TextTask:
-        return TEXT_TASKS[self.order.task]
-
-    @cached_property
-    def config(self):
-        return transformers.AutoConfig.from_pretrained(
-            self.order.weights, trust_remote_code=self.order.trust_remote_code, local_files_only=True
-        )
-
-    @cached_property
-    def hugging_face_tokenizer(self):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            self.order.weights, trust_remote_code=self.order.trust_remote_code, local_files_only=True
-        )
-        if not tokenizer.is_fast:
-            raise UserError(
-                f"{self.order.system}: its {type(tokenizer).__name__} has no fast form, which is the one that is served"
-            )
-        return tokenizer
-
-    @cached_property
-    def max_length(self) -> int:
-        """The longest text, in tokens: what the model was trained for, and has positions for."""
-        positions = getattr(self.config, "max_position_embeddings", None) or 512
-        if self.config.model_type in OFFSET_POSITIONS:
-            positions -= self.config.pad_token_id + 1
-        own = self.order.weights / "sentence_bert_config.json"
-        trained = json.loads(own.read_text()).get("max_seq_length") if own.exists() else None
-        longest = min(positions, trained or self.hugging_face_tokenizer.model_max_length)
-        return self.order.neuron.lengths_up_to(longest, self.order.system)[-1] if self.order.neuron else longest
-
-    @cached_property
-    def mask(self) -> str:
-        """The token to be filled in; empty where nothing is."""
-        if "mask_logits" not in self.task.outputs:
-            return ""
-        if not (mask := self.hugging_face_tokenizer.mask_token):
-            raise UserError(f"{self.order.system}: its tokenizer has no mask token to fill in")
-        return mask
-
-    @property
-    def pairs(self) -> bool:
-        return len(self.task.inputs) > 1
-
-    @property
-    def labels(self) -> list[str]:
-        return [self.config.id2label[i] for i in range(len(self.config.id2label))]
-
-    @cached_property
-    def token_inputs(self) -> list[str]:
-        """What the encoder is fed. Which of two texts a token is of says something only where there are two."""
-        told_apart = self.pairs and getattr(self.config, "type_vocab_size", 0) > 1
-        return ["input_ids", "attention_mask", *(["token_type_ids"] if told_apart else [])]
-
-    @cached_property
-    def pooling(self) -> dict[str, str]:
-        """How PyTorch makes one vector of a text's tokens: what is plain in a sentence-transformer's modules."""
-        modules = json.loads((self.order.weights / "modules.json").read_text())
-        kinds = [module["type"].rpartition(".")[2] for module in modules]
-        mode = pooling_mode(json.loads((self.order.weights / "1_Pooling/config.json").read_text()))
-        if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]) or mode not in POOLING:
-            raise UserError(
-                f"{self.order.system}: FORMAT=python knows no such sentence-transformer ({', '.join(kinds)}; {mode} "
-                "pooling); take FORMAT=onnx"
-            )
-        return {"pooling": mode, "normalize": "1" if "Normalize" in kinds else "0"}
-
-    def part(self, name: str) -> Path:
-        """The folder of one of the Triton models. Those of `embedding` have their names from the published guides."""
-        own = self.order.system if name == "ensemble" else f"{self.order.system}_{name}"
-        published = {"ensemble": "embedding", "tokenizer": "tokenizer", "encoder": "encoder"}
-        return self.order.folder / (published[name] if self.order.system == "embedding" else own)
-
-    def version(self, name: str) -> Path:
-        return self.part(name) / "1"
-
-    @cached_property
-    def original(self):
-        """In PyTorch, with all that its task needs: what the weights lack would be drawn at random."""
-        kind = getattr(transformers, self.task.model_class)
-        model, found = kind.from_pretrained(
-            self.order.weights,
-            trust_remote_code=self.order.trust_remote_code,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-            **self.attention,
-        )
-        if missing := sorted(key for key in found["missing_keys"] if "pooler" not in key or self.classifies):
-            raise UserError(f"{self.order.weights} is no model for {self.order.task}: it has no weights '{missing[0]}'")
-        return model.eval()
-
-    @property
-    def attention(self) -> dict[str, str]:
-        """Plain matrix products for Neuron's compiler."""
-        return {"attn_implementation": "eager"} if self.order.neuron else {}
-
-    @cached_property
-    def whole(self) -> Whole:
-        if self.order.task != "sentence-similarity":
-            return Whole(self, self.original)
-        from sentence_transformers import SentenceTransformer
-
-        folder, options = str(self.order.weights), {"local_files_only": True, "model_kwargs": self.attention}
-        return Whole(self, SentenceTransformer(folder, device="cpu", **options))
-
-    @property
-    def classifies(self) -> bool:
-        return self.order.task == "text-classification"
-
-
-class Whole(torch.nn.Module):
-    """The original, from tokens to the outputs that are served."""
-
-    def __init__(self, model: TextModel, network: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.network = network.eval()
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        tokens = dict(zip(self.model.token_inputs, tensors, strict=True))
-        if self.model.order.task == "sentence-similarity":
-            return (self.network(tokens)["sentence_embedding"],)
-        found = self.network(**tokens)
-        if self.model.mask:
-            where = (tokens["input_ids"] == self.model.hugging_face_tokenizer.mask_token_id).int().argmax(dim=1)
-            return (found.logits[torch.arange(len(where)), where],)
-        return tuple(found[name] for name in self.model.task.outputs)
-
-
-def pooling_mode(config: dict) -> str:
-    """mean, cls, ... however old the file is."""
-    if "pooling_mode" in config:
-        return config["pooling_mode"]
-    chosen = [key.split("_")[2] for key, value in config.items() if key.startswith("pooling_mode_") and value]
-    return "+".join(chosen)
-
-
-def assemble(order: Order) -> dict:
+def assemble(job: Job) -> Outcome:
     os.environ["HF_HUB_OFFLINE"] = "1"
-    model = TextModel(order)
-    if order.system == "embedding":
+    model = TextModel(job)
+    if job.system == "embedding":
         check_published(model)
     for part in ("ensemble", "tokenizer", "encoder", *(["answers"] if model.task.answers else [])):
         model.version(part).mkdir(parents=True)
@@ -192,28 +41,28 @@ def assemble(order: Order) -> dict:
     if model.task.answers:
         save_answers(model)
     with quiet():
-        facts = SAVE[order.format](model, tokenizer)
-    for part, (config, parameters) in text_configs.configs(model, facts.pop("width")).items():
-        # Those of `embedding` are in git, with comments.
-        if order.system != "embedding":
-            write_config(model.part(part), f"{order.task}, written by `make models`", config, parameters)
-    return {"max_length": model.max_length, **facts}
+        width, outcome = SAVE[job.format](model, tokenizer)
+    for part, (config, parameters) in configs(model, width).items():
+        if job.system != "embedding":  # its configurations are in git, with comments
+            write_config(model.part(part), f"{job.task}, written by `make models`", config, parameters)
+    return Outcome(outcome.summary, {"max_length": model.max_length, **outcome.facts})
 
 
 def check_published(model: TextModel) -> None:
-    """Its configs are in git, and promise what other formats and weights do not keep."""
-    if model.order.format == "python" or model.config.hidden_size != PUBLISHED_WIDTH:
+    """Raise if the configurations in git do not describe these weights in this format."""
+    if model.job.format == "python" or model.config.hidden_size != PUBLISHED_WIDTH:
         raise UserError(
-            f"embedding is ONNX and answers vectors of {PUBLISHED_WIDTH}: what is otherwise takes another name"
+            f"embedding is ONNX with vectors of {PUBLISHED_WIDTH}: choose another name in SYSTEMS for other weights "
+            "and formats"
         )
 
 
 def save_tokenizer(model: TextModel) -> Tokenizer:
-    """The model's own, with the length the model takes; what its file says of lengths is not the model's."""
-    tokenizer = Tokenizer.from_str(model.hugging_face_tokenizer.backend_tokenizer.to_str())
-    tokenizer.enable_truncation(model.max_length, strategy="only_second" if model.pairs else "longest_first")
-    theirs = model.hugging_face_tokenizer
-    tokenizer.enable_padding(pad_id=theirs.pad_token_id or 0, pad_token=theirs.pad_token or "[PAD]")
+    """Save the model's tokenizer with the model's maximum length; the one in its file may be another."""
+    original = model.hugging_face_tokenizer
+    tokenizer = Tokenizer.from_str(original.backend_tokenizer.to_str())
+    tokenizer.enable_truncation(model.max_length, strategy="only_second" if model.takes_pairs else "longest_first")
+    tokenizer.enable_padding(pad_id=original.pad_token_id or 0, pad_token=original.pad_token or "[PAD]")
     tokenizer.save(str(model.version("tokenizer") / "tokenizer.json"))
     return tokenizer
 
@@ -225,70 +74,74 @@ def save_answers(model: TextModel) -> None:
         save_labels(model.version("answers"), model.labels)
 
 
-# --- the encoder ------------------------------------------------------------------------------------------------------
+# --- the encoder: each of these returns the width of its vectors, and the outcome -------------------------------------
 
 
-def save_onnx(model: TextModel, tokenizer: Tokenizer) -> dict:
+def save_onnx(model: TextModel, tokenizer: Tokenizer) -> tuple[int, Outcome]:
     target = model.version("encoder") / "model.onnx"
-    sentences = model.order.task == "sentence-similarity"
+    is_sentence_model = model.job.task == "sentence-similarity"
     outputs = ["logits"] if model.mask else list(model.task.outputs)
     export(
-        model.order.weights,
-        "feature-extraction" if sentences else model.order.task,
+        model.job.weights,
+        "feature-extraction" if is_sentence_model else model.job.task,
         target.parent,
         outputs,
-        library="sentence_transformers" if sentences else "transformers",
+        library="sentence_transformers" if is_sentence_model else "transformers",
     )
     if model.mask:
         keep_masked(target, tokenizer.token_to_id(model.mask))
     feeds = [feed(encoding) for encoding in tokenizer.encode_batch(parity_texts(model))]
-    found = run(target, feeds)
-    facts = parity(model, feeds, found, LEAST_COSINE) | {"width": width(model, found)}
-    if model.order.format == "onnx-int8":
-        int8 = quantized(target, lambda: run(target, feeds))
-        facts |= int8 | {"said": f"{facts['said']}; {int8['said']}"}
-    return facts
+    answers = run(target, feeds)
+    outcome = parity(model, feeds, answers, MIN_COSINE)
+    if model.job.format == "onnx-int8":
+        int8 = quantize_and_compare(target, lambda: run(target, feeds))
+        outcome = Outcome(f"{outcome.summary}; {int8.summary}", outcome.facts | int8.facts)
+    return width(model, answers), outcome
 
 
-def parity(model: TextModel, feeds: list[dict[str, np.ndarray]], found: list[np.ndarray], least: float) -> dict:
-    cosine = compare(reference(model, feeds), found, least)
-    said = f"cosine with the original at least {cosine:.6f} on {len(feeds)} texts"
-    return {"least_cosine": cosine, "parity_texts": len(feeds), "said": said}
+def parity(model: TextModel, feeds: list[Feed], answers: list[np.ndarray], minimum: float) -> Outcome:
+    cosine = check_parity(reference(model, feeds), answers, minimum)
+    return Outcome(
+        f"cosine with the original at least {cosine:.6f} on {len(feeds)} texts",
+        {"least_cosine": cosine, "parity_texts": len(feeds)},
+    )
 
 
-def save_python(model: TextModel, tokenizer: Tokenizer) -> dict:
-    _ = model.original  # it loads
-    model.order.take_model(model.version("encoder"))
-    return {"width": model.config.hidden_size}
+def save_python(model: TextModel, tokenizer: Tokenizer) -> tuple[int, Outcome]:
+    _ = model.original  # raises if it does not load
+    model.job.take_model(model.version("encoder"))
+    return model.config.hidden_size, Outcome()
 
 
-def save_neuron(model: TextModel, tokenizer: Tokenizer) -> dict:
-    from scripts.neuron.compile import Compiled, on_cores
+def save_neuron(model: TextModel, tokenizer: Tokenizer) -> tuple[int, Outcome]:
+    from scripts.neuron.compile import CompiledEncoder, core_errors
 
-    target = model.order.neuron
+    target = model.job.neuron
+    assert target
     if target.chip == "inf1":
         raise UserError(
-            "make models compiles for Inf2 and Trn1; for Inf1 compile with torch-neuron yourself, and make the model's "
-            "folder with scripts/neuron/gen_triton_model.py"
+            "make models compiles for Inf2 and Trn1. For Inf1, compile with torch-neuron yourself, and write the "
+            "model's folder with scripts/neuron/gen_triton_model.py"
         )
-    lengths = target.lengths_up_to(model.max_length, model.order.system)
-    compiled = Compiled(model.whole, model.token_inputs, target, lengths, model.version("encoder"))
-    with on_cores():
+    lengths = target.lengths_up_to(model.max_length, model.job.system)
+    compiled = CompiledEncoder(model.network, model.token_inputs, target, lengths, model.version("encoder"))
+    with core_errors():
         compiled.compile()
     feeds = [feed(encoding) for encoding in tokenizer.encode_batch(parity_texts(model))]
-    facts = {"neuron": target.record(), "width": width(model, reference(model, feeds[:1]))}
+    facts, size = {"neuron": target.record()}, width(model, reference(model, feeds[:1]))
     if not target.device:
-        return facts | {"said": "not held against the original, for there is no Neuron device (NEURON_DEVICES=0)"}
-    with on_cores():
-        found = list(cut(model, feeds, compiled.answers(feeds)))
-    return facts | parity(model, feeds, found, LEAST_NEURON_COSINE)
+        return size, Outcome("not compared with the original: there is no Neuron device (NEURON_DEVICES=0)", facts)
+    with core_errors():
+        answers = list(cut(model, feeds, compiled.run(feeds)))
+    outcome = parity(model, feeds, answers, MIN_NEURON_COSINE)
+    return size, Outcome(outcome.summary, facts | outcome.facts)
 
 
-def cut(model: TextModel, feeds: list, answers: Iterator[list[np.ndarray]]) -> Iterator[np.ndarray]:
-    """Of what each text was answered, that for its own tokens; all outputs in one row."""
-    for each, arrays in zip(feeds, answers, strict=True):
-        length = each["input_ids"].shape[1]
-        axes = model.task.outputs.values()
+def cut(model: TextModel, feeds: list[Feed], answers: Iterator[list[np.ndarray]]) -> Iterator[np.ndarray]:
+    """Yield each text's outputs without those of the padding, in one row."""
+    axes = model.task.outputs.values()
+    for tokens, arrays in zip(feeds, answers, strict=True):
+        length = tokens["input_ids"].shape[1]
         own = [array[:length] if shape[0] == "T" else array for shape, array in zip(axes, arrays, strict=True)]
         yield np.concatenate([array.ravel() for array in own])
 
@@ -296,13 +149,13 @@ def cut(model: TextModel, feeds: list, answers: Iterator[list[np.ndarray]]) -> I
 SAVE = {"onnx": save_onnx, "onnx-int8": save_onnx, "python": save_python, "neuron": save_neuron}
 
 
-def width(model: TextModel, found: list[np.ndarray]) -> int:
-    """Of the vectors the encoder makes. A sentence-transformer may have a last layer of its own."""
-    return found[0].size if "sentence_embedding" in model.task.outputs else model.config.hidden_size
+def width(model: TextModel, answers: list[np.ndarray]) -> int:
+    """Return the width of the encoder's vectors. A sentence-transformer may end in a layer that changes it."""
+    return answers[0].size if "sentence_embedding" in model.task.outputs else model.config.hidden_size
 
 
 def keep_masked(path: Path, mask_id: int) -> None:
-    """Logits of the masked token alone leave the graph: of each token they are as many as there are words."""
+    """Make the graph return the logits of the masked token only: each token has one for every word."""
     model = onnx.load(path)
     graph = model.graph
     (logits,) = graph.output
@@ -324,25 +177,25 @@ def keep_masked(path: Path, mask_id: int) -> None:
     onnx.save(model, path)
 
 
-# --- is it still the model? -------------------------------------------------------------------------------------------
+# --- parity with the original -----------------------------------------------------------------------------------------
 
 
 def parity_texts(model: TextModel) -> list:
     texts = example_texts(model.max_length)
-    if model.pairs:
+    if model.takes_pairs:
         return [("Which one?", text) for text in texts]
     return [f"{model.mask} {text}" for text in texts] if model.mask else texts
 
 
 def example_texts(max_length: int) -> list[str]:
-    """Some of the committed ones, and what they leave out: nothing, one token, what just fits, one more, too much."""
+    """Return some of the committed texts, and edge cases: empty, one token, the maximum length, one more, far more."""
     texts = MIXED.texts
     edges = ["", " ", "a", "?", "word " * (max_length - 2), "word " * (max_length - 1), " ".join(texts[:40])]
     return [*texts[:: len(texts) // PARITY_TEXTS], *edges, "漢" * 2 * max_length]
 
 
-def feed(encoding) -> dict[str, np.ndarray]:
-    """One text as the graph takes it, without padding."""
+def feed(encoding: Encoding) -> Feed:
+    """Return one text as the graph takes it, without padding."""
     used = sum(encoding.attention_mask)
     columns = {
         "input_ids": encoding.ids,
@@ -352,16 +205,16 @@ def feed(encoding) -> dict[str, np.ndarray]:
     return {name: np.array([column[:used]], np.int64) for name, column in columns.items()}
 
 
-def run(path: Path, feeds: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
-    """All outputs of each text, in one row."""
+def run(path: Path, feeds: list[Feed]) -> list[np.ndarray]:
+    """Return all outputs for each text, in one row."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    taken = [node.name for node in session.get_inputs()]
-    results = (session.run(None, {name: each[name] for name in taken}) for each in feeds)
+    names = [node.name for node in session.get_inputs()]
+    results = (session.run(None, {name: tokens[name] for name in names}) for tokens in feeds)
     return [np.concatenate([array.ravel() for array in arrays]) for arrays in results]
 
 
 @torch.inference_mode()
-def reference(model: TextModel, feeds: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
-    """What the original says."""
-    answers = (model.whole(*(torch.from_numpy(each[name]) for name in model.token_inputs)) for each in feeds)
+def reference(model: TextModel, feeds: list[Feed]) -> list[np.ndarray]:
+    """Return the original's outputs for each text, in one row."""
+    answers = (model.network(*(torch.from_numpy(tokens[name]) for name in model.token_inputs)) for tokens in feeds)
     return [np.concatenate([tensor.numpy().ravel() for tensor in tensors]) for tensors in answers]

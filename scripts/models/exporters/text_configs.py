@@ -1,68 +1,64 @@
-"""The configs of a text encoder's ensemble, from its task (tasks.py)."""
+"""Build the configurations of a text encoder's ensemble from its task (tasks.py)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from scripts.models.exporters.config_writer import batched, ensemble, ragged, tensor
-from scripts.models.tasks import activation
-
-if TYPE_CHECKING:
-    from scripts.models.exporters.text import TextModel
+from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor
+from scripts.models.exporters.text_model import TextModel
+from scripts.models.tasks import Axes, activation
 
 MAX_BATCH = 64
 ANSWERS = 5  # words for a mask
-Config = tuple[dict, dict[str, object]]  # Triton's fields, the backend's parameters
+Parameters = dict[str, object]  # of the backend
 
 
-def configs(model: TextModel, width: int) -> dict[str, Config]:
-    """Of each Triton model of the ensemble."""
+def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]]:
+    """Return the configuration of each Triton model of the ensemble, by part."""
     axes = {"T": -1, "E": -1, "L": model.config.num_labels, "D": width, "V": model.config.vocab_size, "K": ANSWERS}
 
-    def dims(shape: tuple) -> list[int]:
-        return [axes.get(axis, axis) for axis in shape]
+    def dims(shape: Axes) -> list[int]:
+        return [axes[axis] if isinstance(axis, str) else axis for axis in shape]
 
     task = model.task
     texts = [tensor(name, "STRING", [1]) for name in task.inputs]
-    fed = [tensor(name, "INT64", [-1]) for name in model.token_inputs]
-    of_tokens = [tensor(name, "INT64", [-1, 2] if name == "offsets" else [-1]) for name in task.of_tokens]
-    of_texts = [text for text in texts if text["name"] in task.of_texts]
+    tokens = [tensor(name, "INT64", [-1]) for name in model.token_inputs]
+    from_tokenizer = [tensor(name, "INT64", [-1, 2] if name == "offsets" else [-1]) for name in task.from_tokenizer]
+    from_request = [text for text in texts if text["name"] in task.from_request]
     outputs = [tensor(name, "FP32", dims(shape)) for name, shape in task.outputs.items()]
     answers = [tensor(name, kind, dims(shape)) for name, (kind, shape) in task.answers.items()]
 
-    parts = {
+    parts: dict[str, tuple[Config, Parameters]] = {
         "tokenizer": (
-            batched("tokenizer", MAX_BATCH, texts, fed + of_tokens, "KIND_CPU"),
-            {"padding": "none"} | ({"exactly_one": model.mask} if model.mask else {}),
+            batched("tokenizer", MAX_BATCH, texts, tokens + from_tokenizer, "KIND_CPU"),
+            {"padding": "none", **({"exactly_one": model.mask} if model.mask else {})},
         ),
-        "encoder": encoder(model, fed, outputs),
+        "encoder": encoder(model, tokens, outputs),
     }
     if answers:
-        needed = ragged(outputs + of_tokens) + of_texts
-        parts["answers"] = batched("postprocessor", MAX_BATCH, needed, answers, "KIND_CPU"), last_step(model)
+        inputs = ragged(outputs + from_tokenizer) + from_request
+        parts["answers"] = batched("postprocessor", MAX_BATCH, inputs, answers, "KIND_CPU"), last_step(model)
     steps = {model.part(part).name: config for part, (config, _) in parts.items()}
     return parts | {"ensemble": (ensemble(steps, texts, answers or outputs), {})}
 
 
-def encoder(model: TextModel, fed: list[dict], outputs: list[dict]) -> Config:
-    if target := model.order.neuron:
+def encoder(model: TextModel, tokens: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
+    if target := model.job.neuron:
         cores = {"NEURON_CORE_START_INDEX": target.cores[0], "NEURON_CORE_END_INDEX": target.cores[-1]}
-        return batched("neuron", MAX_BATCH, ragged(fed), outputs, "KIND_MODEL"), {"task": "text-encoder", **cores}
-    if model.order.format != "python":
-        return batched("packed_onnx", MAX_BATCH, ragged(fed), outputs, "KIND_AUTO"), {}
-    parameters = {"task": "text-encoder", "model_class": model.task.model_class}
+        return batched("neuron", MAX_BATCH, ragged(tokens), outputs, "KIND_MODEL"), {"task": "text-encoder", **cores}
+    if model.job.format != "python":
+        return batched("packed_onnx", MAX_BATCH, ragged(tokens), outputs, "KIND_AUTO"), {}
+    parameters: Parameters = {"task": "text-encoder", "model_class": model.task.model_class}
     if model.mask:
         parameters["mask_token_id"] = model.hugging_face_tokenizer.mask_token_id
     if "sentence_embedding" in model.task.outputs:
         parameters |= model.pooling
-    if model.order.trust_remote_code:
+    if model.job.trust_remote_code:
         parameters["trust_remote_code"] = 1
-    return batched("transformers", MAX_BATCH, ragged(fed), outputs, "KIND_AUTO"), parameters
+    return batched("transformers", MAX_BATCH, ragged(tokens), outputs, "KIND_AUTO"), parameters
 
 
-def last_step(model: TextModel) -> dict[str, object]:
-    parameters: dict[str, object] = {"task": model.order.task}
-    if model.order.task == "text-classification":
+def last_step(model: TextModel) -> Parameters:
+    parameters: Parameters = {"task": model.job.task}
+    if model.job.task == "text-classification":
         parameters["activation"] = activation(model.config)
     if model.mask:
         parameters["count"] = ANSWERS

@@ -1,4 +1,4 @@
-"""Vision models: an ensemble of image processor, ONNX graph, and labels where the task has them; or all in PyTorch."""
+"""Export vision models: an ensemble of image processor, ONNX and, for classifiers, labels; or one model on PyTorch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import numpy as np
 import onnxruntime as ort
 import torch
 import transformers
+from transformers.utils import ModelOutput
 
 from scripts.common.settings import UserError
-from scripts.models.catalogue import Order
-from scripts.models.exporters.config_writer import batched, ensemble, ragged, tensor, write_config
-from scripts.models.exporters.onnx_export import export, quantized, quiet
-from scripts.models.exporters.parity import compare
+from scripts.models.catalogue import Job, Outcome
+from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
+from scripts.models.exporters.onnx_export import export, quantize_and_compare, quiet
+from scripts.models.exporters.parity import check_parity
 from scripts.models.tasks import activation, save_labels
 
 MAX_BATCH = 32
-LEAST_COSINE = 0.9999
+MIN_COSINE = 0.9999
 POOLED = "pooler_output"
-# Those with configs in git, and as what they are served.
+# The systems whose configurations are in git, and the formats that these describe.
 PUBLISHED = {"python_vit": ("python",), "vit_ensemble": ("onnx", "onnx-int8")}
+# The names that the published guides use for vit_ensemble.
 PUBLISHED_PARTS = {"ensemble": "vit_ensemble", "processor": "preprocessing", "model": "vit"}
 
 IMAGES = [
@@ -35,17 +37,17 @@ PIXEL_VALUES = tensor("pixel_values", "FP32", [-1, -1, -1])
 
 @dataclass
 class VisionModel:
-    """A model of the order, and the Triton models it becomes."""
+    """The model of a job, and the Triton models it becomes."""
 
-    order: Order
+    job: Job
 
     @property
     def classifies(self) -> bool:
-        return self.order.task == "image-classification"
+        return self.job.task == "image-classification"
 
     @property
     def export_task(self) -> str:
-        """As optimum names it."""
+        """Return the task by optimum's name."""
         return "image-classification" if self.classifies else "feature-extraction"
 
     @cached_property
@@ -54,132 +56,141 @@ class VisionModel:
 
     @cached_property
     def outputs(self) -> list[str]:
-        """Of the original. A pooler that the weights lack would answer at random, and is left out."""
+        """Return the outputs to serve. Leave out a pooler that the weights lack: its numbers would be random."""
         if self.classifies:
             return ["logits"]
-        return [name for name in ("last_hidden_state", POOLED) if name in self.answered and name not in self._loaded[1]]
+        names = ("last_hidden_state", POOLED)
+        return [name for name in names if name in self.example_outputs and name not in self._loaded[1]]
 
     @cached_property
-    def answered(self):
-        """What the original answers to one picture."""
-        return answers(self.original, self.examples[:1])
+    def example_outputs(self) -> ModelOutput:
+        """Return the original's outputs for one image."""
+        return run_original(self.original, self.examples[:1])
 
     @cached_property
     def _loaded(self) -> tuple[transformers.PreTrainedModel, list[str]]:
-        """The original, and which of its outputs are of no use, for the weights lack what they need."""
+        """Return the original, and the names of its outputs that depend on missing weights."""
         kind = transformers.AutoModelForImageClassification if self.classifies else transformers.AutoModel
         try:
-            model, found = kind.from_pretrained(
-                self.order.weights,
+            model, info = kind.from_pretrained(
+                self.job.weights,
                 local_files_only=True,
                 use_safetensors=True,
-                trust_remote_code=self.order.trust_remote_code,
+                trust_remote_code=self.job.trust_remote_code,
                 dtype=torch.float32,
                 output_loading_info=True,
             )
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.order.weights} is no model for {self.order.task}: {error}") from None
-        poolers = {key for key in found["missing_keys"] if "pooler" in key}
-        if missing := sorted(set(found["missing_keys"]) - poolers):
-            raise UserError(f"{self.order.weights} is no model for {self.order.task}: it has no weights '{missing[0]}'")
+            raise UserError(f"{self.job.weights} is not a model for {self.job.task}: {error}") from None
+        poolers = {key for key in info["missing_keys"] if "pooler" in key}
+        if missing := sorted(set(info["missing_keys"]) - poolers):
+            raise UserError(
+                f"{self.job.weights} is not a model for {self.job.task}: it lacks the weights '{missing[0]}'"
+            )
         return model.eval(), [POOLED] if poolers else []
 
     @cached_property
     def processor(self) -> transformers.BaseImageProcessor:
         try:
             return transformers.AutoImageProcessor.from_pretrained(
-                self.order.weights, use_fast=False, local_files_only=True
+                self.job.weights, use_fast=False, local_files_only=True
             )
         except (OSError, ValueError, ImportError) as error:
-            raise UserError(f"{self.order.weights} has no image processor that can be used: {error}") from None
+            raise UserError(f"{self.job.weights} has no usable image processor: {error}") from None
 
     @cached_property
     def examples(self) -> list[np.ndarray]:
-        """pixel_values of a few pictures: plain, noise, waves; upright, lying, small."""
+        """Return pixel_values of a few images: plain, noise, blocks and waves, in different sizes."""
         random = np.random.default_rng(0)
         rows, columns = np.mgrid[0:300, 0:200]
         waves = np.stack([np.sin(rows / 9), np.sin(columns / 7), np.sin((rows + columns) / 23)], axis=-1)
-        pictures = [
+        images = [
             np.full((64, 64, 3), 127, np.uint8),
             random.integers(0, 256, (48, 96, 3), np.uint8),
             random.integers(0, 256, (10, 10, 3), np.uint8).repeat(40, axis=0).repeat(40, axis=1),
             ((waves + 1) * 127).astype(np.uint8),
         ]
-        return [self.processor(picture, return_tensors="np")["pixel_values"] for picture in pictures]
+        return [self.processor(image, return_tensors="np")["pixel_values"] for image in images]
 
     @property
     def labels(self) -> list[str]:
-        return [label for _, label in sorted(self.original.config.id2label.items())]
+        return [label for _, label in sorted((self.original.config.id2label or {}).items())]
 
     def part(self, name: str) -> Path:
-        """The folder of one of the Triton models. Those of vit_ensemble have their names from the published guides."""
-        own = self.order.system if name == "ensemble" else f"{self.order.system}_{name}"
-        return self.order.folder / (PUBLISHED_PARTS[name] if self.order.system == "vit_ensemble" else own)
+        """Return the folder of one of the Triton models."""
+        own = self.job.system if name == "ensemble" else f"{self.job.system}_{name}"
+        return self.job.folder / (PUBLISHED_PARTS[name] if self.job.system == "vit_ensemble" else own)
 
 
-def assemble(order: Order) -> dict:
+def assemble(job: Job) -> Outcome:
     os.environ["HF_HUB_OFFLINE"] = "1"
-    model = VisionModel(order)
+    model = VisionModel(job)
     with quiet():
         check_published(model)
-        return save_python(model) if order.format == "python" else save_ensemble(model)
+        return save_python(model) if job.format == "python" else save_ensemble(model)
 
 
 def check_published(model: VisionModel) -> None:
-    """Their configs are in git, and promise what other formats, tasks and weights do not keep."""
-    order = model.order
-    formats = PUBLISHED.get(order.system)
+    """Raise if the configurations in git do not describe these weights in this format."""
+    job = model.job
+    formats = PUBLISHED.get(job.system)
     if formats is None:
         return
-    if order.format not in formats or model.classifies:
-        wrong = order.task if model.classifies else f"FORMAT={order.format}"
-        raise UserError(f"{order.system} is image-feature-extraction, FORMAT={formats[0]}: {wrong} wants another name")
-    if order.system == "vit_ensemble" and POOLED not in model.outputs:
+    if job.format not in formats or model.classifies:
+        other = f"TASK={job.task}" if model.classifies else f"FORMAT={job.format}"
         raise UserError(
-            f"vit_ensemble answers a {POOLED}, and {order.weights} has no pooler: another name is served without"
+            f"{job.system} is image-feature-extraction, FORMAT={formats[0]}: choose another name in SYSTEMS for {other}"
+        )
+    if job.system == "vit_ensemble" and POOLED not in model.outputs:
+        raise UserError(
+            f"vit_ensemble returns {POOLED}, but {job.weights} has no pooler: choose another name in SYSTEMS, which is "
+            "then served without"
         )
 
 
 # --- in PyTorch -------------------------------------------------------------------------------------------------------
 
 
-def save_python(model: VisionModel) -> dict:
-    order = model.order
-    made = labelled(model) if model.classifies else features(model)
-    version = order.folder / order.system / "1"
+def save_python(model: VisionModel) -> Outcome:
+    job = model.job
+    outputs = labelled(model) if model.classifies else features(model)
+    version = job.folder / job.system / "1"
     version.mkdir(parents=True)
-    order.take_model(version)
+    job.take_model(version)
     model.processor.save_pretrained(version)
-    if order.system not in PUBLISHED:
-        activated = last_step(model) if model.classifies else {}
-        parameters = {"task": order.task} | activated | ({"trust_remote_code": 1} if order.trust_remote_code else {})
-        write(model, "ensemble", batched("transformers", MAX_BATCH, ragged(IMAGES), made, "KIND_AUTO"), parameters)
-    return {}
+    if job.system not in PUBLISHED:
+        parameters: dict[str, object] = {"task": job.task}
+        if model.classifies:
+            parameters |= last_step(model)
+        if job.trust_remote_code:
+            parameters["trust_remote_code"] = 1
+        write(model, "ensemble", batched("transformers", MAX_BATCH, ragged(IMAGES), outputs, "KIND_AUTO"), parameters)
+    return Outcome()
 
 
-def features(model: VisionModel) -> list[dict]:
-    return [tensor(name, "FP32", [-1] * (model.answered[name].ndim - 1)) for name in model.outputs]
+def features(model: VisionModel) -> list[Config]:
+    return [tensor(name, "FP32", [-1] * (model.example_outputs[name].ndim - 1)) for name in model.outputs]
 
 
 # --- as an ensemble ---------------------------------------------------------------------------------------------------
 
 
-def save_ensemble(model: VisionModel) -> dict:
+def save_ensemble(model: VisionModel) -> Outcome:
     for part in ("ensemble", "processor", "model", *(["answers"] if model.classifies else [])):
         (model.part(part) / "1").mkdir(parents=True)
     model.processor.save_pretrained(model.part("processor") / "1")
-    facts = save_onnx(model, model.part("model") / "1/model.onnx")
+    outcome = save_onnx(model, model.part("model") / "1/model.onnx")
     if model.classifies:
         save_labels(model.part("answers") / "1", model.labels)
-    if model.order.system not in PUBLISHED:
+    if model.job.system not in PUBLISHED:
         write_configs(model)
-    return facts
+    return outcome
 
 
-def save_onnx(model: VisionModel, target: Path) -> dict:
+def save_onnx(model: VisionModel, target: Path) -> Outcome:
     *_, height, width = model.examples[0].shape
     export(
-        model.order.weights,
+        model.job.weights,
         model.export_task,
         target.parent,
         model.outputs,
@@ -187,30 +198,32 @@ def save_onnx(model: VisionModel, target: Path) -> dict:
         height=height,
         width=width,
     )
-    found = run(target, model.examples)
-    cosine = compare(reference(model), found, LEAST_COSINE)
-    facts = {"least_cosine": cosine, "parity_pictures": len(found)}
-    said = f"cosine with the original at least {cosine:.6f} on {len(found)} pictures"
-    if model.order.format == "onnx-int8":
-        facts |= quantized(target, lambda: run(target, model.examples))
-        said += f"; {facts.pop('said')}"
-    return facts | {"said": said}
+    answers = run(target, model.examples)
+    cosine = check_parity(reference(model), answers, MIN_COSINE)
+    summary = f"cosine with the original at least {cosine:.6f} on {len(answers)} images"
+    facts = {"least_cosine": cosine, "parity_images": len(answers)}
+    if model.job.format == "onnx-int8":
+        int8 = quantize_and_compare(target, lambda: run(target, model.examples))
+        return Outcome(f"{summary}; {int8.summary}", facts | int8.facts)
+    return Outcome(summary, facts)
 
 
 def onnx_config(model: VisionModel):
-    """Optimum's own, with all of the outputs: it leaves out the pooled one."""
-    import optimum.exporters.onnx.model_configs  # noqa: F401  (registers what can be exported)
+    """Return optimum's configuration with all our outputs: its own leaves out the pooled one."""
+    import optimum.exporters.onnx.model_configs  # noqa: F401  (registers the exportable models)
     from optimum.exporters.tasks import TasksManager
 
     try:
-        theirs = TasksManager.get_exporter_config_constructor(
+        constructor = TasksManager.get_exporter_config_constructor(
             "onnx", model=model.original, task=model.export_task, library_name="transformers"
         )
     except (KeyError, ValueError):
         kind = model.original.config.model_type
-        raise UserError(f"{model.order.system}: no ONNX of a model of type {kind}: FORMAT=python serves it") from None
+        raise UserError(
+            f"{model.job.system}: optimum cannot export models of type {kind} to ONNX. Set FORMAT=python"
+        ) from None
     outputs = property(lambda self: {name: {0: "batch_size"} for name in model.outputs})
-    return type("AllOutputs", (theirs.func,), {"outputs": outputs})(model.original.config, **theirs.keywords)
+    return type("AllOutputs", (constructor.func,), {"outputs": outputs})(model.original.config, **constructor.keywords)
 
 
 def write_configs(model: VisionModel) -> None:
@@ -231,15 +244,15 @@ def write_configs(model: VisionModel) -> None:
         write(model, part, config, last_step(model) if part == "answers" else {})
 
 
-def write(model: VisionModel, part: str, config: dict, parameters: dict) -> None:
-    write_config(model.part(part), f"{model.order.task}, written by `make models`", config, parameters)
+def write(model: VisionModel, part: str, config: Config, parameters: dict[str, object]) -> None:
+    write_config(model.part(part), f"{model.job.task}, written by `make models`", config, parameters)
 
 
-def last_step(model: VisionModel) -> dict:
-    return {"task": model.order.task, "activation": activation(model.original.config)}
+def last_step(model: VisionModel) -> dict[str, object]:
+    return {"task": model.job.task, "activation": activation(model.original.config)}
 
 
-def labelled(model: VisionModel) -> list[dict]:
+def labelled(model: VisionModel) -> list[Config]:
     return [
         tensor("label", "STRING", [1]),
         tensor("score", "FP32", [1]),
@@ -247,21 +260,22 @@ def labelled(model: VisionModel) -> list[dict]:
     ]
 
 
-# --- is it still the model? -------------------------------------------------------------------------------------------
+# --- parity with the original -----------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
-def answers(original: transformers.PreTrainedModel, examples: list[np.ndarray]):
+def run_original(original: transformers.PreTrainedModel, examples: list[np.ndarray]) -> ModelOutput:
     return original(pixel_values=torch.from_numpy(np.concatenate(examples)))
 
 
 def reference(model: VisionModel) -> list[np.ndarray]:
-    found = [answers(model.original, [example]) for example in model.examples]
-    return [np.concatenate([each[name].numpy().ravel() for name in model.outputs]) for each in found]
+    """Return the original's outputs for each image, in one row."""
+    outputs = [run_original(model.original, [example]) for example in model.examples]
+    return [np.concatenate([each[name].numpy().ravel() for name in model.outputs]) for each in outputs]
 
 
 def run(path: Path, examples: list[np.ndarray]) -> list[np.ndarray]:
-    """All outputs for each picture, in one row."""
+    """Return all outputs for each image, in one row."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    found = [session.run(None, {"pixel_values": example}) for example in examples]
-    return [np.concatenate([array.ravel() for array in arrays]) for arrays in found]
+    outputs = [session.run(None, {"pixel_values": example}) for example in examples]
+    return [np.concatenate([array.ravel() for array in arrays]) for arrays in outputs]

@@ -7,7 +7,7 @@ import subprocess
 from scripts.common.cli import out
 from scripts.common.settings import ROOT, Settings, UserError
 from scripts.models.backends import ENSEMBLE, by_model
-from scripts.models.package import assembled
+from scripts.models.package import assembled_models
 
 PROFILES = ("cpu", "cuda")
 # `make deploy-oci` reads these labels, because it cannot look into the image.
@@ -36,7 +36,7 @@ def build(settings: Settings, environment: dict[str, str]) -> None:
     profile = settings.choice("PROFILE", PROFILES)
     repository = settings.path("MODEL_REPOSITORY")
     for name in settings.words("SYSTEMS"):
-        assembled(name, repository)  # before its export, a config need not name the backend
+        assembled_models(name, repository)  # before its export, a config need not name the backend
     backends = checked(by_model(settings.words("SYSTEMS"), repository), profile, environment)
     if subprocess.run(command(settings["TAG"], profile, backends, environment), env=environment, cwd=ROOT).returncode:
         raise UserError("the build failed; Docker's message is above")

@@ -16,7 +16,8 @@ from scripts.common.cli import err, out
 from scripts.common.files import exclusive
 from scripts.common.ports import check_free
 from scripts.common.settings import PROFILES, ROOT, UserError
-from scripts.models.assemble import all_in_place, remove_all
+from scripts.models.assemble import remove_all
+from scripts.models.selection import all_in_place
 from scripts.stack.base import PORTS, Process, Stack
 from scripts.stack.docker import preflight, slim
 from scripts.stack.docker.compose import Compose

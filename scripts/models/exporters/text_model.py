@@ -1,0 +1,166 @@
+"""Describe a text encoder that is being assembled: its files, its tokenizer, and the PyTorch original."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from scripts.common.settings import UserError
+from scripts.models.catalogue import Job
+from scripts.models.tasks import TEXT_TASKS, TextTask
+
+POOLING = ("mean", "cls")  # the ones that shared/text_encoder.py implements
+# In these types the first position is the one after the padding token's id.
+OFFSET_POSITIONS = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "longformer")
+# The names that the published guides use for `embedding`.
+PUBLISHED_PARTS = {"ensemble": "embedding", "tokenizer": "tokenizer", "encoder": "encoder"}
+
+
+@dataclass
+class TextModel:
+    job: Job
+
+    @cached_property
+    def task(self) -> TextTask:
+        return TEXT_TASKS[self.job.task]
+
+    @cached_property
+    def config(self) -> Any:
+        return transformers.AutoConfig.from_pretrained(
+            self.job.weights, trust_remote_code=self.job.trust_remote_code, local_files_only=True
+        )
+
+    @cached_property
+    def hugging_face_tokenizer(self) -> transformers.PreTrainedTokenizerFast:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            self.job.weights, trust_remote_code=self.job.trust_remote_code, local_files_only=True
+        )
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"{self.job.system}: its {type(tokenizer).__name__} has no fast version in transformers, and only fast "
+                "tokenizers can be served"
+            )
+        return tokenizer
+
+    @cached_property
+    def max_length(self) -> int:
+        """Return the maximum length of a text in tokens: what the model was trained for and has positions for."""
+        positions = getattr(self.config, "max_position_embeddings", None) or 512
+        if self.config.model_type in OFFSET_POSITIONS:
+            positions -= self.config.pad_token_id + 1
+        own = self.job.weights / "sentence_bert_config.json"
+        trained = json.loads(own.read_text()).get("max_seq_length") if own.exists() else None
+        maximum = min(positions, trained or self.hugging_face_tokenizer.model_max_length)
+        return self.job.neuron.lengths_up_to(maximum, self.job.system)[-1] if self.job.neuron else maximum
+
+    @cached_property
+    def mask(self) -> str:
+        """Return the mask token if the task is to fill it in, else ""."""
+        if "mask_logits" not in self.task.outputs:
+            return ""
+        if not (mask := self.hugging_face_tokenizer.mask_token):
+            raise UserError(f"{self.job.system}: its tokenizer has no mask token, which TASK=fill-mask requires")
+        return mask
+
+    @property
+    def takes_pairs(self) -> bool:
+        return len(self.task.inputs) > 1
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.config.id2label[i] for i in range(len(self.config.id2label))]
+
+    @cached_property
+    def token_inputs(self) -> list[str]:
+        """Return the encoder's inputs. token_type_ids tell two texts apart, so they matter only for pairs."""
+        has_types = self.takes_pairs and getattr(self.config, "type_vocab_size", 0) > 1
+        return ["input_ids", "attention_mask", *(["token_type_ids"] if has_types else [])]
+
+    @cached_property
+    def pooling(self) -> dict[str, str]:
+        """Return the parameters with which the backend makes one vector of a text's tokens, as the original does."""
+        modules = json.loads((self.job.weights / "modules.json").read_text())
+        kinds = [module["type"].rpartition(".")[2] for module in modules]
+        mode = pooling_mode(json.loads((self.job.weights / "1_Pooling/config.json").read_text()))
+        if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]) or mode not in POOLING:
+            raise UserError(
+                f"{self.job.system}: FORMAT=python does not support this sentence-transformer ({', '.join(kinds)}; "
+                f"{mode} pooling): set FORMAT=onnx"
+            )
+        return {"pooling": mode, "normalize": "1" if "Normalize" in kinds else "0"}
+
+    def part(self, name: str) -> Path:
+        """Return the folder of one of the Triton models."""
+        own = self.job.system if name == "ensemble" else f"{self.job.system}_{name}"
+        return self.job.folder / (PUBLISHED_PARTS[name] if self.job.system == "embedding" else own)
+
+    def version(self, name: str) -> Path:
+        return self.part(name) / "1"
+
+    @cached_property
+    def original(self) -> transformers.PreTrainedModel:
+        """Return the PyTorch model. Raise if weights are missing: transformers would draw them at random."""
+        kind = getattr(transformers, self.task.model_class)
+        model, info = kind.from_pretrained(
+            self.job.weights,
+            trust_remote_code=self.job.trust_remote_code,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **self.attention,
+        )
+        # Only text classification reads the pooler.
+        uses_pooler = self.job.task == "text-classification"
+        if missing := sorted(key for key in info["missing_keys"] if "pooler" not in key or uses_pooler):
+            raise UserError(
+                f"{self.job.weights} is not a model for {self.job.task}: it lacks the weights '{missing[0]}'"
+            )
+        return model.eval()
+
+    @property
+    def attention(self) -> dict[str, str]:
+        """Return the options that give Neuron's compiler plain matrix products."""
+        return {"attn_implementation": "eager"} if self.job.neuron else {}
+
+    @cached_property
+    def network(self) -> OriginalNetwork:
+        if self.job.task != "sentence-similarity":
+            return OriginalNetwork(self, self.original)
+        from sentence_transformers import SentenceTransformer
+
+        folder, options = str(self.job.weights), {"local_files_only": True, "model_kwargs": self.attention}
+        return OriginalNetwork(self, SentenceTransformer(folder, device="cpu", **options))
+
+
+class OriginalNetwork(torch.nn.Module):
+    """The original from tokens to the outputs that are served."""
+
+    def __init__(self, model: TextModel, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.network = network.eval()
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tokens = dict(zip(self.model.token_inputs, tensors, strict=True))
+        if self.model.job.task == "sentence-similarity":
+            return (self.network(tokens)["sentence_embedding"],)
+        outputs = self.network(**tokens)
+        if self.model.mask:
+            where = (tokens["input_ids"] == self.model.hugging_face_tokenizer.mask_token_id).int().argmax(dim=1)
+            return (outputs.logits[torch.arange(len(where)), where],)
+        return tuple(outputs[name] for name in self.model.task.outputs)
+
+
+def pooling_mode(config: dict) -> str:
+    """Return mean, cls, ... from a pooling module's configuration, in its old form or its new one."""
+    if "pooling_mode" in config:
+        return config["pooling_mode"]
+    chosen = [key.split("_")[2] for key, value in config.items() if key.startswith("pooling_mode_") and value]
+    return "+".join(chosen)

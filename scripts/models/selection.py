@@ -1,0 +1,123 @@
+"""Decide from the settings which systems to assemble, and from what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from scripts.common.cli import out
+from scripts.common.settings import Settings, UserError
+from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system
+from scripts.models.record import find_record, read_record, read_records
+from scripts.models.sources import Folder, Hub, Source, identity, source_of
+from scripts.neuron.target import Target
+
+# The recipe `gpt2` makes models with published names, so it serves gpt2_ensemble only.
+TASKS = tuple(task for task in RECIPES if task != "gpt2")
+# Names become folders, arguments on command lines, and parts of URLs.
+NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
+# These settings choose what a system is made of. Without any of them, a system that is in place stays as it is.
+CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT")
+
+
+def all_in_place(settings: Settings) -> bool:
+    """Return whether nothing is missing, and report it only then.
+
+    Otherwise the caller takes the lock and checks again: by then another run may have assembled the systems.
+    """
+    return not missing_systems(settings, report=False) and not missing_systems(settings)
+
+
+def missing_systems(settings: Settings, report: bool = True) -> list[System]:
+    """Return the systems of SYSTEMS that have to be assembled, and report those that have not."""
+    repository = settings.path("MODEL_REPOSITORY")
+    names = settings.words("SYSTEMS")
+    chosen = [name for name in CHOICES if settings[name]]
+    if chosen and len(names) != 1:
+        raise UserError(
+            f"{', '.join(chosen)} can apply to one system only, and SYSTEMS has {len(names)}: name exactly one"
+        )
+    missing: dict[str, System] = {}
+    for name in names:
+        system = requested_system(name, settings, repository)
+        if system and not is_in_place(system, settings, repository):
+            missing[system.name] = system
+        elif report:
+            out.print(f"{name}: in place" if system else f"{name}: your own, left as it is")
+    return list(missing.values())
+
+
+def requested_system(name: str, settings: Settings, repository: Path) -> System | None:
+    """Return the system of this name as the settings define it, or None for a model of the user's own."""
+    if not NAME.fullmatch(name):
+        raise UserError(f"SYSTEMS: '{name}' is not a valid name; use letters, digits, '_', '-' and '.'")
+    source = chosen_source(settings)
+    # A record comes first: the user may have assembled a system of the catalogue from other weights.
+    system = assembled_system(name, repository) or find_system(name)
+    if any(settings[choice] for choice in CHOICES):
+        system = find_system(name) or system
+        if system and system.name != name:
+            raise UserError(
+                f"{name} is a part of {system.name}: name that in SYSTEMS, or choose another name for yours"
+            )
+        if name in SYSTEMS and settings["TASK"] not in ("", SYSTEMS[name].task):
+            raise UserError(f"{name} is for TASK={SYSTEMS[name].task}: choose another name for TASK={settings['TASK']}")
+    if system is None:
+        if source is None and (repository / name / "config.pbtxt").exists():
+            return None
+        if source is None:
+            raise UserError(
+                f"no system '{name}'; there are {', '.join(known_names(repository))}. To add it, name its weights: "
+                f"make models SYSTEMS={name} HF_MODEL=organisation/model, or SOURCE=folder"
+            )
+        system = System(name, "", source)
+    task = "" if source and name not in SYSTEMS else system.task  # other weights may be for another task
+    return replace(
+        system,
+        source=source or system.source,
+        task=settings.choice("TASK", TASKS) if settings["TASK"] else task,
+        format=(settings.choice("FORMAT", FORMATS) if settings["FORMAT"] else "") or system.format,
+    )
+
+
+def known_names(repository: Path) -> list[str]:
+    return list(dict.fromkeys([*SYSTEMS, *(record.system for record in read_records(repository))]))
+
+
+def chosen_source(settings: Settings) -> Source | None:
+    if settings["SOURCE"]:
+        if settings["HF_MODEL"]:
+            raise UserError("SOURCE and HF_MODEL both name weights: set one of them")
+        return Folder(settings.path("SOURCE").resolve())
+    return Hub(settings["HF_MODEL"], settings["HF_REVISION"]) if settings["HF_MODEL"] else None
+
+
+def assembled_system(name: str, repository: Path) -> System | None:
+    """Return the system that an earlier run assembled from HF_MODEL or SOURCE."""
+    record = find_record(name, repository)
+    source = source_of(record.identity) if record else None
+    if record is None or source is None:
+        return None
+    return System(record.system, record.task, source, "" if record.format == "neuron" else record.format)
+
+
+def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
+    """Return whether the system is assembled as the settings define it."""
+    record = read_record(system.name, repository)
+    if not record or not record.is_current(repository):
+        return False
+    target = Target.from_settings(settings) if RECIPES[record.task].neuron else None
+    if target and not target.matches(record.neuron):
+        return False
+    if not target and record.format == "neuron" and not settings["FORMAT"]:
+        raise UserError(
+            f"{system.name} is compiled for AWS Neuron: set PROFILE=neuron (in .env, to keep it), or set FORMAT=onnx "
+            "to assemble it again for this profile"
+        )
+    form = settings["FORMAT"] if target else system.format
+    return not any(settings[name] for name in CHOICES) or (
+        record.identity == identity(system.source, record.identity)
+        and record.task == (system.task or record.task)
+        and record.format == (form or record.format)
+    )

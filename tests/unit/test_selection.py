@@ -1,0 +1,219 @@
+"""Which systems the settings select, what is in place already, and whose a model is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scripts.common.settings import Settings, UserError
+from scripts.models.assemble import check_free
+from scripts.models.catalogue import RECIPES, SYSTEMS, System, find_system
+from scripts.models.record import UNFINISHED, Record, read_record, read_records
+from scripts.models.selection import missing_systems, requested_system
+from scripts.models.sources import Folder, Hub
+from scripts.models.tasks import task_of
+from scripts.stack.docker.compose import Compose
+
+
+@pytest.fixture
+def settings(tmp_path):
+    (tmp_path / "models").mkdir()
+    return Settings(Settings.load() | {"MODEL_REPOSITORY": str(tmp_path / "models")})
+
+
+def requested(settings: Settings, name: str, **chosen: str) -> System | None:
+    settings = Settings(settings | chosen)
+    return requested_system(name, settings, settings.path("MODEL_REPOSITORY"))
+
+
+def put(
+    settings: Settings, name: str, identity: str, task: str = "text-classification", also: tuple = (), **fields
+) -> None:
+    """Write a system as an earlier `make models` left it."""
+    folder = settings.path("MODEL_REPOSITORY") / name / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").touch()
+    record = {
+        "system": name, "also": list(also), "task": task, "format": "onnx", "recipe": RECIPES[task].version,
+        "files": [f"{name}/1/model.onnx"], "source": identity, "identity": identity,
+    }  # fmt: skip
+    (folder / "assembled.json").write_text(json.dumps(record | fields))
+
+
+def missing(settings: Settings, systems: str, **chosen: str) -> list[str]:
+    return [system.name for system in missing_systems(Settings(settings | {"SYSTEMS": systems} | chosen))]
+
+
+def test_catalogue_systems_have_a_recipe_and_distinct_names():
+    for system in SYSTEMS.values():
+        assert system.format in ("", *RECIPES[system.task].formats)
+        for name in system.names:
+            assert find_system(name) is system
+
+
+def test_own_name_requires_weights(settings):
+    with pytest.raises(UserError, match=r"no system 'pets'.*HF_MODEL=organisation/model, or SOURCE=folder"):
+        requested(settings, "pets")
+    assert requested(settings, "pets", HF_MODEL="a/b").source == Hub("a/b")
+    assert requested(settings, "pets", HF_MODEL="a/b", HF_REVISION="v1").source == Hub("a/b", "v1")
+    assert requested(settings, "pets", SOURCE="/some/where").source == Folder(settings.path("SOURCE") / "/some/where")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        ({"HF_MODEL": "a/b", "SOURCE": "/c"}, "SOURCE and HF_MODEL both name weights: set one of them"),
+        ({"HF_MODEL": "a/b", "TASK": "cooking"}, "TASK=cooking: must be one of"),
+        ({"HF_MODEL": "a/b", "FORMAT": "gguf"}, "FORMAT=gguf: must be one of onnx, onnx-int8, python"),
+    ],
+)
+def test_contradicting_settings_are_refused(settings, chosen, sentence):
+    with pytest.raises(UserError, match=sentence):
+        requested(settings, "pets", **chosen)
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "..", ".", "a/b", "*", "-x", "$(x)"])
+def test_unsafe_name_is_refused(settings, name):
+    with pytest.raises(UserError, match="is not a valid name"):
+        requested(settings, name, SOURCE="/some/where")
+
+
+def test_part_of_a_system_takes_no_weights(settings):
+    put(settings, "pets", "a/b@123", also=("pets_encoder",))
+    for name, owner in (("pets_encoder", "pets"), ("falcon7b_stream", "falcon7b")):
+        with pytest.raises(UserError, match=f"{name} is a part of {owner}"):
+            requested(settings, name, SOURCE="/some/where")
+    with pytest.raises(UserError, match="falcon7b is for TASK=text-generation: choose another name for TASK=fill-mask"):
+        requested(settings, "falcon7b", SOURCE="/some/where", TASK="fill-mask")
+
+
+@pytest.mark.parametrize(
+    ("model", "owner"),
+    [
+        ("gpt2", "gpt2_ensemble"),
+        ("encoder", "embedding"),
+        ("vit", "vit_ensemble"),
+        ("pets_encoder", "pets"),
+        ("theirs", "you"),
+    ],
+)
+def test_models_of_another_system_are_not_overwritten(settings, model, owner):
+    put(settings, "pets", "a/b@123", also=("pets_encoder",))
+    models = settings.path("MODEL_REPOSITORY")
+    (models / "theirs").mkdir()
+    (models / "theirs/config.pbtxt").touch()
+    with pytest.raises(UserError, match=f"new needs a model '{model}', which belongs to {owner}: choose another name"):
+        check_free("new", [model], models)
+    check_free("new", ["new", "new_encoder"], models)
+
+
+def test_catalogue_system_keeps_the_weights_of_the_user(settings):
+    put(settings, "mistral7b", "/my/finetune 0123", task="text-generation", recipe="0")
+    assert requested(settings, "mistral7b").source.path.as_posix() == "/my/finetune"
+
+
+def test_interrupted_system_is_assembled_again(settings):
+    put(settings, "pets", "a/b@123", recipe=UNFINISHED)
+    assert missing(settings, "pets") == ["pets"]
+
+
+def test_weights_for_two_systems_are_refused(settings):
+    with pytest.raises(UserError, match="HF_MODEL can apply to one system only, and SYSTEMS has 2: name exactly one"):
+        missing(settings, "pets toys", HF_MODEL="a/b")
+
+
+def test_system_stays_until_the_settings_choose_another(settings):
+    put(settings, "pets", "a/b@123", also=("pets_encoder",))
+    assert missing(settings, "pets") == []
+    assert missing(settings, "pets_encoder") == []
+    assert missing(settings, "pets", HF_MODEL="a/b") == []
+    assert missing(settings, "pets", HF_MODEL="a/b", HF_REVISION="123") == []
+    assert missing(settings, "pets", HF_MODEL="a/b", HF_REVISION="456") == ["pets"]
+    assert missing(settings, "pets", HF_MODEL="c/d") == ["pets"]
+    assert requested(settings, "pets", HF_MODEL="c/d").task == ""  # its config.json names it
+    assert requested(settings, "falcon7b", HF_MODEL="c/d").task == "text-generation"
+    assert missing(settings, "pets", FORMAT="onnx-int8") == ["pets"]
+    assert missing(settings, "pets", TASK="fill-mask") == ["pets"]
+
+
+def test_system_without_a_file_or_of_an_older_recipe_is_assembled_again(settings):
+    put(settings, "pets", "a/b@123")
+    put(settings, "toys", "/a/folder 0123456789abcdef", recipe="0")
+    (settings.path("MODEL_REPOSITORY") / "pets/1/model.onnx").unlink()
+    assert missing(settings, "pets toys") == ["pets", "toys"]
+    assert requested(settings, "pets").source == Hub("a/b", "123")
+    assert requested(settings, "toys").source.path.as_posix() == "/a/folder"
+
+
+def test_record_survives_writing_and_reading(tmp_path):
+    record = Record(
+        "pets", ("pets_encoder",), "fill-mask", "onnx", "1", ("pets/1/a",), "a/b@1", "a/b@123", facts={"x": 1}
+    )
+    record.write(tmp_path)
+    assert read_records(tmp_path) == [record]
+
+
+def test_record_of_an_earlier_release_keeps_its_facts(settings):
+    put(settings, "pets", "a/b@123", neuron={"lengths": [32]}, least_cosine=0.5)
+    record = read_record("pets", settings.path("MODEL_REPOSITORY"))
+    assert (record.neuron, record.facts) == ({"lengths": [32]}, {"least_cosine": 0.5})
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"system": "pets", "files": []}'])
+def test_unreadable_record_is_ignored(settings, content):
+    put(settings, "pets", "a/b@123")
+    (settings.path("MODEL_REPOSITORY") / "pets/1/assembled.json").write_text(content)
+    assert read_record("pets", settings.path("MODEL_REPOSITORY")) is None
+
+
+def test_own_model_is_left_alone(settings, capsys):
+    folder = settings.path("MODEL_REPOSITORY") / "theirs"
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text('backend: "python"')
+    assert missing(settings, "theirs") == []
+    assert "theirs: your own, left as it is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("BertForSequenceClassification", "text-classification"),
+        ("RobertaForTokenClassification", "token-classification"),
+        ("DistilBertForQuestionAnswering", "question-answering"),
+        ("RobertaForMaskedLM", "fill-mask"),
+        ("BertModel", "feature-extraction"),
+        ("ViTForImageClassification", "image-classification"),
+        ("MistralForCausalLM", "text-generation"),
+        ("GPT2LMHeadModel", "text-generation"),
+    ],
+)
+def test_task_follows_from_the_architecture(tmp_path, architecture, task):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    assert task_of(tmp_path) == task
+
+
+def test_task_follows_from_other_files_or_is_required(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ViTModel"]}))
+    (tmp_path / "preprocessor_config.json").touch()
+    assert task_of(tmp_path) == "image-feature-extraction"
+    (tmp_path / "modules.json").touch()
+    assert task_of(tmp_path) == "sentence-similarity"
+    (tmp_path / "modules.json").unlink()
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="set TASK"):
+        task_of(tmp_path)
+
+
+def test_container_image_has_the_backends_of_the_models(settings):
+    def source(systems: str, **more: str) -> str:
+        return Compose(Settings(settings | {"SYSTEMS": systems} | more)).triton_source
+
+    put(settings, "pets", "a/b@123", also=("pets_encoder",))
+    assert source("embedding pets") == "pypi"
+    encoder = settings.path("MODEL_REPOSITORY") / "pets_encoder"
+    encoder.mkdir()
+    (encoder / "config.pbtxt").write_text('name: "pets_encoder"\nbackend: "transformers"\n')
+    assert source("embedding pets") == "pypi-transformers"
+    assert source("falcon7b") == "pypi-transformers"
+    assert source("pets", TRITON_SOURCE="ngc") == "ngc"
