@@ -301,7 +301,7 @@ def test_error_has_the_name_that_optimum_uses(compile_):
         ("", "parameter 'MODEL_CLASS' is missing: set a class of neuronx_distributed_inference, optimum.neuron"),
         ("transformers.LlamaForCausalLM", "'MODEL_CLASS' is 'transformers.LlamaForCausalLM': set a class of"),
         (LLAMA.replace("NeuronLlama", "NeuronLama"), r"has no class NeuronLamaForCausalLM; is it of another release\?"),
-        (LLAMA.replace("models.llama", "models.lama"), "has no module neuronx_distributed_inference.models.lama"),
+        (LLAMA.replace("models.llama", "models.gamma"), "has no module neuronx_distributed_inference.models.gamma"),
         ("optimum.neuron.NeuronModel", "optimum.neuron has no class NeuronModel; is it of another release"),
     ],
 )
