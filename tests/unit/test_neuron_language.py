@@ -117,7 +117,7 @@ def llama(compile_) -> NeuronDecoder:
 
 def make_rows(served: NeuronDecoder, prompts: list[str], *row_options: Options) -> list[Row]:
     row_options = row_options or (options(),) * len(prompts)
-    return [Row(prompt, served.encode(prompt), each) for prompt, each in zip(prompts, row_options, strict=True)]
+    return [Row(prompt, served.encode(prompt), how) for prompt, how in zip(prompts, row_options, strict=True)]
 
 
 def generated(served: NeuronDecoder, rows: list[Row]) -> list[str]:

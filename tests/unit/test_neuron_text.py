@@ -67,13 +67,13 @@ def test_lengths_double_up_to_the_model_s_maximum():
 
 
 def test_compiled_model_is_reused_unless_settings_changed():
-    made = target(NEURON_BATCHES="4", NEURON_LENGTHS="32 64").record()
-    assert target().matches(made)
-    assert target(NEURON_BATCHES="4").matches(made)
-    assert target(NEURON_LENGTHS="64 32").matches(made)
+    record = target(NEURON_BATCHES="4", NEURON_LENGTHS="32 64").record()
+    assert target().matches(record)
+    assert target(NEURON_BATCHES="4").matches(record)
+    assert target(NEURON_LENGTHS="64 32").matches(record)
     for other in ({"NEURON_BATCHES": "1"}, {"NEURON_LENGTHS": "32"}, {"NEURON_CHIP": "trn1"}):
-        assert not target(**other).matches(made)
-    assert not target(NEURON_COMPILER_ARGS="--auto-cast matmult").matches(made)
+        assert not target(**other).matches(record)
+    assert not target(NEURON_COMPILER_ARGS="--auto-cast matmult").matches(record)
     assert not target().matches(None)
 
 
