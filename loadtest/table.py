@@ -17,14 +17,14 @@ def sentence(results: Results) -> str:
     load = f"With {users} user{'s' if users > 1 else ''}"
     if interval is None:
         return (
-            f"Not proven: too few rounds. {load}, dynamic batching serves {ratio:.2f} times the requests of {system} "
-            "in the only complete round, and one round has no interval."
+            f"Not proven: too few rounds. {load}, the only complete round measured {ratio:.2f} times the requests of "
+            f"{system} with dynamic batching, and one round has no interval."
         )
     bounds = f"95 % interval {interval[0]:.2f} to {interval[1]:.2f}"
     if verdict["outcome"] == NOT_PROVEN:
         return (
-            f"Not proven: too few rounds. {load}, dynamic batching serves {ratio:.2f} times the requests of {system}, "
-            f"but it may as well change nothing ({bounds}). {NARROW}"
+            f"Not proven: too few rounds. {load}, they measured {ratio:.2f} times the requests of {system} with dynamic "
+            f"batching, but it may as well change nothing ({bounds}). {NARROW}"
         )
     p95 = {mode: f"{results['modes'][mode]['p95_ms']:.0f}" for mode in results["modes"]}
     return (
