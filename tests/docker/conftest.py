@@ -44,7 +44,7 @@ class DockerTestStack(TestStack):
 
     @property
     def log(self) -> str:
-        return self.make("logs").stdout
+        return self.compose("logs", "--no-color").stdout
 
     @property
     def label(self) -> str:
@@ -66,8 +66,10 @@ class DockerTestStack(TestStack):
         command = f"kill -9 $(grep --text --files-with-matches '{pattern}' /proc/[0-9]*/cmdline | cut -d/ -f3)"
         self.inside(service, "bash", "-c", command)
 
-    def healthy(self, service: str = "triton-cpu") -> bool:
-        return self.inspect(service)["State"].get("Health", {}).get("Status") == "healthy"
+    def healthy(self, *services: str) -> bool:
+        label = '{{.Label "com.docker.compose.service"}}'
+        healthy = docker("ps", "--filter", self.label, "--filter", "health=healthy", "--format", label)
+        return set(services) <= set(healthy.split())
 
     def compose(self, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
         """Call compose as `make` does."""

@@ -84,7 +84,7 @@ class Compose:
             **os.environ,
             **{name: os.environ.get(name) or os.environ.get(name.upper(), "") for name in PROXIES},
             **self.settings,
-            # self.settings holds what .env says. Compose would read the developer's .env in tests too.
+            # self.settings already holds the values of .env; in tests compose would read the developer's.
             "COMPOSE_DISABLE_ENV_FILE": "1",
             **{name: str(self.settings.path(name).resolve()) for name in ("MODEL_REPOSITORY", "REPORTS")},
             "SOURCE": str(self.settings.path("SOURCE").resolve()) if self.settings["SOURCE"] else "",

@@ -50,7 +50,7 @@ class Supervisor:
             (self.state / folder).mkdir(parents=True, exist_ok=True)
         for old in (self.state / "log").glob("*.log*"):
             old.unlink()
-        command = [sys.executable, "-m", "supervisor.supervisord", "-c", CONF]
+        command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(CONF)]
         own = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}  # only `make models` needs it
         variables = {**own, **environment, "STATE": str(self.state), "ROOT": str(ROOT)}
         done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
