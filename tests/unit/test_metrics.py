@@ -1,4 +1,4 @@
-"""What the load generator and the backends tell Prometheus."""
+"""The metrics of the load generator and of the backends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest import telemetry as module
+from loadtest import telemetry
 from loadtest.crowd.base import Sample
 from loadtest.telemetry import Metrics
 from scripts.common.ports import free_ports
@@ -21,7 +21,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(f"loadtest_{name}", {"run": "r", "system": "s", **labels})
 
 
-def test_all_counts_begin_at_zero():
+def test_all_counters_begin_at_zero():
     metrics = Metrics("r", "s")
     for mode in ("none", "dynamic"):
         assert value(metrics, "measured_seconds_total", mode=mode) == 0
@@ -30,25 +30,25 @@ def test_all_counts_begin_at_zero():
             assert value(metrics, "requests_total", mode=mode, outcome=outcome) == 0
 
 
-def test_a_window_counts_each_sample_once():
+def test_window_counts_each_sample_once():
     metrics = Metrics("r", "s")
     samples = [Sample(0.1, 20.0, ""), Sample(0.2, 40.0, "")]
-    with metrics.window("none", 1) as measured:
+    with metrics.window("none", 1) as update:
         assert value(metrics, "window", mode="none", round="1") == 1
-        measured(samples, 0.5)
+        update(samples, 0.5)
         samples.append(Sample(0.7, 99.0, "500"))
-        measured(samples, 1.0)
-        measured(samples, 1.0)
+        update(samples, 1.0)
+        update(samples, 1.0)
     assert value(metrics, "window", mode="none", round="1") is None
     assert value(metrics, "measured_seconds_total", mode="none") == 1
     assert value(metrics, "requests_total", mode="none", outcome="ok") == 2
     assert value(metrics, "requests_total", mode="none", outcome="failed") == 1
     assert value(metrics, "requests_total", mode="dynamic", outcome="ok") == 0
-    # Of sound answers only.
+    # Latencies are those of successful responses only.
     assert value(metrics, "request_duration_seconds_sum", mode="none") == pytest.approx(0.06)
 
 
-def test_one_mode_at_a_time():
+def test_only_the_current_mode_is_set():
     metrics = Metrics("r", "s")
     metrics.mode("none")
     metrics.mode("dynamic")
@@ -56,8 +56,8 @@ def test_one_mode_at_a_time():
     assert value(metrics, "mode", mode="dynamic") == 1
 
 
-def test_served_while_it_lasts(monkeypatch):
-    monkeypatch.setattr(module, "LAST_SCRAPE_S", 60)  # nothing was told, so nobody waits
+def test_metrics_are_served_until_the_end_of_the_run(monkeypatch):
+    monkeypatch.setattr(telemetry, "LAST_SCRAPE_S", 60)  # not waited for, because nothing was counted
     (port,) = free_ports(1)
     with Metrics("r", "s").served("127.0.0.1", port):
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
@@ -72,7 +72,7 @@ def test_served_while_it_lasts(monkeypatch):
 
 @pytest.fixture
 def machine(tmp_path):
-    """A machine of 1000 KiB with 300 free; its control groups are yet to be written."""
+    """Return a reader of a machine with 1000 KiB, 300 of them free, and with empty control groups."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  300 kB\n")
     (tmp_path / "cgroup/memory").mkdir(parents=True)
