@@ -1,1 +1,1 @@
-"""make bench: the figures of the docs, on this machine. One module a subject, each with a server of its own."""
+"""The figures of docs/benchmarks.md, measured on this machine: `make bench BENCH=...`."""

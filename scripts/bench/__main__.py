@@ -1,27 +1,25 @@
-"""python -m scripts.bench embedding | generation | gpt2 | text-formats | vision-formats"""
+"""Run one benchmark: python -m scripts.bench embedding | text-formats | vision-formats | generation | gpt2."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
+from collections.abc import Callable
+from functools import partial
 
+from scripts.bench import comparisons, token_rates
 from scripts.common.cli import run
 
-SUBJECTS = {
-    "embedding": "embedding",
-    "generation": "generation",
-    "gpt2": "gpt2",
-    "text-formats": "formats",
-    "vision-formats": "formats",
+BENCHMARKS: dict[str, Callable[[], None]] = {
+    **{name: partial(comparisons.run, subject) for name, subject in comparisons.SUBJECTS.items()},
+    "generation": token_rates.together_or_one_by_one,
+    "gpt2": token_rates.client_or_server_loop,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.bench")
-    parser.add_argument("subject", choices=SUBJECTS)
-    subject = parser.parse_args().subject
-    module = importlib.import_module(f"scripts.bench.{SUBJECTS[subject]}")
-    module.main(*([subject] if SUBJECTS[subject] == "formats" else []))
+    parser.add_argument("benchmark", choices=BENCHMARKS)
+    BENCHMARKS[parser.parse_args().benchmark]()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A server of the bench's own, on ports and under folders of its own, so that it disturbs none that runs."""
+"""A server for one benchmark, on free ports and under its own folder, so that a running stack is not disturbed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEEDED = [name for names in PORTS.values() for name in names] + ["LOADTEST_METRI
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """For what a bench makes: checkpoints, a model repository, reports."""
+    """Make a folder for checkpoints, the model repository and reports; remove it at the end."""
     path = Settings.load().path("LOCAL_STATE") / "bench"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -29,7 +29,7 @@ def folder() -> Iterator[Path]:
 
 
 def environment(path: Path, **settings: str) -> dict[str, str]:
-    """What makes every command here work on the bench's server."""
+    """Return the environment in which every command uses the benchmark's own server."""
     ports = dict(zip(NEEDED, map(str, free_ports(len(NEEDED))), strict=True))
     places = {"LOCAL_STATE": f"{path}/state", "MODEL_REPOSITORY": f"{path}/models", "REPORTS": f"{path}/reports"}
     return command_environment(**ports | places | {"RUNTIME": "local", "GRAFANA_HOME": "none"} | settings)
@@ -47,4 +47,4 @@ def server(variables: dict[str, str]) -> Iterator[None]:
 def command(name: str, variables: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-m", "scripts.stack", name], cwd=ROOT, env=variables)
     if done.returncode:
-        raise UserError(f"the bench's own server: `{name}` failed, see above")
+        raise UserError(f"`{name}` failed for the benchmark's own server; its message is above")

@@ -1,5 +1,5 @@
-"""The dashboards: throughput.py, batching.py and hardware.py say what is on them, panels.py how all of them look.
+"""The dashboards. `definitions` is what Grafana shows, `render` draws the same without Grafana.
 
-`make dashboards-json` writes them for Grafana into monitoring/grafana. page.py (`make dashboards`) reads that JSON,
-asks Prometheus what Grafana would ask (evaluate.py), and draws it without Grafana (draw.py).
+`make dashboards-json` writes the definitions into monitoring/grafana. `make dashboards` reads that JSON, asks
+Prometheus what Grafana would ask, and draws one page.
 """

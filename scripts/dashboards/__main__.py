@@ -1,4 +1,4 @@
-"""python -m scripts.dashboards [--check]: write the dashboards for Grafana, or say whether they are as committed."""
+"""Write the dashboards for Grafana, or check the committed ones: python -m scripts.dashboards [--check]."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ FOLDER = ROOT / "monitoring/grafana"
 
 
 def files() -> dict[Path, str]:
-    made = {"dashboards/throughput.json": throughput(), "dashboards/batching.json": batching()}
-    made |= {f"hardware/{profile}/hardware.json": hardware(profile) for profile in PROFILES}
-    return {FOLDER / name: text(builder) for name, builder in made.items()}
+    dashboards = {"dashboards/throughput.json": throughput(), "dashboards/batching.json": batching()}
+    dashboards |= {f"hardware/{profile}/hardware.json": hardware(profile) for profile in PROFILES}
+    return {FOLDER / name: text(builder) for name, builder in dashboards.items()}
 
 
 def text(builder) -> str:
     dashboard = builder.build()
     for i, panel in enumerate(dashboard.panels, 1):
         panel.id_val = i
-    made = json.loads(json.dumps(dashboard, cls=JSONEncoder))
-    for annotation in made["annotations"]["list"]:
-        # The SDK knows no field for either; by itself Grafana looks once a minute, and a window is shorter.
+    written = json.loads(json.dumps(dashboard, cls=JSONEncoder))
+    for annotation in written["annotations"]["list"]:
+        # The SDK has no field for either. Grafana's own step is a minute, and a window is shorter.
         annotation |= {"step": "1s", "titleFormat": "{{mode}}, round {{round}}"}
-    return json.dumps(made, indent=2, sort_keys=True) + "\n"
+    return json.dumps(written, indent=2, sort_keys=True) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.dashboards", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file would change")
     checking = parser.parse_args().check
-    made = files()
-    there = {path: path.read_text() for path in FOLDER.rglob("*.json")}
-    changed = sorted(path for path in made.keys() | there.keys() if made.get(path) != there.get(path))
+    defined = files()
+    committed = {path: path.read_text() for path in FOLDER.rglob("*.json")}
+    changed = sorted(path for path in defined.keys() | committed.keys() if defined.get(path) != committed.get(path))
     for path in changed:
         name = path.relative_to(ROOT)
         if checking:
-            err.print(f"{name} is not what scripts/dashboards makes: run `make dashboards-json`")
-        elif path in made:
+            err.print(
+                f"{name} differs from its definition in scripts/dashboards/definitions. Run `make dashboards-json`"
+            )
+        elif path in defined:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(made[path])
+            path.write_text(defined[path])
             out.print(f"written  {name}")
         else:
             path.unlink()

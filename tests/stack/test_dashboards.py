@@ -37,7 +37,7 @@ NEEDS_HARDWARE = {
     "GPUs in use": GPU,
     "Memory of the GPUs": GPU,
     "Power": GPU,
-    "Energy a request": GPU,
+    "Energy per request": GPU,
     "NeuronCores in use": NEURON,
     "Memory of the Neuron runtime": NEURON,
     "Latency of an execution": NEURON,
@@ -310,10 +310,10 @@ def test_make_dashboards_draws_one_page(run, stack):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"RANGE": "long"}, "RANGE=long: a length of time above 0"),
-        ({"UNTIL": "noon"}, "UNTIL=noon: a time as in"),
-        ({"UNTIL": "2001-01-01"}, "Prometheus has nothing of the time from 2000-12-31 23:45:00 to"),
-        ({"PROMETHEUS_PORT": "9"}, "no Prometheus answers on http://127.0.0.1:9: `make up` starts the stack"),
+        ({"RANGE": "long"}, "RANGE=long: must be a length of time above 0"),
+        ({"UNTIL": "noon"}, "UNTIL=noon: must be a time such as"),
+        ({"UNTIL": "2001-01-01"}, "Prometheus has no samples from 2000-12-31 23:45:00 to"),
+        ({"PROMETHEUS_PORT": "9"}, "no Prometheus answers on http://127.0.0.1:9. Start the stack: `make up`"),
     ],
 )
 def test_make_dashboards_says_what_is_wrong(stack, settings, said):

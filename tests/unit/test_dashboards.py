@@ -1,4 +1,4 @@
-"""The dashboards as Grafana gets them, and what draws them without it. With data: tests/stack/test_dashboards.py."""
+"""The dashboards' definitions and their rendering. tests/stack/test_dashboards.py adds real data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -16,22 +17,23 @@ from scripts.common.prometheus import Prometheus, PrometheusError, Series
 from scripts.common.settings import ROOT, Settings, UserError
 from scripts.dashboards.__main__ import FOLDER, files
 from scripts.dashboards.definitions.hardware import PROFILES
+from scripts.dashboards.definitions.panels import MODE_COLOURS
 from scripts.dashboards.render import units
-from scripts.dashboards.render.draw import draw
+from scripts.dashboards.render.draw import draw, looks_of
 from scripts.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards, since
-from scripts.dashboards.render.page import chosen_range
+from scripts.dashboards.render.page import check_ours, chosen_range
 from tests.support.dashboards import ALL, PANELS
 
 
-def test_the_files_are_what_the_code_makes():
+def test_committed_files_match_definitions():
     for path, text in files().items():
         assert path.read_text() == text, f"{path}: run make dashboards-json"
     assert set(files()) == set(FOLDER.rglob("*.json"))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_grafanas_own_schema_reads_all_of_it(name):
-    """As the SDK of Grafana 11 has it: nothing is lost on the way in and out again."""
+def test_grafana_schema_reads_every_field(name):
+    """Read and write each dashboard with the SDK of Grafana 11: nothing may be lost."""
     ours = ALL[name]
     theirs = json.loads(json.dumps(Dashboard.from_json(ours), cls=JSONEncoder))
     for annotation in ours["annotations"]["list"]:
@@ -39,7 +41,7 @@ def test_grafanas_own_schema_reads_all_of_it(name):
     assert theirs == ours
 
 
-def test_fixed_uids_one_tag_and_links():
+def test_dashboards_have_fixed_uids_one_tag_and_links():
     assert {found["uid"] for found in ALL.values()} == {"triton-throughput", "triton-batching", "triton-hardware"}
     for found in ALL.values():
         assert found["tags"] == found["links"][0]["tags"] == ["triton"]
@@ -54,7 +56,7 @@ def test_each_profile_has_one_hardware_dashboard(profile):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_panels_lie_side_by_side(name):
+def test_panels_fill_the_grid_without_overlap(name):
     cells = set()
     for panel in ALL[name]["panels"]:
         place = panel["gridPos"]
@@ -70,7 +72,7 @@ def test_panels_lie_side_by_side(name):
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_panel_says_what_it_is(panel):
+def test_panel_has_description_unit_and_queries(panel):
     assert panel["description"].endswith(".")
     defaults = panel["fieldConfig"]["defaults"]
     assert defaults["noValue"]
@@ -108,37 +110,37 @@ def test_a_panel_says_what_it_is(panel):
         (math.nan, "s", "-"),
     ],
 )
-def test_units(value, unit, shown):
+def test_units_match_grafana(value, unit, shown):
     assert units.text(value, unit) == shown
 
 
-def test_an_unknown_unit_is_said():
-    with pytest.raises(UserError, match="no unit 'furlongs'"):
+def test_unknown_unit_is_refused():
+    with pytest.raises(UserError, match="unknown unit 'furlongs'"):
         units.text(1, "furlongs")
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86400)])
-def test_a_length_of_time(text, seconds):
+def test_range_is_parsed(text, seconds):
     assert since(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "15", "m", "0m", "-3m", "1.5h", "15 m", "15min"])
-def test_no_length_of_time(text):
+def test_wrong_range_is_refused(text):
     with pytest.raises(UserError, match=f"RANGE={re.escape(text)}"):
         since(text)
 
 
-def test_the_chosen_range():
+def test_until_moves_the_range():
     settings = Settings(Settings.load() | {"RANGE": "5m", "UNTIL": "1970-01-01T01:00:00Z"})
     assert chosen_range(settings) == Range(3300, 3600)
     for until in ("yesterday", "0001-01-01T00:00:00Z"):
-        with pytest.raises(UserError, match=f"UNTIL={until}: a time as in"):
+        with pytest.raises(UserError, match=f"UNTIL={until}: must be a time such as"):
             chosen_range(Settings(settings | {"UNTIL": until}))
-    with pytest.raises(UserError, match="RANGE=3650d: at most 31d"):
+    with pytest.raises(UserError, match="RANGE=3650d: must be at most 31d"):
         chosen_range(Settings(settings | {"RANGE": "3650d"}))
 
 
-def test_all_know_how_often_prometheus_asks():
+def test_scrape_interval_is_the_same_everywhere():
     told = yaml.safe_load((ROOT / "monitoring/prometheus/prometheus.yml").read_text())["global"]
     source = yaml.safe_load((FOLDER / "provisioning/datasources/prometheus.yaml").read_text())["datasources"][0]
     every = f"{SCRAPE_S}s"
@@ -146,13 +148,13 @@ def test_all_know_how_often_prometheus_asks():
     assert LAST_SCRAPE_S > SCRAPE_S
 
 
-def test_a_long_range_has_no_more_points_than_a_panel_is_wide():
+def test_long_range_has_a_longer_step():
     assert Range(0, 60).step == 1
     assert Range(0, 86400).step == 288
 
 
 class NothingStored(Prometheus):
-    """Stands in for a Prometheus that has nothing, and remembers what it was asked."""
+    """Stands in for a Prometheus without samples, and remembers the queries."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:9")
@@ -171,7 +173,7 @@ class NothingStored(Prometheus):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_without_data_each_panel_says_so(name):
+def test_panels_without_data_show_no_value(name):
     prometheus = NothingStored()
     page = str(draw(prometheus, ALL[name], Range(0, 900)))
     for panel in ALL[name]["panels"]:
@@ -180,7 +182,7 @@ def test_without_data_each_panel_says_so(name):
     assert not any("$" in expr for expr in prometheus.asked), "a variable is not filled in"
 
 
-def test_the_newest_comparison_is_the_default_and_all_models():
+def test_defaults_are_the_newest_comparison_and_all_models():
     prometheus = NothingStored()
     prometheus.label_values = lambda *_: ["20261121T090027Z", "20261121T193319Z", "20261120T000000Z"]
     time = Range(0, 900)
@@ -189,7 +191,53 @@ def test_the_newest_comparison_is_the_default_and_all_models():
     assert Evaluator(prometheus, ALL["dashboards/throughput"], time).values["model"] == ".*"
 
 
-def test_text_of_series_is_escaped():
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"model{n}, {mode}" for n in range(9) for mode in ("none", "dynamic", "as configured")],
+        ["CPU, as configured", "CPU, dynamic", "CPU, none", "GPU, dynamic", "GPU, none"],
+    ],
+)
+def test_two_lines_of_a_panel_never_look_the_same(names):
+    (panel,) = (panel for panel in ALL["dashboards/throughput"]["panels"] if panel["title"] == "Hardware in use")
+    looks = looks_of(panel, names)
+    assert len(set(looks.values())) == len(names)
+
+
+def test_modes_keep_their_colours():
+    (panel,) = (panel for panel in ALL["dashboards/throughput"]["panels"] if panel["title"] == "Hardware in use")
+    looks = looks_of(panel, ["CPU, dynamic", "CPU, none", "GPU, none"])
+    assert [looks[f"CPU, {mode}"].colour for mode in ("none", "dynamic")] == list(MODE_COLOURS.values())
+    assert looks["GPU, none"].colour not in MODE_COLOURS.values()
+
+
+class OneWindow(NothingStored):
+    """Stands in for a Prometheus with one measured window of five seconds, an hour ago."""
+
+    def over(self, expr: str, start: float, end: float, step: float) -> list[Series]:
+        times = [at for at in np.arange(start, end + 1, step) if 1001 <= at < 1006]
+        return [Series({}, times, [1.0] * len(times))] if times and 'mode="none"' in expr else []
+
+
+@pytest.mark.parametrize("length", [300, 3600, 3 * 3600 - 1000])
+def test_a_short_window_is_shaded_on_a_long_range(length):
+    ((colour, start, end),) = Evaluator(OneWindow(), ALL["dashboards/throughput"], Range(900, 900 + length)).regions()
+    assert colour == MODE_COLOURS["none"]
+    assert 1001 <= start < end < 1006
+
+
+def test_another_stacks_prometheus_is_refused():
+    settings = Settings(Settings.load() | {"TRITON_METRICS_PORT": "8002"})
+    prometheus = NothingStored()
+    prometheus.url = settings.url("PROMETHEUS_PORT")
+    prometheus.at = lambda *_: [Series({"instance": "127.0.0.1:8102"}, [900.0], [1.0])]
+    with pytest.raises(UserError, match=r"another stack: it scrapes 127\.0\.0\.1:8102, not 127\.0\.0\.1:8002"):
+        check_ours(prometheus, settings)
+    prometheus.at = lambda *_: [Series({"instance": "127.0.0.1:8002"}, [900.0], [1.0])]
+    check_ours(prometheus, settings)
+
+
+def test_labels_are_escaped():
     prometheus = NothingStored()
     prometheus.at = lambda *_: [Series({"mode": "<script>"}, [900.0], [1.0])]
     prometheus.over = lambda *_: [Series({"model": "<script>", "mode": "<script>"}, [800.0, 900.0], [1.0, 2.0])]
@@ -198,6 +246,6 @@ def test_text_of_series_is_escaped():
     assert "<script" not in page
 
 
-def test_a_prometheus_that_is_gone_is_one_sentence():
+def test_missing_prometheus_raises_one_sentence():
     with pytest.raises(PrometheusError, match=r"http://127.0.0.1:9 does not answer"):
         draw(Prometheus("http://127.0.0.1:9"), ALL["dashboards/batching"], Range(0, 900))

@@ -1,4 +1,4 @@
-"""Prometheus' rules, by Prometheus' own tool: they load, and say what monitoring/prometheus/tests expects of them."""
+"""Prometheus' rules, checked by promtool against the cases in monitoring/prometheus/tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORDED = sorted({rule["record"] for rule in promql.rules() if "record" in rule
 def promtool():
     binary = prometheus(ROOT / ".local")
     if binary is None:
-        pytest.fail("there is no Prometheus here: it is not on the PATH, nor to be had from Debian's packages")
+        pytest.fail("Prometheus is missing: it is not on the PATH, and Debian's package could not be downloaded")
     tool = binary.with_name("promtool")
     if not tool.exists():
         pytest.fail(f"there is no promtool beside {binary}")
@@ -43,45 +43,45 @@ def promtool():
 
 
 @pytest.mark.parametrize("targets", sorted((FOLDER / "targets").iterdir()), ids=lambda path: path.stem)
-def test_prometheus_takes_its_configuration(promtool, tmp_path, targets):
+def test_prometheus_accepts_the_configuration(promtool, tmp_path, targets):
     for name, there in (("prometheus.yml", "prometheus.yml"), ("rules", "rules"), ("targets.json", targets)):
         (tmp_path / name).symlink_to(FOLDER / there)
     said = promtool("check", "config", "--lint-fatal", "prometheus.yml", folder=tmp_path)
-    # A pattern that matches no file is no error to it, nor is a file of targets that is not there.
+    # Prometheus accepts a pattern that matches no file, and a missing file of targets.
     assert f"{len(list((FOLDER / 'rules').iterdir()))} rule files found" in said
     assert "WARNING" not in said
 
 
 @pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
-def test_the_rules_load(promtool, name):
+def test_rules_load(promtool, name):
     promtool("check", "rules", "--lint-fatal", name, folder=FOLDER / "rules")
 
 
 @pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
-def test_the_rules_do_what_is_expected(promtool, name):
+def test_rules_pass_their_cases(promtool, name):
     promtool("test", "rules", name, folder=FOLDER / "tests")
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_what_is_recorded_is_tested(name):
+def test_recorded_series_has_a_case(name):
     cases = [case for test in loaded("tests/recording.yml")["tests"] for case in test["promql_expr_test"]]
     whole = re.compile(rf"(?<![\w:]){name}(?![\w:])")
     assert any(whole.search(case["expr"]) and case["exp_samples"] for case in cases)
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_is_tested_both_ways(name):
+def test_alert_has_a_case_that_fires_and_one_that_does_not(name):
     cases = [case for test in loaded("tests/alerts.yml")["tests"] for case in test["alert_rule_test"]]
     expected = [case["exp_alerts"] for case in cases if case["alertname"] == name]
-    assert any(expected), "no test in which it fires"
-    assert not all(expected), "no test in which it must not"
+    assert any(expected), "no case in which it fires"
+    assert not all(expected), "no case in which it must not fire"
 
 
-def test_the_runbook_has_a_section_for_every_alert_and_no_other():
+def test_runbook_has_one_section_per_alert():
     sections = re.findall(r"^## (.*)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)
     assert sections == list(ALERTS)
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_leads_to_its_section(name):
+def test_alert_links_to_its_runbook_section(name):
     assert ALERTS[name]["annotations"]["runbook"] == f"{RUNBOOK}#{name.lower()}"

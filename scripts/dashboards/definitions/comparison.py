@@ -1,4 +1,4 @@
-"""One comparison: dynamic batching against none. The figures are those of its report, as far as it has come."""
+"""The dashboard of one comparison, while it runs and afterwards: dynamic batching against none."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from scripts.dashboards.definitions.panels import Query, bars, by_mode, lines, l
 NO_RUN = "Nothing measured yet (make loadtest)"
 
 
-# Without a run Grafana fills in nothing, which series without the label would have too.
+# Without a run Grafana fills in an empty name, which would match series without the label.
 RUN = 'run="$run", run!=""'
 
 
 def so_far(series: str, by: str = "mode") -> str:
-    """A count since the run began. Every run counts from zero, so its largest value is the whole."""
+    """Return a count since the run began. Every run counts from zero, so its maximum is the total."""
     return f"sum by ({by}) (max_over_time({series}{{{RUN}}}[$__range]))"
 
 
@@ -31,7 +31,7 @@ def throughput(mode: str) -> Query:
 
 
 def measured(series: str, which: str = RUN) -> str:
-    """A recorded series in the measured windows alone: not while warming up, nor between."""
+    """Return a recorded series in the measured windows only, without warm-up and switching."""
     return f"({series}{{{which}}} and on (run, mode) loadtest_window)[$__range:1s]"
 
 
@@ -49,8 +49,8 @@ def batching():
     panels = [
         number(
             "Dynamic batching serves",
-            "Requests/s with dynamic batching divided by those without, of all windows measured so far. "
-            "How certain that is, the report says.",
+            "Requests per second with dynamic batching divided by those without, over all windows measured so far. "
+            "The report adds the confidence interval.",
             "suffix: ×",
             Query(f"last_over_time(run:throughput:ratio{{{RUN}}}[$__range])", "ratio", instant=True),
             width=8,
@@ -61,7 +61,7 @@ def batching():
         by_mode(
             number(
                 "Requests/s",
-                "Sound answers a second, as Locust counts them in measured windows.",
+                "Successful answers per second, as Locust counts them in measured windows.",
                 "reqps",
                 throughput("none"),
                 throughput("dynamic"),
@@ -74,7 +74,7 @@ def batching():
         by_mode(
             bars(
                 "Latency seen by Locust",
-                "Of all sound answers in measured windows.",
+                "Latency of all successful answers in measured windows.",
                 "s",
                 percentile(0.5),
                 percentile(0.95),
@@ -86,7 +86,7 @@ def batching():
         by_mode(
             lines(
                 "Requests/s",
-                "Sound answers a second in measured windows. Between them the server is switched and warmed up.",
+                "Successful answers per second in measured windows. The gaps are for switching and warming up.",
                 "reqps",
                 Query(
                     # Both stand still between windows, so the quotient is that of the windows alone.
@@ -100,16 +100,17 @@ def batching():
         by_mode(
             lines(
                 "Largest mean batch",
-                "Inferences an execution, of the model that batches the most; warm-up included.",
+                "Inferences per execution in measured windows, of the model that batches most.",
                 "none",
-                Query(f"max by (mode) (model:batch_size:mean{{{RUN}}})", "{{mode}}"),
+                # The rates reach three seconds back: outside windows they still hold the mode before.
+                Query(f"max by (mode) (model:batch_size:mean{{{RUN}}} and on (run, mode) loadtest_window)", "{{mode}}"),
                 no_value=NO_RUN,
             )
         ),
         by_mode(
             bars(
                 "Mean batch size",
-                "Inferences an execution over the whole run. An ensemble itself does not batch: its steps do.",
+                "Inferences per execution over the whole run. An ensemble does not batch; its steps do.",
                 "none",
                 Query(
                     f"{over_windows('model:inferences:rate')} / ({over_windows('model:executions:rate')} > 0)",
@@ -121,40 +122,41 @@ def batching():
             )
         ),
         mean_seconds(
-            "Waiting, a request",
-            "Mean time in a model's queue. Of an ensemble, its steps' queues are where requests wait.",
+            "Queue time per request",
+            "Mean time in a model's queue. Requests to an ensemble wait in the queues of its steps.",
             '="queue"',
         ),
         mean_seconds(
-            "Computing, a request",
-            "Mean time in a model once out of its queue, with its batch. An ensemble's holds its steps' waiting.",
+            "Compute time per request",
+            "Mean time in a model after its queue, with its batch. An ensemble's includes the queues of its steps.",
             '!="queue"',
         ),
         by_mode(
             lines(
                 "Largest queue share",
-                "The part of a request's time that it waits, of the model in which that is most.",
+                "Share of a request's time in the queue, of the model with the largest share.",
                 "percentunit",
                 Query(f"max by (mode) (model:queue_share:ratio{{{RUN}}})", "{{mode}}"),
                 width=6,
-                most=1,
+                maximum=1,
                 no_value=NO_RUN,
             )
         ),
         by_mode(
             lines(
                 "Hardware in use",
-                "Of all CPUs of the machine, and of all GPUs or NeuronCores where there are any: the part in use.",
+                "Share of all CPUs of the machine in use, and of all GPUs or NeuronCores if it has any.",
                 "percentunit",
                 Query(f"avg by (hardware, mode) (hardware:utilization:ratio{{{RUN}}})", "{{hardware}}, {{mode}}"),
                 width=6,
-                most=1,
+                maximum=1,
                 no_value=NO_RUN,
-            )
+            ),
+            prefix="CPU, ",
         ),
         number(
             "Failed requests",
-            "Answers in measured windows that were not sound. One is enough for the comparison not to count.",
+            "Failed answers in measured windows. A single one makes the comparison 'not proven'.",
             "none",
             Query(
                 f'sum(max_over_time(loadtest_requests_total{{{RUN}, outcome="failed"}}[$__range]))',
@@ -170,7 +172,7 @@ def batching():
     return new_dashboard(
         "triton-batching",
         "Triton: batching comparison",
-        "Dynamic batching against none, on the same running server: what make loadtest measures, while it measures.",
+        "Dynamic batching against none on the same running server, while make loadtest measures it.",
         "now-30m",
         panels,
         [variable("run", "Comparison", "label_values(loadtest_measured_seconds_total, run)", newest=True)],

@@ -1,4 +1,4 @@
-"""What the machine does: one dashboard for each profile, under one uid, so that a link to it holds everywhere."""
+"""The dashboard of the hardware: one for each profile, all under one uid, so that links work everywhere."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def machine():
     return [
         lines(
             "CPUs in use",
-            "Of all CPUs of the machine, whoever uses them.",
+            "Share of all CPUs of the machine in use, by any process.",
             "percentunit",
             Query("avg_over_time(nv_cpu_utilization[$__rate_interval])", "CPUs"),
-            most=1,
+            maximum=1,
             no_value=NO_DATA,
         ),
         lines(
             "Memory of the machine",
-            "In use by anybody, and all there is.",
+            "Memory in use by any process, and the machine's total.",
             "bytes",
             Query("nv_cpu_memory_used_bytes", "used"),
             Query("nv_cpu_memory_total_bytes", "all"),
@@ -27,7 +27,7 @@ def machine():
         ),
         lines(
             "Memory of Triton and its models",
-            "Under Docker, of its container and up to its limit; else of the machine.",
+            "With Docker, the memory of Triton's container and its limit; without, the machine's.",
             "bytes",
             Query("stack:memory_used:bytes", "used"),
             Query("stack:memory_limit:bytes", "limit"),
@@ -41,15 +41,15 @@ def cuda():
     return [
         lines(
             "GPUs in use",
-            "The part of the time in which a kernel ran.",
+            "Share of the time in which a kernel ran.",
             "percentunit",
             Query("nv_gpu_utilization", "{{gpu_uuid}}"),
-            most=1,
+            maximum=1,
             no_value=NO_DATA,
         ),
         lines(
             "Memory of the GPUs",
-            "In use, and all there is.",
+            "Memory in use, and the total.",
             "bytes",
             Query("nv_gpu_memory_used_bytes", "used, {{gpu_uuid}}"),
             Query("nv_gpu_memory_total_bytes", "all, {{gpu_uuid}}"),
@@ -57,15 +57,15 @@ def cuda():
         ),
         lines(
             "Power",
-            "Drawn, and allowed. At the limit a GPU lowers its clock.",
+            "Power drawn, and the limit. At the limit a GPU lowers its clock.",
             "watt",
             Query("nv_gpu_power_usage", "drawn, {{gpu_uuid}}"),
             Query("nv_gpu_power_limit", "limit, {{gpu_uuid}}"),
             no_value=NO_DATA,
         ),
         lines(
-            "Energy a request",
-            "Of all GPUs, divided by the requests of the model that answers the most.",
+            "Energy per request",
+            "Energy of all GPUs, divided by the requests of the model that answers most.",
             "joule",
             Query(
                 "sum(rate(nv_energy_consumption[$__rate_interval]))"
@@ -89,34 +89,34 @@ def neuron():
     return [
         lines(
             "NeuronCores in use",
-            "The part of the time in which each core computed.",
+            "Share of the time in which each core computed.",
             "percentunit",
             Query("neuroncore_utilization_ratio", "core {{neuroncore}}"),
-            most=1,
+            maximum=1,
             no_value=NO_DATA,
         ),
         lines(
             "Memory of the Neuron runtime",
-            "On the devices and on the host.",
+            "Memory on the devices and on the host.",
             "bytes",
             Query("sum by (memory_location) (neuron_runtime_memory_used_bytes)", "{{memory_location}}"),
             no_value=NO_DATA,
         ),
         lines(
             "Latency of an execution",
-            "Of the compiled model on its cores: no queue, no tokenizing.",
+            "Latency of the compiled model on its cores, without queue and tokenizer.",
             "s",
             Query('max by (percentile) (execution_latency_seconds{percentile=~"p50|p99|p100"})', "{{percentile}}"),
         ),
         lines(
             "Executions/s",
-            "By how they ended.",
+            "Executions by status.",
             "none",
             Query("sum by (status_type) (rate(execution_status_total[$__rate_interval]))", "{{status_type}}"),
         ),
         lines(
             "Errors of the hardware/s",
-            "Errors of memory that were or were not corrected.",
+            "Corrected and uncorrected memory errors.",
             "none",
             Query(
                 "sum by (event_type) (rate(hardware_ecc_events_total[$__rate_interval]))",
@@ -135,7 +135,7 @@ def hardware(profile: str):
     return new_dashboard(
         "triton-hardware",
         "Triton: hardware",
-        f"What the machine does, with PROFILE={profile}.",
+        f"CPUs, accelerators and memory, with PROFILE={profile}.",
         "now-15m",
         [panel for panels in PROFILES[profile] for panel in panels()],
     )

@@ -1,4 +1,4 @@
-"""What all dashboards have in common: how a panel looks, what it says without data, the colours of the modes."""
+"""What all dashboards share: how a panel looks, what it shows without data, the colours of the modes."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from grafana_foundation_sdk.models.dashboard import (
 SOURCE = DataSourceRef(type_val="prometheus", uid="prometheus")
 TAG = "triton"
 MODE_COLOURS = {"none": "#e0752d", "dynamic": "#3274d9"}
+OTHER_MODE_COLOUR = "#8a8a8a"  # "as configured": no comparison runs
 NO_TRAFFIC = "No traffic"
 
 
@@ -42,7 +43,7 @@ NO_TRAFFIC = "No traffic"
 class Query:
     expr: str
     legend: str
-    # The value at the end of the range; else one for each point of time.
+    # True: only the value at the end of the range. False: a value for each point of time.
     instant: bool = False
 
     def build(self, number: int) -> prometheus.Dataquery:
@@ -58,10 +59,10 @@ def lines(
     *queries: Query,
     width: int = 12,
     height: int = 8,
-    most: float | None = None,
+    maximum: float | None = None,
     no_value: str = NO_TRAFFIC,
 ) -> timeseries.Panel:
-    """Lines over time, from zero."""
+    """Draw lines over time, from zero."""
     legend = common.VizLegendOptions().show_legend(True)
     legend = legend.display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
     panel = (
@@ -75,7 +76,7 @@ def lines(
         .legend(legend)
         .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
     )
-    return panel if most is None else panel.max(most)
+    return panel if maximum is None else panel.max(maximum)
 
 
 def number(
@@ -89,7 +90,7 @@ def number(
     bad_from: float | None = None,
     no_value: str = NO_TRAFFIC,
 ) -> stat.Panel:
-    """The newest value, large; coloured only where there is a good and a bad."""
+    """Show the newest value in large type, coloured only if one side of `bad_from` is bad."""
     steps = [Threshold(value=None, color="text" if bad_from is None else "green")]
     if bad_from is not None:
         steps.append(Threshold(value=bad_from, color="red"))
@@ -114,7 +115,7 @@ def bars(
     decimals: int | None = None,
     no_value: str = NO_TRAFFIC,
 ) -> bargauge.Panel:
-    """One bar for each series, beside each other."""
+    """Draw one bar for each series."""
     panel = (
         _common(bargauge.Panel(), title, description, unit, queries, width, height, no_value)
         .min(0)
@@ -129,11 +130,11 @@ def bars(
 
 
 def locust(which: str, no_value: str, width: int = 6) -> list[timeseries.Panel]:
-    """The load generator itself, in two panels beside each other."""
+    """Show the load generator itself, in two panels beside each other."""
     return [
         lines(
             "Users",
-            "Locust's: each waits for its answer before it asks again.",
+            "Locust's users. Each waits for its answer before it sends the next request.",
             "none",
             Query(f"max(loadtest_users{which})", "users"),
             width=width,
@@ -141,11 +142,11 @@ def locust(which: str, no_value: str, width: int = 6) -> list[timeseries.Panel]:
         ),
         lines(
             "Locust's own core",
-            "The part of a core that its busiest process uses. From 90 % on, Locust is measured and not the server.",
+            "Share of a core that Locust's busiest process uses. From 90 % on, the figures measure Locust itself.",
             "percentunit",
             Query(f"max(loadtest_cpu_cores{which})", "busiest process"),
             width=width,
-            most=1,
+            maximum=1,
             no_value=no_value,
         ),
     ]
@@ -159,11 +160,13 @@ def _common(panel, title: str, description: str, unit: str, queries, width: int,
     return panel
 
 
-def by_mode(panel):
-    """Each mode in its colour: for series whose names end with it."""
-    for mode, colour in MODE_COLOURS.items():
+def by_mode(panel, prefix: str = ""):
+    """Give each mode its colour, on a panel with one series for each mode: its name is the prefix and the mode."""
+    start = f"^{prefix}" if prefix else "\\b"
+    for mode, colour in (MODE_COLOURS | {"as configured": OTHER_MODE_COLOUR}).items():
         value = DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": colour})
-        panel = panel.override_by_regexp(f"/\\b{mode}$/", [value])  # without slashes Grafana matches whole names
+        # Without slashes Grafana matches whole names.
+        panel = panel.override_by_regexp(f"/{start}{mode}$/", [value])
     return panel
 
 
@@ -171,7 +174,7 @@ def new_dashboard(
     uid: str, title: str, description: str, since: str, panels: Iterable, variables: Iterable = ()
 ) -> dashboard.Dashboard:
     links = dashboard.DashboardLink("Triton").type(DashboardLinkType.DASHBOARDS).tags([TAG]).keep_time(True)
-    made = (
+    new = (
         dashboard.Dashboard(title)
         .uid(uid)
         .description(description)
@@ -185,7 +188,7 @@ def new_dashboard(
         .link(links)
     )
     for mode, colour in MODE_COLOURS.items():
-        made = made.annotation(
+        new = new.annotation(
             dashboard.AnnotationQuery()
             .name(f"measured: {mode}")
             .datasource(SOURCE)
@@ -193,16 +196,16 @@ def new_dashboard(
             .icon_color(colour)
             .expr(f'max by (mode, round) (loadtest_window{{mode="{mode}"}})')
         )
-    for each in variables:
-        made = made.with_variable(each)
+    for chosen in variables:
+        new = new.with_variable(chosen)
     for panel in panels:
-        made = made.with_panel(panel)
-    return made
+        new = new.with_panel(panel)
+    return new
 
 
 def variable(name: str, label: str, query: str, newest: bool = False) -> dashboard.QueryVariable:
-    """A choice among the values that a label has: all of them; `newest`: one, by default the last in the alphabet."""
-    made = (
+    """Let the viewer choose among a label's values: all of them, or one (`newest`: the last in the alphabet)."""
+    query_variable = (
         dashboard.QueryVariable(name)
         .label(label)
         .description("The newest, when the dashboard is opened." if newest else "")
@@ -211,4 +214,4 @@ def variable(name: str, label: str, query: str, newest: bool = False) -> dashboa
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.ALPHABETICAL_DESC if newest else VariableSort.ALPHABETICAL_ASC)
     )
-    return made if newest else made.include_all(True).all_value(".*").multi(True)
+    return query_variable if newest else query_variable.include_all(True).all_value(".*").multi(True)

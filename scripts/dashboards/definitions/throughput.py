@@ -1,4 +1,4 @@
-"""How much the server does, why, and what it costs: while it is simply used, and while a comparison runs."""
+"""The dashboard of everyday use: how much the server answers, in which batches, and where the time goes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NO_COMPARISON = "No load test (make loadtest, make locust)"
 
 
 def mean(series: str, by: str = "model, mode", where: str = "", runs: str = "avg") -> str:
-    """A recorded series over the time between two points of the graph; `runs`: how several runs are put together."""
+    """Return the mean of a recorded series between two points of the graph; `runs` aggregates several runs."""
     which = WHICH[:-1] + (f", {where}" if where else "") + "}"
     return f"{runs} by ({by}) (avg_over_time({series}{which}[$__rate_interval]))"
 
@@ -39,53 +39,53 @@ def throughput():
     panels = [
         number(
             "Requests/s",
-            "Of the model that answers the most: an ensemble, or the busiest of its steps.",
+            "Of the model that answers most: an ensemble, or the busiest of its steps.",
             "reqps",
             Query(f"max(sum by (model) (model:requests:rate{WHICH}))", "requests/s", instant=True),
             decimals=1,
         ),
         number(
             "Largest mean batch",
-            "Inferences an execution, of the model that batches the most.",
+            "Inferences per execution, of the model that batches most.",
             "none",
             Query(f"max(model:batch_size:mean{WHICH})", "batch", instant=True),
             decimals=1,
         ),
         number(
             "Longest wait",
-            "Mean time in the queue, of the model in which requests wait the longest.",
+            "Mean time in the queue, of the model with the longest queue.",
             "s",
             Query(f'max(model_part:request_seconds:mean{{part="queue", {WHICH[1:]})', "wait", instant=True),
         ),
         number(
             "Failures/s",
-            "Of all models; cancelled requests too.",
+            "Of all models, cancelled requests included.",
             "reqps",
             Query(f"sum(model_reason:failures:rate{WHICH})", "failures/s", instant=True),
             bad_from=0.001,
         ),
         number(
             "Pending",
-            "Requests that wait to be computed, of all models.",
+            "Requests in the queues of all models.",
             "none",
             Query(f"sum(model:pending_requests:sum{WHICH})", "pending", instant=True),
         ),
         number(
             "Alerts firing",
-            "Which ones, Prometheus says on its page Alerts; what to do, docs/alerts.md.",
+            "Prometheus lists them on its page Alerts; docs/alerts.md tells what to do.",
             "none",
             Query('count(ALERTS{alertstate="firing"}) or vector(0)', "alerts", instant=True),
             bad_from=1,
         ),
         lines(
             "Requests/s",
-            "Answered requests, sound or not. An ensemble and its steps each count every request.",
+            "Answered requests, failures included. An ensemble and its steps each count every request.",
             "reqps",
             Query(mean("model:requests:rate"), "{{model}}, {{mode}}"),
         ),
         lines(
             "Mean batch size",
-            "Inferences an execution. An ensemble itself does not batch: its steps do.",
+            "Inferences per execution. An ensemble does not batch; its steps do.",
             "none",
             Query(
                 f"{total('model:inferences:rate')} / ({total('model:executions:rate')} > 0)",
@@ -93,30 +93,30 @@ def throughput():
             ),
         ),
         part(
-            "Waiting, a request",
-            "Mean time in the queue of a model before it is computed.",
+            "Queue time per request",
+            "Mean time that a request spends in the queue of a model.",
             "queue",
         ),
         part(
-            "Computing, a request",
-            "Mean time in the model itself. A request in a batch is computed for as long as its batch.",
+            "Compute time per request",
+            "Mean time in the model itself. A request in a batch takes as long as its batch.",
             "compute infer",
         ),
         part(
-            "Input and output, a request",
-            "Mean time of taking a request's input and of handing over its output.",
+            "Input and output time per request",
+            "Mean time of reading a request's input and writing its output.",
             "compute (in|out)put",
         ),
         lines(
             "Queue share",
-            "The part of a request's time that it waits. Near 100 %: more load than the model can take.",
+            "Share of a request's time that it spends in the queue. Near 100 % the model is overloaded.",
             "percentunit",
             Query(mean("model:queue_share:ratio"), "{{model}}, {{mode}}"),
-            most=1,
+            maximum=1,
         ),
         lines(
             "Failures/s by reason",
-            "As Triton says it: REJECTED waited too long, CANCELED by who asked, BACKEND and OTHER in the model.",
+            "Triton's reasons: REJECTED (waited too long), CANCELED (by the client), BACKEND and OTHER (in the model).",
             "reqps",
             Query(f"sum(avg_over_time(model_reason:failures:rate{WHICH}[$__rate_interval]))", "all"),
             Query(
@@ -126,7 +126,7 @@ def throughput():
         ),
         lines(
             "Pending requests",
-            "Requests that wait to be computed.",
+            "Requests in the queue.",
             "none",
             Query(
                 f"max by (model, mode) (max_over_time(model:pending_requests:sum{WHICH}[$__rate_interval]))",
@@ -135,7 +135,7 @@ def throughput():
         ),
         lines(
             "Latency seen by Locust",
-            "In measured windows of a comparison.",
+            "Latency in the measured windows of a comparison.",
             "s",
             latency(0.5),
             latency(0.95),
@@ -144,13 +144,13 @@ def throughput():
         ),
         lines(
             "Tokens/s",
-            "Tokens of texts: cut by the tokenizer, computed by the encoder.",
+            "Tokens of texts, as the tokenizer produces and the encoder computes them.",
             "short",
             Query(mean("model:tokens:rate"), "{{model}}, {{mode}}"),
         ),
         lines(
             "Padding share",
-            "The part of what was computed that is not text, but fills rows up to one length.",
+            "Share of the computed tokens that only fill rows up to one length.",
             "percentunit",
             Query(
                 f"{padding} / ({total('model:tokens:rate')} + {padding} > 0)",
@@ -158,8 +158,8 @@ def throughput():
             ),
         ),
         lines(
-            "Texts cut off/s",
-            "Texts longer than the tokenizer's max_length. What is beyond it, the model never sees.",
+            "Truncated texts/s",
+            "Texts longer than the tokenizer's max_length. The model does not see the rest.",
             "none",
             Query(
                 'sum by (model) (rate(transformers_truncated_texts_total{model=~"$model"}[$__rate_interval]))',
@@ -170,12 +170,13 @@ def throughput():
         by_mode(
             lines(
                 "Hardware in use",
-                "Of all CPUs of the machine, and of all GPUs or NeuronCores where there are any: the part in use.",
+                "Share of all CPUs of the machine in use, and of all GPUs or NeuronCores if it has any.",
                 "percentunit",
                 Query(mean_hardware, "{{hardware}}, {{mode}}"),
                 width=6,
-                most=1,
-            )
+                maximum=1,
+            ),
+            prefix="CPU, ",
         ),
         *locust("", NO_COMPARISON),
     ]

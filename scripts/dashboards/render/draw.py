@@ -1,9 +1,10 @@
-"""A dashboard as a piece of HTML: each panel where Grafana has it, with its unit and legend, of the same numbers."""
+"""Draw a dashboard as HTML: each panel where Grafana puts it, with the same unit, legend and numbers."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
@@ -21,6 +22,8 @@ from scripts.dashboards.render.units import scale, text
 # A column of Grafana's 24 and a row, in inches of a figure on a page 1240 points wide.
 COLUMN, ROW = 0.5, 0.36
 COLOURS = ("#3274d9", "#e0752d", "#56a64b", "#b877d9", "#d64a4a", "#2a9d9d", "#c2a200", "#8a8a8a", "#d4699a", "#7c6f5a")
+# How a line is drawn: solid, and once every colour is taken dashed, then dotted. CSS and matplotlib share the names.
+STYLES = ("solid", "dashed", "dotted")
 TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800]
 
 
@@ -32,12 +35,10 @@ def draw(prometheus: Prometheus, dashboard: dict, time: Range, chosen: dict[str,
 
 
 def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
-    """What the template needs of a panel."""
+    """Return what the template needs to show a panel."""
     defaults = panel["fieldConfig"]["defaults"]
     unit, decimals = defaults["unit"], defaults.get("decimals")
-    colours = {
-        line.name: colour(panel, line.name, i) for i, line in enumerate(sorted(lines, key=lambda line: line.name))
-    }
+    looks = looks_of(panel, sorted({line.name for line in lines}))
     shown = {
         "title": panel["title"],
         "description": panel["description"],
@@ -47,7 +48,8 @@ def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
         "values": [
             {
                 "name": line.name,
-                "colour": colours[line.name] if panel["type"] != "stat" else stat_colour(panel, line),
+                "colour": looks[line.name].colour if panel["type"] != "stat" else stat_colour(panel, line),
+                "style": looks[line.name].style,
                 "text": text(line.last, unit, decimals),
                 "most": text(max(line.finite), unit, decimals),
                 "share": line.last / (max(each.last for each in lines) or 1),
@@ -57,16 +59,16 @@ def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
     }
     if panel["type"] == "timeseries" and lines:
         size = (panel["gridPos"]["w"] * COLUMN, (panel["gridPos"]["h"] - 2) * ROW)
-        shown["pictures"] = pictures(partial(draw_lines, panel, lines, colours, regions, time), size)
+        shown["pictures"] = pictures(partial(draw_lines, panel, lines, looks, regions, time), size)
     elif panel["type"] not in ("timeseries", "stat", "bargauge"):
-        raise UserError(f"panel '{panel['title']}': no way here to draw a {panel['type']}")
+        raise UserError(f"panel '{panel['title']}' is a {panel['type']}, which cannot be drawn here")
     return shown
 
 
 def draw_lines(
     panel: dict,
     lines: list[Line],
-    colours: dict[str, str],
+    looks: dict[str, Look],
     regions: list,
     time: Range,
     figure: Figure,
@@ -81,9 +83,10 @@ def draw_lines(
     for line in lines:
         times, values = broken(line, time.step)
         values = [value / size for value in values]
-        axes.plot(times, values, color=colours[line.name], linewidth=1.4)
+        look = looks[line.name]
+        axes.plot(times, values, color=look.colour, linestyle=look.style, linewidth=1.4)
         if len(times) == 1:
-            axes.plot(times, values, "o", color=colours[line.name], markersize=3)
+            axes.plot(times, values, "o", color=look.colour, markersize=3)
     axes.set_ylim(0, defaults.get("max", top * 1.08) / size or 1)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     axes.set_ylabel(name)
@@ -97,7 +100,7 @@ def draw_lines(
 
 
 def broken(line: Line, step: float) -> tuple[list[float], list[float]]:
-    """With a gap where points are missing."""
+    """Return the line's points, with a gap where some are missing."""
     times: list[float] = []
     values: list[float] = []
     for time, value in zip(line.series.times, line.series.values, strict=True):
@@ -109,20 +112,39 @@ def broken(line: Line, step: float) -> tuple[list[float], list[float]]:
     return times, values
 
 
-def colour(panel: dict, name: str, number: int) -> str:
-    """As the panel's overrides say, else the next one."""
+@dataclass(frozen=True)
+class Look:
+    """How a series is drawn on its panel."""
+
+    colour: str
+    style: str = STYLES[0]
+
+
+def looks_of(panel: dict, names: list[str]) -> dict[str, Look]:
+    """Return a look for each series: the panel's own colour, else one that no other series of the panel has.
+
+    Bars and numbers stand beside their names, so only lines must differ.
+    """
+    looks = {name: Look(colour) for name in names if (colour := own_colour(panel, name))}
+    taken = set(looks.values())
+    free = (look for style in STYLES for look in (Look(colour, style) for colour in COLOURS) if look not in taken)
+    return {name: looks.get(name) or next(free, Look(COLOURS[-1], STYLES[-1])) for name in names}
+
+
+def own_colour(panel: dict, name: str) -> str | None:
+    """Return the colour that the panel's overrides give a series."""
     for override in panel["fieldConfig"]["overrides"]:
         if re.search(override["matcher"]["options"].strip("/"), name):
             for each in override["properties"]:
                 if each["id"] == "color":
                     return each["value"]["fixedColor"]
-    return COLOURS[number % len(COLOURS)]
+    return None
 
 
 def stat_colour(panel: dict, line: Line) -> str:
-    """By the panel's overrides, else by its thresholds; where nothing is good or bad, the page's own."""
-    if panel["fieldConfig"]["overrides"]:
-        return colour(panel, line.name, 0)
+    """Return the colour by the panel's overrides, else by its thresholds, else the page's own."""
+    if colour := own_colour(panel, line.name):
+        return colour
     steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
     reached = [step["color"] for step in steps if step["value"] is None or line.last >= step["value"]]
     return {"text": "inherit", "green": "#56a64b", "red": "#d64a4a"}[reached[-1]]

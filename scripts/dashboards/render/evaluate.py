@@ -1,4 +1,4 @@
-"""What a panel shows: the queries of a dashboard's JSON, asked of Prometheus as Grafana asks them."""
+"""Evaluate the queries of a dashboard's JSON, asking Prometheus as Grafana does."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from scripts.common.settings import ROOT, UserError
 
 FOLDER = ROOT / "monitoring/grafana"
 BATCHING = FOLDER / "dashboards/batching.json"
-# The most points of a line: what a panel is wide enough for.
+# Points of a line at most: a panel is not wide enough for more.
 POINTS = 300
+# Prometheus refuses a query of more than 11000 points.
+MOST_POINTS = 10_000
 SCRAPE_S = 1  # prometheus.yml's scrape_interval, Grafana's timeInterval
 
 
 @dataclass(frozen=True)
 class Range:
-    """Seconds since 1970."""
+    """A range of time, in seconds since 1970."""
 
     start: float
     end: float
@@ -32,7 +34,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Line:
-    """A series as it is named on its panel."""
+    """A series under its name on the panel."""
 
     name: str
     series: Series
@@ -47,7 +49,7 @@ class Line:
 
 
 def dashboards(profile: str) -> list[dict]:
-    """As Grafana has them in this profile."""
+    """Return the dashboards that Grafana shows in this profile."""
     paths = [
         *sorted((FOLDER / "dashboards").glob("*.json"), reverse=True),
         FOLDER / f"hardware/{profile}/hardware.json",
@@ -60,7 +62,7 @@ def load(path: Path) -> dict:
 
 
 class Evaluator:
-    """Of one dashboard in one range. `chosen`: values of its variables, where they are not Grafana's defaults."""
+    """Evaluates one dashboard over one range. `chosen` overrides the defaults of its variables."""
 
     def __init__(
         self, prometheus: Prometheus, dashboard: dict, time: Range, chosen: dict[str, str] | None = None
@@ -77,10 +79,12 @@ class Evaluator:
             self.values[variable["name"]] = (chosen or {}).get(variable["name"]) or self.default(variable)
 
     def default(self, variable: dict) -> str:
-        """All there are, else the first in its order: the newest comparison."""
+        """Return the value for all of them, or the first in the variable's order: the newest comparison."""
         if variable["includeAll"]:
             return variable["allValue"]
-        selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]).groups()
+        query = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+        assert query, "the definitions use no other kind of variable"
+        selector, label = query.groups()
         found = self.prometheus.label_values(label, self.filled_in(selector), self.time.start, self.time.end)
         return max(found, default="")
 
@@ -100,20 +104,24 @@ class Evaluator:
         return found
 
     def regions(self) -> list[tuple[str, float, float]]:
-        """(colour, start, end) of what the dashboard's annotations mark."""
+        """Return (colour, start, end) of what the dashboard's annotations mark.
+
+        A window is shorter than a step of a long range, so they are asked for as finely as Prometheus answers.
+        """
+        step = max(SCRAPE_S, math.ceil((self.time.end - self.time.start) / MOST_POINTS))
         marked = []
         for annotation in self.dashboard["annotations"]["list"]:
-            for series in self.prometheus.over(annotation["expr"], self.time.start, self.time.end, self.time.step):
-                for start, end in _stretches(series.times, self.time.step):
+            for series in self.prometheus.over(annotation["expr"], self.time.start, self.time.end, step):
+                for start, end in _stretches(series.times, step):
                     marked.append((annotation["iconColor"], start, end))
         return marked
 
 
 def since(text: str) -> float:
-    """The seconds of 90s, 15m, 2h, 1d."""
+    """Return the seconds of a length of time such as 90s, 15m, 2h or 1d."""
     found = re.fullmatch(r"(\d+)([smhd])", text)
     if not found or not int(found[1]):
-        raise UserError(f"RANGE={text}: a length of time above 0, as in 90s, 15m, 2h or 1d")
+        raise UserError(f"RANGE={text}: must be a length of time above 0, such as 90s, 15m, 2h or 1d")
     return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
 

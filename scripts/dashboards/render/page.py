@@ -1,4 +1,4 @@
-"""make dashboards: the dashboards as one self-contained page, for where there is no Grafana, and to keep or to send."""
+"""Draw the dashboards as one self-contained page (make dashboards): without Grafana, or to keep and send."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ def main() -> None:
     profile = settings.choice("PROFILE", PROFILES)
     prometheus = Prometheus(settings.url("PROMETHEUS_PORT"))
     if not answers(f"{prometheus.url}/-/ready"):
-        raise UserError(f"no Prometheus answers on {prometheus.url}: `make up` starts the stack")
+        raise UserError(f"no Prometheus answers on {prometheus.url}. Start the stack: `make up`")
+    check_ours(prometheus, settings)
     if not prometheus.over("up", shown.start, shown.end, shown.step):
-        raise UserError(f"Prometheus has nothing of the time from {start} to {end} UTC")
+        raise UserError(
+            f"Prometheus has no samples from {start} to {end} UTC. Set RANGE and UNTIL to a time when the stack was up"
+        )
     with err.status("asking Prometheus and drawing"):
         drawn = [
             {key: each[key] for key in ("uid", "title", "description")} | {"html": draw(prometheus, each, shown)}
@@ -40,10 +43,25 @@ def main() -> None:
     out.print(f"dashboards  {os.path.relpath(path)}  ({start} to {end} UTC)")
 
 
+def check_ours(prometheus: Prometheus, settings: Settings) -> None:
+    """Raise UserError if the Prometheus on our port scrapes another stack."""
+    address = settings.address()
+    if prometheus.url != f"http://{address}:{settings.port('PROMETHEUS_PORT')}":
+        return  # in Compose's network, where there is no other
+    target = f"{address}:{settings.port('TRITON_METRICS_PORT')}"
+    scraped = sorted({series.labels.get("instance", "") for series in prometheus.at('up{job="triton"}', time.time())})
+    if target not in scraped:
+        raise UserError(
+            f"the Prometheus on {prometheus.url} belongs to another stack: it scrapes "
+            f"{', '.join(scraped) or 'no Triton'}, not {target}. Set PROMETHEUS_PORT in .env to a free port and run "
+            "`make up`"
+        )
+
+
 def chosen_range(settings: Settings) -> Range:
     length = since(settings["RANGE"])
     if length > LONGEST_S:
-        raise UserError(f"RANGE={settings['RANGE']}: at most {LONGEST_S // 86400}d")
+        raise UserError(f"RANGE={settings['RANGE']}: must be at most {LONGEST_S // 86400}d")
     if not settings["UNTIL"]:
         return Range(time.time() - length, time.time())
     try:
@@ -52,7 +70,7 @@ def chosen_range(settings: Settings) -> Range:
     except (ValueError, OverflowError):
         end = 0.0
     if end < length:
-        raise UserError(f"UNTIL={settings['UNTIL']}: a time as in 2026-11-21T18:30:00Z")
+        raise UserError(f"UNTIL={settings['UNTIL']}: must be a time such as 2026-11-21T18:30:00Z")
     return Range(end - length, end)
 
 

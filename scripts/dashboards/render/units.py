@@ -1,4 +1,4 @@
-"""Numbers in the units of Grafana that the dashboards use, as Grafana writes them."""
+"""Format numbers in the units that the dashboards use, as Grafana formats them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 from scripts.common.settings import UserError
 
-# Of a value: the largest that is not above it is its unit's size.
-SCALES = {
+# Unit -> (size, name) in rising order. A value is shown in the largest size that is not above it.
+SCALES: dict[str, list[tuple[float, str]]] = {
     "s": [(1e-6, "µs"), (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h")],
     "bytes": [(2.0 ** (10 * n), unit) for n, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))],
     "watt": [(1, "W"), (1000, "kW")],
@@ -19,15 +19,15 @@ SCALES = {
 
 
 def scale(unit: str, largest: float) -> tuple[float, str]:
-    """(divisor, name) for values up to this one, on an axis or alone."""
+    """Return (divisor, name) for values up to this one, on an axis or alone."""
     if unit == "percentunit":
         return 0.01, "%"
     if unit.startswith("suffix:"):
         return 1, unit.removeprefix("suffix:").strip()
     if unit not in SCALES:
-        raise UserError(f"no unit '{unit}' here; there are percentunit, suffix:..., {', '.join(SCALES)}")
+        raise UserError(f"unknown unit '{unit}'; known are percentunit, suffix:..., {', '.join(SCALES)}")
     fitting = [(size, name) for size, name in SCALES[unit] if size <= abs(largest)]
-    # Nothing at all is written in the plain unit.
+    # Zero is shown in the plain unit.
     return fitting[-1] if fitting else next((size, name) for size, name in SCALES[unit] if size >= 1 or largest)
 
 

@@ -1,0 +1,133 @@
+"""Benchmarks of generated tokens per second, on a GPT-2 of 124 million parameters with random weights."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import secrets
+import statistics
+import string
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rich.table import Table
+
+from loadtest.workload import WORKLOADS
+from scripts.bench.server import command, environment, folder, server
+from scripts.common.cli import err, out
+from scripts.common.triton import Triton
+from scripts.stack.generate import ask, one_by_one
+
+PROMPT_TOKENS = 8
+NEW_TOKENS = 32  # of each text: none ends by itself
+
+# (clients, way) -> tokens per second of each round.
+Rates = dict[tuple[int, str], list[float]]
+
+
+def together_or_one_by_one() -> None:
+    """Compare the model as configured with its parameter max_batch at 1."""
+    system, ways, rounds = "gpt2small", ("one by one", "together"), 3
+    prompts = WORKLOADS["mixed"].texts
+    with folder() as work:
+        save_checkpoint(work / "checkpoint")
+        variables = environment(work, SYSTEMS=system, TRITON_ADMIN_KEY=secrets.token_urlsafe())
+        command("models", variables | {"SOURCE": f"{work}/checkpoint", "TASK": "text-generation"})
+        with server(variables):
+            triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
+            batched = triton.config(system)
+            single = copy.deepcopy(batched)
+            single["parameters"]["max_batch"] = {"string_value": "1"}
+            rates: Rates = {}
+            for number in range(rounds):
+                for way in ways[:: 1 if number % 2 else -1]:
+                    triton.load(system, single if way == ways[0] else batched)
+                    ask(triton, system, "prompt", "warm", NEW_TOKENS)
+                    for clients in (1, 8, 32):
+                        with err.status(f"round {number + 1} of {rounds}: {way}, {clients} client(s)"):
+                            rate = tokens_per_second(
+                                lambda text: ask(triton, system, "prompt", text, NEW_TOKENS),
+                                prompts[: 2 * clients],
+                                clients,
+                            )
+                        rates.setdefault((clients, way), []).append(rate)
+    show(
+        rates,
+        ways,
+        f"new tokens per second: median (minimum to maximum) of {rounds} rounds; {NEW_TOKENS} new tokens per text",
+    )
+
+
+def client_or_server_loop() -> None:
+    """Compare a client that loops over gpt2_ensemble, one token per call, with the loop in gpt2_generate."""
+    ways, rounds = ("loop in the client", "loop in the server"), 5
+    with folder() as work:
+        variables = environment(work, SYSTEMS="gpt2_ensemble gpt2_generate")
+        words = save_checkpoint(work / "checkpoint")
+        command("models", variables | {"SYSTEMS": "gpt2_ensemble", "SOURCE": f"{work}/checkpoint"})
+        prompts = ["".join(words[i :: len(words) // PROMPT_TOKENS][:PROMPT_TOKENS]) for i in range(8)]
+        with server(variables):
+            triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}")
+            generate: dict[str, Callable[[str], object]] = {
+                ways[0]: lambda text: list(one_by_one(triton, "gpt2_ensemble", text, NEW_TOKENS)),
+                ways[1]: lambda text: ask(triton, "gpt2_generate", "TEXT", text, NEW_TOKENS),
+            }
+            rates: Rates = {}
+            for number in range(rounds + 1):  # the first round warms up
+                for clients, way in itertools.product((1, 8), ways):
+                    rate = tokens_per_second(generate[way], prompts[:clients], clients)
+                    if number:
+                        rates.setdefault((clients, way), []).append(rate)
+    show(
+        rates,
+        ways,
+        f"new tokens per second: median (minimum to maximum) of {rounds} rounds; prompts of {PROMPT_TOKENS} tokens, "
+        f"{NEW_TOKENS} new ones",
+    )
+
+
+def save_checkpoint(folder: Path) -> list[str]:
+    """Save the model and return its words.
+
+    Each token is a word with the space before it, so every token that the client gets is one that it sends.
+    """
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(eos_token_id=None)  # no text ends before it is NEW_TOKENS longer
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    letters = itertools.product(string.ascii_lowercase, repeat=4)
+    words = [" " + "".join(letter) for letter in itertools.islice(letters, config.vocab_size)]
+    vocabulary = {word.replace(" ", "Ġ"): i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="Ġaaaa"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return words
+
+
+def tokens_per_second(generate: Callable[[str], object], prompts: list[str], clients: int) -> float:
+    start = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(generate, prompts))
+    return len(prompts) * NEW_TOKENS / (time.perf_counter() - start)
+
+
+def show(rates: Rates, ways: tuple[str, str], caption: str) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("clients", *ways, "ratio"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for clients in sorted({clients for clients, _ in rates}):
+        slow, fast = (rates[clients, way] for way in ways)
+        ratio = statistics.median(f / s for s, f in zip(slow, fast, strict=True))
+        table.add_row(str(clients), spread(slow), spread(fast), f"{ratio:.2f}")
+    out.print(table)
+    out.print(caption)
+
+
+def spread(measured: list[float]) -> str:
+    return f"{statistics.median(measured):.1f} ({min(measured):.1f} to {max(measured):.1f})"
