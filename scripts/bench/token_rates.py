@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from loadtest.workload import WORKLOADS
 from scripts.bench.server import command, environment, folder, server
 from scripts.common.cli import err, out
+from scripts.common.corpus import MIXED
 from scripts.common.triton import Triton
 from scripts.stack.generate import ask, one_by_one
 
@@ -30,7 +30,7 @@ Rates = dict[tuple[int, str], list[float]]
 def together_or_one_by_one() -> None:
     """Compare the model as configured with its parameter max_batch at 1."""
     system, ways, rounds = "gpt2small", ("one by one", "together"), 3
-    prompts = WORKLOADS["mixed"].texts
+    prompts = MIXED.texts
     with folder() as work:
         save_checkpoint(work / "checkpoint")
         variables = environment(work, SYSTEMS=system, TRITON_ADMIN_KEY=secrets.token_urlsafe())
