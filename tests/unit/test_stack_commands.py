@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -33,3 +34,19 @@ def test_status_and_logs_of_a_stopped_stack(tmp_path, capsys):
         "not running (RUNTIME=local): `make up` starts it",
         f"no logs: nothing has run without Docker in {tmp_path} yet (`make up`)",
     ]
+
+
+def test_docker_commands_import_only_the_tools_group():
+    """A host with Docker installs no other package."""
+    script = """
+import importlib.metadata, sys, tomllib
+group = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["tools"]
+tools = {line.partition("==")[0] for line in group} | {"markdown-it-py", "mdurl", "Pygments", "pygments"}
+for module, packages in importlib.metadata.packages_distributions().items():
+    if not tools & set(packages) and module not in sys.modules:
+        sys.modules[module] = None  # importing it raises ImportError
+import scripts.models.package, scripts.stack.__main__, scripts.stack.docker.stack
+import scripts.stack.generate, scripts.stack.smoke
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
