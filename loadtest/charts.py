@@ -40,11 +40,11 @@ def all_charts(results: Results, windows: list[Window]) -> dict[str, Chart]:
 def draw_throughput(windows: list[Window], figure: Figure, palette: Palette) -> None:
     axes = figure.add_subplot()
     for window in windows:
-        axes.axvspan(window.start, window.end, color=palette.of(window.mode), alpha=0.13, linewidth=0)
+        axes.axvspan(window.start, window.end, color=palette.colour_of(window.mode), alpha=0.13, linewidth=0)
         count = max(1, round(window.end - window.start))
         edges = np.linspace(window.start, window.end, count + 1)
         responses, _ = np.histogram([s.at for s in window.samples if not s.error], edges)
-        axes.stairs(responses / np.diff(edges), edges, color=palette.of(window.mode), linewidth=1.4)
+        axes.stairs(responses / np.diff(edges), edges, color=palette.colour_of(window.mode), linewidth=1.4)
     axes.set(ylabel="requests/s", xlabel="seconds since the start")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
@@ -58,7 +58,7 @@ def draw_latency(windows: list[Window], figure: Figure, palette: Palette) -> Non
         if not len(latencies):
             continue
         share = np.arange(1, len(latencies) + 1) / len(latencies) * 100
-        axes.plot(latencies, share, color=palette.of(mode), linewidth=1.6)
+        axes.plot(latencies, share, color=palette.colour_of(mode), linewidth=1.6)
     axes.axhline(95, color=palette.ink, linewidth=0.7, linestyle=":")
     axes.set(xlabel="milliseconds", ylabel="% answered within")
     axes.set_xlim(left=0)
@@ -78,7 +78,7 @@ def draw_batches(results: Results, figure: Figure, palette: Palette) -> None:
             [size + offset for size in batches],
             [size * n / examples * 100 for size, n in batches.items()],
             width=0.44,
-            color=palette.of(mode),
+            color=palette.colour_of(mode),
         )
     axes.set(xlabel=f"{results['noun']} in the batch ({results['model']})", ylabel=f"% of {results['noun']}")
     axes.set_xlim(0, largest + 1)
@@ -94,8 +94,8 @@ def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
         for y, name in enumerate(names):
             model = results["modes"][mode]["models"][name]
             queue, compute = model["queue_ms"], model["compute_ms"]
-            axes.barh(y + offset, queue, color=palette.of(mode), alpha=0.35, height=0.36)
-            axes.barh(y + offset, compute, left=queue, color=palette.of(mode), height=0.36)
+            axes.barh(y + offset, queue, color=palette.colour_of(mode), alpha=0.35, height=0.36)
+            axes.barh(y + offset, compute, left=queue, color=palette.colour_of(mode), height=0.36)
             axes.text(queue + compute, y + offset, f" {queue:.1f} + {compute:.1f}", va="center", fontsize=8)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("milliseconds per request: waiting + computing")
@@ -107,5 +107,5 @@ def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
 def add_legend(figure: Figure, palette: Palette) -> None:
     (axes,) = figure.axes
     for mode in MODES:
-        axes.plot([], [], color=palette.of(mode), linewidth=4, label=LABELS[mode])
+        axes.plot([], [], color=palette.colour_of(mode), linewidth=4, label=LABELS[mode])
     figure.legend(loc="outside upper right", ncols=2)

@@ -17,7 +17,7 @@ from loadtest.statistics import Results, write_csv
 from loadtest.table import rows, sentence
 from loadtest.telemetry import LAST_SCRAPE_S
 from loadtest.windows import Window
-from scripts.common.figures import LIGHT, pictures, render
+from scripts.common.figures import LIGHT, render, svg_data_urls
 from scripts.common.pages import page
 from scripts.common.prometheus import Prometheus, PrometheusError
 from scripts.common.settings import EXAMPLE, Settings
@@ -89,7 +89,7 @@ def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
         sentence=sentence(results),
         rows=rows(results),
         images={
-            title: {"wide": pictures(chart.draw, chart.wide), "narrow": pictures(chart.draw, chart.narrow)}
+            title: {"wide": svg_data_urls(chart.draw, chart.wide), "narrow": svg_data_urls(chart.draw, chart.narrow)}
             for title, chart in charts.items()
         },
         dashboard=dashboard,

@@ -1,1 +1,1 @@
-"""What every feature uses. Nothing here imports a feature."""
+"""Modules that every feature may import. They import no feature."""

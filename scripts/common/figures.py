@@ -1,4 +1,4 @@
-"""Figures for a light and for a dark page: one drawing, given its colours."""
+"""Charts for a light and for a dark page, drawn by one function that gets the colours."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -13,14 +14,16 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Palette:
+    """The colours of a page, and of the two modes of a comparison."""
+
     ink: str
     faint: str
     paper: str
     none: str
     dynamic: str
 
-    def of(self, mode: str) -> str:
-        return getattr(self, mode)
+    def colour_of(self, mode: str) -> str:
+        return {"none": self.none, "dynamic": self.dynamic}[mode]
 
 
 LIGHT = Palette(ink="#24292f", faint="#d8dee4", paper="#ffffff", none="#b35900", dynamic="#0969da")
@@ -29,7 +32,8 @@ PALETTES = {"light": LIGHT, "dark": DARK}
 
 
 def render(draw: Callable[[Figure, Palette], None], size: tuple[float, float], palette: Palette, form: str) -> bytes:
-    style = {
+    """Return a chart as a file of the format `form`: svg, png."""
+    style: dict[Any, Any] = {
         "font.family": "DejaVu Sans",
         "font.size": 9,
         "text.color": palette.ink,
@@ -56,8 +60,8 @@ def render(draw: Callable[[Figure, Palette], None], size: tuple[float, float], p
     return out.getvalue()
 
 
-def pictures(draw: Callable[[Figure, Palette], None], size: tuple[float, float]) -> dict[str, str]:
-    """For an HTML page: theme -> the drawing as a data: address."""
+def svg_data_urls(draw: Callable[[Figure, Palette], None], size: tuple[float, float]) -> dict[str, str]:
+    """Return the chart as a data: URL for each theme, light and dark."""
     return {
         theme: "data:image/svg+xml;base64," + base64.b64encode(render(draw, size, palette, "svg")).decode()
         for theme, palette in PALETTES.items()

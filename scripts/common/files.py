@@ -1,4 +1,4 @@
-"""Files that two commands may want at the same moment, or that a kill may catch half-written."""
+"""Locks between commands, and files that are never half-written."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from scripts.common.triton import Triton
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, who: str, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a folder or file. The kernel frees it with the process, so a kill leaves nothing to sweep."""
+def exclusive(path: Path, holder: str, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a folder or file; wait for it, or raise UserError. `holder` names the other command in messages.
+
+    The kernel releases the lock with the process, so a killed command leaves no stale lock.
+    """
     lock = os.open(path, os.O_RDONLY if path.is_dir() else os.O_CREAT | os.O_RDWR, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not wait:
-                raise UserError(f"{who}: wait for it, or stop it") from None
-            with err.status(f"{who}: waiting"):
+                raise UserError(f"{holder}: wait for it, or stop it") from None
+            with err.status(f"{holder}: waiting"):
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # where Locust is about, its gevent closes files at its leisure
+        fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: gevent, which Locust loads, delays it
         os.close(lock)
 
 
 def comparison_lock(settings: Settings) -> Path:
-    """Held while a comparison runs against this server."""
+    """Return the file whose lock a comparison against this server holds."""
     folder = settings.path("REPORTS")
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f".lock-{Triton(settings.url('TRITON_HTTP_PORT')).name}"

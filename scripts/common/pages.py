@@ -1,4 +1,4 @@
-"""HTML pages, of Jinja templates that lie beside the code that fills them."""
+"""HTML pages made of Jinja templates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 
 def page(package: str, template: str, **values: object) -> Markup:
+    """Fill in a template of that package's folder. Raise for a value that is missing."""
     environment = Environment(
         loader=PackageLoader(package, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

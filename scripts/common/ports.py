@@ -1,4 +1,4 @@
-"""Which ports are free, and who has one that is not."""
+"""Check that ports are free, find free ones, and name the program that holds a port."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from scripts.common.settings import Settings, UserError
 
 
 def check_free(settings: Settings, names: list[str], ours: Collection[int] = ()) -> None:
-    """A UserError for a port that somebody else has; `ours` are those that this stack holds already."""
+    """Raise UserError if a port of these settings is taken. The ports in `ours` are held by this stack already."""
     address = str(settings.bind_address())
-    taken: dict[int, str] = {}
+    used: dict[int, str] = {}
     for name in names:
         port = settings.port(name)
-        if port in taken:
-            raise UserError(f"{name} and {taken[port]} are both {port}: set one of them in .env")
-        taken[port] = name
+        if port in used:
+            raise UserError(f"{name} and {used[port]} are both {port}: set one of them in .env")
+        used[port] = name
         if port in ours:
             continue
         with socket.socket() as probe:
@@ -29,26 +29,28 @@ def check_free(settings: Settings, names: list[str], ours: Collection[int] = ())
             except OSError as error:
                 raise UserError(
                     f"port {port} cannot be opened on {address} ({_holder(port) or error.strerror}): "
-                    f"stop what holds it, or set another {name} in .env"
+                    f"stop that program, or set another {name} in .env"
                 ) from None
 
 
 def free_ports(count: int) -> list[int]:
-    """As many that nobody has now."""
+    """Return ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for server in sockets:
+            server.bind(("127.0.0.1", 0))
+        return [server.getsockname()[1] for server in sockets]
 
 
 def _holder(port: int) -> str:
+    """Return which program listens on the port, as far as this user may know."""
     try:
         connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:
         return ""
     for connection in connections:
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+        address = connection.laddr
+        if connection.status == psutil.CONN_LISTEN and address and address.port == port and connection.pid:
             try:
                 return f"taken by {psutil.Process(connection.pid).name()}, pid {connection.pid}"
             except psutil.NoSuchProcess:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from scripts.common.figures import Palette, pictures
+from scripts.common.figures import Palette, svg_data_urls
 from scripts.common.pages import page
 from scripts.common.prometheus import Prometheus
 from scripts.common.settings import UserError
@@ -59,7 +59,7 @@ def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
     }
     if panel["type"] == "timeseries" and lines:
         size = (panel["gridPos"]["w"] * COLUMN, (panel["gridPos"]["h"] - 2) * ROW)
-        shown["pictures"] = pictures(partial(draw_lines, panel, lines, looks, regions, time), size)
+        shown["pictures"] = svg_data_urls(partial(draw_lines, panel, lines, looks, regions, time), size)
     elif panel["type"] not in ("timeseries", "stat", "bargauge"):
         raise UserError(f"panel '{panel['title']}' is a {panel['type']}, which cannot be drawn here")
     return shown
