@@ -124,7 +124,7 @@ test-all: lint test-unit test-stack-all ## All tests that need no Docker engine,
 lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; the dashboards are as committed
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
-	@$(venv)/bin/lint-imports --quiet
+	@$(venv)/bin/lint-imports --no-logo >/dev/null || $(venv)/bin/lint-imports --no-logo
 	@$(venv)/bin/mypy
 	@git ls-files -z | xargs -0 $(venv)/bin/codespell
 	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
