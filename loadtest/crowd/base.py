@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import psutil
 from locust.env import Environment
+from locust.runners import Runner
 
 from scripts.common.settings import UserError
 
@@ -58,6 +59,9 @@ class Meter:
 class Crowd(ABC):
     """The users of a comparison. Leaving it as a context manager stops them and the processes started for them."""
 
+    runner: Runner
+    meter: Meter
+
     def __enter__(self) -> Self:
         return self
 
@@ -67,14 +71,14 @@ class Crowd(ABC):
         self.stop()
 
     @property
-    @abstractmethod
     def running(self) -> int:
         """Return how many users have started."""
+        return self.runner.user_count
 
     @property
-    @abstractmethod
     def samples(self) -> list[Sample]:
         """Return the responses since the window opened, as far as this process knows them yet."""
+        return self.meter.samples
 
     @property
     @abstractmethod

@@ -16,14 +16,6 @@ class LocalCrowd(Crowd):
         self.runner = environment.create_local_runner()
 
     @property
-    def running(self) -> int:
-        return self.runner.user_count
-
-    @property
-    def samples(self) -> list[Sample]:
-        return self.meter.samples
-
-    @property
     def cores(self) -> float:
         return self.meter.cores()
 

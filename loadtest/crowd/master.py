@@ -63,14 +63,6 @@ class MasterCrowd(Crowd):
         return self
 
     @property
-    def running(self) -> int:
-        return self.runner.user_count
-
-    @property
-    def samples(self) -> list[Sample]:
-        return self.meter.samples
-
-    @property
     def cores(self) -> float:
         cores = [self.meter.cores(), *self.cores_of.values()]
         # Children share this process' CPUs, and LOADTEST_CPUS may leave them fewer than there are processes.

@@ -1,7 +1,6 @@
 """The files of a report: what they show, and what they never show."""
 
 import re
-import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -11,7 +10,7 @@ from markupsafe import Markup, escape
 from loadtest import charts, compare, report, statistics, table
 from loadtest.compare import Comparison
 from scripts.common import settings as settings_module
-from scripts.common.figures import DARK, LIGHT, render
+from scripts.common.figures import DARK, LIGHT, pictures, render
 from scripts.common.settings import EXAMPLE, Settings
 from scripts.dashboards.render.evaluate import BATCHING, load
 from tests.support.windows import comparison, rounds
@@ -33,10 +32,14 @@ def drawn(dotenv) -> Comparison:
 
 
 @pytest.fixture
-def measured(drawn, monkeypatch) -> Comparison:
-    """Return a comparison whose report has blank charts: drawing them takes seconds."""
+def blank_charts(monkeypatch):
+    """Leave the charts of a report blank, because drawing them takes seconds."""
     monkeypatch.setattr(report, "render", lambda *_: b"")
     monkeypatch.setattr(report, "pictures", lambda *_: {"light": "data:,", "dark": "data:,"})
+
+
+@pytest.fixture
+def measured(drawn, blank_charts) -> Comparison:
     return drawn
 
 
@@ -45,7 +48,10 @@ def page(comparison: Comparison, results: dict | None = None) -> str:
     return report.html(results, charts.all_charts(results, comparison.windows), DASHBOARD)
 
 
-def test_page_is_self_contained_and_escaped(drawn):
+def test_page_is_self_contained_and_escaped(drawn, monkeypatch):
+    one = charts.all_charts(drawn.results(), drawn.windows)["time"]
+    drawing = pictures(one.draw, one.wide)
+    monkeypatch.setattr(report, "pictures", lambda *_: drawing)  # drawing all of them takes seconds
     drawn.settings["SYSTEMS"] = "<script>"
     html = page(drawn)
     sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', html)
@@ -180,7 +186,7 @@ def test_command_repeats_what_differs_from_the_defaults(dotenv):
     assert report.command(Settings.load()) == "make loadtest USERS=64"
 
 
-def test_no_report_shows_a_secret(dotenv, monkeypatch, tmp_path):
+def test_no_report_shows_a_secret(dotenv, blank_charts, monkeypatch, tmp_path):
     """Settings that are not shown hold a secret each, in .env or in the environment."""
     hidden = dotenv_values(EXAMPLE).keys() - set(report.SHOWN_SETTINGS)
     assert {"HF_TOKEN", "TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD", "TRANSFORMERS", "TORCH_INDEX"} <= hidden
@@ -202,4 +208,3 @@ def test_no_report_shows_a_secret(dotenv, monkeypatch, tmp_path):
     assert {"report.html", "results.json", "requests.csv"} < {file.name for file in files}
     for file in files:
         assert b"a-secret" not in file.read_bytes(), file.name
-    shutil.rmtree(folder)
