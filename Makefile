@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 # ONNX Runtime 1.29 and later report usage by default.
 export ORT_DISABLE_TELEMETRY := 1
-# These variables of the environment are settings: the ones on make's command line. An exported USERS is none.
+# Only variables on make's command line are settings; an exported USERS may belong to another program.
 on_command_line := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
 export TRITON_SETTINGS_NAMES := $(strip $(TRITON_SETTINGS_NAMES) $(on_command_line))
 
@@ -56,7 +56,7 @@ up: models ## Start the stack, wait until the models answer, print the addresses
 down: ## Stop it
 	@$(call if_installed,down)
 
-status: ## Show how each process and each model is
+status: ## Show the state of each process and each model
 	@$(call if_installed,status)
 
 logs: ## Show the logs (and follow them, on a terminal)
@@ -65,51 +65,51 @@ logs: ## Show the logs (and follow them, on a terminal)
 smoke: packages ## Send the running models their example requests and check the answers
 	@$(python) -m scripts.stack.smoke
 
-models: packages ## Assemble the model repository: SYSTEMS="embedding", or HF_MODEL, SOURCE; LIST=1 lists what there is
+models: packages ## Assemble the model repository: SYSTEMS="embedding", or HF_MODEL, SOURCE; LIST=1 lists the systems
 	@$(stack) models
 
 generate: packages ## Have the running model continue PROMPT="...": SYSTEM=gpt2_ensemble, TOKENS=20
 	@$(python) -m scripts.stack.generate
 
-package: models ## The models of SYSTEMS as one zip, for a cloud's model catalogue
+package: models ## Pack the models of SYSTEMS into one zip, for a cloud's model catalogue
 	@$(python) -m scripts.models.package
 
-build: packages ## Build the images of PROFILE (`make up` does it too, and says less); TAG=name: one with just what SYSTEMS need
+build: packages ## Build the images of PROFILE, as `make up` does, with all output; TAG=name: an image with only what SYSTEMS need
 	@$(stack) build
 
-build-cpu: ## Build those of PROFILE=cpu
-build-cuda: ## Build those of PROFILE=cuda
-build-neuron: ## Build those of PROFILE=neuron
+build-cpu: ## Build the images of PROFILE=cpu
+build-cuda: ## Build the images of PROFILE=cuda
+build-neuron: ## Build the images of PROFILE=neuron
 build-cpu build-cuda build-neuron: build-%:
 	@$(MAKE) build PROFILE=$*
 
 ##@ Oracle Cloud
 
-deploy-oci: packages-oci ## Deploy what deploy/oci/deployment.toml says, or update it: DRY_RUN=1 shows the requests, PUSH=1 pushes the image
+deploy-oci: packages-oci ## Deploy or update the models of deploy/oci/deployment.toml: DRY_RUN=1 prints the requests, PUSH=1 pushes the image
 	@$(with_runtime) $(python) -m deploy.oci.deploy
 
-predict-oci: packages-oci ## Ask the deployment: PROMPT="...", SYSTEM, TOKENS; or REQUEST=file.json
+predict-oci: packages-oci ## Send the deployment a request: PROMPT="...", SYSTEM, TOKENS; or REQUEST=file.json
 	@$(python) -m deploy.oci.predict
 
-destroy-oci: packages-oci ## Delete the deployment and the models that were made for it: DRY_RUN=1 names them
+destroy-oci: packages-oci ## Delete the deployment and its models: DRY_RUN=1 prints their names
 	@$(python) -m deploy.oci.destroy
 
 ##@ Measuring
 
-# What they measure is served too: `make loadtest SYSTEM=vit_ensemble` is enough.
+# These serve the system that they measure too, so `make loadtest SYSTEM=vit_ensemble` is enough.
 loadtest locust: export SERVE_SYSTEM := 1
 
 loadtest: up ## Compare dynamic batching with none on the running server, and write a report
 	@$(stack) loadtest
 
-locust: up ## Locust's own web page against the running server
+locust: up ## Serve Locust's own web page, for tests against the running server
 	@$(stack) locust
 
-dashboards: packages ## The dashboards as one page, without Grafana: RANGE, UNTIL
+dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE, UNTIL
 	@$(stack) dashboards
 
 BENCH := embedding
-bench: $(all) ## The figures of the docs on this machine: BENCH=embedding (30 minutes), generation, gpt2, text-formats, vision-formats
+bench: $(all) ## Measure the figures of the docs on this machine: BENCH=embedding (30 minutes), generation, gpt2, text-formats, vision-formats
 	@$(python) -m scripts.bench $(BENCH)
 
 ##@ Working on it
@@ -134,7 +134,7 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; t
 test-unit: $(all) ## Tests without a server
 	@$(pytest) tests/unit
 
-# With neither the developer's .env (tests/.env does not exist) nor make's command line: SYSTEMS may name 14 GB there.
+# Reads neither the developer's .env (tests/.env does not exist) nor make's command line, whose SYSTEMS may be 14 GB.
 assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(python) -m scripts.models
 
 test-stack: $(all) ## Quick tests on the real Triton, Prometheus and Locust, on ports of their own
@@ -152,15 +152,15 @@ test-docker: $(all) ## Tests on a real Docker engine; if none answers, asks to i
 dashboards-json: $(all) ## Write the dashboards of scripts/dashboards for Grafana
 	@$(python) -m scripts.dashboards
 
-lock: ## Resolve the groups of pyproject.toml anew into requirements.lock
+lock: ## Write requirements.lock: the newest versions that the groups of pyproject.toml allow
 	@scripts/make/lock.sh
 
-clean: ## Stop everything; remove what make made, but not .env and the reports
+clean: ## Stop everything; remove what make created, except .env and the reports
 	@$(if $(is_installed),$(stack) clean)
 	@rm -rf $(venv) .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-help: ## This list
+help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
 .PHONY: up down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test test-all lint test-unit test-stack test-stack-all test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help

@@ -2,4 +2,4 @@
 BEGIN { FS = ":.*## " }
 /^##@ / { printf "\n%s\n", substr($0, 5) }
 /^[a-z-]+:.*## / { printf "  make %-16s %s\n", $1, $2 }
-END { print "\nSettings and their defaults: .env.example. One for a single command: make loadtest USERS=8" }
+END { print "\nSettings and their defaults are in .env.example. Set one for a single command: make loadtest USERS=8" }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes requirements.lock: every package that the groups of pyproject.toml bring, at the version pip resolves today.
+# Writes requirements.lock: all packages of the groups of pyproject.toml, at the versions that pip resolves today.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -11,7 +11,7 @@ pip=("$work/venv/bin/python" -m pip --disable-pip-version-check)
 "${pip[@]}" install --quiet --group local --group export --group loadtest --group dev
 {
   echo "# Written by 'make lock' from the groups of pyproject.toml. Do not edit."
-  # A build's label (+cpu) and CUDA's libraries belong to one machine, not to the lock.
+  # The label of a build (+cpu) and CUDA's libraries depend on the machine, so the lock leaves them out.
   "${pip[@]}" freeze --exclude pip --exclude setuptools | sed 's/+.*//' | grep -Ev '^(nvidia-(cu|nc|nv)|cuda-|triton==)'
 } >"$work/lock"
 mv "$work/lock" requirements.lock
