@@ -1,7 +1,8 @@
-"""Texts continued together, on tiny models of the real architectures: each row as if it were alone."""
+"""Continuing texts together gives each row the text that it gets alone, on tiny models of the real architectures."""
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -29,184 +30,207 @@ ARCHITECTURES = {
 }
 
 
-def options(**said) -> Options:
-    return Options(**{"max_new_tokens": 24, "temperature": 0.0, "top_p": 1.0, "seed": 1, "stop": ()} | said)
+def options(**changes) -> Options:
+    return Options(**{"max_new_tokens": 24, "temperature": 0.0, "top_p": 1.0, "seed": 1, "stop": ()} | changes)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Models this small only wait for a second one."""
+    """Compute on one thread: models this small only wait for a second one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def decoder(request, tmp_path_factory) -> Decoder:
-    return load(ARCHITECTURES[request.param](tmp_path_factory.mktemp(request.param)))
-
-
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory) -> Decoder:
-    return load(language.save_gpt2(tmp_path_factory.mktemp("gpt2")))
+def decoders(tmp_path_factory):
+    """Return a function that gives the decoder of an architecture, and loads each only once."""
+    return functools.cache(lambda name: load(ARCHITECTURES[name](tmp_path_factory.mktemp(name))))
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def decoder(request, decoders) -> Decoder:
+    return decoders(request.param)
+
+
+@pytest.fixture
+def gpt2(decoders) -> Decoder:
+    return decoders("gpt2")
 
 
 def load(folder) -> Decoder:
     return Decoder(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
 
 
-def rows(decoder: Decoder, prompts: list[str], *each: Options) -> list[Row]:
-    each = each or (options(),) * len(prompts)
-    return [Row(prompt, decoder.encode(prompt), said) for prompt, said in zip(prompts, each, strict=True)]
+def rows(decoder: Decoder, prompts: list[str], *row_options: Options) -> list[Row]:
+    row_options = row_options or (options(),) * len(prompts)
+    pairs = zip(prompts, row_options, strict=True)
+    return [Row(prompt, decoder.encode(prompt), own_options) for prompt, own_options in pairs]
 
 
-def generated(decoder: Decoder, asked: list[Row], tell=lambda: None) -> list[str]:
-    decoder.generate(asked, tell)
-    return [row.text for row in asked]
+def generate(decoder: Decoder, batch: list[Row], after_token=lambda: None) -> list[str]:
+    decoder.generate(batch, after_token)
+    return [row.text for row in batch]
 
 
-def alone(decoder: Decoder, prompt: str, new_tokens: int = 24) -> str:
-    """What transformers itself says, without the prompt."""
-    tokens = decoder.tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    answer = decoder.model.generate(**tokens, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
-    text = decoder.tokenizer.decode(answer[0], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def reference(decoder: Decoder, prompt: str, new_tokens: int = 24) -> str:
+    """Return what transformers' own generate() adds to the prompt."""
+    prompt_tokens, tokens = reference_tokens(decoder, prompt, max(new_tokens, 24))
+    text = decoder.tokenizer.decode(
+        tokens[: prompt_tokens + new_tokens], skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
     assert text.startswith(prompt)
     return text.removeprefix(prompt)
 
 
-def test_together_as_alone(decoder):
+@functools.cache
+def reference_tokens(decoder: Decoder, prompt: str, new_tokens: int) -> tuple[int, torch.Tensor]:
+    """Return the prompt's number of tokens, and the tokens of a greedy run, whose beginning is that of any shorter."""
+    encoded = decoder.tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    tokens = decoder.model.generate(**encoded, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+    return encoded["input_ids"].shape[1], tokens[0]
+
+
+def test_batch_gives_each_row_its_own_text(decoder):
     lengths = [24, 3, 17, 9, 1]
-    asked = rows(decoder, PROMPTS, *(options(max_new_tokens=n) for n in lengths))
-    expected = [alone(decoder, prompt, n) for prompt, n in zip(PROMPTS, lengths, strict=True)]
+    batch = rows(decoder, PROMPTS, *(options(max_new_tokens=n) for n in lengths))
+    expected = [reference(decoder, prompt, n) for prompt, n in zip(PROMPTS, lengths, strict=True)]
     assert len(set(expected)) == len(expected)
-    assert generated(decoder, asked) == expected
+    assert generate(decoder, batch) == expected
 
 
-def test_a_long_prompt_and_a_long_answer_go_apart(decoder, monkeypatch):
-    """Side by side they would pass the model's context, which each alone fits."""
-    monkeypatch.setattr(decoder, "token_cost", 0.0)  # padding is for nothing
-    prompts = ["a 1 " * 65, "It", "I am"]
-    asked = rows(decoder, prompts, *(options(max_new_tokens=n) for n in (5, 120, 3)))
-    assert len(asked[0].prompt_tokens) > decoder.context - 120
-    parts = decoder.batches(asked)
-    assert sorted(map(len, parts)) == [1, 2]
-    for part in parts:
+def test_long_prompt_and_long_answer_run_apart(decoder, monkeypatch):
+    """Split a batch that would pass the model's context, which each row fits alone."""
+    monkeypatch.setattr(decoder, "token_cost", 0.0)  # padding costs nothing
+    monkeypatch.setattr(decoder, "context", 96)
+    prompts = ["a 1 " * 20, "It", "I am"]
+    lengths = (5, 40, 3)
+    batch = rows(decoder, prompts, *(options(max_new_tokens=n) for n in lengths))
+    assert len(batch[0].prompt_tokens) > decoder.context - 40
+    batches = decoder.batches(batch)
+    assert sorted(map(len, batches)) == [1, 2]
+    for part in batches:
         decoder.generate(part, lambda: None)
-    assert [row.text for row in asked] == [alone(decoder, *each) for each in zip(prompts, (5, 120, 3), strict=True)]
-    assert decoder.batches(asked[1:]) == [asked[1:]]
+    expected = [reference(decoder, prompt, n) for prompt, n in zip(prompts, lengths, strict=True)]
+    assert [row.text for row in batch] == expected
+    assert decoder.batches(batch[1:]) == [batch[1:]]
     assert decoder.batches([]) == []
 
 
-def test_padding_is_weighed_against_steps(gpt2, monkeypatch):
+def test_batches_weigh_padding_against_steps(gpt2, monkeypatch):
     prompts = ["It", "a 1 " * 40, "I am", "a 1 " * 41]
-    asked = rows(gpt2, prompts, *(options(max_new_tokens=n) for n in (8, 8, 8, 8)))
+    batch = rows(gpt2, prompts, *(options(max_new_tokens=n) for n in (8, 8, 8, 8)))
     monkeypatch.setattr(gpt2, "step_cost", 1.0)
     monkeypatch.setattr(gpt2, "token_cost", 1.0)
-    assert [[row.prompt for row in part] for part in gpt2.batches(asked)] == [["It", "I am"], [prompts[1], prompts[3]]]
+    apart = [[row.prompt for row in part] for part in gpt2.batches(batch)]
+    assert apart == [["It", "I am"], [prompts[1], prompts[3]]]
     monkeypatch.setattr(gpt2, "token_cost", 0.001)
-    assert [len(part) for part in gpt2.batches(asked)] == [4]
+    assert [len(part) for part in gpt2.batches(batch)] == [4]
 
 
-def test_pieces_are_beginnings_of_the_text(decoder):
-    """Random weights say many incomplete characters: none is shown before it is whole, or known to be broken."""
-    asked = rows(decoder, PROMPTS)
-    seen: list[list[str]] = [[] for _ in asked]
+def test_streamed_pieces_are_prefixes_of_the_text(decoder):
+    """Show no character before it is complete; random weights generate many incomplete ones."""
+    batch = rows(decoder, PROMPTS)
+    shown: list[list[str]] = [[] for _ in batch]
 
-    def tell() -> None:
-        for row, texts in zip(asked, seen, strict=True):
+    def after_token() -> None:
+        for row, texts in zip(batch, shown, strict=True):
             texts.append(row.text)
 
-    for row, final, texts in zip(asked, generated(decoder, asked, tell), seen, strict=True):
-        assert final == alone(decoder, row.prompt)
+    for row, final, texts in zip(batch, generate(decoder, batch, after_token), shown, strict=True):
+        assert final == reference(decoder, row.prompt)
         assert all(final.startswith(text) for text in texts)
         assert len(set(texts)) > 2
 
 
-def test_sampling_does_not_hang_on_the_company(decoder):
-    said = [options(temperature=1.5, seed=n, top_p=0.9 if n % 2 else 1.0) for n in range(len(PROMPTS))]
-    together = generated(decoder, rows(decoder, PROMPTS, *said))
-    apart = [generated(decoder, rows(decoder, [p], o))[0] for p, o in zip(PROMPTS, said, strict=True)]
-    assert together == apart
-    assert together != [alone(decoder, prompt) for prompt in PROMPTS]
-    assert generated(decoder, rows(decoder, PROMPTS[:1], options(temperature=1.5, seed=99))) != together[:1]
+def test_sampling_does_not_depend_on_the_batch(decoder):
+    sampling = [
+        options(max_new_tokens=12, temperature=1.5, seed=n, top_p=0.9 if n % 2 else 1.0) for n in range(len(PROMPTS))
+    ]
+    together = generate(decoder, rows(decoder, PROMPTS, *sampling))
+    alone = [generate(decoder, rows(decoder, [prompt], own))[0] for prompt, own in zip(PROMPTS, sampling, strict=True)]
+    assert together == alone
+    assert together != [reference(decoder, prompt, 12) for prompt in PROMPTS]
+    other_seed = options(max_new_tokens=12, temperature=1.5, seed=99)
+    assert generate(decoder, rows(decoder, PROMPTS[:1], other_seed)) != together[:1]
 
 
-def test_greedy_and_sampling_rows_in_one_batch(gpt2):
-    asked = rows(gpt2, ["I am going", "I am going"], options(), options(temperature=2.0))
-    greedy, sampled = generated(gpt2, asked)
-    assert greedy == alone(gpt2, "I am going") != sampled
+def test_greedy_and_sampling_rows_share_a_batch(gpt2):
+    batch = rows(gpt2, ["I am going", "I am going"], options(), options(temperature=2.0))
+    greedy, sampled = generate(gpt2, batch)
+    assert greedy == reference(gpt2, "I am going") != sampled
 
 
-def test_a_row_ends_at_the_end_token(gpt2):
+def test_row_stops_at_the_end_token(gpt2):
     whole = rows(gpt2, ["I am going"])
-    generated(gpt2, whole)
+    generate(gpt2, whole)
     end = whole[0].tokens[len(whole[0].prompt_tokens) + 5]
-    ending = Decoder(gpt2.model, gpt2.tokenizer)
-    ending.end_tokens = {end}
-    asked = rows(ending, ["I am going", "Which battery"])
-    generated(ending, asked)
-    assert asked[0].tokens == whole[0].tokens[: len(asked[0].tokens)]
-    assert asked[0].tokens[-1] == end
-    assert asked[0].new_tokens <= 6
+    stopping = Decoder(gpt2.model, gpt2.tokenizer)
+    stopping.end_tokens = {end}
+    batch = rows(stopping, ["I am going", "Which battery"])
+    generate(stopping, batch)
+    assert batch[0].tokens == whole[0].tokens[: len(batch[0].tokens)]
+    assert batch[0].tokens[-1] == end
+    assert batch[0].new_tokens <= 6
 
 
-def test_a_row_that_is_done_stays_as_it_is(gpt2):
-    asked = rows(gpt2, PROMPTS[:2])
+def test_finished_row_does_not_change(gpt2):
+    batch = rows(gpt2, PROMPTS[:2])
 
-    def tell() -> None:
-        asked[0].done = asked[0].new_tokens >= 4
+    def after_token() -> None:
+        batch[0].done = batch[0].new_tokens >= 4
 
-    generated(gpt2, asked, tell)
-    assert [row.new_tokens for row in asked] == [4, 24]
+    generate(gpt2, batch, after_token)
+    assert [row.new_tokens for row in batch] == [4, 24]
 
 
 @pytest.mark.parametrize("at", [1, 6, 14])
-def test_stop_strings(gpt2, at):
-    whole = alone(gpt2, "Which battery", 40)
+def test_stop_string_ends_the_text_before_itself(gpt2, at):
+    whole = reference(gpt2, "Which battery", 40)
     stop = whole[at : at + 4]
-    first = whole.find(stop)
-    asked = rows(gpt2, ["Which battery"], options(max_new_tokens=40, stop=("never said", stop)))
-    seen = []
-    (text,) = generated(gpt2, asked, lambda: seen.append(asked[0].text))
-    assert text == whole[:first]
-    assert all(text.startswith(shown) for shown in seen), "text that a stop string takes back was shown"
-    assert asked[0].new_tokens < 40
+    batch = rows(gpt2, ["Which battery"], options(max_new_tokens=40, stop=("not generated", stop)))
+    shown = []
+    (text,) = generate(gpt2, batch, lambda: shown.append(batch[0].text))
+    assert text == whole[: whole.find(stop)]
+    assert all(text.startswith(piece) for piece in shown), "a piece was shown that a stop string removes"
+    assert batch[0].new_tokens < 40
 
 
 @pytest.mark.parametrize(
-    ("stops", "text", "held"),
-    [(["abc"], "xxab", 2), (["abc"], "xabx", 0), (["abc", "bcd"], "abc"[1:], 2), (["aab"], "aaa", 2), ([], "a", 0)],
+    ("stops", "text", "length"),
+    [(["abc"], "xxab", 2), (["abc"], "xabx", 0), (["abc", "bcd"], "bc", 2), (["aab"], "aaa", 2), ([], "a", 0)],
 )
-def test_what_may_begin_a_stop_string(stops, text, held):
-    assert partial_stop_length(stops, text) == held
+def test_partial_stop_string_at_the_end_is_held_back(stops, text, length):
+    assert partial_stop_length(stops, text) == length
 
 
 @pytest.mark.parametrize(
-    ("said", "drawn"),
+    ("sampling", "expected"),
     [
-        ({"temperature": 1.0, "top_p": 0.7}, {0: 0.73, 3: 0.27}),  # 0.64 and 0.24: the one that passes 0.7 still counts
+        # 0.64 and 0.24 of the probability: the token that passes 0.7 is kept.
+        ({"temperature": 1.0, "top_p": 0.7}, {0: 0.73, 3: 0.27}),
         ({"temperature": 1.0}, {0: 0.64, 1: 0.03, 2: 0.09, 3: 0.24}),
         ({"temperature": 1e-38}, {0: 1.0}),
     ],
 )
-def test_what_is_drawn_how_often(said, drawn):
+def test_draw_follows_temperature_and_top_p(sampling, expected):
     scores = torch.tensor([3.0, 0.0, 1.0, 2.0])
-    beside = Row("", [0], options(temperature=9.0, top_p=0.5))
-    row = Row("", [0], options(**said))
-    tokens = [int(draw(torch.stack([scores, scores]), [beside, row])[1]) for _ in range(2000)]
-    assert {token: tokens.count(token) / 2000 for token in set(tokens)} == pytest.approx(drawn, abs=0.03)
+    other_row = Row("", [0], options(temperature=9.0, top_p=0.5))
+    row = Row("", [0], options(**sampling))
+    tokens = [int(draw(torch.stack([scores, scores]), [other_row, row])[1]) for _ in range(2000)]
+    assert {token: tokens.count(token) / 2000 for token in set(tokens)} == pytest.approx(expected, abs=0.03)
 
 
-def test_an_empty_prompt(decoder):
-    (text,) = generated(decoder, rows(decoder, [""]))
+def test_empty_prompt_is_continued(decoder):
+    (text,) = generate(decoder, rows(decoder, [""]))
     assert text
 
 
-def test_the_size_is_known_before_loading(tmp_path):
+def test_size_is_known_before_loading(tmp_path):
     folder = language.save_gpt2(tmp_path)
     stored = stored_weights(folder)
-    numbers = sum(weight.numel() for weight in load(folder).model.parameters())
+    numbers = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(folder).parameters())
     assert stored == {"F32": numbers}
     assert chosen_dtype("auto", stored) is torch.float32
     assert size(stored, torch.bfloat16) == 2 * numbers
@@ -218,7 +242,7 @@ def test_the_size_is_known_before_loading(tmp_path):
     ("parameters", "dtype"),
     [({}, torch.bfloat16), ({"dtype": "float32"}, torch.float32), ({"dtype": "float16"}, torch.float16)],
 )
-def test_half_precision_on_a_cpu(tmp_path, parameters, dtype):
+def test_float16_weights_become_bfloat16_on_a_cpu(tmp_path, parameters, dtype):
     stored = language.save_gpt2(tmp_path / "mine/1")
     AutoModelForCausalLM.from_pretrained(stored, dtype=torch.float16).save_pretrained(stored)
     args = {
@@ -232,7 +256,7 @@ def test_half_precision_on_a_cpu(tmp_path, parameters, dtype):
     assert pretrained.load(AutoModelForCausalLM, {"parameters": parameters}, args).dtype is dtype
 
 
-# --- the recipe -------------------------------------------------------------------------------------------------------
+# --- the exporter -----------------------------------------------------------------------------------------------------
 
 
 def job(weights, folder, system: str = "mymodel", **more) -> Job:
@@ -244,7 +268,7 @@ def parsed(path) -> ModelConfig:
 
 
 @pytest.mark.parametrize("system", ["falcon7b", "mistral7b", "persimmon8b"])
-def test_configs_by_hand_are_those_that_would_be_made(tmp_path, system):
+def test_committed_configs_equal_generated_ones(tmp_path, system):
     assemble(job(language.save_gpt2(tmp_path / "weights"), tmp_path / "made"))
     for suffix in ("", "_stream"):
         made = parsed(tmp_path / f"made/mymodel{suffix}/config.pbtxt")
@@ -254,7 +278,7 @@ def test_configs_by_hand_are_those_that_would_be_made(tmp_path, system):
         assert parsed(ROOT / f"model_repository/{system}{suffix}/config.pbtxt") == made
 
 
-def test_only_what_is_needed_is_taken(tmp_path):
+def test_only_needed_files_are_copied(tmp_path):
     weights = language.save_mistral(tmp_path / "weights")
     for name in ("consolidated.safetensors", "pytorch_model.bin", "modeling_custom.py", "README.md"):
         (weights / name).touch()
@@ -269,14 +293,16 @@ def test_only_what_is_needed_is_taken(tmp_path):
     assert parsed(tmp_path / "trusted/mymodel/config.pbtxt").parameters["trust_remote_code"].string_value == "1"
 
 
-def test_weights_in_several_files(tmp_path):
+def test_sharded_weights_are_copied(tmp_path):
     weights = language.save_falcon(tmp_path / "weights")
     AutoModelForCausalLM.from_pretrained(weights).save_pretrained(weights, max_shard_size="50KB")
     (weights / "model.safetensors").unlink()
     assemble(job(weights, tmp_path / "made"))
     made = tmp_path / "made/mymodel/1"
     assert len(list(made.glob("model-*.safetensors"))) > 1
-    assert sum(stored_weights(made).values()) == sum(w.numel() for w in load(made).model.parameters())
+    assert sum(stored_weights(made).values()) == sum(
+        w.numel() for w in AutoModelForCausalLM.from_pretrained(made).parameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -289,7 +315,7 @@ def test_weights_in_several_files(tmp_path):
         (lambda folder: (folder / "config.json").write_text('{"model_type": "vit"}'), "set another TASK"),
     ],
 )
-def test_what_cannot_be_served_is_refused(tmp_path, spoil, reason):
+def test_unusable_checkpoint_is_refused(tmp_path, spoil, reason):
     weights = language.save_mistral(tmp_path / "weights")
     spoil(weights)
     with pytest.raises(UserError, match=reason):
@@ -297,8 +323,8 @@ def test_what_cannot_be_served_is_refused(tmp_path, spoil, reason):
     assert not (tmp_path / "made").exists()
 
 
-def test_a_tokenizer_of_sentencepiece_is_served_without_it(tmp_path):
-    """As persimmon8b's, which is a tokenizer.model only."""
+def test_sentencepiece_tokenizer_is_converted(tmp_path):
+    """Convert a tokenizer that is only a tokenizer.model, as that of persimmon8b."""
     source = language.save_persimmon(tmp_path / "source")
     for file in source.glob("*token*"):
         file.unlink()
@@ -315,7 +341,7 @@ def test_a_tokenizer_of_sentencepiece_is_served_without_it(tmp_path):
     assert len(served("It was raining").input_ids) > 3
 
 
-def test_an_index_names_files_beside_it_and_no_others(tmp_path):
+def test_index_cannot_name_files_elsewhere(tmp_path):
     source, secret = language.save_falcon(tmp_path / "source"), tmp_path / "secret.safetensors"
     (source / "model.safetensors").rename(secret)
     for name in (str(secret), "../secret.safetensors", "config.json"):
@@ -324,12 +350,12 @@ def test_an_index_names_files_beside_it_and_no_others(tmp_path):
             assemble(Job("story", "text-generation", "python", source, True, tmp_path / "made"))
     assert secret.exists()
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": str(secret)}}))
-    with pytest.raises(FileNotFoundError):  # nor are they read where they are served
+    with pytest.raises(FileNotFoundError):  # the server does not read them either
         stored_weights(source)
 
 
-def test_what_the_checkpoint_says_of_penalties_does_not_hang_on_the_company(tmp_path):
-    """generate() would count a row's padding, too."""
+def test_repetition_penalty_of_the_checkpoint_is_ignored(tmp_path):
+    """Ignore it, because generate() would penalize a row's padding too."""
     folder = language.save_gpt2(tmp_path)
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 3.0, "max_time": 0.001}))
@@ -338,7 +364,7 @@ def test_what_the_checkpoint_says_of_penalties_does_not_hang_on_the_company(tmp_
     assert decoder.model.generation_config.max_time is None
 
 
-def test_a_model_without_a_head_for_it_is_refused(tmp_path):
+def test_model_without_language_head_is_refused(tmp_path):
     source = language.save_mistral(tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"architectures": ["MistralForSequenceClassification"]}))

@@ -1,4 +1,4 @@
-"""What the stand-in completes and refuses in a config, against the C++ backend's documented rules."""
+"""The onnxruntime stand-in completes and refuses configs by the rules that the C++ backend documents."""
 
 import numpy as np
 import onnxruntime as ort
@@ -11,21 +11,21 @@ from tests.support.onnx_models import save_identity
 
 
 @pytest.fixture(scope="module")
-def batching(tmp_path_factory):
+def batching_model(tmp_path_factory):
     path = save_identity(tmp_path_factory.mktemp("m") / "model.onnx", {"x": ("FLOAT", ["n", 4])})
     session = ort.InferenceSession(str(path))
     return onnx_model.ports(session.get_inputs()), onnx_model.ports(session.get_outputs())
 
 
 @pytest.fixture(scope="module")
-def fixed(tmp_path_factory):
+def fixed_model(tmp_path_factory):
     path = save_identity(tmp_path_factory.mktemp("m") / "model.onnx", {"x": ("INT64", [2, "t"])})
     session = ort.InferenceSession(str(path))
     return onnx_model.ports(session.get_inputs()), onnx_model.ports(session.get_outputs())
 
 
-def test_completes_everything(batching):
-    assert onnx_model.complete_config({}, *batching) == {
+def test_empty_config_is_completed(batching_model):
+    assert onnx_model.complete_config({}, *batching_model) == {
         "max_batch_size": 4,
         "dynamic_batching": {},
         "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}],
@@ -33,22 +33,22 @@ def test_completes_everything(batching):
     }
 
 
-def test_completes_nothing_where_inputs_and_outputs_are_stated(batching):
-    assert onnx_model.complete_config({"input": [{}], "output": [{}], "max_batch_size": 8}, *batching) == {}
+def test_config_with_inputs_and_outputs_is_not_changed(batching_model):
+    assert onnx_model.complete_config({"input": [{}], "output": [{}], "max_batch_size": 8}, *batching_model) == {}
 
 
-def test_keeps_what_is_stated(batching):
-    completed = onnx_model.complete_config({"max_batch_size": 16, "sequence_batching": {}}, *batching)
+def test_completion_keeps_what_the_config_sets(batching_model):
+    completed = onnx_model.complete_config({"max_batch_size": 16, "sequence_batching": {}}, *batching_model)
     assert completed["max_batch_size"] == 16
     assert "dynamic_batching" not in completed
 
 
-def test_a_fixed_first_dimension_does_not_batch(fixed):
-    completed = onnx_model.complete_config({}, *fixed)
+def test_fixed_first_dimension_does_not_batch(fixed_model):
+    completed = onnx_model.complete_config({}, *fixed_model)
     assert completed["input"] == [{"name": "x", "data_type": "TYPE_INT64", "dims": [2, -1]}]
     assert "max_batch_size" not in completed
     with pytest.raises(ConfigError, match="variable first dimension"):
-        onnx_model.complete_config({"max_batch_size": 2}, *fixed)
+        onnx_model.complete_config({"max_batch_size": 2}, *fixed_model)
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_a_fixed_first_dimension_does_not_batch(fixed):
         ({"name": "x", "data_type": "TYPE_FP32", "dims": [4], "allow_ragged_batch": True}, "packed_onnx"),
     ],
 )
-def test_refuses_a_config_the_graph_does_not_serve(batching, tensor, message):
+def test_config_that_the_graph_cannot_serve_is_refused(batching_model, tensor, message):
     with pytest.raises(ConfigError, match=message):
-        onnx_model.check_config({"max_batch_size": 8, "input": [tensor], "output": []}, *batching)
+        onnx_model.check_config({"max_batch_size": 8, "input": [tensor], "output": []}, *batching_model)
 
 
-def test_options_from_parameters():
+def test_parameters_set_session_options():
     def options(**parameters):
         return onnx_model.session_options({"parameters": {k: {"string_value": v} for k, v in parameters.items()}})
 
@@ -83,24 +83,24 @@ def test_options_from_parameters():
 @pytest.mark.parametrize(
     ("level", "expected"), [(-1, "BASIC"), (0, "ALL"), (1, "EXTENDED"), (2, "DISABLE_ALL"), (7, "ALL")]
 )
-def test_optimisation_level(level, expected):
+def test_graph_level_sets_optimization_level(level, expected):
     options = onnx_model.session_options({"optimization": {"graph": {"level": level}}})
     assert options.graph_optimization_level.name.endswith(expected)
 
 
-def test_threads_are_shared_out_among_instances():
+def test_threads_are_divided_among_instances():
     config = {"instance_group": [{"count": 2}, {"count": 1}]}
     assert onnx_model.intra_op_threads(config) == max(1, usable_cpus() // 3)
 
 
-def test_a_gpu_is_asked_for_where_there_is_none():
+def test_gpu_instance_without_cuda_is_refused():
     if "CUDAExecutionProvider" in ort.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
-    with pytest.raises(ConfigError, match="install onnxruntime-gpu, or say KIND_CPU"):
+    with pytest.raises(ConfigError, match="install onnxruntime-gpu, or set KIND_CPU"):
         onnx_model.providers("GPU", 0)
 
 
-def test_strings_there_and_back():
+def test_strings_survive_the_round_trip():
     array = np.array([[b"\xed\x95\x9c", b""]], np.object_)
     decoded = onnx_model.decode_strings(array, "s")
     assert decoded.tolist() == [["한", ""]]
@@ -109,12 +109,12 @@ def test_strings_there_and_back():
         onnx_model.decode_strings(np.array([b"ok", b"a\xff"], np.object_), "s")
 
 
-def test_a_broken_file_is_one_sentence(tmp_path):
+def test_broken_file_is_refused(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"not a model")
-    with pytest.raises(ConfigError, match="not a model ONNX Runtime can run"):
+    with pytest.raises(ConfigError, match=r"ONNX Runtime cannot run .*model\.onnx"):
         onnx_model.open_session({}, tmp_path / "model.onnx", "CPU", 0)
 
 
-def test_a_missing_file_says_how_it_gets_there(tmp_path):
+def test_missing_file_names_the_command_that_makes_it(tmp_path):
     with pytest.raises(ConfigError, match="make models"):
         onnx_model.model_path({}, tmp_path)

@@ -17,7 +17,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -115,19 +114,19 @@ class Traits:
 
 
 class Decoder:
-    """The model and its tokenizer."""
+    """A model with Hugging Face's generate(), and its tokenizer."""
 
     padding_side = "left"
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.model: Any = model  # generate() and the wrapped forward() have no useful types
-        self.tokenizer: Any = tokenizer
-        ends = self.model.generation_config.eos_token_id
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        ends = model.generation_config.eos_token_id
         self.end_tokens = set(ends if isinstance(ends, list) else [ends]) - {None}
-        starts = (tokenizer.bos_token_id, self.model.generation_config.bos_token_id, tokenizer.eos_token_id)
+        starts = (tokenizer.bos_token_id, model.generation_config.bos_token_id, tokenizer.eos_token_id)
         # Drop the checkpoint's other settings: a penalty on repetition would count a row's padding, which depends on
         # the rest of the batch.
-        self.model.generation_config = GenerationConfig(eos_token_id=sorted(self.end_tokens) or None)
+        model.generation_config = GenerationConfig(eos_token_id=sorted(self.end_tokens) or None)
         traits = self.traits()
         self.vocabulary, self.context, self.device = traits.vocabulary, traits.context, traits.device
         self.padding = next(

@@ -1,4 +1,4 @@
-"""One table of element types: ONNX's name, config.pbtxt's name, the name in requests, numpy's type."""
+"""One table of element types: ONNX's name, config.pbtxt's name, numpy's type."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import numpy as np
 class ElementType(NamedTuple):
     onnx: str
     config: str
-    wire: str
     numpy: type
 
 
 _TYPES = (
-    ElementType("tensor(bool)", "TYPE_BOOL", "BOOL", np.bool_),
-    ElementType("tensor(uint8)", "TYPE_UINT8", "UINT8", np.uint8),
-    ElementType("tensor(uint16)", "TYPE_UINT16", "UINT16", np.uint16),
-    ElementType("tensor(uint32)", "TYPE_UINT32", "UINT32", np.uint32),
-    ElementType("tensor(uint64)", "TYPE_UINT64", "UINT64", np.uint64),
-    ElementType("tensor(int8)", "TYPE_INT8", "INT8", np.int8),
-    ElementType("tensor(int16)", "TYPE_INT16", "INT16", np.int16),
-    ElementType("tensor(int32)", "TYPE_INT32", "INT32", np.int32),
-    ElementType("tensor(int64)", "TYPE_INT64", "INT64", np.int64),
-    ElementType("tensor(float16)", "TYPE_FP16", "FP16", np.float16),
-    ElementType("tensor(float)", "TYPE_FP32", "FP32", np.float32),
-    ElementType("tensor(double)", "TYPE_FP64", "FP64", np.float64),
-    ElementType("tensor(string)", "TYPE_STRING", "BYTES", np.object_),
+    ElementType("tensor(bool)", "TYPE_BOOL", np.bool_),
+    ElementType("tensor(uint8)", "TYPE_UINT8", np.uint8),
+    ElementType("tensor(uint16)", "TYPE_UINT16", np.uint16),
+    ElementType("tensor(uint32)", "TYPE_UINT32", np.uint32),
+    ElementType("tensor(uint64)", "TYPE_UINT64", np.uint64),
+    ElementType("tensor(int8)", "TYPE_INT8", np.int8),
+    ElementType("tensor(int16)", "TYPE_INT16", np.int16),
+    ElementType("tensor(int32)", "TYPE_INT32", np.int32),
+    ElementType("tensor(int64)", "TYPE_INT64", np.int64),
+    ElementType("tensor(float16)", "TYPE_FP16", np.float16),
+    ElementType("tensor(float)", "TYPE_FP32", np.float32),
+    ElementType("tensor(double)", "TYPE_FP64", np.float64),
+    ElementType("tensor(string)", "TYPE_STRING", np.object_),
 )
 
 BY_ONNX = {element.onnx: element for element in _TYPES}

@@ -1,15 +1,17 @@
-"""ONNX Runtime as NVIDIA's C++ onnxruntime backend sets it up: same files, same parameters, same auto-completion.
+"""Sets up ONNX Runtime as NVIDIA's C++ onnxruntime backend does: same files, same parameters, same auto-completion.
 
-Knows nothing of Triton's requests, so it is tested without a server.
+It knows nothing of Triton's requests, so tests run it without a server.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # 1.29 and later report by default
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.29 and later report by default
 
 import numpy as np
 import onnxruntime as ort
@@ -17,9 +19,9 @@ import onnxruntime as ort
 from shared.dtypes import BY_ONNX, ElementType
 from shared.errors import BadRequest, ConfigError
 from shared.parameters import choice_parameter, instance_count, int_parameter, parameter, usable_cpus
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
-# What the C++ backend fills in where a batching model states no max_batch_size.
+# What the C++ backend sets for a model that batches and has no max_batch_size.
 DEFAULT_MAX_BATCH_SIZE = 4
 
 _OPTIMIZATION_LEVELS = {
@@ -32,7 +34,7 @@ _OPTIMIZATION_LEVELS = {
 
 @dataclass(frozen=True)
 class Port:
-    """One input or output of the graph. A dynamic axis keeps the name the exporter gave it, or None."""
+    """One input or output of the graph. A dynamic axis has the exporter's name for it, or None."""
 
     name: str
     type: ElementType
@@ -43,19 +45,19 @@ class Port:
         return bool(self.shape) and not isinstance(self.shape[0], int)
 
     def dims(self, batching: bool) -> list[int]:
-        """The dims of a config.pbtxt: -1 for a dynamic axis, no batch axis, [1] for a scalar."""
+        """Return the dims of a config.pbtxt: -1 for a dynamic axis, no batch axis, [1] for a scalar."""
         shape = self.shape[1:] if batching else self.shape
         return [axis if isinstance(axis, int) else -1 for axis in shape] or [1]
 
 
-def ports(nodes: list[ort.NodeArg]) -> dict[str, Port]:
+def ports(nodes: Sequence[ort.NodeArg]) -> dict[str, Port]:
     for node in nodes:
         if node.type not in BY_ONNX:
-            raise ConfigError(f"'{node.name}' is a {node.type}, which Triton has no type for")
-    return {n.name: Port(n.name, BY_ONNX[n.type], tuple(n.shape)) for n in nodes}
+            raise ConfigError(f"'{node.name}' of the model has the type {node.type}, which Triton does not support")
+    return {node.name: Port(node.name, BY_ONNX[node.type], tuple(node.shape)) for node in nodes}
 
 
-def model_path(config: dict, version_folder: Path) -> Path:
+def model_path(config: ModelConfig, version_folder: Path) -> Path:
     path = version_folder / (config.get("default_model_filename") or "model.onnx")
     if path.is_dir():  # models with external weights
         path /= "model.onnx"
@@ -64,35 +66,36 @@ def model_path(config: dict, version_folder: Path) -> Path:
     return path
 
 
-def session_options(config: dict, ragged: bool = False) -> ort.SessionOptions:
+def session_options(config: ModelConfig, ragged: bool = False) -> ort.SessionOptions:
     options = ort.SessionOptions()
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
-    # The C++ backend takes any other level for "everything".
+    # The C++ backend treats any other level as "all optimizations".
     options.graph_optimization_level = _OPTIMIZATION_LEVELS.get(level, _OPTIMIZATION_LEVELS[0])
     parallel = choice_parameter(config, "execution_mode", ("0", "1"), "0") == "1"
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if parallel else ort.ExecutionMode.ORT_SEQUENTIAL
     options.intra_op_num_threads = intra_op_threads(config)
     options.inter_op_num_threads = int_parameter(config, "inter_op_thread_count", 0)
     options.enable_cpu_mem_arena = _flag(config, "enable_mem_arena", True)
-    # A plan of the memory is made for each new shape and pays where shapes come again; packed ones hardly do.
+    # ONNX Runtime plans the memory of each new shape, which pays only if shapes repeat. Packed shapes rarely do.
     options.enable_mem_pattern = _flag(config, "enable_mem_pattern", not ragged)
     key = "session.use_device_allocator_for_initializers"
     options.add_session_config_entry(key, parameter(config, key, "0"))
-    # An idle pool that spins takes the CPU from the server's own threads and from the other instances.
+    # Idle threads that spin take CPU from the server's own threads and from other instances.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 
 
-def intra_op_threads(config: dict) -> int:
-    """As configured; 0 means the CPUs this server may use, shared out among the model's instances.
+def intra_op_threads(config: ModelConfig) -> int:
+    """Return the parameter, or for 0 the CPUs that this server may use, divided among the model's instances.
 
-    ONNX Runtime's own 0 is every core of the host, pinned: wrong under taskset, a container's quota, or two instances.
+    ONNX Runtime's own 0 pins a thread to every core of the host. That is wrong under taskset, in a container with a
+    quota, and with two instances.
     """
     threads = int_parameter(config, "intra_op_thread_count", 0)
     return threads if threads > 0 else max(1, usable_cpus() // instance_count(config))
 
 
-def run_options(config: dict) -> ort.RunOptions | None:
+def run_options(config: ModelConfig) -> ort.RunOptions | None:
     devices = parameter(config, "memory.enable_memory_arena_shrinkage")
     if not devices:
         return None
@@ -101,37 +104,39 @@ def run_options(config: dict) -> ort.RunOptions | None:
     return options
 
 
-def providers(kind: str, device_id: int) -> list:
-    """Execution providers for an instance. KIND_AUTO never arrives here: Triton has made it CPU or GPU by then."""
+def providers(kind: str, device_id: int) -> list[str | tuple[str, dict[str, int]]]:
+    """Return an instance's execution providers. Triton has replaced KIND_AUTO by CPU or GPU before."""
     if kind != "GPU":
         return ["CPUExecutionProvider"]
     available = ort.get_available_providers()
     if "CUDAExecutionProvider" not in available:
         raise ConfigError(
-            "the instance is to run on a GPU, but the installed onnxruntime has only "
-            f"{', '.join(available)}: install onnxruntime-gpu, or say KIND_CPU in instance_group"
+            "the instance must run on a GPU, but the installed onnxruntime has only "
+            f"{', '.join(available)}: install onnxruntime-gpu, or set KIND_CPU in instance_group"
         )
     return [("CUDAExecutionProvider", {"device_id": device_id}), "CPUExecutionProvider"]
 
 
-def open_session(config: dict, path: Path, kind: str, device_id: int, ragged: bool = False) -> ort.InferenceSession:
+def open_session(
+    config: ModelConfig, path: Path, kind: str, device_id: int, ragged: bool = False
+) -> ort.InferenceSession:
     options = session_options(config, ragged)
     try:
         session = ort.InferenceSession(str(path), options, providers=providers(kind, device_id))
     except ConfigError:
         raise
-    except Exception as error:  # ONNX Runtime's exceptions share no base class
-        raise ConfigError(f"{path} is not a model ONNX Runtime can run: {error}") from error
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class
+        raise ConfigError(f"ONNX Runtime cannot run {path}: {error}") from error
     if kind == "GPU" and session.get_providers()[0] != "CUDAExecutionProvider":
-        raise ConfigError("ONNX Runtime could not start its CUDA provider; its log above says why")
+        raise ConfigError("ONNX Runtime could not start its CUDA provider: read the reason in its log above")
     return session
 
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A model as its config.pbtxt asks for it, checked against its graph."""
+    """A model set up by its config.pbtxt, which is checked against the graph."""
 
-    config: dict
+    config: ModelConfig
     session: ort.InferenceSession
     inputs: dict[str, Port]
     outputs: dict[str, Port]
@@ -139,7 +144,6 @@ class OnnxModel:
 
     @classmethod
     def load(cls, config: ModelConfig, args: InstanceArgs, ragged: bool = False) -> OnnxModel:
-        """From what Triton hands to a backend's initialize()."""
         path = model_path(config, Path(args["model_repository"]) / args["model_version"])
         kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
         session = open_session(config, path, kind, device_id, ragged)
@@ -149,71 +153,82 @@ class OnnxModel:
 
     @property
     def request_inputs(self) -> list[str]:
-        """The inputs that requests bring."""
         return [tensor["name"] for tensor in self.config["input"]]
 
-    def run(self, outputs: list[str] | None, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-        return self.session.run(outputs, feed, self.run_options)
+    def run(self, outputs: list[str] | None, feed: Tensors) -> list[Array]:
+        arrays: list[Array] = self.session.run(outputs, feed, self.run_options)
+        return arrays
 
 
-def complete_config(config: dict, inputs: dict[str, Port], outputs: dict[str, Port]) -> dict:
-    """What the C++ backend's auto-complete would add to the config: only where inputs or outputs are left out."""
+def complete_config(config: ModelConfig, inputs: dict[str, Port], outputs: dict[str, Port]) -> dict[str, Any]:
+    """Return what the C++ backend adds to a config that has no inputs or no outputs."""
     if config.get("input") and config.get("output"):
         return {}
-    completed: dict = {}
-    stated = config.get("max_batch_size", 0)
+    completed: dict[str, Any] = {}
+    max_batch_size = config.get("max_batch_size", 0)
     batching = all(port.batches for port in (*inputs.values(), *outputs.values()))
-    if not batching and stated:
-        raise ConfigError("max_batch_size is set, but not every input and output has a variable first dimension")
+    if not batching and max_batch_size:
+        raise ConfigError(
+            "max_batch_size is set, but not every input and output of the model has a variable first dimension: set "
+            "max_batch_size to 0"
+        )
     if batching:
-        completed["max_batch_size"] = stated or DEFAULT_MAX_BATCH_SIZE
+        completed["max_batch_size"] = max_batch_size or DEFAULT_MAX_BATCH_SIZE
         if completed["max_batch_size"] > 1 and not {"dynamic_batching", "sequence_batching"} & config.keys():
             completed["dynamic_batching"] = {}
     for side, graph in (("input", inputs), ("output", outputs)):
         if not config.get(side):
             completed[side] = [
-                {"name": p.name, "data_type": p.type.config, "dims": p.dims(batching)} for p in graph.values()
+                {"name": port.name, "data_type": port.type.config, "dims": port.dims(batching)}
+                for port in graph.values()
             ]
     return completed
 
 
-def check_config(config: dict, inputs: dict[str, Port], outputs: dict[str, Port], ragged: bool = False) -> None:
-    """The graph serves what the config promises, or a sentence that names the tensor."""
+def check_config(config: ModelConfig, inputs: dict[str, Port], outputs: dict[str, Port], ragged: bool = False) -> None:
+    """Raise ConfigError if the graph cannot serve the config's inputs and outputs."""
     batching = config.get("max_batch_size", 0) > 0
     for side, graph in (("input", inputs), ("output", outputs)):
-        for stated in config.get(side, []):
-            port = graph.get(stated["name"])
+        for tensor in config.get(side, []):
+            port = graph.get(tensor["name"])
             if port is None:
-                raise ConfigError(f"the model has no {side} '{stated['name']}'; it has {', '.join(graph)}")
-            if stated["data_type"] != port.type.config:
-                raise ConfigError(f"{side} '{port.name}' is {port.type.config}, not {stated['data_type']}")
-            if stated.get("allow_ragged_batch") and not ragged:
-                raise ConfigError(f"{side} '{port.name}' asks for ragged batches: use backend 'packed_onnx'")
+                raise ConfigError(f"the model has no {side} '{tensor['name']}'; it has {', '.join(graph)}")
+            if tensor["data_type"] != port.type.config:
+                raise ConfigError(
+                    f"{side} '{port.name}' is {port.type.config}, not {tensor['data_type']}: correct config.pbtxt"
+                )
+            if tensor.get("allow_ragged_batch") and not ragged:
+                raise ConfigError(f"{side} '{port.name}' sets allow_ragged_batch: use the backend 'packed_onnx'")
             if batching and not port.batches:
-                raise ConfigError(f"max_batch_size is set, but {side} '{port.name}' has no variable first dimension")
-            dims = [int(d) for d in stated.get("reshape", {}).get("shape", stated["dims"])]
+                raise ConfigError(
+                    f"max_batch_size is set, but {side} '{port.name}' of the model has no variable first dimension: "
+                    "set max_batch_size to 0"
+                )
+            dims = [int(dim) for dim in tensor.get("reshape", {}).get("shape", tensor["dims"])]
             if not _compatible(port.dims(batching), dims):
-                raise ConfigError(f"{side} '{port.name}' has dims {port.dims(batching)}, not {dims}")
+                raise ConfigError(
+                    f"{side} '{port.name}' has dims {port.dims(batching)}, not {dims}: correct config.pbtxt"
+                )
 
 
-def decode_strings(array: np.ndarray, name: str) -> np.ndarray:
-    """Triton's bytes as the str that ONNX Runtime takes."""
-    out = np.empty(array.size, np.object_)
+def decode_strings(array: Array, name: str) -> Array:
+    """Return Triton's bytes as the str that ONNX Runtime takes."""
+    decoded: Array = np.empty(array.size, np.object_)
     for i, value in enumerate(array.ravel()):
         try:
-            out[i] = value.decode() if isinstance(value, bytes) else str(value)
+            decoded[i] = value.decode() if isinstance(value, bytes) else str(value)
         except UnicodeDecodeError as error:
             raise BadRequest(f"input '{name}': element {i} is not valid UTF-8 (byte {error.start})") from None
-    return out.reshape(array.shape)
+    return decoded.reshape(array.shape)
 
 
-def encode_strings(array: np.ndarray) -> np.ndarray:
+def encode_strings(array: Array) -> Array:
     return np.array([str(value).encode() for value in array.ravel()], np.object_).reshape(array.shape)
 
 
-def _flag(config: dict, key: str, default: bool) -> bool:
+def _flag(config: ModelConfig, key: str, default: bool) -> bool:
     return choice_parameter(config, key, ("0", "1", "false", "true"), "1" if default else "0") in ("1", "true")
 
 
-def _compatible(graph: list[int], stated: list[int]) -> bool:
-    return len(graph) == len(stated) and all(g == s or -1 in (g, s) for g, s in zip(graph, stated, strict=True))
+def _compatible(graph: list[int], config: list[int]) -> bool:
+    return len(graph) == len(config) and all(g == c or -1 in (g, c) for g, c in zip(graph, config, strict=True))

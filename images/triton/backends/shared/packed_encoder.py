@@ -80,7 +80,7 @@ class PackedEncoder(BatchBackend[Texts]):
 
     def seconds_of_run(self, rows: int, length: int) -> float:
         """Time a run of this shape while all workers run the same shape."""
-        feed = {
+        feed: Tensors = {
             name: np.full((rows, length), int(name in self.inputs), dtype)
             for name, dtype in self.encoder.inputs.items()
         }

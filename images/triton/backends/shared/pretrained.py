@@ -1,4 +1,4 @@
-"""A folder as save_pretrained writes it, as a PyTorch model here: on which device, how precise, and whether it fits."""
+"""Loads a folder that save_pretrained wrote as a PyTorch model: on which device, in which precision, if it fits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import struct
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -15,15 +16,16 @@ import transformers
 from shared.errors import ConfigError
 from shared.memory import memory
 from shared.parameters import choice_parameter, instance_count, parameter, usable_cpus
+from shared.types import InstanceArgs, ModelConfig
 
-# safetensors' names of the types that weights are computed in.
+# safetensors' names of the types that models compute in.
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-# The weights, and a tenth for torch itself and what a batch keeps of its texts.
+# The weights, and a tenth for torch itself and what a batch stores.
 HEADROOM = 1.1
 
 
-def weights_folder(config: dict, args: dict[str, str]) -> Path:
-    """The model's own version folder, or that of the model whose weights it shares."""
+def weights_folder(config: ModelConfig, args: InstanceArgs) -> Path:
+    """Return the version folder of the model, or of the model that the parameter `weights` names."""
     model = Path(args["model_repository"])
     folder = model.with_name(parameter(config, "weights", model.name)) / args["model_version"]
     if not (folder / "config.json").is_file():
@@ -31,60 +33,62 @@ def weights_folder(config: dict, args: dict[str, str]) -> Path:
     return folder
 
 
-def chosen_device(config: dict, args: dict[str, str]) -> torch.device:
-    """As Triton placed the instance, unless the config knows better."""
-    asked = choice_parameter(config, "device", ("auto", "cpu", "cuda"), "auto")
-    if asked == "cpu" or (asked == "auto" and args["model_instance_kind"] != "GPU"):
+def chosen_device(config: ModelConfig, args: InstanceArgs) -> torch.device:
+    """Return the device that the config sets, or else the one where Triton placed the instance."""
+    device = choice_parameter(config, "device", ("auto", "cpu", "cuda"), "auto")
+    if device == "cpu" or (device == "auto" and args["model_instance_kind"] != "GPU"):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(
-            "the instance is to run on a GPU, but the installed torch finds none: say KIND_CPU in instance_group"
+            "the instance must run on a GPU, but the installed torch finds none: set KIND_CPU in instance_group"
         )
     return torch.device("cuda", int(args["model_instance_device_id"]))
 
 
-def load(architecture: type, config: dict, args: dict[str, str]) -> transformers.PreTrainedModel:
-    """The model, ready to run; a ConfigError before anything is loaded where it cannot be."""
+def load(architecture: Any, config: ModelConfig, args: InstanceArgs) -> transformers.PreTrainedModel:
+    """Return the model, ready to run. Raise ConfigError before loading if it cannot run or does not fit."""
     folder, device = weights_folder(config, args), chosen_device(config, args)
     stored = stored_weights(folder)
     dtype = chosen_dtype(choice_parameter(config, "dtype", ("auto", *map(name_of, DTYPES.values())), "auto"), stored)
     if device.type == "cpu":
         torch.set_num_threads(max(1, usable_cpus() // instance_count(config)))
         if dtype is torch.float16 and parameter(config, "dtype", "auto") == "auto":
-            dtype = torch.bfloat16  # CPUs compute in it, and only store float16
+            dtype = torch.bfloat16  # CPUs compute in bfloat16, and only store float16
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     with open(__file__) as lock:
-        # One model after the other, so that each is weighed against what the one before has taken.
+        # Load one model at a time, so that each check sees the memory that the model before has taken.
         fcntl.flock(lock, fcntl.LOCK_EX)
         check_it_fits(args["model_name"], size(stored, dtype) * HEADROOM, free_memory(device))
-        model = architecture.from_pretrained(
+        model: transformers.PreTrainedModel = architecture.from_pretrained(
             folder,
             dtype=dtype,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=trusts_remote_code(config),
         )
-        return owned(model.to(device)).eval()
+        model.to(device)  # type: ignore[arg-type]
+        copy_weights(model)
+        model.eval()
+        return model
 
 
-def owned(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    """With weights in memory of its own: on a CPU they are a map of the file, which counts as free memory."""
+def copy_weights(model: transformers.PreTrainedModel) -> None:
+    """Copy the weights to memory of their own: on a CPU they are a map of the file, which counts as free memory."""
     if model.device.type == "cpu":
         for weight in model.parameters():
             weight.data = weight.data.clone()
-    return model
 
 
-def trusts_remote_code(config: dict) -> bool:
+def trusts_remote_code(config: ModelConfig) -> bool:
     return choice_parameter(config, "trust_remote_code", ("0", "1"), "0") == "1"
 
 
-# --- does it fit? -----------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def stored_weights(folder: Path) -> Counter[str]:
-    """Safetensors' type -> how many numbers the files hold of it, by their headers."""
+    """Return the count of numbers of each safetensors type, from the files' headers."""
     stored: Counter[str] = Counter()
     for path in weight_files(folder):
         with path.open("rb") as file:
@@ -99,29 +103,29 @@ def stored_weights(folder: Path) -> Counter[str]:
 def weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        # By their bare names: whoever made the index has no say over other folders.
+        # Only the bare names, so that an index cannot name files in other folders.
         return [folder / Path(name).name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     raise ConfigError(f"{folder} has no model.safetensors: put there what save_pretrained writes, or run `make models`")
 
 
-def chosen_dtype(asked: str, stored: Counter[str]) -> torch.dtype:
-    """`auto`: as most of the weights are stored."""
-    if asked != "auto":
-        return getattr(torch, asked)
-    known = {dtype: count for name, count in stored.items() if (dtype := DTYPES.get(name))}
-    return max(known, key=known.get, default=torch.float32)
+def chosen_dtype(name: str, stored: Counter[str]) -> torch.dtype:
+    """Return the named type, or for `auto` the type of most of the weights."""
+    if name != "auto":
+        return next(dtype for dtype in DTYPES.values() if name_of(dtype) == name)
+    return DTYPES[max(DTYPES, key=lambda stored_name: stored[stored_name])]
 
 
 def size(stored: Counter[str], dtype: torch.dtype) -> int:
-    """Bytes of the weights once loaded."""
+    """Return the bytes of the loaded weights."""
     return sum(count * (dtype.itemsize if name in DTYPES else 1) for name, count in stored.items())
 
 
 def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
     used, limit = memory()
     return limit - used
 
