@@ -1,1 +1,1 @@
-"""Small models of real architectures, random weights, saved as save_pretrained saves them."""
+"""Save small models of real architectures with random weights, as save_pretrained does."""

@@ -1,4 +1,4 @@
-"""Text encoders: BERT, DistilBERT and RoBERTa with any head, and tokenizers trained on the load test's texts."""
+"""Save text encoders: BERT, DistilBERT and RoBERTa with any head, and tokenizers trained on the committed texts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from scripts.common.corpus import MIXED
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 POSITIONS = 64
-SPREAD = 0.3  # weights drawn wide: an answer depends on the whole text
+SPREAD = 0.3  # wide enough that an answer depends on the whole text
 ENTITIES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 MOODS = ["calm", "cross", "glad"]
 
 
 def save_bert(folder: Path, head: str, **config) -> Path:
     tokenizer = wordpiece()
-    config = transformers.BertConfig(**SIZE, **shared(tokenizer), **config)
+    config = transformers.BertConfig(**SIZE, **common_fields(tokenizer), **config)
     return save(folder, f"Bert{head}", config, tokenizer)
 
 
 def save_distilbert(folder: Path, head: str, **config) -> Path:
     tokenizer = wordpiece(transformers.DistilBertTokenizerFast)
     size = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
-    config = transformers.DistilBertConfig(**size, **shared(tokenizer), **config)
+    config = transformers.DistilBertConfig(**size, **common_fields(tokenizer), **config)
     return save(folder, f"DistilBert{head}", config, tokenizer)
 
 
 def save_roberta(folder: Path, head: str, **config) -> Path:
     tokenizer = byte_level()
     positions = {"max_position_embeddings": POSITIONS + tokenizer.pad_token_id + 1}
-    config = transformers.RobertaConfig(**SIZE, **shared(tokenizer) | positions, type_vocab_size=1, **config)
+    config = transformers.RobertaConfig(**SIZE, **common_fields(tokenizer) | positions, type_vocab_size=1, **config)
     return save(folder, f"Roberta{head}", config, tokenizer)
 
 
@@ -56,7 +56,7 @@ def save(folder: Path, name: str, config, tokenizer) -> Path:
     return folder
 
 
-def shared(tokenizer) -> dict:
+def common_fields(tokenizer) -> dict:
     return {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -66,24 +66,24 @@ def shared(tokenizer) -> dict:
 
 
 def labels(names: list[str]) -> dict:
-    """What a config says of them."""
+    """Return the fields of a config that name the labels."""
     return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
 
 
 def wordpiece(kind=transformers.BertTokenizerFast):
     trained = BertWordPieceTokenizer()
     trained.train_from_iterator(MIXED.texts, vocab_size=600, show_progress=False)
-    return of_files(trained, kind)
+    return from_files(trained, kind)
 
 
 def byte_level():
     trained = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trained.train_from_iterator(MIXED.texts, vocab_size=600, special_tokens=special, show_progress=False)
-    return of_files(trained, transformers.RobertaTokenizerFast)
+    return from_files(trained, transformers.RobertaTokenizerFast)
 
 
-def of_files(trained, kind):
-    """From its vocabulary files, which is how these put their special tokens around a text."""
+def from_files(trained, kind):
+    """Build the tokenizer from vocabulary files: only then does it put its special tokens around a text."""
     with tempfile.TemporaryDirectory() as folder:
         return kind(*trained.save_model(folder), model_max_length=POSITIONS)

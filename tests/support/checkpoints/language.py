@@ -1,6 +1,6 @@
-"""Causal language models: their real architectures and tokenizers, small enough to be made in a second.
+"""Save causal language models with their real architectures and tokenizers, small enough to build in a second.
 
-Weights are drawn wider than for training, so that what a model says depends on the whole prompt.
+Their weights vary more than for training, so that the generated text depends on the whole prompt.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def save_gpt2(folder: Path, context: int = CONTEXT, width: int = 32, layers: int
 def byte_level_bpe(
     eos: str, kind: type = transformers.PreTrainedTokenizerFast, bos: str | None = None
 ) -> transformers.PreTrainedTokenizerFast:
-    """Trained on LINES. A `bos` of its own begins every text, as Llama's and Mistral's does."""
+    """Train a tokenizer on LINES. With `bos`, every text begins with that token, as for Llama and Mistral."""
     tokenizer = ByteLevelBPETokenizer()
     special = [eos] if bos is None else [bos, eos]
     tokenizer.train_from_iterator(LINES.splitlines(), vocab_size=400, special_tokens=special, show_progress=False)

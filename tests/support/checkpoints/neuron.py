@@ -1,4 +1,4 @@
-"""What the tests have as compiled for AWS Neuron: TorchScript, of one batch size or of any, and SavedModels."""
+"""Save models as if compiled for AWS Neuron: TorchScript for one batch size or any, and SavedModels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ VOCABULARY, LENGTH, WIDTH = 50, 6, 4
 
 
 class Tokens(torch.nn.Module):
-    """Three inputs, two outputs, as BERT's; a token that it does not know is an error.
+    """Take three inputs and return two outputs, as BERT does. Fail on an unknown token.
 
-    What it says of a row depends on that row alone, and on nothing that sums in another order in another batch.
+    A row's outputs depend on that row alone, bit by bit: no sum changes its order with the batch.
     """
 
     def __init__(self, form: str = "tuple") -> None:
         super().__init__()
-        drawn = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(0))
-        self.embedding = torch.nn.Embedding.from_pretrained(drawn)
+        weights = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(0))
+        self.embedding = torch.nn.Embedding.from_pretrained(weights)
         self.form = form
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor):
@@ -38,7 +38,7 @@ class Tokens(torch.nn.Module):
 
 
 def save_tokens(path: Path, form: str = "tuple", rows: int = 0) -> Path:
-    """`rows`: the one number of them that it takes; 0: any."""
+    """Save a model that takes only this number of rows; 0 means any."""
     examples = (torch.ones(rows or 2, LENGTH, dtype=torch.int64),) * 3
     model = Tokens(form).eval()
     if rows:
@@ -48,7 +48,7 @@ def save_tokens(path: Path, form: str = "tuple", rows: int = 0) -> Path:
 
 
 def save_compiled(path: Path, model: torch.nn.Module, examples: tuple[torch.Tensor, ...]) -> Path:
-    """It takes tensors of the examples' shapes and types, and no others."""
+    """Save a model that takes only tensors of the examples' shapes and types."""
     sys.path.append(str(STAND_IN))
     from stand_in_torch import compiled
 
@@ -64,14 +64,14 @@ class Halver(torch.nn.Module):
 
 # --- TensorFlow -------------------------------------------------------------------------------------------------------
 
-# Beside the project's own packages, which it shares numpy and protobuf with, for it is large.
+# Large, so installed apart from the project's packages; it uses their numpy and protobuf.
 TENSORFLOW = ROOT / os.environ.get("TENSORFLOW", ".local/tensorflow")
 SAVE = """
 import sys
 import tensorflow as tf
 
 class Doubler(tf.Module):
-    # `rows`: of how many rows each row's run was.
+    # `rows`: for each row, the number of rows in its run.
     @tf.function(input_signature=[tf.TensorSpec([int(sys.argv[2]) or None, 3], tf.float32, name="x"),
                                   tf.TensorSpec([int(sys.argv[2]) or None, 1], tf.string, name="label")])
     def serve(self, x, label):

@@ -1,4 +1,4 @@
-"""Vision models: their real architectures and image processors, small enough to be made in a second."""
+"""Save vision models with their real architectures and image processors, small enough to build in a second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 64,
-    "initializer_range": 0.5,  # wider than for training, so that what a model says depends on the picture
+    "initializer_range": 0.5,  # wider than for training, so that the output depends on the image
 }
 LABELS = ("cat", "dog", "우산", "bird")
 
@@ -32,7 +32,7 @@ def save_vit_classifier(folder: Path) -> Path:
 
 
 def save_dinov2(folder: Path) -> Path:
-    """Its processor resizes the shorter edge and cuts out the middle."""
+    """Save a model whose processor resizes the shorter edge and crops the centre."""
     config = transformers.Dinov2Config(**{key: value for key, value in SIZE.items() if key != "intermediate_size"})
     processor = transformers.BitImageProcessor(
         size={"shortest_edge": SIDE + 4}, crop_size={"height": SIDE, "width": SIDE}
