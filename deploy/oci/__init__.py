@@ -1,1 +1,1 @@
-"""The model repository as a managed deployment of Oracle Cloud's Data Science service."""
+"""Deploy the model repository as a managed deployment of Oracle Cloud's Data Science service."""

@@ -1,4 +1,4 @@
-"""What is uploaded: the zip of `make package`, of the systems that deployment.toml names."""
+"""The zip of `make package`, with the systems that deployment.toml names: what is uploaded."""
 
 from __future__ import annotations
 
@@ -22,40 +22,41 @@ class Artifact:
     path: Path
     sha256: str
     size: int
-    file: tuple[int, int]  # which one that is: packing puts another in its place
+    identity: tuple[int, int]  # of the file that was hashed: packing again puts another in its place
 
     @classmethod
-    def of(cls, path: Path) -> Artifact:
+    def read(cls, path: Path) -> Artifact:
         with err.status(f"reading {escape(path.name)}"), path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            found = os.fstat(file.fileno())
-        return cls(path, sha256, found.st_size, identity(found))
+            status = os.fstat(file.fileno())
+        return cls(path, sha256, status.st_size, identity(status))
 
-    def check(self, found: os.stat_result) -> None:
-        """Minutes go by between the hash and the upload: an image is pushed."""
-        if identity(found) != self.file:
-            raise UserError(f"{self.path} was packed anew meanwhile: run the same command again")
-
-
-def identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_ino, found.st_mtime_ns
+    def check_unchanged(self, status: os.stat_result) -> None:
+        """Raise if the zip is no longer the one that was hashed: minutes pass before the upload, to push the image."""
+        if identity(status) != self.identity:
+            raise UserError(f"{self.path} was packed again meanwhile. Run the same command again")
 
 
-def settings_of(settings: Settings, deployment: Deployment) -> Settings:
+def identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
+
+
+def settings_for(settings: Settings, deployment: Deployment) -> Settings:
+    """Return the settings with the deployment's systems as SYSTEMS."""
     return Settings(settings | {"SYSTEMS": " ".join(deployment.models.systems)})
 
 
 def assemble(settings: Settings) -> None:
-    """`make models`, in whichever runtime."""
+    """Run `make models`, in whichever runtime; it prints its own errors."""
     environment = command_environment(SYSTEMS=settings["SYSTEMS"])
     done = subprocess.run([sys.executable, "-m", "scripts.stack", "models"], cwd=ROOT, env=environment)
     if done.returncode:
-        sys.exit(done.returncode)  # it said why
+        sys.exit(done.returncode)
 
 
-def packed(settings: Settings) -> Artifact:
+def pack(settings: Settings) -> Artifact:
     package(settings)
-    return Artifact.of(settings.path("PACKAGE"))
+    return Artifact.read(settings.path("PACKAGE"))
 
 
 def is_assembled(settings: Settings) -> bool:

@@ -1,4 +1,4 @@
-"""Oracle Cloud's services: who signs what they are asked, and what their errors mean to whoever typed the command."""
+"""Call Oracle Cloud: sign requests, list resources, and turn errors of the service into messages for users."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from oci.exceptions import (
 )
 from oci.object_storage import ObjectStorageClient
 
-from deploy.oci.deployment import Account
+from deploy.oci.deployment import Account, Deployment
 from scripts.common.cli import err
 from scripts.common.settings import UserError
 
 # To connect, and to answer.
 TIMEOUT_S = (10, 60)
-UPLOAD_TIMEOUT_S = (10, 600)  # a large artifact is taken in before there is an answer
-ASKING = "asking Oracle Cloud"
-NETWORK = "check the network, a proxy in https_proxy, and account.region"
+UPLOAD_TIMEOUT_S = (10, 600)  # the service answers once it has stored the whole artifact
+CONTACTING = "contacting Oracle Cloud"
+NETWORK = "Check the network, the proxy in https_proxy, and account.region"
 LIMITS = ("LimitExceeded", "QuotaExceeded", "OutOfHostCapacity")
 
 
@@ -47,12 +47,13 @@ class Service:
     region: str
 
     @classmethod
-    def of(cls, account: Account) -> Service:
+    def connect(cls, account: Account) -> Service:
         config, signer = credentials(account)
         region = account.region or config.get("region") or getattr(signer, "region", "")
         if not region:
-            raise UserError("account.region is empty, and what signs for you does not say one either")
-        common = {"signer": signer, "retry_strategy": oci.retry.DEFAULT_RETRY_STRATEGY}  # some requests have none else
+            raise UserError("account.region is empty, and your credentials name no region: set it")
+        # Set here, because some operations have no retry strategy of their own.
+        common = {"signer": signer, "retry_strategy": oci.retry.DEFAULT_RETRY_STRATEGY}
         special = {"service_endpoint": account.endpoint} if account.endpoint else {}
         config = config | {"region": region}
         return cls(
@@ -63,7 +64,7 @@ class Service:
         )
 
     @contextlib.contextmanager
-    def patient(self) -> Iterator[DataScienceClient]:
+    def with_upload_timeout(self) -> Iterator[DataScienceClient]:
         client = self.data_science.base_client
         client.timeout = UPLOAD_TIMEOUT_S
         try:
@@ -71,31 +72,31 @@ class Service:
         finally:
             client.timeout = TIMEOUT_S
 
-    def reach(self) -> None:
-        """Whether there is a way to it at all: the SDK would ask for a minute and a half, in silence."""
+    def check_connection(self) -> None:
+        """Raise at once if nothing answers: the SDK would retry for a minute and a half, in silence."""
         address = self.data_science.base_client.endpoint.removesuffix("/20190101")
         try:
-            with err.status(ASKING):
+            with err.status(CONTACTING):
                 requests.head(address, timeout=TIMEOUT_S[0], allow_redirects=False)
         except requests.RequestException as error:
-            raise UserError(f"{address} does not answer ({type(error).__name__}): {NETWORK}") from None
+            raise UserError(f"{address} does not answer ({type(error).__name__}). {NETWORK}") from None
 
 
 def credentials(account: Account) -> tuple[dict[str, str], Any]:
-    """The configuration and the signer. No message holds anything of a key."""
+    """Return the SDK's configuration and the signer. Messages quote nothing from a key."""
     if account.auth == "resource_principal":
         try:
             return {}, get_resource_principals_signer()
         except OSError:
             raise UserError(
-                "account.auth = 'resource_principal': there is none here. Notebook sessions and jobs of OCI's have "
-                "one; elsewhere say 'config'"
+                "account.auth = 'resource_principal': this machine has none. Notebook sessions and jobs of OCI have "
+                "one; elsewhere, set account.auth = 'config'"
             ) from None
     where = f"profile {account.profile} of {account.config_file}"
     try:
         config = oci.config.from_file(str(Path(account.config_file).expanduser()), account.profile)
         config |= {"region": account.region} if account.region else {}
-        if "security_token_file" in config:  # of `oci session authenticate`
+        if "security_token_file" in config:  # `oci session authenticate` writes it
             if "key_file" not in config:
                 raise InvalidConfig({"key_file": "missing"})
             token = Path(config["security_token_file"]).expanduser().read_text()
@@ -104,23 +105,29 @@ def credentials(account: Account) -> tuple[dict[str, str], Any]:
         oci.config.validate_config(config)
         return config, oci.signer.Signer.from_config(config)
     except ConfigFileNotFound:
-        raise UserError(f"there is no {account.config_file}: `oci setup config` writes one (docs/oci.md)") from None
+        raise UserError(
+            f"{account.config_file}: no such file. Write one with `oci setup config` (docs/oci.md)"
+        ) from None
     except (ProfileNotFound, InvalidConfig) as error:
-        there = profiles(account.config_file)
-        if account.profile not in there:
-            has = ", ".join(there) or "none"
-            raise UserError(f"{account.config_file} has no profile {account.profile}; it has {has}") from None
-        wrong = ", ".join(f"{name} is {what}" for name, what in sorted(error.args[0].items()))
-        raise UserError(f"{where}: {wrong}") from None
+        known = profiles(account.config_file)
+        if account.profile not in known:
+            raise UserError(
+                f"{account.config_file} has no profile {account.profile} (account.profile); it has "
+                f"{', '.join(known) or 'none'}"
+            ) from None
+        wrong = ", ".join(f"{name} is {problem}" for name, problem in sorted(error.args[0].items()))
+        raise UserError(f"{where}: {wrong}. `oci setup config` writes a new one") from None
     except configparser.Error:
-        raise UserError(f"{account.config_file} is no configuration file: `oci setup config` writes one") from None
+        raise UserError(
+            f"{account.config_file} is not a configuration file of OCI. Write one with `oci setup config`"
+        ) from None
     except MissingPrivateKeyPassphrase:
-        raise UserError(f"{where}: its key wants a pass_phrase, and there is none") from None
+        raise UserError(f"{where}: its key is encrypted. Set pass_phrase there") from None
     except InvalidPrivateKey:
-        raise UserError(f"{where}: its key_file is no private key, or its pass_phrase is another's") from None
+        raise UserError(f"{where}: key_file is not a private key, or pass_phrase is not its pass phrase") from None
     except (OSError, ClientError, RuntimeError) as error:
-        named = getattr(error, "filename", None) or "its key_file"
-        raise UserError(f"{where}: {named} cannot be read") from None
+        file = getattr(error, "filename", None) or "its key_file"
+        raise UserError(f"{where}: {file} cannot be read. Check its path and permissions") from None
 
 
 def profiles(path: str) -> list[str]:
@@ -129,71 +136,83 @@ def profiles(path: str) -> list[str]:
     return [*(["DEFAULT"] if parsed.defaults() else []), *parsed.sections()]
 
 
-def every(listing: Callable, *arguments: Any, **options: Any) -> Iterator[Any]:
-    """What a list of the service holds, page after page; the SDK's own paging repeats what is repeated already."""
-    page: dict[str, str] = {}
+def list_all(operation: Callable, *arguments: Any, **options: Any) -> list[Any]:
+    """Return all that a list operation has, page after page.
+
+    Raise if another server answered in Oracle Cloud's place, such as a proxy with its login page. The SDK's own paging
+    is not used, because it retries what the client has already retried.
+    """
+    records: list[Any] = []
     while True:
-        answer = listed(listing, *arguments, **options, **page)
-        yield from answer.data
-        if not answer.has_next_page:
-            return
-        page = {"page": answer.next_page}
+        try:
+            response = operation(*arguments, **options)
+            records += response.data
+            if not all(any(getattr(record, name) is not None for name in record.attribute_map) for record in records):
+                break
+        except (AttributeError, TypeError, ValueError):
+            break
+        if not response.has_next_page:
+            return records
+        options["page"] = response.next_page
+    raise UserError(
+        "Another server answered in Oracle Cloud's place. Check account.endpoint and the proxy in https_proxy"
+    )
 
 
-def listed(listing: Callable, *arguments: Any, **options: Any) -> oci.Response:
-    """What is between here and Oracle Cloud may answer in its place, such as a proxy with a page to log in."""
-    try:
-        answer = listing(*arguments, **options)
-        if all(any(getattr(each, name) is not None for name in each.attribute_map) for each in answer.data):
-            return answer
-    except (AttributeError, TypeError, ValueError):
-        pass
-    raise UserError("what answered is not Oracle Cloud: check account.endpoint, and a proxy in https_proxy")
+def list_named(operation: Callable, deployment: Deployment, ignored_states: tuple[str, ...]) -> list[Any]:
+    """Return the resources with the deployment's name, newest first, whoever created them."""
+    place = deployment.deployment
+    order = {"sort_by": "timeCreated", "sort_order": "DESC"}
+    with err.status(CONTACTING):
+        resources = list_all(operation, place.compartment_id, display_name=place.name, **order)
+    return [resource for resource in resources if resource.lifecycle_state not in ignored_states]
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """What goes wrong in there, as a sentence."""
+def service_errors() -> Iterator[None]:
+    """Raise what goes wrong with the service as a UserError."""
     try:
         yield
     except ServiceError as error:
         raise UserError(sentence(error)) from None
     except MultipartUploadError:
-        raise UserError("a part of the zip could not be uploaded: the same command goes on with the others") from None
+        raise UserError(
+            "part of the zip could not be uploaded. Run the same command again: it uploads the rest"
+        ) from None
     except (ConnectTimeout, RequestException) as error:
         raise UserError(
-            f"Oracle Cloud does not answer ({type(error).__name__}): {NETWORK}. What was begun is found again by the "
-            "same command"
+            f"Oracle Cloud does not answer ({type(error).__name__}). {NETWORK}. Then run the same command again: it "
+            "continues what it began"
         ) from None
 
 
 def sentence(error: ServiceError) -> str:
-    said = (error.message or "").strip().rstrip(".")
-    doing = (error.operation_name or "a request").replace("_", " ")
-    told = f" (opc-request-id {error.request_id or 'unknown'})"
+    reason = (error.message or "").strip().rstrip(".")
+    operation = (error.operation_name or "a request").replace("_", " ")
+    request_id = f" (opc-request-id {error.request_id or 'unknown'})"
     if error.code in LIMITS:
         return (
-            f"a limit of your tenancy is reached at {doing}: {said}. Take a smaller instances.shape or count, or "
-            f"ask for more under Governance, Limits in the console{told}"
+            f"{operation}: your tenancy has reached a limit: {reason}. Choose a smaller instances.shape or "
+            f"instances.count, or request more under Governance, Limits in the console{request_id}"
         )
     match error.status:
         case 401:
-            what = (
-                "Oracle Cloud does not take the signature (401): check user, tenancy, fingerprint and key_file of your "
-                "profile, that the public key is uploaded, and this machine's clock; a session that has ended goes on "
-                "with `oci session refresh`"
+            problem = (
+                "Oracle Cloud rejects the signature (401). Check user, tenancy, fingerprint and key_file of your "
+                "profile, that its public key is uploaded, and this machine's clock. Renew an expired session with "
+                "`oci session refresh`"
             )
         case 404:
-            what = (
-                f"not there, or not allowed to you, at {doing} (404): check the identifiers and the region in "
-                "deployment.toml, and the policies of docs/oci.md"
+            problem = (
+                f"{operation}: not found, or you have no permission (404). Check the identifiers and the region in "
+                "deployment.toml, and the policies in docs/oci.md"
             )
         case 409:
-            what = f"something is in the way of {doing} (409): {said}. Run the same command again when it is done"
+            problem = f"{operation}: another operation is in the way (409): {reason}. Run the same command again later"
         case 429:
-            what = f"too many requests at {doing} (429), also after waiting: run the same command again in a minute"
+            problem = f"{operation}: too many requests (429), despite retries. Run the same command again in a minute"
         case status if status >= 500:
-            what = f"Oracle Cloud failed at {doing} ({status}): run the same command again in a few minutes"
+            problem = f"{operation}: Oracle Cloud failed ({status}). Run the same command again in a few minutes"
         case status:
-            what = f"Oracle Cloud refused {doing} ({status} {error.code}): {said}"
-    return what + told
+            problem = f"{operation}: Oracle Cloud refused the request ({status} {error.code}): {reason}"
+    return problem + request_id

@@ -1,4 +1,4 @@
-"""The container's image, as far as the Docker engine of this machine knows it."""
+"""Inspect and push the container image with the Docker engine of this machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Image:
     name: str
     size: int  # unpacked
     command: list[str]  # entrypoint and cmd
-    backends: list[str] | None  # None: it does not say
-    digest: str  # in its registry; empty: it was not pushed from here
-    architecture: str = ""  # empty: not known
-    profile: str = ""  # empty: it does not say
+    backends: list[str] | None  # None if it has no label
+    digest: str  # in its registry; empty if it was not pushed from here
+    architecture: str = ""  # empty if unknown
+    profile: str = ""  # empty if it has no label
 
     @classmethod
-    def here(cls, name: str) -> Image | None:
-        """None where this machine has no such image, or no engine."""
+    def inspect(cls, name: str) -> Image | None:
+        """Return the image of this name, or None if this machine does not have it, or has no engine."""
         if not shutil.which("docker"):
             return None
         try:
@@ -34,28 +34,28 @@ class Image:
         except subprocess.TimeoutExpired:
             return None
         records = json.loads(done.stdout or "[]") if done.returncode == 0 else []
-        return cls.of(name, records[0]) if records else None
+        return cls.parse(name, records[0]) if records else None
 
     @classmethod
-    def of(cls, name: str, record: dict) -> Image:
+    def parse(cls, name: str, record: dict) -> Image:
         config = record.get("Config") or {}
         labels = config.get("Labels") or {}
         label = labels.get(LABEL)
-        digests = [each.partition("@") for each in record.get("RepoDigests") or []]
+        digests = [digest.partition("@") for digest in record.get("RepoDigests") or []]
         return cls(
             name=name,
             size=record["Size"],
             command=[*(config.get("Entrypoint") or []), *(config.get("Cmd") or [])],
             backends=None if label is None else label.split(),
-            digest=next((digest for theirs, _, digest in digests if theirs == repository(name)), ""),
+            digest=next((digest for origin, _, digest in digests if origin == repository(name)), ""),
             architecture=record.get("Architecture") or "",
             profile=labels.get(PROFILE_LABEL, ""),
         )
 
     def is_pushed(self) -> bool:
-        """As its registry says: engines with containerd's store have a digest as soon as an image is built.
+        """Return whether the registry has this image, or the engine's answer if the registry cannot be queried.
 
-        Where the registry cannot be asked, the engine's word is taken.
+        The engine alone is not enough: with containerd's store an image has a digest as soon as it is built.
         """
         if not self.digest:
             return False
@@ -63,14 +63,14 @@ class Image:
         try:
             done = docker("buildx", "imagetools", "inspect", pushed)
         except subprocess.TimeoutExpired as error:
-            said = f"no answer within {error.timeout:.0f} s"
+            problem = f"no answer within {error.timeout:.0f} s"
         else:
             if done.returncode == 0:
                 return True
-            said = (done.stderr.strip().splitlines() or ["docker buildx failed"])[-1]
-            if said.endswith(f"{pushed}: not found"):
+            problem = (done.stderr.strip().splitlines() or ["docker buildx failed"])[-1]
+            if problem.endswith(f"{pushed}: not found"):
                 return False
-        err.print(f"[yellow]whether {self.name} was pushed, its registry was not to be asked:[/] {escape(said)}")
+        err.print(f"[yellow]could not ask the registry whether it has {self.name}:[/] {escape(problem)}")
         return True
 
 
@@ -79,15 +79,15 @@ def repository(name: str) -> str:
 
 
 def push(name: str) -> None:
-    """With Docker's own progress."""
+    """Push an image, with Docker's own progress."""
     if not shutil.which("docker"):
-        raise UserError("PUSH=1: docker is not installed here")
+        raise UserError("PUSH=1: Docker is not installed here. Push the image from a machine that has it")
     err.print(f"pushing {name}")
     if subprocess.run(["docker", "push", name]).returncode:
         registry = name.partition("/")[0]
         raise UserError(
-            f"{name} was not pushed; what Docker said is above. Is it there (make build TAG={name}), and are you "
-            f"logged in (docker login {registry}, with an auth token)?"
+            f"{name} was not pushed; Docker's message is above. Build it with `make build TAG={name}`, and log in with "
+            f"`docker login {registry}` and an auth token"
         )
 
 

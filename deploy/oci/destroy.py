@@ -1,12 +1,12 @@
-"""make destroy-oci: the deployment of deployment.toml, then the models that were made for it."""
+"""make destroy-oci: delete the deployment of deployment.toml, then the models that were registered for it."""
 
 from __future__ import annotations
 
-from deploy.oci import catalogue, waiting
-from deploy.oci import deployment as configuration
-from deploy.oci.client import Service, told
-from deploy.oci.deploy import find, remove
-from deploy.oci.deployment import Deployment
+from deploy.oci.client import Service, service_errors
+from deploy.oci.deployment import TO_FIND, Deployment, read
+from deploy.oci.registered_models import empty_bucket, find_models
+from deploy.oci.rollout import delete, find
+from deploy.oci.waiting import wait_until_settled
 from scripts.common.cli import out, run
 from scripts.common.files import exclusive
 from scripts.common.settings import Settings
@@ -15,38 +15,38 @@ from scripts.common.settings import Settings
 def main() -> None:
     settings = Settings.load()
     path = settings.path("DEPLOYMENT")
-    only_show = settings.flag("DRY_RUN")
-    deployment = configuration.read(path, configuration.TO_FIND)
-    with exclusive(path.parent, "another `make deploy-oci` is at work here"), told():
-        service = Service.of(deployment.account)
-        service.reach()
-        destroy(service, deployment, only_show)
+    dry_run = settings.flag("DRY_RUN")
+    deployment = read(path, TO_FIND)
+    with exclusive(path.parent, "another `make deploy-oci` is running here"), service_errors():
+        service = Service.connect(deployment.account)
+        service.check_connection()
+        destroy(service, deployment, dry_run)
 
 
-def destroy(service: Service, deployment: Deployment, only_show: bool = False) -> None:
-    verb = "would delete" if only_show else "deleting"
-    found = find(service, deployment, gone=("DELETED",))
-    models = catalogue.ours(service, deployment)
-    if not only_show:
-        catalogue.clear(service, deployment)
-    if not found and not models:
-        out.print(f"there is nothing of {deployment.name} in {deployment.deployment.compartment_id}")
+def destroy(service: Service, deployment: Deployment, dry_run: bool = False) -> None:
+    verb = "would delete" if dry_run else "deleting"
+    deployments = find(service, deployment, ignored_states=("DELETED",))
+    models = find_models(service, deployment)
+    if not dry_run:
+        empty_bucket(service, deployment)
+    if not deployments and not models:
+        out.print(f"{deployment.deployment.compartment_id} has nothing of {deployment.name}")
         return
-    for each in found:
-        out.print(f"{verb}  deployment {each.id}, {each.lifecycle_state.lower()}")
-        if not only_show:
-            take_down(service, deployment, each.id)
+    for live in deployments:
+        out.print(f"{verb}  deployment {live.id}, {live.lifecycle_state.lower()}")
+        if not dry_run:
+            delete_settled(service, deployment, live.id)
     for model in models:
         out.print(f"{verb}  model {model.id}")
-        if not only_show:
+        if not dry_run:
             service.data_science.delete_model(model.id)
 
 
-def take_down(service: Service, deployment: Deployment, live_id: str) -> None:
-    """One that is on its way somewhere cannot be deleted before it is there; nor one that an earlier run deletes."""
-    live = waiting.settled(service, live_id, f"{deployment.name}: its state", deployment.wait)
+def delete_settled(service: Service, deployment: Deployment, live_id: str) -> None:
+    """Delete a deployment once the service allows it; an earlier run may be deleting it already."""
+    live = wait_until_settled(service, live_id, f"{deployment.name}: its state", deployment.wait)
     if live.lifecycle_state != "DELETED":
-        remove(service, deployment, live_id)
+        delete(service, deployment, live_id)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,59 @@
-"""A deployment's /predict: signed, asked again while it is busy, and with the face of scripts.common.triton.Triton."""
+"""Send requests to a deployment's /predict, with the interface of scripts.common.triton.Triton."""
 
 from __future__ import annotations
 
-import contextlib
-import email.utils
 import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import InvalidHeader, ReadTimeoutError
+from urllib3.util import Retry
 
 from deploy.oci.limits import REQUEST_BYTES
 from scripts.common.cli import err
 from scripts.common.settings import UserError
 from scripts.common.triton import reason
 
-# The service's own limit on an answer, and a little.
+# The service answers within 60 seconds.
 TIMEOUT_S = 70
-ATTEMPTS = 6
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 30.0
+# All attempts carry the first one's signature, which Oracle Cloud accepts for five minutes.
+ATTEMPTS = 5
+MAXIMUM_PAUSE_S = 30
+
+
+class PredictRetry(Retry):
+    """Retry a busy or failing deployment, with a notice on stderr; the model keeps no state between requests."""
+
+    shows_notice = True
+
+    def new(self, **changes: Any) -> PredictRetry:
+        retry = super().new(**changes)
+        retry.shows_notice = self.shows_notice
+        return retry
+
+    def increment(self, method=None, url=None, response=None, error=None, _pool=None, _stacktrace=None) -> PredictRetry:
+        if isinstance(error, ReadTimeoutError):  # the same request would take as long again
+            raise error
+        return super().increment(method, url, response, error, _pool, _stacktrace)
+
+    def parse_retry_after(self, retry_after: str) -> float:
+        try:
+            return super().parse_retry_after(retry_after)
+        except InvalidHeader:
+            return 0
+
+    def sleep(self, response: Any = None) -> None:
+        wished = response and self.get_retry_after(response)
+        # urllib3's first pause is zero; clients that were refused together must not return together.
+        pause = max(wished or 0, self.get_backoff_time() or random.uniform(0.5, 1))
+        if self.shows_notice:
+            err.print(f"[dim]{response.status if response else 'no answer'}: trying again in {pause:.0f} s[/]")
+        time.sleep(pause)
 
 
 @dataclass
@@ -30,112 +61,97 @@ class Endpoint:
     url: str  # with /predict
     signer: Any
     version: Callable[[str], str] = lambda model: "1"
-    sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = random.random
-    session: requests.Session = field(default_factory=requests.Session)
-    has_answered: bool = False
+
+    def __post_init__(self) -> None:
+        self.retry = PredictRetry(
+            total=ATTEMPTS - 1,
+            status_forcelist={429, *range(500, 600)},
+            allowed_methods=None,  # POST too
+            raise_on_status=False,
+            backoff_factor=2,
+            backoff_max=MAXIMUM_PAUSE_S,
+            backoff_jitter=1,
+            retry_after_max=MAXIMUM_PAUSE_S,
+        )
+        self.session = requests.Session()
+        self.session.mount(self.url, HTTPAdapter(max_retries=self.retry))
 
     def infer(self, model: str, request: dict, timeout: float = TIMEOUT_S) -> dict:
-        """No message holds anything of the request: what is asked is nobody else's business."""
+        """Return Triton's response. Messages quote nothing from the request, which may be confidential."""
         body = json.dumps(request).encode()
         if len(body) > REQUEST_BYTES:
-            raise UserError(f"the request has {len(body)} bytes, and a deployment takes {REQUEST_BYTES}")
+            raise UserError(f"the request has {len(body)} bytes, and a deployment takes at most {REQUEST_BYTES}")
         headers = {"Content-Type": "application/json", "model_name": model, "model_version": self.version(model)}
-        answer = self.answered(body, headers, min(timeout, TIMEOUT_S))
-        if answer.status_code != 200:
-            raise UserError(sentence(answer, model, headers["model_version"]))
-        if (found := outputs(answer)) is None:
-            raise UserError(f"{self.url} answered, and not as Triton does{request_id(answer)}")
-        return found
-
-    def answered(self, body: bytes, headers: dict[str, str], timeout: float) -> requests.Response:
-        """Asked again, ever later, while there are too many requests or the service fails."""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                # Signed anew each time: a signature is for a moment.
-                answer = self.session.post(
-                    self.url, data=body, headers=headers, auth=self.signer, timeout=(10, timeout), allow_redirects=False
-                )
-            except requests.ReadTimeout:
-                raise UserError(
-                    f"no answer within {timeout:.0f} s, and a deployment has 60: ask for less at once (TOKENS=)"
-                ) from None
-            except requests.RequestException as error:
-                if attempt == ATTEMPTS:
-                    raise UserError(f"{self.url} does not answer ({type(error).__name__})") from None
-                self.wait(self.pause(attempt, None), "no answer")
-                continue
-            if attempt == ATTEMPTS or not (answer.status_code == 429 or answer.status_code >= 500):
-                self.has_answered = True
-                return answer
-            self.wait(self.pause(attempt, answer.headers.get("Retry-After")), str(answer.status_code))
-        raise AssertionError("the last attempt returns or raises")
-
-    def wait(self, pause: float, why: str) -> None:
-        if not self.has_answered:  # what answered before is amid its text
-            err.print(f"[dim]{why}: asking again in {pause:.0f} s[/]")
-        self.sleep(pause)
-
-    def pause(self, attempt: int, wished: str | None) -> float:
-        """Twice as long each time, and never the same for two clients; as the service wishes, if it does."""
-        usual = FIRST_PAUSE_S * 2 ** (attempt - 1) * (0.5 + self.jitter() / 2)
-        return min(LONGEST_PAUSE_S, max(usual, seconds(wished)))
+        timeout = min(timeout, TIMEOUT_S)
+        try:
+            response = self.session.post(
+                self.url, data=body, headers=headers, auth=self.signer, timeout=(10, timeout), allow_redirects=False
+            )
+        except requests.ReadTimeout:
+            raise UserError(
+                f"no answer within {timeout:.0f} s; a deployment must answer within 60. Ask for less at once (TOKENS=)"
+            ) from None
+        except requests.RequestException as error:
+            raise UserError(f"{self.url} does not answer ({type(error).__name__}). Check the network") from None
+        # From the first answer on, a notice would break the text that is being printed.
+        self.retry.shows_notice = False
+        if response.status_code != 200:
+            raise UserError(sentence(response, model, headers["model_version"]))
+        answer = parse(response)
+        if answer is None:
+            raise UserError(
+                f"{self.url} answered, but not as Triton does. Check OCI_ENDPOINT and the proxy{request_id(response)}"
+            )
+        return answer
 
 
-def outputs(answer: requests.Response) -> dict | None:
+def parse(response: requests.Response) -> dict | None:
+    """Return Triton's response, or None if it is something else."""
     try:
-        found = answer.json()
-        return found if all(isinstance(each["data"], list) and each["name"] for each in found["outputs"]) else None
+        answer = response.json()
+        is_tritons = all(isinstance(output["data"], list) and output["name"] for output in answer["outputs"])
+        return answer if is_tritons else None
     except (ValueError, TypeError, LookupError):
         return None
 
 
-def seconds(wished: str | None) -> float:
-    """Of a Retry-After: a number, or a date."""
-    with contextlib.suppress(ValueError, TypeError):
-        return float(wished or 0)
-    with contextlib.suppress(ValueError, TypeError):
-        return email.utils.parsedate_to_datetime(wished).timestamp() - time.time()
-    return 0
-
-
-def sentence(answer: requests.Response, model: str, version: str) -> str:
-    said = f": {message(answer)}" if message(answer) else ""
-    match answer.status_code:
+def sentence(response: requests.Response, model: str, version: str) -> str:
+    details = f": {message(response)}" if message(response) else ""
+    match response.status_code:
         case 401:
-            what = (
-                "the deployment does not take the signature (401): check the account that deployment.toml names, and "
-                "this machine's clock; a session that has ended goes on with `oci session refresh`"
+            problem = (
+                "the deployment rejects the signature (401). Check the account in deployment.toml and this machine's "
+                "clock. Renew an expired session with `oci session refresh`"
             )
         case 404:
-            what = (
-                f"there is no such deployment, it has no version {version} of {model}, or you may not ask it (404): "
-                "check SYSTEM, models.systems of deployment.toml, and the policies of docs/oci.md"
+            problem = (
+                f"no such deployment, or it has no version {version} of {model}, or you have no permission (404). "
+                "Check SYSTEM, models.systems in deployment.toml, and the policies in docs/oci.md"
             )
         case 413:
-            what = "the request is larger than a deployment takes (413)"
+            problem = "the request is larger than a deployment takes (413)"
         case 429:
-            what = (
-                f"too many requests, also after {ATTEMPTS} attempts (429){said}. Ask less often, or raise "
+            problem = (
+                f"too many requests, also after {ATTEMPTS} attempts (429){details}. Send fewer, or raise "
                 "instances.bandwidth_mbps or instances.count and run make deploy-oci"
             )
         case status if status >= 500:
-            what = f"{model} failed, also after {ATTEMPTS} attempts ({status}){said}"
+            problem = f"{model} failed, also after {ATTEMPTS} attempts ({status}){details}"
         case status:
-            what = f"{model} refused the request ({status}){said}"
-    return what + request_id(answer)
+            problem = f"{model} refused the request ({status}){details}"
+    return problem + request_id(response)
 
 
-def message(answer: requests.Response) -> str:
-    """Triton's words or the service's."""
+def message(response: requests.Response) -> str:
+    """Return the error message of Triton or of the service."""
     try:
-        body = answer.json()
+        body = response.json()
     except ValueError:
         return ""
-    said = (body.get("error") or body.get("message")) if isinstance(body, dict) else ""
-    return reason(str(said or "")).rstrip(".")
+    text = (body.get("error") or body.get("message")) if isinstance(body, dict) else ""
+    return reason(str(text or "")).rstrip(".")
 
 
-def request_id(answer: requests.Response) -> str:
-    found = answer.headers.get("opc-request-id")
-    return f" (opc-request-id {found})" if found else ""
+def request_id(response: requests.Response) -> str:
+    identifier = response.headers.get("opc-request-id")
+    return f" (opc-request-id {identifier})" if identifier else ""

@@ -1,4 +1,4 @@
-"""What is asked of Oracle Cloud: the bodies of the requests, as the SDK's own models."""
+"""Build the bodies of requests to Oracle Cloud, as the SDK's own models."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from oci.data_science import models
 
 from deploy.oci.deployment import Deployment, Logs
 
-# Where a deployment mounts what is in the zip, read-only, and what `make package` names the folder in it.
+# A deployment mounts the content of the zip here, read-only; the folder is the one that `make package` writes.
 REPOSITORY = "/opt/ds/model/deployed_model/model_repository"
 PORT = 8000
-# By these a later run knows what this one made.
+# Tags by which a later run finds what this one created.
 MADE_BY = "made-by"
 US = "triton-transformers"
 DEPLOYED_AS = "deployed-as"
@@ -23,7 +23,10 @@ def environment(deployment: Deployment) -> dict[str, str]:
 
 
 def own_environment(deployment: Deployment) -> dict[str, str]:
-    """CONTAINER_TYPE makes /predict and /health Triton's, and serve.sh leave one port open."""
+    """Return the variables that we set ourselves.
+
+    With CONTAINER_TYPE, the service maps /predict and /health to Triton's API, and serve.sh opens one port only.
+    """
     return {
         "CONTAINER_TYPE": "TRITON",
         "MODEL_REPOSITORY": REPOSITORY,
@@ -36,6 +39,12 @@ def own_environment(deployment: Deployment) -> dict[str, str]:
 
 def tags(deployment: Deployment) -> dict[str, str]:
     return deployment.tags | {MADE_BY: US, DEPLOYED_AS: deployment.name}
+
+
+def is_ours(resource: Any, deployment: Deployment) -> bool:
+    """Return whether `make deploy-oci` created this resource for this deployment."""
+    created_with = resource.freeform_tags or {}
+    return created_with.get(MADE_BY) == US and created_with.get(DEPLOYED_AS) == deployment.name
 
 
 def create_model(deployment: Deployment, sha256: str) -> models.CreateModelDetails:
@@ -83,7 +92,7 @@ def instance_configuration(deployment: Deployment) -> models.InstanceConfigurati
 
 
 def container(deployment: Deployment, kind: type) -> Any:
-    """Of no entrypoint and no cmd, the image's own are run."""
+    """Return the container's configuration; an empty entrypoint or cmd leaves the image's own."""
     image, _, digest = deployment.container.image.partition("@")
     return kind(
         image=image,
@@ -105,7 +114,7 @@ def logs(logs: Logs, kind: type) -> Any:
 
 # --- updates ----------------------------------------------------------------------------------------------------------
 
-# What may be changed of an active deployment, one at a time: where each is in the body that creates one.
+# The service changes one of these groups of an active deployment at a time: the paths in the body that creates one.
 CONFIGURATION = "modelDeploymentConfigurationDetails"
 MODEL = f"{CONFIGURATION}.modelConfigurationDetails"
 GROUPS = {
@@ -116,32 +125,32 @@ GROUPS = {
     "model": (f"{MODEL}.modelId",),
     "container": (f"{CONFIGURATION}.environmentConfigurationDetails",),
 }
-# All of it there or not: of the rest, what the service adds by itself is no difference.
-WHOLE = ("description", "environmentVariables", "freeformTags", "entrypoint", "cmd", "access", "predict")
+# Compare these fields exactly; elsewhere ignore fields that the service adds.
+EXACT = ("description", "environmentVariables", "freeformTags", "entrypoint", "cmd", "access", "predict")
 
 
 def changed(wanted: models.CreateModelDeploymentDetails, live: models.ModelDeployment) -> list[str]:
-    """The groups in which a live deployment is not what is wanted."""
+    """Return the groups in which a live deployment differs from the wanted one."""
     ours, theirs = as_json(wanted), as_json(live)
     return [
         group
         for group, paths in GROUPS.items()
-        if any(differ(at(ours, path), at(theirs, path), path.rpartition(".")[2]) for path in paths)
+        if any(differ(value_at(ours, path), value_at(theirs, path), path.rpartition(".")[2]) for path in paths)
     ]
 
 
-def at(body: dict, path: str) -> Any:
+def value_at(body: Any, path: str) -> Any:
     for name in path.split("."):
         body = (body or {}).get(name)
     return body
 
 
 def differ(ours: Any, theirs: Any, name: str) -> bool:
-    if name in WHOLE:
+    if name in EXACT:
         return (ours or None) != (theirs or None)
     if isinstance(ours, dict) or isinstance(theirs, dict):
         ours, theirs = ours or {}, theirs or {}
-        return any(differ(ours.get(each), theirs.get(each), each) for each in {*ours, *(theirs.keys() & set(WHOLE))})
+        return any(differ(ours.get(key), theirs.get(key), key) for key in {*ours, *(theirs.keys() & set(EXACT))})
     return ours is not None and ours != theirs
 
 
@@ -176,7 +185,7 @@ def update_deployment(
 
 
 def recast(value: Any, kind: type) -> Any:
-    """The same fields, as the class that an update has for them."""
+    """Copy the fields to the class that an update has for them."""
     other = kind()
     for name in other.swagger_types.keys() & value.swagger_types.keys():
         setattr(other, name, getattr(value, name))
@@ -184,7 +193,7 @@ def recast(value: Any, kind: type) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """As the SDK sends it: nothing that is not set, and the names of the API."""
+    """Return the JSON that the SDK sends: the API's names, without fields that are not set."""
     if hasattr(value, "attribute_map"):
         return {
             theirs: as_json(getattr(value, ours))
@@ -192,5 +201,5 @@ def as_json(value: Any) -> Any:
             if getattr(value, ours) is not None
         }
     if isinstance(value, list):
-        return [as_json(each) for each in value]
+        return [as_json(item) for item in value]
     return value

@@ -1,88 +1,97 @@
-"""Waiting for what Oracle Cloud does by itself, with what it says of it."""
+"""Wait for what Oracle Cloud does in the background, and show its progress."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
-from oci import Response
+import oci
 from oci.data_science.models import ModelDeployment, WorkRequest
-from oci.exceptions import ServiceError
+from oci.exceptions import MaximumWaitTimeExceeded, ServiceError
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from deploy.oci.client import Service, every
+from deploy.oci.client import Service, list_all
 from deploy.oci.deployment import Wait
 from scripts.common.cli import err
 from scripts.common.settings import UserError
 
-WORK = "opc-work-request-id"
-UNSETTLED = ("CREATING", "UPDATING", "DELETING")
-ENDED = ("SUCCEEDED", "FAILED", "CANCELED")
-GOES_ON = "It goes on in Oracle Cloud, and the same command waits for it again"
+WORK_REQUEST_HEADER = "opc-work-request-id"
+PASSING_STATES = ("CREATING", "UPDATING", "DELETING")
+FINAL_STATUSES = ("SUCCEEDED", "FAILED", "CANCELED")
+CONTINUES = "It continues in Oracle Cloud, and the same command waits for it again"
 
 
-def done(service: Service, begun: Response, what: str, wait: Wait) -> None:
-    """Until the work request of an answer has succeeded."""
-    work = begun.headers.get(WORK)
-    if not work:
-        raise UserError(f"{what}: Oracle Cloud does not say how it goes. Run the same command again in a few minutes")
-    with progress(what) as show:
-        told = 0
-        for _ in polls(what, wait):
-            request: WorkRequest = service.data_science.get_work_request(work).data
-            show(request.percent_complete)
-            with suppress(ServiceError):  # what it says on the way is not what is waited for
-                logs = list(every(service.data_science.list_work_request_logs, work))
-                for entry in sorted(logs, key=lambda entry: entry.timestamp)[told:]:
-                    err.print(f"  [dim]{escape(entry.message)}[/]")
-                told = len(logs)
-            if request.status in ENDED:
-                break
+def wait_for_work(service: Service, response: oci.Response, action: str, wait: Wait) -> None:
+    """Wait until the work request that a response names has succeeded, and print the messages of its log."""
+    work_id = response.headers.get(WORK_REQUEST_HEADER)
+    if not work_id:
+        raise UserError(f"{action}: Oracle Cloud named no work request. Run the same command again in a few minutes")
+    printed = 0
+
+    def is_final(request: WorkRequest) -> bool:
+        nonlocal printed
+        show(request.percent_complete)
+        with suppress(ServiceError):  # the wait does not depend on the log
+            entries = sorted(list_all(service.data_science.list_work_request_logs, work_id), key=lambda e: e.timestamp)
+            for entry in entries[printed:]:
+                err.print(f"  [dim]{escape(entry.message)}[/]")
+            printed = len(entries)
+        return request.status in FINAL_STATUSES
+
+    with progress(action) as show:
+        request = wait_until(service, partial(service.data_science.get_work_request, work_id), is_final, action, wait)
     if request.status != "SUCCEEDED":
-        raise UserError(f"{what} {failure(service, request)}")
+        errors = service.data_science.list_work_request_errors(work_id).data
+        reason = "; ".join(error.message.rstrip(".") for error in errors) or "Oracle Cloud gives no reason"
+        raise UserError(
+            f"{action} {request.status.lower()}: {reason}. The container's output is in the log that logs.predict_id "
+            "names, if it is set (docs/oci.md)"
+        )
 
 
-def failure(service: Service, request: WorkRequest) -> str:
-    errors = service.data_science.list_work_request_errors(request.id).data
-    said = "; ".join(error.message.rstrip(".") for error in errors) or "Oracle Cloud says no more than that"
-    return (
-        f"{request.status.lower()}: {said}. The container's own words are in the log that logs.predict_id names, if it "
-        "names one (docs/oci.md)"
-    )
+def wait_until_settled(service: Service, deployment_id: str, action: str, wait: Wait) -> ModelDeployment:
+    """Return a deployment once it is in a state that does not change by itself."""
+
+    def is_settled(deployment: ModelDeployment) -> bool:
+        return deployment.lifecycle_state not in PASSING_STATES
+
+    get = partial(service.data_science.get_model_deployment, deployment_id)
+    if is_settled(deployment := get().data):
+        return deployment
+    with progress(action):
+        return wait_until(service, get, is_settled, action, wait)
 
 
-def settled(service: Service, deployment_id: str, what: str, wait: Wait) -> ModelDeployment:
-    """Until a deployment is in no state that passes by itself."""
-    found: ModelDeployment = service.data_science.get_model_deployment(deployment_id).data
-    if found.lifecycle_state in UNSETTLED:
-        with progress(what):
-            for _ in polls(what, wait):
-                found = service.data_science.get_model_deployment(deployment_id).data
-                if found.lifecycle_state not in UNSETTLED:
-                    break
-    return found
-
-
-def polls(what: str, wait: Wait) -> Iterator[None]:
-    deadline = time.monotonic() + wait.minutes * 60
-    while True:
-        yield
-        if time.monotonic() + wait.poll_seconds > deadline:
-            raise UserError(f"{what}: not within {wait.minutes:g} minutes (wait.minutes). {GOES_ON}")
-        time.sleep(wait.poll_seconds)
+def wait_until(
+    service: Service, get: Callable[[], oci.Response], is_over: Callable[[Any], bool], action: str, wait: Wait
+) -> Any:
+    """Repeat a request until `is_over` is true of the data that it returns, and return these."""
+    try:
+        return oci.wait_until(
+            service.data_science,
+            get(),
+            fetch_func=lambda response: get(),
+            evaluate_response=lambda answer: is_over(answer.data),
+            max_interval_seconds=wait.poll_seconds,
+            max_wait_seconds=wait.minutes * 60,
+        ).data
+    except MaximumWaitTimeExceeded:
+        raise UserError(f"{action}: not finished after {wait.minutes:g} minutes (wait.minutes). {CONTINUES}") from None
 
 
 @contextmanager
-def progress(what: str) -> Iterator:
+def progress(action: str) -> Iterator[Callable[[float | None], None]]:
+    """Show what is going on, and yield a function that takes the percentage done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     if not err.is_terminal:
-        err.print(what)
+        err.print(action)
     try:
         with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-            task = bar.add_task(what, total=None)
+            task = bar.add_task(action, total=None)
             yield lambda percent: bar.update(task, total=100, completed=percent or 0)
     except KeyboardInterrupt:
-        err.print(f"\n{GOES_ON}.")
+        err.print(f"\n{CONTINUES}.")
         raise

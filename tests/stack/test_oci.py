@@ -1,6 +1,4 @@
-"""GPT-2 as a deployment in Oracle Cloud: the real Triton, started by serve.sh as a container there would be, behind a
-stand-in for the cloud.
-"""
+"""GPT-2 as a deployment in Oracle Cloud: a stand-in for the cloud starts the real Triton as a container would."""
 
 from __future__ import annotations
 
@@ -24,9 +22,9 @@ from scripts.common.settings import ROOT
 from scripts.common.triton import Triton, TritonError
 from scripts.stack.local import programs
 from tests.support.checkpoints import language
-from tests.support.oci_stand_in import OciStandIn, model_id, oci_stand_in
+from tests.support.oci import write_deployment
+from tests.support.oci_stand_in import OciStandIn, model_id, oci_server
 from tests.support.stack import TestStack
-from tests.unit.test_oci_config import written
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +34,7 @@ PROMPT = "  It was raining when"
 
 @dataclass
 class Containers:
-    """What the service starts: serve.sh with the deployment's environment, and the zip, unpacked and read-only."""
+    """The containers of the service: serve.sh with the deployment's environment and the unpacked, read-only zip."""
 
     folder: Path
     running: dict[str, psutil.Popen] = field(default_factory=dict)
@@ -69,7 +67,7 @@ class Containers:
         return url
 
     def start(self, environment: dict[str, str]) -> psutil.Popen:
-        """Nothing but what the deployment says, and where Triton is, which in an image is where serve.sh looks."""
+        """Start serve.sh with the deployment's environment and the paths of Triton, which an image has elsewhere."""
         home = programs.triton(self.folder / "home")
         own = {"TRITON_HOME": str(home), "PATH": programs.path_with_this_python(), "HOME": "/tmp"}
         if libraries := programs.library_path(self.folder / "home"):
@@ -98,11 +96,11 @@ class Containers:
 
 
 def digest(folder: Path) -> str:
-    """Of all names and contents."""
-    found = hashlib.sha256()
+    """Return a hash of all names and contents."""
+    sha256 = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        found.update(f"{path.relative_to(folder)}\n".encode() + (path.read_bytes() if path.is_file() else b""))
-    return found.hexdigest()
+        sha256.update(f"{path.relative_to(folder)}\n".encode() + (path.read_bytes() if path.is_file() else b""))
+    return sha256.hexdigest()
 
 
 @dataclass
@@ -110,6 +108,7 @@ class User:
     stack: TestStack
     cloud: OciStandIn
     containers: Containers
+    first_output: str = ""  # of the first deployment
 
     def make(self, target: str, **settings: object) -> str:
         done = self.try_to(target, **settings)
@@ -123,20 +122,21 @@ class User:
     def describe(self, **settings: object) -> None:
         account = {"account__endpoint": self.cloud.url, "account__config_file": str(self.cloud.config_file())}
         systems = ["gpt2_ensemble", "gpt2_generate", "embedding"]
-        written(self.stack.folder, **account | {"wait__poll_seconds": 0.2, "models__systems": systems} | settings)
+        own = {"wait__poll_seconds": 0.2, "models__systems": systems}
+        write_deployment(self.stack.folder, **account | own | settings)
 
     @property
-    def deployed(self) -> str:
+    def live_id(self) -> str:
         (live_id,) = self.containers.running
         return live_id
 
     @property
     def server(self) -> psutil.Process:
-        return psutil.Process(self.containers.running[self.deployed].pid)
+        return psutil.Process(self.containers.running[self.live_id].pid)
 
     @property
     def triton(self) -> str:
-        return self.cloud.tritons[self.deployed]
+        return self.cloud.tritons[self.live_id]
 
 
 @pytest.fixture(scope="module")
@@ -147,18 +147,18 @@ def user(new_stack) -> Iterator[User]:
     assert done.returncode == 0, done.stdout + done.stderr
     containers = Containers(stack.folder / "containers")
     containers.folder.mkdir()
-    with oci_stand_in(stack.folder, launch=containers.launch) as cloud:
-        user = User(stack, cloud, containers)
+    with oci_server() as server:
+        user = User(stack, server.new_cloud(stack.folder, launch=containers.launch), containers)
         user.describe()
         try:
-            user.said = user.make("deploy-oci", RUNTIME="local")
+            user.first_output = user.make("deploy-oci", RUNTIME="local")
             yield user
         finally:
             containers.stop_all()
 
 
-def test_it_is_deployed(user):
-    assert f"endpoint    {user.cloud.url}/{user.deployed}/predict" in user.said
+def test_deployment_is_ready(user):
+    assert f"endpoint    {user.cloud.url}/{user.live_id}/predict" in user.first_output
     assert opener.open(f"{user.triton}/v2/health/ready", timeout=5).status == 200
 
 
@@ -170,14 +170,14 @@ def looped(triton: Triton, tokens: int) -> str:
     return text
 
 
-def test_the_loop_says_what_triton_says(user):
+def test_prompt_is_continued_as_by_triton(user):
     expected = looped(Triton(user.triton), 8)
     assert user.make("predict-oci", PROMPT=PROMPT, TOKENS=8) == f"{expected}\n"
-    predictions = [body for method, path, body in user.cloud.seen if path.endswith("/predict")]
+    predictions = [body for method, path, body in user.cloud.received if path.endswith("/predict")]
     assert predictions[-1]["inputs"][0]["data"][0].startswith(PROMPT)
 
 
-def test_one_call_for_the_others(user):
+def test_other_systems_take_one_request(user):
     once = user.make("predict-oci", PROMPT=PROMPT, TOKENS=8, SYSTEM="gpt2_generate")
     assert once.startswith(PROMPT)
     assert len(once) > len(PROMPT) + 8
@@ -186,29 +186,29 @@ def test_one_call_for_the_others(user):
     assert len(vector.split()) == 4 + 6 + 1
 
 
-def test_a_whole_request_from_a_file(user):
+def test_request_file_is_sent(user):
     path = user.stack.folder / "request.json"
     path.write_text('{"inputs": [{"name": "TEXT", "shape": [2], "datatype": "BYTES", "data": ["I am", "Which"]}]}')
     assert user.make("predict-oci", REQUEST=path).startswith("out BYTES [2]: ")
 
 
-def test_what_it_refuses_is_said(user):
-    for settings, said in (
-        ({"PROMPT": "", "REQUEST": ""}, "error: nothing to ask: make predict-oci PROMPT="),
+def test_refusals_do_not_quote_the_prompt(user):
+    for settings, message in (
+        ({"PROMPT": "", "REQUEST": ""}, "error: Nothing to send. Set PROMPT="),
         ({"PROMPT": "x" * 3000}, "error: gpt2_ensemble refused the request (400): "),
         ({"PROMPT": "x", "SYSTEM": "nowhere"}, "error: SYSTEM=nowhere is not deployed: models.systems has"),
         (
             {"PROMPT": "x", "OCI_ENDPOINT": f"{user.cloud.url}/ocid1.other"},
-            "error: there is no such deployment, it has",
+            "error: no such deployment, or it has",
         ),
     ):
         done = user.try_to("predict-oci", **settings)
         assert done.returncode
-        assert said in done.stderr
+        assert message in done.stderr
         assert "xxxx" not in done.stderr
 
 
-def test_a_busy_deployment_is_asked_again(user):
+def test_busy_deployment_is_retried(user):
     for status in (429, 503):
         user.cloud.fault("POST .*/predict", status, "TooManyRequests", **{"Retry-After": "1"})
     expected = looped(Triton(user.triton), 1)
@@ -216,7 +216,7 @@ def test_a_busy_deployment_is_asked_again(user):
     assert user.cloud.faults == []
 
 
-def test_one_port_and_nothing_restricted_is_open(user):
+def test_container_opens_one_port_and_nothing_restricted(user):
     listening = {
         connection.laddr
         for process in (user.server, *user.server.children(recursive=True))
@@ -225,20 +225,20 @@ def test_one_port_and_nothing_restricted_is_open(user):
     }
     assert [address.ip for address in listening] == ["0.0.0.0"]
     assert f":{next(iter(listening)).port}" in user.triton
-    for key in ("", "a-key-of-the-tests"):
+    for key in ("", "another-key"):
         with pytest.raises(TritonError) as error:
             Triton(user.triton, key).index()
         assert error.value.status == 403
 
 
-def test_no_prompt_is_in_a_log(user):
+def test_log_holds_no_prompt(user):
     assert PROMPT.strip() not in user.containers.log
 
 
-def test_a_model_whose_process_died_is_back(user):
-    """Which takes the key that serve.sh made."""
-    (stub, *_) = [each for each in user.server.children(recursive=True) if "/gpt2_decoder/" in " ".join(each.cmdline())]
-    stub.kill()
+def test_killed_model_process_recovers(user):
+    """The reload needs the admin key that serve.sh generated."""
+    processes = user.server.children(recursive=True)
+    next(process for process in processes if "/gpt2_decoder/" in " ".join(process.cmdline())).kill()
     deadline = time.monotonic() + 60
     while "model 'gpt2_decoder' is back" not in user.containers.log and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -246,22 +246,22 @@ def test_a_model_whose_process_died_is_back(user):
     assert looped(Triton(user.triton), 1).startswith(PROMPT)
 
 
-def test_another_model_is_served_under_the_same_address(user):
-    before, address = user.make("predict-oci", PROMPT=PROMPT, TOKENS=8), user.deployed
+def test_new_model_is_served_at_the_same_address(user):
+    before, address = user.make("predict-oci", PROMPT=PROMPT, TOKENS=8), user.live_id
     other = user.stack.folder / "other"
     language.save_gpt2(other, width=48)
     done = user.stack.make("models", SYSTEMS="gpt2_ensemble", SOURCE=other)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changes: model" in user.make("deploy-oci")
-    assert user.deployed == address
+    assert user.live_id == address
     assert user.make("predict-oci", PROMPT=PROMPT, TOKENS=8) != before
-    assert "as it was" in user.make("deploy-oci")
+    assert "unchanged" in user.make("deploy-oci")
 
 
-def test_and_removed(user):
-    live = user.deployed
-    said = user.make("destroy-oci")
+def test_destroyed_deployment_is_gone(user):
+    live = user.live_id
+    output = user.make("destroy-oci")
     user.containers.stop_all()
-    assert f"deleting  deployment {live}, active" in said
+    assert f"deleting  deployment {live}, active" in output
     done = user.try_to("predict-oci", PROMPT=PROMPT)
-    assert "there is no deployment 'triton-transformers' in ocid1.compartment" in done.stderr
+    assert "has no deployment 'triton-transformers'" in done.stderr

@@ -1,13 +1,14 @@
-"""Stands in for Oracle Cloud: as much of Data Science, Object Storage and a deployment's two endpoints as is used.
+"""A stand-in for Oracle Cloud: the parts of Data Science, Object Storage and a deployment's endpoints that we use.
 
-It takes the bodies that the SDK's own models allow, signatures of the key it was given, and the changes that the
-service's documentation allows. `launch` makes a deployment real: /predict and /health are then that Triton's.
+It accepts the bodies that the SDK's own models allow, signatures of its key, and the changes that the service's
+documentation allows. With `launch`, a deployment is real: its /predict and /health are those of a Triton.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -31,8 +32,8 @@ from scripts.common.http import opener
 
 API = "/20190101"
 SHAPES = ("VM.Standard.E4.Flex", "VM.GPU.A10.1")
-WORK_POLLS = 2  # how often a work request is asked before it ends
-# What may change of an active deployment, one of these at a time.
+WORK_POLLS = 2  # a work request ends at this poll
+# An active deployment takes changes of one of these groups at a time.
 GROUPS = (
     ("description", "freeformTags"),
     ("categoryLogDetails",),
@@ -51,7 +52,7 @@ class Refused(Exception):
 @dataclass
 class Work:
     kind: str
-    end: Callable[[], str | None]  # what it does at its end; a text: why it failed
+    end: Callable[[], str | None]  # runs at the end, and returns a text if the work failed
     polls: int = 0
     status: str = "IN_PROGRESS"
     error: str = ""
@@ -60,35 +61,34 @@ class Work:
 @dataclass
 class OciStandIn:
     folder: Path
-    launch: Callable[[OciStandIn, dict], str] = lambda cloud, deployment: ""  # the address of its Triton
+    launch: Callable[[OciStandIn, dict], str] = lambda cloud, deployment: ""  # returns the address of a Triton
     url: str = ""
-    key: rsa.RSAPrivateKey = field(
-        default_factory=lambda: rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    )
+    key: rsa.RSAPrivateKey = field(default_factory=lambda: private_key("usual"))
     models: dict[str, dict] = field(default_factory=dict)
     deployments: dict[str, dict] = field(default_factory=dict)
     work: dict[str, Work] = field(default_factory=dict)
     tritons: dict[str, str] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
     uploads: dict[str, dict] = field(default_factory=dict)
-    seen: list[tuple[str, str, dict | None]] = field(default_factory=list)  # method, path, body
-    # (what a request's "METHOD path" is to match, the answer in its place), each used once.
+    received: list[tuple[str, str, dict | None]] = field(default_factory=list)  # method, path, body
+    # (pattern of a request's "METHOD path", the answer in its place), each used once.
     faults: list[tuple[str, int, str, str, dict[str, str]]] = field(default_factory=list)
-    instead: bytes | None = None  # what somebody between here and there answers to everything
-    stops_at: str = ""  # a request that is never answered
-    fails: str = ""  # why the next container does not start
+    proxy_answer: bytes | None = None  # the answer to every request, as of a proxy in between
+    hangs_at: str = ""  # pattern of a request that gets no answer, used once
+    container_error: str = ""  # the next container fails to start with this message
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def fault(
-        self, match: str, status: int, code: str = "Fault", message: str = "as asked for", **headers: str
+        self, match: str, status: int, code: str = "Fault", message: str = "as the test wants", **headers: str
     ) -> None:
         self.faults.append((match, status, code, message, headers))
 
-    def said(self, pattern: str) -> list[dict | None]:
-        return [body for method, path, body in self.seen if re.search(pattern, f"{method} {path}")]
+    def bodies(self, pattern: str) -> list[dict | None]:
+        """Return the bodies of the requests whose "METHOD path" matches."""
+        return [body for method, path, body in self.received if re.search(pattern, f"{method} {path}")]
 
     def config_file(self) -> Path:
-        """As `oci setup config` writes it."""
+        """Write what `oci setup config` writes, and return its path."""
         pem = self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
         )
@@ -121,6 +121,9 @@ class OciStandIn:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # One packet per answer, at once: Nagle's algorithm would add 40 ms to each.
+    wbufsize = -1
+    disable_nagle_algorithm = True
 
     @property
     def cloud(self) -> OciStandIn:
@@ -133,22 +136,21 @@ class Handler(BaseHTTPRequestHandler):
         is_json = self.headers.get("Content-Type", "").startswith("application/json")
         try:
             body = json.loads(content) if is_json and content else None
-            what = f"{self.command} {url.path}"
-            self.cloud.seen.append((self.command, url.path, body))
-            if self.cloud.stops_at and re.search(self.cloud.stops_at, what):
-                self.cloud.stops_at = ""
+            line = f"{self.command} {url.path}"
+            self.cloud.received.append((self.command, url.path, body))
+            if self.cloud.hangs_at and re.search(self.cloud.hangs_at, line):
+                self.cloud.hangs_at = ""
                 self.close_connection = True
-                self.server.stopped.append(self.connection)
-                while self.connection.recv(1024):  # until whoever asked is gone
+                while self.connection.recv(1024):  # until the client is gone
                     pass
                 return
             self.check_signature(content)
             for fault in self.cloud.faults:
-                if re.search(fault[0], what):
+                if re.search(fault[0], line):
                     self.cloud.faults.remove(fault)
                     raise FaultOf(*fault[1:])
-            if self.cloud.instead is not None:
-                self.answer(200, {}, self.cloud.instead)
+            if self.cloud.proxy_answer is not None:
+                self.answer(200, {}, self.cloud.proxy_answer)
                 return
             status, headers, answer = self.route(url.path, query, body, content)
         except FaultOf as fault:
@@ -172,7 +174,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    # --- who asks -----------------------------------------------------------------------------------------------------
+    # --- signatures ---------------------------------------------------------------------------------------------------
 
     def check_signature(self, content: bytes) -> None:
         parts = dict(re.findall(r'(\w+)="([^"]*)"', self.headers.get("Authorization", "")))
@@ -185,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
         if "x-content-sha256" in parts["headers"]:
             digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
             if digest != self.headers["x-content-sha256"]:
-                raise Refused(401, "NotAuthenticated", "the body is another than was signed")
+                raise Refused(401, "NotAuthenticated", "the body is not the signed one")
         try:
             self.cloud.key.public_key().verify(
                 base64.b64decode(parts["signature"]), "\n".join(lines).encode(), padding.PKCS1v15(), hashes.SHA256()
@@ -193,52 +195,52 @@ class Handler(BaseHTTPRequestHandler):
         except InvalidSignature:
             raise Refused(401, "NotAuthenticated", "The required information was not provided.") from None
 
-    # --- what is asked ------------------------------------------------------------------------------------------------
+    # --- Data Science -------------------------------------------------------------------------------------------------
 
     def route(self, path: str, query: dict, body: dict | None, content: bytes) -> tuple[int, dict, object]:
         for method, pattern, function in ROUTES:
-            if method == self.command and (found := re.fullmatch(pattern, path)):
-                named = {name: urllib.parse.unquote(value) for name, value in found.groupdict().items()}
-                return function(self, query=query, body=body, content=content, **named)
+            if method == self.command and (match := re.fullmatch(pattern, path)):
+                parts = {name: urllib.parse.unquote(value) for name, value in match.groupdict().items()}
+                return function(self, query=query, body=body, content=content, **parts)
         raise Refused(404, "NotAuthorizedOrNotFound", f"{self.command} {path}")
 
     def list_models(self, query: dict, **_: object) -> tuple[int, dict, object]:
-        return paged(chosen(self.cloud.models, query), query)
+        return paged(named(self.cloud.models, query), query)
 
     def create_model(self, body: dict, **_: object) -> tuple[int, dict, object]:
         check(body, sdk.CreateModelDetails)
-        made = body | {
+        model = body | {
             "id": self.cloud.identifier("datasciencemodel"),
             "lifecycleState": "ACTIVE",
             "timeCreated": now(),
         }
-        self.cloud.models[made["id"]] = made
-        return 200, {}, shown(made)
+        self.cloud.models[model["id"]] = model
+        return 200, {}, without_artifact(model)
 
     def delete_model(self, id: str, **_: object) -> tuple[int, dict, object]:
-        model = there(self.cloud.models, id)
-        users = [each for each in self.cloud.deployments.values() if each["lifecycleState"] != "DELETED"]
-        if any(model_id(each) == id for each in users):
+        model = find(self.cloud.models, id)
+        live = [record for record in self.cloud.deployments.values() if record["lifecycleState"] != "DELETED"]
+        if any(model_id(deployment) == id for deployment in live):
             raise Refused(409, "Conflict", "the model is deployed")
         model["lifecycleState"] = "DELETED"
         return 204, {}, None
 
     def create_artifact(self, id: str, content: bytes, **_: object) -> tuple[int, dict, object]:
-        model = there(self.cloud.models, id)
+        model = find(self.cloud.models, id)
         if "artifact" in model:
             raise Refused(409, "Conflict", "the model has an artifact, which cannot be changed")
         model["artifact"] = content
         return 204, {}, None
 
     def head_artifact(self, id: str, **_: object) -> tuple[int, dict, object]:
-        model = there(self.cloud.models, id)
+        model = find(self.cloud.models, id)
         if "artifact" not in model:
             raise Refused(404, "NotAuthorizedOrNotFound")
         return 200, {"Content-Length": str(len(model["artifact"]))}, None
 
     def export_artifact(self, id: str, body: dict, **_: object) -> tuple[int, dict, object]:
         check(body, sdk.ExportModelArtifactDetails)
-        model, source = there(self.cloud.models, id), body["artifactExportDetails"]
+        model, source = find(self.cloud.models, id), body["artifactExportDetails"]
         check(source, sdk.ArtifactExportDetailsObjectStorage)
 
         def end() -> None:
@@ -247,27 +249,27 @@ class Handler(BaseHTTPRequestHandler):
         return 202, self.cloud.begin("EXPORT_MODEL_ARTIFACT", end), None
 
     def list_deployments(self, query: dict, **_: object) -> tuple[int, dict, object]:
-        return paged(chosen(self.cloud.deployments, query), query)
+        return paged(named(self.cloud.deployments, query), query)
 
     def get_deployment(self, id: str, **_: object) -> tuple[int, dict, object]:
-        for name in self.cloud.work:  # which go on whoever looks
+        for name in self.cloud.work:  # work continues, whichever request the client polls
             self.cloud.poll(name)
-        return 200, {}, there(self.cloud.deployments, id)
+        return 200, {}, find(self.cloud.deployments, id)
 
     def create_deployment(self, body: dict, **_: object) -> tuple[int, dict, object]:
         check(body, sdk.CreateModelDeploymentDetails)
-        if "artifact" not in there(self.cloud.models, model_id(body)):
+        if "artifact" not in find(self.cloud.models, model_id(body)):
             raise Refused(400, "InvalidParameter", "the model has no artifact")
-        made = json.loads(json.dumps(body))
-        made |= {"id": self.cloud.identifier("datasciencemodeldeployment"), "timeCreated": now()}
-        made |= {"modelDeploymentUrl": f"{self.cloud.url}/{made['id']}", "lifecycleState": "CREATING"}
-        made["modelDeploymentConfigurationDetails"]["modelConfigurationDetails"]["maximumBandwidthMbps"] = 10
-        self.cloud.deployments[made["id"]] = made
-        return 201, self.cloud.begin("MODEL_DEPLOYMENT_CREATE", lambda: self.launch(made)), made
+        live = json.loads(json.dumps(body))
+        live |= {"id": self.cloud.identifier("datasciencemodeldeployment"), "timeCreated": now()}
+        live |= {"modelDeploymentUrl": f"{self.cloud.url}/{live['id']}", "lifecycleState": "CREATING"}
+        live["modelDeploymentConfigurationDetails"]["modelConfigurationDetails"]["maximumBandwidthMbps"] = 10
+        self.cloud.deployments[live["id"]] = live
+        return 201, self.cloud.begin("MODEL_DEPLOYMENT_CREATE", lambda: self.launch(live)), live
 
     def update_deployment(self, id: str, body: dict, **_: object) -> tuple[int, dict, object]:
         check(body, sdk.UpdateModelDeploymentDetails)
-        live = there(self.cloud.deployments, id)
+        live = find(self.cloud.deployments, id)
         if live["lifecycleState"] not in ("ACTIVE", "INACTIVE", "NEEDS_ATTENTION"):
             raise Refused(409, "IncorrectState", f"it is {live['lifecycleState']}")
         before, after = flat(live), flat(body)
@@ -275,7 +277,7 @@ class Handler(BaseHTTPRequestHandler):
             group for group in GROUPS if any(name in after and after[name] != before.get(name) for name in group)
         ]
         if live["lifecycleState"] != "INACTIVE" and len(changes) > 1:
-            raise Refused(400, "InvalidParameter", "one at a time while it is active")
+            raise Refused(400, "InvalidParameter", "an active deployment takes one change at a time")
         stopped = live["lifecycleState"] == "INACTIVE"
         merge(live, body)
         live["lifecycleState"] = "UPDATING"
@@ -289,29 +291,29 @@ class Handler(BaseHTTPRequestHandler):
         return 202, self.cloud.begin("MODEL_DEPLOYMENT_UPDATE", end), None
 
     def activate(self, id: str, **_: object) -> tuple[int, dict, object]:
-        live = there(self.cloud.deployments, id)
+        live = find(self.cloud.deployments, id)
         live["lifecycleState"] = "UPDATING"
         return 202, self.cloud.begin("MODEL_DEPLOYMENT_ACTIVATE", lambda: self.launch(live)), None
 
     def deactivate(self, id: str, **_: object) -> tuple[int, dict, object]:
-        return self.passing(id, "UPDATING", "INACTIVE", "MODEL_DEPLOYMENT_DEACTIVATE")
+        return self.stop(id, "UPDATING", "INACTIVE", "MODEL_DEPLOYMENT_DEACTIVATE")
 
     def delete_deployment(self, id: str, **_: object) -> tuple[int, dict, object]:
-        return self.passing(id, "DELETING", "DELETED", "MODEL_DEPLOYMENT_DELETE")
+        return self.stop(id, "DELETING", "DELETED", "MODEL_DEPLOYMENT_DELETE")
 
-    def passing(self, id: str, by: str, to: str, kind: str) -> tuple[int, dict, object]:
-        live = there(self.cloud.deployments, id)
+    def stop(self, id: str, passing: str, final: str, kind: str) -> tuple[int, dict, object]:
+        live = find(self.cloud.deployments, id)
         if live["lifecycleState"] in ("CREATING", "UPDATING", "DELETING"):
             raise Refused(409, "IncorrectState", f"it is {live['lifecycleState']}")
-        live["lifecycleState"] = by
+        live["lifecycleState"] = passing
         self.cloud.tritons.pop(id, None)
-        return 202, self.cloud.begin(kind, lambda: live.update(lifecycleState=to)), None
+        return 202, self.cloud.begin(kind, lambda: live.update(lifecycleState=final)), None
 
     def launch(self, live: dict) -> str | None:
-        why, self.cloud.fails = self.cloud.fails, ""
+        message, self.cloud.container_error = self.cloud.container_error, ""
         try:
-            if why:
-                raise RuntimeError(why)
+            if message:
+                raise RuntimeError(message)
             self.cloud.tritons[live["id"]] = self.cloud.launch(self.cloud, live)
             live["lifecycleState"] = "ACTIVE"
         except Exception as error:
@@ -323,8 +325,8 @@ class Handler(BaseHTTPRequestHandler):
         if id not in self.cloud.work:
             raise Refused(404, "NotAuthorizedOrNotFound")
         work = self.cloud.poll(id)
-        done = {"percentComplete": 100.0 if work.status != "IN_PROGRESS" else 50.0, "status": work.status}
-        return 200, {}, done | {"id": id, "operationType": work.kind, "timeAccepted": now(), "resources": []}
+        progress = {"percentComplete": 100.0 if work.status != "IN_PROGRESS" else 50.0, "status": work.status}
+        return 200, {}, progress | {"id": id, "operationType": work.kind, "timeAccepted": now(), "resources": []}
 
     def work_logs(self, id: str, **_: object) -> tuple[int, dict, object]:
         return 200, {}, [{"message": f"{self.cloud.work[id].kind}: a step", "timestamp": now()}]
@@ -359,14 +361,14 @@ class Handler(BaseHTTPRequestHandler):
         return 204, {}, None
 
     def list_uploads(self, bucket: str, **_: object) -> tuple[int, dict, object]:
-        known = ("namespace", "bucket", "object", "uploadId", "timeCreated")
-        return 200, {}, [{each: upload[each] for each in known} for upload in self.cloud.uploads.values()]
+        names = ("namespace", "bucket", "object", "uploadId", "timeCreated")
+        return 200, {}, [{name: upload[name] for name in names} for upload in self.cloud.uploads.values()]
 
     def create_upload(self, bucket: str, body: dict, **_: object) -> tuple[int, dict, object]:
-        made = {"namespace": "tests", "bucket": bucket, "object": body["object"], "timeCreated": now()}
-        made |= {"uploadId": f"upload{next(self.cloud.numbers)}", "parts": {}}
-        self.cloud.uploads[made["uploadId"]] = made
-        return 200, {}, {name: value for name, value in made.items() if name != "parts"}
+        upload = {"namespace": "tests", "bucket": bucket, "object": body["object"], "timeCreated": now()}
+        upload |= {"uploadId": f"upload{next(self.cloud.numbers)}", "parts": {}}
+        self.cloud.uploads[upload["uploadId"]] = upload
+        return 200, {}, {name: value for name, value in upload.items() if name != "parts"}
 
     def put_part(self, query: dict, content: bytes, **_: object) -> tuple[int, dict, object]:
         self.cloud.uploads[query["uploadId"]]["parts"][int(query["uploadPartNum"])] = content
@@ -379,7 +381,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def commit_upload(self, bucket: str, name: str, query: dict, body: dict, **_: object) -> tuple[int, dict, object]:
         upload = self.cloud.uploads.pop(query["uploadId"])
-        numbers = [each["partNum"] for each in body["partsToCommit"]]
+        numbers = [part["partNum"] for part in body["partsToCommit"]]
         self.cloud.objects[f"{bucket}/{name}"] = b"".join(upload["parts"][number] for number in sorted(numbers))
         return 200, {}, None
 
@@ -389,10 +391,10 @@ class Handler(BaseHTTPRequestHandler):
         model, version = self.headers.get("model_name"), self.headers.get("model_version")
         if id not in self.cloud.tritons or not model or not version:
             raise Refused(404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found.")
-        return asked(f"{self.cloud.tritons[id]}/v2/models/{model}/versions/{version}/infer", content)
+        return forward(f"{self.cloud.tritons[id]}/v2/models/{model}/versions/{version}/infer", content)
 
     def health(self, id: str, **_: object) -> tuple[int, dict, object]:
-        return asked(f"{self.cloud.tritons[id]}/v2/health/ready")
+        return forward(f"{self.cloud.tritons[id]}/v2/health/ready")
 
 
 class FaultOf(Exception):
@@ -450,27 +452,27 @@ def part(number: int, content: bytes) -> dict:
     }
 
 
-def shown(record: dict) -> dict:
+def without_artifact(record: dict) -> dict:
     return {name: value for name, value in record.items() if name != "artifact"}
 
 
-def there(records: dict[str, dict], id: str) -> dict:
+def find(records: dict[str, dict], id: str) -> dict:
     if id not in records:
         raise Refused(404, "NotAuthorizedOrNotFound")
     return records[id]
 
 
-def chosen(records: dict[str, dict], query: dict) -> Iterator[dict]:
+def named(records: dict[str, dict], query: dict) -> Iterator[dict]:
     for record in sorted(records.values(), key=lambda record: record["id"], reverse=query.get("sortOrder") == "DESC"):
         if record["compartmentId"] == query["compartmentId"] and record["displayName"] == query.get("displayName"):
-            yield shown(record)
+            yield without_artifact(record)
 
 
 def paged(records: Iterator[dict], query: dict) -> tuple[int, dict, object]:
-    """One at a time, so that a list has several pages early."""
-    start, found = int(query.get("page", 0)), list(records)
-    more = {"opc-next-page": str(start + 1)} if len(found) > start + 1 else {}
-    return 200, more, found[start : start + 1]
+    """Return one record per page, so that short lists have several pages too."""
+    start, records = int(query.get("page", 0)), list(records)
+    more = {"opc-next-page": str(start + 1)} if len(records) > start + 1 else {}
+    return 200, more, records[start : start + 1]
 
 
 def model_id(deployment: dict) -> str:
@@ -483,7 +485,7 @@ def flat(body: dict) -> dict:
 
 
 def merge(into: dict, body: dict) -> None:
-    """Whatever the update says replaces what was there; only what holds several groups is gone into."""
+    """Replace what the update holds; merge only the objects that hold several groups."""
     for name, value in body.items():
         if name in ("modelDeploymentConfigurationDetails", "modelConfigurationDetails"):
             merge(into[name], value)
@@ -492,7 +494,7 @@ def merge(into: dict, body: dict) -> None:
 
 
 def check(body: dict, kind: type) -> None:
-    """By the SDK's own model: no field that it has not, none missing that its documentation says is required."""
+    """Refuse a body with a field that the SDK's model does not have, or without one that it documents as required."""
     try:
         fits(body, kind)
     except ValueError as error:
@@ -516,18 +518,18 @@ def fits_type(value: object, kind: str, path: str) -> None:
     simple = {"str": str, "int": int, "float": (int, float), "object": object}
     if kind in simple:
         if not isinstance(value, simple[kind]):
-            raise ValueError(f"{path}: {value!r} is no {kind}")
-    elif found := re.fullmatch(r"list\[(.*)\]", kind):
-        for each in value:
-            fits_type(each, found[1], path)
-    elif found := re.fullmatch(r"dict\(str, (.*)\)", kind):
-        for each in value.values():
-            fits_type(each, found[1], path)
+            raise ValueError(f"{path}: {value!r} is not of type {kind}")
+    elif match := re.fullmatch(r"list\[(.*)\]", kind):
+        for item in value:
+            fits_type(item, match[1], path)
+    elif match := re.fullmatch(r"dict\(str, (.*)\)", kind):
+        for item in value.values():
+            fits_type(item, match[1], path)
     else:
         fits(value, getattr(sdk, kind), path)
 
 
-def asked(url: str, content: bytes | None = None) -> tuple[int, dict, object]:
+def forward(url: str, content: bytes | None = None) -> tuple[int, dict, object]:
     try:
         with opener.open(urllib.request.Request(url, data=content), timeout=120) as response:
             return response.status, {}, response.read()
@@ -535,18 +537,28 @@ def asked(url: str, content: bytes | None = None) -> tuple[int, dict, object]:
         return error.code, {}, error.read()
 
 
+@functools.cache
+def private_key(name: str) -> rsa.RSAPrivateKey:
+    """Return a key; the same one for each name, because generating a key takes a while."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
 class Server(ThreadingHTTPServer):
+    """Serves one stand-in at a time; `new_cloud` replaces it by an empty one."""
+
     daemon_threads = True
+    cloud: OciStandIn
+
+    def new_cloud(self, folder: Path, **options: object) -> OciStandIn:
+        self.cloud = OciStandIn(folder, url=f"http://127.0.0.1:{self.server_port}", **options)
+        return self.cloud
 
 
 @contextlib.contextmanager
-def oci_stand_in(folder: Path, **how: object) -> Iterator[OciStandIn]:
-    cloud = OciStandIn(folder, **how)
+def oci_server() -> Iterator[Server]:
     with Server(("127.0.0.1", 0), Handler) as server:
-        server.cloud, server.stopped = cloud, []
-        cloud.url = f"http://127.0.0.1:{server.server_port}"
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
-            yield cloud
+            yield server
         finally:
             server.shutdown()

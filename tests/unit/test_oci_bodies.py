@@ -1,8 +1,7 @@
-"""What is asked of Oracle Cloud: by the SDK's own models, and by the letter."""
+"""Bodies of requests to Oracle Cloud, checked by the SDK's own models and literally; limits before any upload."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,8 +12,8 @@ from deploy.oci import requests as bodies
 from deploy.oci.container_image import Image
 from deploy.oci.deployment import read
 from scripts.common.settings import UserError
+from tests.support.oci import write_deployment
 from tests.support.oci_stand_in import fits
-from tests.unit.test_oci_config import written
 
 EVERYTHING = {
     "deployment__description": "of the tests",
@@ -30,12 +29,12 @@ EVERYTHING = {
 }
 
 
-@pytest.fixture(params=[{}, EVERYTHING], ids=["least", "everything"])
+@pytest.fixture(params=[{}, EVERYTHING], ids=["minimum", "everything"])
 def deployment(request, tmp_path):
-    return read(written(tmp_path, **request.param))
+    return read(write_deployment(tmp_path, **request.param))
 
 
-def test_the_sdk_knows_every_field_and_misses_none(deployment):
+def test_bodies_fit_the_sdks_models(deployment):
     fits(bodies.as_json(bodies.create_model(deployment, "hash")), models.CreateModelDetails)
     wanted = bodies.create_deployment(deployment, "ocid1.model")
     fits(bodies.as_json(wanted), models.CreateModelDeploymentDetails)
@@ -44,19 +43,19 @@ def test_the_sdk_knows_every_field_and_misses_none(deployment):
         fits(bodies.as_json(body), models.UpdateModelDeploymentDetails)
 
 
-def test_the_check_of_fields_finds_faults(deployment):
+def test_wrong_bodies_do_not_fit(deployment):
     body = bodies.as_json(bodies.create_deployment(deployment, "ocid1.model"))
-    for broken, said in (
+    for wrong, message in (
         (body | {"displayname": "x"}, "no field displayname"),
         ({name: value for name, value in body.items() if name != "projectId"}, "projectId is required"),
-        (body | {"displayName": 3}, "3 is no str"),
+        (body | {"displayName": 3}, "3 is not of type str"),
     ):
-        with pytest.raises(ValueError, match=said):
-            fits(broken, models.CreateModelDeploymentDetails)
+        with pytest.raises(ValueError, match=message):
+            fits(wrong, models.CreateModelDeploymentDetails)
 
 
-def test_by_the_letter(tmp_path):
-    deployment = read(written(tmp_path, **EVERYTHING))
+def test_body_is_literally_this(tmp_path):
+    deployment = read(write_deployment(tmp_path, **EVERYTHING))
     assert bodies.as_json(bodies.create_deployment(deployment, "ocid1.model")) == {
         "displayName": "triton-transformers",
         "description": "of the tests",
@@ -102,19 +101,19 @@ def test_by_the_letter(tmp_path):
 
 
 def live(deployment, model_id: str = "ocid1.model") -> models.ModelDeployment:
-    """As the service gives back what it was asked for, with what it adds."""
+    """Return what the service reports after this body: the same fields, and some that it adds."""
     wanted = bodies.create_deployment(deployment, model_id)
-    there = models.ModelDeployment(lifecycle_state="ACTIVE", id="ocid1.deployment")
+    reported = models.ModelDeployment(lifecycle_state="ACTIVE", id="ocid1.deployment")
     for name in wanted.swagger_types:
-        setattr(there, name, getattr(wanted, name))
-    configuration = there.model_deployment_configuration_details
+        setattr(reported, name, getattr(wanted, name))
+    configuration = reported.model_deployment_configuration_details
     configuration.model_configuration_details.maximum_bandwidth_mbps = 10
     configuration.model_configuration_details.instance_configuration.network_access_type = "CUSTOM_NETWORKING"
     configuration.environment_configuration_details.default_environment_variables = {"WEB_CONCURRENCY": "1"}
-    return there
+    return reported
 
 
-def test_what_did_not_change_is_no_change(deployment):
+def test_same_deployment_has_no_changes(deployment):
     assert bodies.changed(bodies.create_deployment(deployment, "ocid1.model"), live(deployment)) == []
 
 
@@ -133,19 +132,19 @@ def test_what_did_not_change_is_no_change(deployment):
         ("container", {"cmd": []}, "container"),
     ],
 )
-def test_what_changed_is_its_group(tmp_path, section, change, group):
-    before = read(written(tmp_path, **EVERYTHING))
+def test_change_is_in_its_group(tmp_path, section, change, group):
+    before = read(write_deployment(tmp_path, **EVERYTHING))
     section_before = getattr(before, section)
-    now = section_before | change if section == "tags" else replace(section_before, **change)
-    wanted = bodies.create_deployment(replace(before, **{section: now}), "ocid1.model")
+    now = section_before | change if section == "tags" else section_before.model_copy(update=change)
+    wanted = bodies.create_deployment(before.model_copy(update={section: now}), "ocid1.model")
     assert bodies.changed(wanted, live(before)) == [group]
 
 
-def test_another_model(deployment):
+def test_new_model_is_a_change(deployment):
     assert bodies.changed(bodies.create_deployment(deployment, "ocid1.new"), live(deployment)) == ["model"]
 
 
-def test_an_update_names_only_its_group(deployment):
+def test_update_has_only_its_group(deployment):
     wanted = bodies.create_deployment(deployment, "ocid1.new")
     body = bodies.as_json(bodies.update_deployment(wanted, ["bandwidth"], "ocid1.live"))
     configuration = {"modelId": "ocid1.live", "bandwidthMbps": 10}
@@ -161,44 +160,47 @@ def test_an_update_names_only_its_group(deployment):
 
 
 def image(**changes: object) -> Image:
-    here = Image("iad.ocir.io/tests/triton:1.0", 400_000_000, ["serve.sh"], ["tokenizer"], "sha256:0")
-    return replace(here, **changes)
+    usual = Image("iad.ocir.io/tests/triton:1.0", 400_000_000, ["serve.sh"], ["tokenizer"], "sha256:0")
+    return replace(usual, **changes)
 
 
 @pytest.mark.parametrize(
-    ("settings", "here", "said"),
+    ("settings", "inspected", "message"),
     [
-        ({}, image(size=17 * 10**9), "has 17.0 GB, unpacked, and 16.0 GB is the most"),
+        ({}, image(size=17 * 10**9), "has 17.0 GB unpacked, and must have at most 16.0 GB"),
         ({}, image(command=["x" * 2048]), "ENTRYPOINT and CMD of iad.ocir.io/tests/triton:1.0 have 2048 bytes"),
         ({"container__cmd": ["x" * 1024, "y" * 1024]}, None, "container.entrypoint and container.cmd have 2048 bytes"),
         ({}, image(backends=["detokenizer"]), "has no backend tokenizer, which models.systems need"),
         ({"container__environment": {"LONG": "x" * 2048}}, None, "the container's environment has 2"),
-        ({"container__environment": {"X": "1"}}, None, "container.environment.X: a name has 2 to 31 letters"),
-        ({"container__environment": {"TEST_": "1"}}, None, "container.environment.TEST_: a name has 2 to 31"),
-        ({"container__environment": {"A" * 32: "1"}}, None, "a name has 2 to 31 letters"),
-        ({"container__environment": {"TENANCY_OCID": "1"}}, None, "container.environment.TENANCY_OCID is Oracle's own"),
-        ({"container__environment": {"SYSTEMS": "1"}}, None, "container.environment.SYSTEMS is what the deployment"),
+        ({"container__environment": {"X": "1"}}, None, "container.environment.X: a name must have 2 to 31 letters"),
+        ({"container__environment": {"TEST_": "1"}}, None, "container.environment.TEST_: a name must have 2 to 31"),
+        ({"container__environment": {"A" * 32: "1"}}, None, "a name must have 2 to 31 letters"),
+        (
+            {"container__environment": {"TENANCY_OCID": "1"}},
+            None,
+            "environment.TENANCY_OCID is reserved by Oracle",
+        ),
+        ({"container__environment": {"SYSTEMS": "1"}}, None, "container.environment.SYSTEMS is set by make deploy-oci"),
     ],
 )
-def test_limits(tmp_path, settings, here, said):
+def test_exceeded_limit_is_reported(tmp_path, settings, inspected, message):
     with pytest.raises(UserError) as error:
-        limits.check(read(written(tmp_path, **settings)), here, None, {"tokenizer"})
-    assert said in str(error.value)
+        limits.check(read(write_deployment(tmp_path, **settings)), inspected, None, {"tokenizer"})
+    assert message in str(error.value)
 
 
-def test_within_the_limits(tmp_path):
-    deployment = read(written(tmp_path, container__environment={"A" * 31: "1", "LONG": "x" * 1700}))
+def test_values_within_the_limits_pass(tmp_path):
+    deployment = read(write_deployment(tmp_path, container__environment={"A" * 31: "1", "LONG": "x" * 1700}))
     limits.check(deployment, image(), None, {"tokenizer", "python"})
     limits.check(deployment, image(backends=None, command=["x" * 2047]), None, {"anything"})
 
 
-def test_an_image_as_docker_tells_of_it():
+def test_image_is_parsed_from_docker_inspect():
     name = "iad.ocir.io/tests/triton:1.0"
     record = {
         "Size": 5,
         "Config": {"Entrypoint": ["a"], "Cmd": None, "Labels": {"io.triton-transformers.backends": "tokenizer x"}},
         "RepoDigests": ["elsewhere/triton@sha256:1", "iad.ocir.io/tests/triton@sha256:2"],
     }
-    found = Image.of(name, json.loads(json.dumps(record)))
-    assert found == Image(name, 5, ["a"], ["tokenizer", "x"], "sha256:2")
-    assert Image.of(name, {"Size": 5, "Config": {}}) == Image(name, 5, [], None, "")
+    assert Image.parse(name, record) == Image(name, 5, ["a"], ["tokenizer", "x"], "sha256:2")
+    assert Image.parse(name, {"Size": 5, "Config": {}}) == Image(name, 5, [], None, "")

@@ -1,154 +1,235 @@
-"""make predict-oci: what it asks, how often, and what it says when that fails."""
+"""make predict-oci: its requests, how often it repeats them, and its messages when they fail."""
 
 from __future__ import annotations
 
 import email.utils
 import json
+import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
-import requests
 
 from deploy.oci import endpoint
-from deploy.oci.endpoint import ATTEMPTS, LONGEST_PAUSE_S, Endpoint, seconds
-from deploy.oci.predict import answer, check_prompt, predict_url, read_request, show_outputs, version
+from deploy.oci.deployment import Deployment, Models
+from deploy.oci.endpoint import ATTEMPTS, MAXIMUM_PAUSE_S, Endpoint
+from deploy.oci.predict import (
+    answer_prompt,
+    check_prompt,
+    choose_model,
+    newest_version,
+    predict_url,
+    read_request,
+    show_outputs,
+)
 from deploy.oci.request_form import RequestForm
-from scripts.common.settings import ROOT, UserError
+from scripts.common import settings as common
+from scripts.common.settings import ROOT, Settings, UserError
 
-SECRET = "what nobody else is to read"
+SECRET = "a confidential prompt"
 OK = (200, {"outputs": [{"name": "out", "datatype": "BYTES", "shape": [1], "data": [" on"]}]}, {})
+HANG, DROP = "hang", "drop"
 
 
 @dataclass
-class Session:
-    """Stands in for the network: answers in turn, the last for ever."""
+class Service:
+    """A stand-in for a deployment: it gives its answers in turn, and the last one again and again."""
 
-    answers: list
-    asked: list = field(default_factory=list)
+    url: str
+    answers: list = field(default_factory=list)
+    requests: list[tuple[dict, dict]] = field(default_factory=list)  # headers, body
+    pauses: list[float] = field(default_factory=list)
 
-    def post(self, url: str, data: bytes, headers: dict, **_: object) -> requests.Response:
-        self.asked.append((url, json.loads(data), headers))
-        given = self.answers[min(len(self.asked), len(self.answers)) - 1]
-        if isinstance(given, Exception):
-            raise given
-        status, body, more = given
-        response = requests.Response()
-        response.status_code = status
-        response._content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        response.headers.update({"opc-request-id": "R/1"} | more)
-        return response
+    def endpoint(self, *answers: object, **options: object) -> Endpoint:
+        self.answers = list(answers)
+        return Endpoint(self.url, None, **options)
 
 
-def endpoint_of(*answers, **how) -> tuple[Endpoint, Session, list[float]]:
-    session, slept = Session(list(answers)), []
-    return Endpoint("http://x/predict", None, session=session, sleep=slept.append, **how), session, slept
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    disable_nagle_algorithm = True
+
+    def do_POST(self) -> None:
+        service = self.server.service
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        service.requests.append((dict(self.headers), json.loads(body)))
+        answer = service.answers[min(len(service.requests), len(service.answers)) - 1]
+        if answer in (HANG, DROP):
+            self.close_connection = True
+            if answer == HANG:
+                self.connection.recv(1)  # until the client gives up
+            return
+        status, content, headers = answer
+        content = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), "opc-request-id": "R/1", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def service(server, monkeypatch) -> Service:
+    """Return a service whose clients do not sleep, and wait one second and not half of it before the first retry."""
+    server.service = Service(f"http://127.0.0.1:{server.server_port}/predict")
+    monkeypatch.setattr(endpoint, "time", SimpleNamespace(sleep=server.service.pauses.append))
+    monkeypatch.setattr(endpoint.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr("random.random", lambda: 0)  # urllib3's jitter
+    return server.service
 
 
 def ask(one: Endpoint) -> dict:
     return one.infer("gpt2_ensemble", {"inputs": [{"name": "TEXT", "data": [SECRET]}]})
 
 
-def test_the_headers_say_which_model():
-    one, session, slept = endpoint_of(OK, version=lambda model: "7")
-    assert ask(one) == OK[1]
-    ((url, body, headers),) = session.asked
-    assert (url, headers["model_name"], headers["model_version"]) == ("http://x/predict", "gpt2_ensemble", "7")
+def test_headers_name_the_model(service):
+    assert ask(service.endpoint(OK, version=lambda model: "7")) == OK[1]
+    ((headers, body),) = service.requests
+    assert (headers["model_name"], headers["model_version"]) == ("gpt2_ensemble", "7")
     assert body["inputs"][0]["data"] == [SECRET]
-    assert slept == []
+    assert service.pauses == []
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_asked_again_until_it_answers(status):
-    one, session, slept = endpoint_of((status, {}, {}), (status, b"<html>", {}), OK, jitter=lambda: 1.0)
-    assert ask(one) == OK[1]
-    assert len(session.asked) == 3
-    assert slept == [1.0, 2.0]
+def test_request_is_repeated_until_it_succeeds(service, capsys, status):
+    assert ask(service.endpoint((status, {}, {}), (status, b"<html>", {}), OK)) == OK[1]
+    assert len(service.requests) == 3
+    assert service.pauses == [1, 4]
+    assert capsys.readouterr().err == f"{status}: trying again in 1 s\n{status}: trying again in 4 s\n"
 
 
-def test_no_two_clients_wait_alike():
-    waits = []
-    for share in (0.0, 0.5, 1.0):
-        one, _, slept = endpoint_of((429, {}, {}), OK, jitter=lambda share=share: share)
-        ask(one)
-        waits += slept
-    assert waits == [0.5, 0.75, 1.0]
+def test_dropped_connection_is_repeated(service, capsys):
+    assert ask(service.endpoint(DROP, OK)) == OK[1]
+    assert capsys.readouterr().err == "no answer: trying again in 1 s\n"
 
 
-@pytest.mark.parametrize(("wished", "waited"), [("3", 3.0), ("0", 1.0), ("soon", 1.0), ("9999", LONGEST_PAUSE_S)])
-def test_retry_after(wished, waited):
-    one, _, slept = endpoint_of((429, {}, {"Retry-After": wished}), OK, jitter=lambda: 1.0)
+def test_notice_does_not_interrupt_the_text(service, capsys):
+    one = service.endpoint(OK, (429, {}, {}), OK)
     ask(one)
-    assert slept == [waited]
+    ask(one)
+    assert (len(service.requests), capsys.readouterr().err) == (3, "")
 
 
-def test_retry_after_as_a_date():
-    assert 15 < seconds(email.utils.formatdate(time.time() + 20, usegmt=True)) <= 20
-    assert seconds(None) == 0
-
-
-def test_it_does_not_ask_for_ever():
-    one, session, slept = endpoint_of((503, {"message": "busy."}, {}), jitter=lambda: 1.0)
-    with pytest.raises(
-        UserError, match=r"gpt2_ensemble failed, also after 6 attempts \(503\): busy \(opc-request-id R/1"
-    ):
-        ask(one)
-    assert len(session.asked) == ATTEMPTS
-    assert slept == [1, 2, 4, 8, 16]
+def test_clients_wait_differently(service, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(endpoint, "time", SimpleNamespace(sleep=service.pauses.append))
+    for _ in range(5):
+        service.requests.clear()
+        ask(service.endpoint((429, {}, {}), OK))
+    assert len(set(service.pauses)) == 5
+    assert all(0.5 <= pause <= 1 for pause in service.pauses)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("retry_after", "pause"), [("3", 3.0), ("0", 1.0), ("soon", 1.0), ("9999", float(MAXIMUM_PAUSE_S))]
+)
+@pytest.mark.parametrize("status", [429, 503, 500])
+def test_retry_after_is_respected(service, retry_after, pause, status):
+    ask(service.endpoint((status, {}, {"Retry-After": retry_after}), OK))
+    assert service.pauses == [pause]
+
+
+def test_retry_after_may_be_a_date(service):
+    ask(service.endpoint((429, {}, {"Retry-After": email.utils.formatdate(time.time() + 20, usegmt=True)}), OK))
+    assert 15 < service.pauses[0] <= 20
+
+
+def test_attempts_end(service):
+    with pytest.raises(
+        UserError, match=r"gpt2_ensemble failed, also after 5 attempts \(503\): busy \(opc-request-id R/1"
+    ):
+        ask(service.endpoint((503, {"message": "busy."}, {})))
+    assert len(service.requests) == ATTEMPTS
+    assert service.pauses == [1, 4, 8, 16]
+
+
+def test_signature_outlives_all_attempts():
+    """All attempts carry one signature, which is valid for five minutes."""
+    pauses = [1, 4, 8, 16]
+    assert len(pauses) == ATTEMPTS - 1
+    assert (ATTEMPTS - 1) * 60 + sum(pauses) < 300
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
     [
-        ((401, {"code": "NotAuthenticated"}, {}), "does not take the signature (401)"),
-        (
-            (404, {"code": "NotAuthorizedOrNotFound"}, {}),
-            "it has no version 1 of gpt2_ensemble, or you may",
-        ),
+        ((401, {"code": "NotAuthenticated"}, {}), "rejects the signature (401)"),
+        ((404, {"code": "NotAuthorizedOrNotFound"}, {}), "it has no version 1 of gpt2_ensemble, or you have no"),
         ((413, {}, {}), "larger than a deployment takes (413)"),
         ((400, {"error": "TEXT is empty"}, {}), "gpt2_ensemble refused the request (400): TEXT is empty"),
         ((302, b"", {}), "gpt2_ensemble refused the request (302)"),
-        ((429, {"message": "LB bandwidth limit exceeded."}, {}), "(429): LB bandwidth limit exceeded. Ask less often"),
-        ((200, b"<html>", {}), "answered, and not as Triton does"),
-        *[((200, body, {}), "answered, and not as Triton does") for body in ({}, [], {"outputs": [{"name": "out"}]})],
-        (requests.ReadTimeout(), "no answer within 70 s, and a deployment has 60"),
-        (requests.ConnectionError(SECRET), "http://x/predict does not answer (ConnectionError)"),
+        ((429, {"message": "LB bandwidth limit exceeded."}, {}), "(429): LB bandwidth limit exceeded. Send fewer"),
+        ((200, b"<html>", {}), "answered, but not as Triton does"),
+        *[((200, body, {}), "answered, but not as Triton does") for body in ({}, [], {"outputs": [{"name": "out"}]})],
+        (HANG, "s; a deployment must answer within 60"),
+        (DROP, "/predict does not answer (ConnectionError)"),
     ],
 )
-def test_what_is_said(given, said):
-    one, session, _ = endpoint_of(given)
+def test_failure_is_a_sentence(service, monkeypatch, answer, message):
+    if answer == HANG:
+        monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.1)
     with pytest.raises(UserError) as error:
-        ask(one)
-    assert said in str(error.value)
+        ask(service.endpoint(answer))
+    assert message in str(error.value)
     assert SECRET not in str(error.value)
-    again = isinstance(given, requests.ConnectionError) or (isinstance(given, tuple) and given[0] == 429)
-    assert len(session.asked) == (ATTEMPTS if again else 1)
+    is_repeated = answer == DROP or (answer != HANG and answer[0] == 429)
+    assert len(service.requests) == (ATTEMPTS if is_repeated else 1)
 
 
-def test_too_large_is_not_sent(monkeypatch):
+def test_refused_connection_is_a_sentence(service):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        one = Endpoint("http://127.0.0.1:{1}/predict".format(*unused.getsockname()), None)
+        with pytest.raises(UserError, match=r"/predict does not answer \(ConnectionError\)"):
+            ask(one)
+    assert len(service.pauses) == ATTEMPTS - 1
+
+
+def test_too_large_request_is_not_sent(service, monkeypatch):
     monkeypatch.setattr(endpoint, "REQUEST_BYTES", 50)
-    one, session, _ = endpoint_of(OK)
-    with pytest.raises(UserError, match="bytes, and a deployment takes 50"):
-        ask(one)
-    assert session.asked == []
+    with pytest.raises(UserError, match="bytes, and a deployment takes at most 50"):
+        ask(service.endpoint(OK))
+    assert service.requests == []
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------------
+# --- what a prompt becomes --------------------------------------------------------------------------------------------
 
 
-def continued(*pieces: str, model: str = "gpt2_ensemble", tokens: int = 5, prompt: str = " two  spaces") -> Session:
+def form(model: str) -> RequestForm:
+    return RequestForm.read(model, ROOT / "model_repository")
+
+
+def generate(service: Service, *pieces: str, model: str = "gpt2_ensemble", prompt: str = " two  spaces") -> None:
     answers = [(200, {"outputs": [{"name": "out", "data": [piece]}]}, {}) for piece in pieces]
-    one, session, _ = endpoint_of(*answers)
-    answer(one, model, RequestForm.read(model, ROOT / "model_repository"), prompt, tokens)
-    return session
+    answer_prompt(service.endpoint(*answers), model, form(model), prompt, tokens=5)
 
 
-def test_the_loop_appends_as_it_is(capsys):
-    session = continued("", "")
+def test_generation_without_tokens_prints_the_prompt(service, capsys):
+    generate(service, "")
     assert capsys.readouterr().out == " two  spaces\n"
-    session = continued(" a", "  b", "\n", "")
+
+
+def test_tokens_are_appended_unchanged(service, capsys):
+    generate(service, " a", "  b", "\n", "")
     assert capsys.readouterr().out == " two  spaces a  b\n\n"
-    assert [body["inputs"][0]["data"] for _, body, _ in session.asked] == [
+    assert [body["inputs"][0]["data"] for _, body in service.requests] == [
         [" two  spaces"],
         [" two  spaces a"],
         [" two  spaces a  b"],
@@ -156,66 +237,92 @@ def test_the_loop_appends_as_it_is(capsys):
     ]
 
 
-def test_one_call(capsys):
-    session = continued(" and on", model="gpt2_generate", prompt="go", tokens=9)
-    assert [each["data"] for each in session.asked[0][1]["inputs"]] == [["go"], [9]]
-    assert capsys.readouterr().out == "go and on\n"
-    continued("go and on", model="falcon7b", prompt="go")
+def test_generating_model_takes_one_request(service, capsys):
+    generate(service, " and on", model="gpt2_generate", prompt="go")
+    assert [tensor["data"] for tensor in service.requests[0][1]["inputs"]] == [["go"], [5]]
     assert capsys.readouterr().out == "go and on\n"
 
 
-def test_numbers(capsys):
+def test_repeated_prompt_is_printed_once(service, capsys):
+    generate(service, "go and on", model="falcon7b", prompt="go")
+    assert capsys.readouterr().out == "go and on\n"
+
+
+def test_vector_is_shown_shortened(service, capsys):
     vector = {"name": "output__0", "datatype": "FP32", "shape": [1, 8], "data": [0.123456789] * 8}
-    one, session, _ = endpoint_of((200, {"outputs": [vector]}, {}))
-    answer(one, "embedding", RequestForm.read("embedding", ROOT / "model_repository"), "a text", 5)
+    one = service.endpoint((200, {"outputs": [vector]}, {}))
+    answer_prompt(one, "embedding", form("embedding"), "a text", 5)
     assert capsys.readouterr().out == f"output__0 FP32 [1, 8]: {' '.join(['0.12346'] * 6)} ...\n"
-    assert session.asked[0][1] == {
-        "inputs": [{"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a text"]}]
-    }
+    ((_, body),) = service.requests
+    assert body == {"inputs": [{"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a text"]}]}
+
+
+def test_text_output_is_shown(capsys):
     show_outputs({"outputs": [{"name": "label", "datatype": "BYTES", "shape": [1, 1], "data": ["spam"]}]})
     assert capsys.readouterr().out == "label BYTES [1, 1]: spam\n"
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
-        ("falcon7b_stream", "SYSTEM=falcon7b_stream answers piece by piece, which /predict cannot"),
-        ("vit_ensemble", "SYSTEM=vit_ensemble asks for image, image_bytes, which a PROMPT is not"),
-        ("encoder", "SYSTEM=encoder asks for attention_mask, input_ids"),
-        ("gpt2_decoder", "SYSTEM=gpt2_decoder asks for logits"),
-        ("gpt2", "SYSTEM=gpt2 asks for tensors, which a PROMPT is not"),
+        ("falcon7b_stream", "SYSTEM=falcon7b_stream streams its answer, which /predict does not support"),
+        ("vit_ensemble", "SYSTEM=vit_ensemble takes image, image_bytes, not a PROMPT"),
+        ("encoder", "SYSTEM=encoder takes attention_mask, input_ids"),
+        ("gpt2_decoder", "SYSTEM=gpt2_decoder takes logits"),
+        ("gpt2", "SYSTEM=gpt2 takes tensors, not a PROMPT"),
     ],
 )
-def test_what_a_prompt_cannot_do(model, said):
-    with pytest.raises(UserError, match=said):
-        check_prompt(model, RequestForm.read(model, ROOT / "model_repository"))
+def test_model_that_takes_no_prompt_is_refused(model, message):
+    with pytest.raises(UserError, match=message):
+        check_prompt(model, form(model))
 
 
-def test_a_model_that_is_nowhere(tmp_path):
+def test_unknown_model_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"SYSTEM=nowhere: .* has no nowhere/config\.pbtxt"):
         RequestForm.read("nowhere", tmp_path)
 
 
-def test_the_newest_version(tmp_path):
+@pytest.mark.parametrize(
+    ("dotenv", "command_line", "model"),
+    [
+        ("", "", "first"),
+        ("SYSTEM=second\n", "", "second"),
+        ("SYSTEM=embedding\n", "", "embedding"),  # the default of .env.example, but chosen
+        ("SYSTEM=second\n", "third", "third"),
+    ],
+)
+def test_system_is_read_from_dotenv(tmp_path, monkeypatch, dotenv, command_line, model):
+    (tmp_path / ".env").write_text(dotenv)
+    monkeypatch.setattr(common, "DOTENV", tmp_path / ".env")
+    monkeypatch.setenv("SYSTEM", command_line)
+    deployment = Deployment.model_construct(models=Models(systems=["first", "second"]))
+    assert choose_model(Settings.load(), deployment) == model
+
+
+def test_newest_version_is_requested(tmp_path):
     for name in ("1", "3", "12", "old", "0"):
         (tmp_path / "m" / name).mkdir(parents=True)
-    assert version("m", tmp_path) == "12"
-    assert version("elsewhere", tmp_path) == "1"
+    assert newest_version("m", tmp_path) == "12"
+    assert newest_version("elsewhere", tmp_path) == "1"
 
 
-def test_the_address_with_and_without_predict():
+def test_address_may_omit_predict():
     assert {predict_url(url) for url in ("http://x/o", "http://x/o/", "http://x/o/predict")} == {"http://x/o/predict"}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [(None, "there is no such file"), ("{", "is no JSON"), ("[]", "must be what Triton's infer takes")],
+    ("text", "message"),
+    [(None, "no such file"), ("{", "is not valid JSON"), ("[]", "must hold a request as Triton's infer takes it")],
 )
-def test_a_request_in_a_file(tmp_path, text, said):
+def test_wrong_request_file_is_refused(tmp_path, text, message):
     path = tmp_path / "request.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_request(path)
+
+
+def test_request_file_is_read(tmp_path):
+    path = tmp_path / "request.json"
     path.write_text('{"inputs": []}')
     assert read_request(path) == {"inputs": []}

@@ -4,282 +4,236 @@ from __future__ import annotations
 
 import base64
 import copy
+import functools
 import json
 import os
-import subprocess
-import sys
+import signal
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
 
 import oci
 import pytest
-from cryptography.hazmat.primitives import serialization
 
-from deploy.oci import catalogue, limits
-from deploy.oci import deploy as module
-from deploy.oci import deployment as config
+from deploy.oci import deploy, limits, registered_models
 from deploy.oci import requests as bodies
-from deploy.oci.artifact import Artifact
-from deploy.oci.client import Service, credentials, told
+from deploy.oci.client import service_errors
 from deploy.oci.container_image import Image
-from deploy.oci.deploy import prepared, roll_out
-from deploy.oci.deployment import Account, Deployment
+from deploy.oci.deploy import prepare
+from deploy.oci.deployment import Account
 from deploy.oci.destroy import destroy
 from deploy.oci.limits import check_shape
-from scripts.common.settings import ROOT, Settings, UserError
-from scripts.models.package import package
-from tests.support.oci_stand_in import OciStandIn, now, oci_stand_in
-from tests.unit.test_oci_config import IDS, written
+from deploy.oci.rollout import roll_out
+from scripts.common.settings import ROOT, UserError
+from tests.support.oci import REQUIRED, Machine, write_deployment
+from tests.support.oci_stand_in import now, oci_server, private_key
 
 GOLDEN = ROOT / "tests/golden/oci"
+load_private_key = functools.cache(oci.signer.load_private_key)  # it checks the key for a tenth of a second
 
 
-@dataclass
-class Here:
-    """A user's machine: a repository with one model, a deployment.toml, a profile."""
-
-    folder: Path
-    cloud: OciStandIn
-
-    def __post_init__(self) -> None:
-        model = self.folder / "models/own"
-        (model / "1").mkdir(parents=True)
-        (model / "config.pbtxt").write_text('backend: "tokenizer"')
-        (model / "1/weights").write_bytes(os.urandom(300_000))
-
-    @property
-    def settings(self) -> Settings:
-        own = {"SYSTEMS": "own", "MODEL_REPOSITORY": f"{self.folder}/models", "PACKAGE": f"{self.folder}/own.zip"}
-        return Settings(Settings.load() | own)
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "deployment.toml"
-
-    def deployment(self, **settings: object) -> Deployment:
-        account = {"account__endpoint": self.cloud.url, "account__config_file": str(self.cloud.config_file())}
-        wait = {"wait__poll_seconds": 0.1, "models__systems": ["own"]}
-        return config.read(written(self.folder, **account | wait | settings))
-
-    def service(self, account: Account | None = None) -> Service:
-        """It asks each thing once: Oracle's SDK by itself asks again for minutes."""
-        found = Service.of(account or self.deployment().account)
-        found.object_storage = oci.object_storage.ObjectStorageClient(
-            {"region": "us-ashburn-1"} | credentials(self.deployment().account)[0], service_endpoint=self.cloud.url
-        )
-        for client in (found.data_science, found.object_storage):
-            client.retry_strategy = oci.retry.NoneRetryStrategy()
-        return found
-
-    def artifact(self) -> Artifact:
-        package(self.settings)
-        return Artifact.of(self.folder / "own.zip")
-
-    def deploy(self, **settings: object):
-        return roll_out(self.service(), self.deployment(**settings), self.artifact())
-
-    def change_the_model(self) -> None:
-        (self.folder / "models/own/1/weights").write_bytes(os.urandom(300_000))
-
-    def command(self, name: str, **settings: str) -> subprocess.Popen[str]:
-        if "DEPLOYMENT" not in settings:
-            self.deployment()
-        own = {"DEPLOYMENT": str(self.path), "MODEL_REPOSITORY": f"{self.folder}/models", "COLUMNS": "200"}
-        own |= {"PACKAGE": f"{self.folder}/own.zip", "RUNTIME": "local"}
-        return subprocess.Popen(
-            [sys.executable, "-m", f"deploy.oci.{name}"],
-            cwd=ROOT,
-            env=os.environ | own | settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, name: str, **settings: str) -> tuple[int, str, str]:
-        process = self.command(name, **settings)
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
+@pytest.fixture(scope="module")
+def server():
+    with oci_server() as server:
+        yield server
 
 
 @pytest.fixture
-def here(tmp_path):
-    with oci_stand_in(tmp_path) as cloud:
-        yield Here(tmp_path, cloud)
+def machine(tmp_path, server, monkeypatch):
+    """Return a machine with models that are assembled, where waits of Oracle's SDK pass at once."""
+    clock = SimpleNamespace(now=0.0)
+    waits = SimpleNamespace(time=lambda: clock.now, sleep=lambda seconds: vars(clock).update(now=clock.now + seconds))
+    monkeypatch.setattr("oci.waiter.time", waits)
+    monkeypatch.setattr("oci.retry.retry.time", waits)
+    monkeypatch.setattr("oci.signer.load_private_key", load_private_key)
+    monkeypatch.setattr(Image, "inspect", lambda name: None)
+    monkeypatch.setattr(deploy, "assemble", lambda settings: None)
+    return Machine(tmp_path, server.new_cloud(tmp_path))
 
 
 def states(records: dict[str, dict]) -> list[str]:
     return [record["lifecycleState"] for record in records.values()]
 
 
-def test_from_nothing(here):
-    code, out, err = here.run("deploy")
-    assert code == 0, out + err
-    ((model_id, model),) = here.cloud.models.items()
-    ((live_id, live),) = here.cloud.deployments.items()
-    assert model["artifact"] == (here.folder / "own.zip").read_bytes()
-    assert model["freeformTags"][bodies.ARTIFACT] == here.artifact().sha256
-    assert live["lifecycleState"] == "ACTIVE"
-    assert f"model       {model_id}, 300.6 kB uploaded" in out
-    assert f"endpoint    {here.cloud.url}/{live_id}/predict" in out
-    assert f'make predict-oci PROMPT="My dog is cute, but" DEPLOYMENT={here.path}' in out
-    assert "is not on this machine: its size and what is in it are not checked" in err
-    assert "MODEL_DEPLOYMENT_CREATE: a step" in err
-    assert live["modelDeploymentConfigurationDetails"]["modelConfigurationDetails"]["modelId"] == model_id
+def model_in(live: dict) -> str:
+    return live["modelDeploymentConfigurationDetails"]["modelConfigurationDetails"]["modelId"]
 
 
-def test_what_is_sent_is_what_a_dry_run_shows(here):
-    code, out, _ = here.run("deploy", DRY_RUN="1")
+VERBOSE = {"container__environment": {"TRITON_LOG_VERBOSE": "1"}}
+
+
+def test_first_deployment_creates_model_and_deployment(machine):
+    """In a process of its own, which also runs `make models`."""
+    done = machine.run_process("deploy")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ((model_id, model),) = machine.cloud.models.items()
+    ((live_id, live),) = machine.cloud.deployments.items()
+    assert model["artifact"] == (machine.folder / "own.zip").read_bytes()
+    assert model["freeformTags"][bodies.ARTIFACT] == machine.artifact().sha256
+    assert (live["lifecycleState"], model_in(live)) == ("ACTIVE", model_id)
+    assert f"model       {model_id}, 300.6 kB uploaded" in done.stdout
+    assert f"endpoint    {machine.cloud.url}/{live_id}/predict" in done.stdout
+    assert f'`make predict-oci PROMPT="My dog is cute, but" DEPLOYMENT={machine.folder}' in done.stdout
+    assert "is not on this machine: its size and content are not checked" in done.stderr
+    assert "creating triton-transformers\n  MODEL_DEPLOYMENT_CREATE: a step\n" in done.stderr
+
+
+def test_dry_run_shows_what_is_sent(machine):
+    code, out, _ = machine.run("deploy", DRY_RUN="1")
     assert code == 0
-    assert here.cloud.seen == []
+    assert machine.cloud.received == []
     shown = json.loads(out)
-    here.deploy()
-    assert here.cloud.said("POST .*/models$") == [shown["POST /20190101/models"]]
-    (sent,) = here.cloud.said("POST .*/modelDeployments$")
-    (model_id,) = here.cloud.models
-    assert json.dumps(sent).replace(model_id, module.UNKNOWN_MODEL) == json.dumps(
+    machine.deploy()
+    assert machine.cloud.bodies("POST .*/models$") == [shown["POST /20190101/models"]]
+    (sent,) = machine.cloud.bodies("POST .*/modelDeployments$")
+    (model_id,) = machine.cloud.models
+    assert json.dumps(sent).replace(model_id, deploy.UNKNOWN_MODEL) == json.dumps(
         shown["POST /20190101/modelDeployments"]
     )
 
 
-def test_a_dry_run_by_the_letter(here):
-    """With no network, no credentials and nothing assembled."""
-    path = written(here.folder, account__config_file="/nowhere", models__systems=["gpt2_ensemble", "embedding"])
-    code, out, err = here.run("deploy", DRY_RUN="1", DEPLOYMENT=str(path), PACKAGE="/tmp/model_repository.zip")
+def test_dry_run_needs_no_credentials_and_no_models(machine):
+    systems = ["gpt2_ensemble", "embedding"]
+    path = write_deployment(machine.folder, account__config_file="/nowhere", models__systems=systems)
+    code, out, err = machine.run("deploy", DRY_RUN="1", DEPLOYMENT=str(path), PACKAGE="/tmp/model_repository.zip")
     assert code == 0, err
     assert out == (GOLDEN / "dry_run.json").read_text()
     assert "not assembled yet: gpt2_ensemble embedding (make models); the zip is not checked" in err
 
 
-def test_a_second_run_changes_nothing(here, capsys):
-    first = here.deploy()
-    before = len(here.cloud.seen)
-    assert here.deploy().id == first.id
-    assert {method for method, _, _ in here.cloud.seen[before:]} == {"GET", "HEAD"}
-    assert "as it was" in capsys.readouterr().out
+def test_second_run_changes_nothing(machine, capsys):
+    first = machine.deploy()
+    before = len(machine.cloud.received)
+    assert machine.deploy().id == first.id
+    assert {method for method, _, _ in machine.cloud.received[before:]} == {"GET", "HEAD"}
+    out = capsys.readouterr().out
+    assert f"model       {next(iter(machine.cloud.models))}, unchanged" in out
+    assert f"deployment  {first.id}, unchanged" in out
 
 
-def test_what_changed_is_changed_one_after_the_other(here):
-    first = here.deploy()
+def test_changes_are_sent_one_after_the_other(machine):
+    first = machine.deploy()
     changed = {"instances__count": 3, "instances__bandwidth_mbps": 40, "tags__team": "search"}
-    assert here.deploy(**changed).id == first.id
-    assert len(here.cloud.said("PUT .*modelDeployments")) == 3
-    assert here.cloud.said("deactivate") == []
-    assert len(here.cloud.models) == 1
-    before = len(here.cloud.seen)
-    here.deploy(**changed)
-    assert not [path for method, path, _ in here.cloud.seen[before:] if method not in ("GET", "HEAD")]
+    assert machine.deploy(**changed).id == first.id
+    assert len(machine.cloud.bodies("PUT .*modelDeployments")) == 3
+    assert machine.cloud.bodies("deactivate") == []
+    assert len(machine.cloud.models) == 1
+    before = len(machine.cloud.received)
+    machine.deploy(**changed)
+    assert not [path for method, path, _ in machine.cloud.received[before:] if method not in ("GET", "HEAD")]
 
 
-def test_a_new_zip_is_a_new_model(here):
-    first = here.deploy()
-    here.change_the_model()
-    assert here.deploy().id == first.id
-    assert len(here.cloud.models) == 2
-    newest = list(here.cloud.models)[-1]
-    live = here.cloud.deployments[first.id]["modelDeploymentConfigurationDetails"]["modelConfigurationDetails"]
-    assert live["modelId"] == newest
-    assert here.cloud.models[newest]["artifact"] == (here.folder / "own.zip").read_bytes()
-    assert here.cloud.said("deactivate") == []
+def test_new_zip_is_a_new_model(machine):
+    first = machine.deploy()
+    machine.change_model()
+    assert machine.deploy().id == first.id
+    assert len(machine.cloud.models) == 2
+    newest = list(machine.cloud.models)[-1]
+    assert model_in(machine.cloud.deployments[first.id]) == newest
+    assert machine.cloud.models[newest]["artifact"] == (machine.folder / "own.zip").read_bytes()
+    assert machine.cloud.bodies("deactivate") == []
 
 
-def test_model_and_container_change_while_it_is_stopped(here, capsys):
-    first = here.deploy()
-    here.change_the_model()
-    assert here.deploy(container__environment={"TRITON_LOG_VERBOSE": "1"}, instances__count=2).id == first.id
-    asked = [f"{method} {path.rpartition('/')[2]}" for method, path, _ in here.cloud.seen if "actions" in path]
-    assert asked == ["POST deactivate", "POST activate"]
-    assert len(here.cloud.said("PUT .*modelDeployments")) == 1
-    assert "it does not serve meanwhile" in capsys.readouterr().out
-    assert states(here.cloud.deployments) == ["ACTIVE"]
+def test_model_and_container_change_while_stopped(machine, capsys):
+    first = machine.deploy()
+    machine.change_model()
+    assert machine.deploy(**VERBOSE, instances__count=2).id == first.id
+    actions = [f"{method} {path.rpartition('/')[2]}" for method, path, _ in machine.cloud.received if "actions" in path]
+    assert actions == ["POST deactivate", "POST activate"]
+    assert len(machine.cloud.bodies("PUT .*modelDeployments")) == 1
+    assert "the deployment does not serve meanwhile" in capsys.readouterr().out
+    assert states(machine.cloud.deployments) == ["ACTIVE"]
 
 
-def test_one_that_was_stopped_is_started(here):
-    first = here.deploy()
-    here.cloud.deployments[first.id]["lifecycleState"] = "INACTIVE"
-    assert here.deploy().lifecycle_state == "ACTIVE"
-    assert here.cloud.said("PUT .*modelDeployments") == []
-    here.cloud.deployments[first.id]["lifecycleState"] = "INACTIVE"
-    assert here.deploy(instances__count=2, instances__bandwidth_mbps=50).lifecycle_state == "ACTIVE"
-    assert len(here.cloud.said("PUT .*modelDeployments")) == 1
+def test_stopped_deployment_is_started(machine):
+    first = machine.deploy()
+    machine.cloud.deployments[first.id]["lifecycleState"] = "INACTIVE"
+    assert machine.deploy().lifecycle_state == "ACTIVE"
+    assert machine.cloud.bodies("PUT .*modelDeployments") == []
 
 
-def test_a_container_that_does_not_start_is_said_and_made_anew(here):
-    here.cloud.fails = "Container exited with code 1."
+def test_stopped_deployment_takes_all_changes_at_once(machine):
+    first = machine.deploy()
+    machine.cloud.deployments[first.id]["lifecycleState"] = "INACTIVE"
+    assert machine.deploy(instances__count=2, instances__bandwidth_mbps=50).lifecycle_state == "ACTIVE"
+    assert len(machine.cloud.bodies("PUT .*modelDeployments")) == 1
+
+
+def test_failed_deployment_is_reported_and_replaced(machine):
+    machine.cloud.container_error = "Container exited with code 1."
     with pytest.raises(
         UserError, match=r"creating triton-transformers failed: Container exited with code 1\. The cont"
     ):
-        here.deploy()
-    assert states(here.cloud.deployments) == ["FAILED"]
-    assert here.deploy().lifecycle_state == "ACTIVE"
-    assert states(here.cloud.deployments) == ["DELETED", "ACTIVE"]
-    assert len(here.cloud.models) == 1
+        machine.deploy()
+    assert states(machine.cloud.deployments) == ["FAILED"]
+    assert machine.deploy().lifecycle_state == "ACTIVE"
+    assert states(machine.cloud.deployments) == ["DELETED", "ACTIVE"]
+    assert len(machine.cloud.models) == 1
 
 
-def test_what_is_emptied_is_emptied(here):
+def test_emptied_settings_are_cleared(machine):
     logs = {"logs__group_id": "ocid1.loggroup.x", "logs__access_id": "ocid1.log.a", "logs__predict_id": "ocid1.log.b"}
-    here.deploy(deployment__description="of ours", **logs)
-    here.deploy(**logs | {"logs__access_id": ""})
-    (live,) = here.cloud.deployments.values()
+    machine.deploy(deployment__description="of ours", **logs)
+    machine.deploy(**logs | {"logs__access_id": ""})
+    (live,) = machine.cloud.deployments.values()
     assert (live["description"], list(live["categoryLogDetails"])) == ("", ["predict"])
-    here.deploy()
+    machine.deploy()
     assert live["categoryLogDetails"] == {}
-    puts = len(here.cloud.said("PUT"))
-    here.deploy()
-    assert len(here.cloud.said("PUT")) == puts
+    puts = len(machine.cloud.bodies("PUT"))
+    machine.deploy()
+    assert len(machine.cloud.bodies("PUT")) == puts
 
 
-@pytest.mark.parametrize("at", ["PUT .*modelDeployments", "POST .*/actions/activate"])
-def test_one_that_stays_stopped_is_said(here, capsys, at):
-    here.deploy()
-    here.change_the_model()
-    here.cloud.fault(at, 400)
-    changed = {"container__environment": {"TRITON_LOG_VERBOSE": "1"}}
-    with pytest.raises(UserError), told():
-        here.deploy(**changed)
-    assert states(here.cloud.deployments) == ["INACTIVE"]
-    assert "triton-transformers is stopped, and does not serve: the same command" in capsys.readouterr().err
-    assert here.deploy(**changed).lifecycle_state == "ACTIVE"
+@pytest.mark.parametrize("request_pattern", ["PUT .*modelDeployments", "POST .*/actions/activate"])
+def test_deployment_that_stays_stopped_is_reported_and_started_later(machine, capsys, request_pattern):
+    machine.deploy()
+    machine.change_model()
+    machine.cloud.fault(request_pattern, 400)
+    with pytest.raises(UserError), service_errors():
+        machine.deploy(**VERBOSE)
+    assert states(machine.cloud.deployments) == ["INACTIVE"]
+    assert "triton-transformers is stopped and does not serve. Run the same" in capsys.readouterr().err
+    assert machine.deploy(**VERBOSE).lifecycle_state == "ACTIVE"
 
 
-def test_what_cannot_be_changed_while_it_serves(here, capsys):
-    here.deploy()
-    here.cloud.fault("PUT", 400)
-    with pytest.raises(UserError), told():
-        here.deploy(instances__count=2)
-    assert "instances: what cannot be changed while it serves can be while it is stopped" in capsys.readouterr().err
-    assert states(here.cloud.deployments) == ["ACTIVE"]
+def test_refused_change_of_active_deployment_names_the_way_out(machine, capsys):
+    machine.deploy()
+    machine.cloud.fault("PUT", 400)
+    with pytest.raises(UserError), service_errors():
+        machine.deploy(instances__count=2)
+    assert "instances: the service refuses this change while the deployment serves. Deac" in capsys.readouterr().err
+    assert states(machine.cloud.deployments) == ["ACTIVE"]
 
 
-def test_what_nobody_saw_fail_is_said(here, capsys):
-    here.deploy()
-    (live,) = here.cloud.deployments.values()
+def test_reason_of_an_earlier_failure_is_printed(machine, capsys):
+    machine.deploy()
+    (live,) = machine.cloud.deployments.values()
     live |= {"lifecycleState": "FAILED", "lifecycleDetails": "Image pull [failed]."}
-    here.deploy()
-    assert "had failed (Image pull [failed].): making it anew" in capsys.readouterr().out
+    machine.deploy()
+    assert "failed (Image pull [failed].): replacing it" in capsys.readouterr().out
 
 
-def test_a_log_that_cannot_be_read_ends_no_wait(here):
-    here.cloud.fault(".*/workRequests/.*/logs", 404)
-    assert here.deploy().lifecycle_state == "ACTIVE"
+def test_unreadable_log_does_not_end_the_wait(machine):
+    machine.cloud.fault(".*/workRequests/.*/logs", 404)
+    assert machine.deploy().lifecycle_state == "ACTIVE"
 
 
 @pytest.mark.parametrize("answer", [b"<html>log in</html>", b"[{}]", b"[1]", b'{"a": 1}'])
-def test_somebody_else_answers(here, answer):
-    here.cloud.instead = answer
-    with pytest.raises(UserError, match="what answered is not Oracle Cloud"), told():
-        here.deploy()
+def test_answer_of_a_proxy_is_recognized(machine, answer):
+    machine.cloud.proxy_answer = answer
+    with pytest.raises(UserError, match="Another server answered in Oracle Cloud's place"), service_errors():
+        machine.deploy()
 
 
-def test_an_update_that_fails_is_said(here):
-    here.deploy()
-    here.cloud.fails = "Container exited with code 1."
+def test_failed_update_is_reported(machine):
+    machine.deploy()
+    machine.cloud.container_error = "Container exited with code 1."
     with pytest.raises(UserError, match=r"updating container of triton-transformers failed: Container exited"):
-        here.deploy(container__environment={"TRITON_LOG_VERBOSE": "1"})
+        machine.deploy(**VERBOSE)
 
 
 @pytest.mark.parametrize(
-    ("at", "models", "uploads"),
+    ("hanging_request", "models", "uploads"),
     [
         ("POST .*/models$", 1, 1),
         ("HEAD .*/artifact/content", 1, 1),
@@ -288,445 +242,360 @@ def test_an_update_that_fails_is_said(here):
         ("GET .*/workRequests/[^/]+$", 1, 1),
     ],
 )
-def test_killed_and_run_again(here, at, models, uploads):
-    if "HEAD" in at:  # only a second run looks for an artifact
-        here.deploy()
-    here.cloud.stops_at = at
-    process = here.command("deploy")
-    deadline = time.monotonic() + 30
-    while here.cloud.stops_at and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not here.cloud.stops_at
-    process.kill()
-    process.wait()
-    assert here.deploy().lifecycle_state == "ACTIVE"
-    assert len(here.cloud.models) == models
-    assert len(here.cloud.deployments) == 1
-    assert len(here.cloud.said("POST .*/artifact$")) == uploads
+def test_killed_deployment_is_continued(machine, hanging_request, models, uploads):
+    if "HEAD" in hanging_request:  # only a second run looks for an artifact
+        machine.deploy()
+    with machine.hanging_command("deploy", hanging_request) as command:
+        command.kill()
+    assert machine.deploy().lifecycle_state == "ACTIVE"
+    assert len(machine.cloud.models) == models
+    assert len(machine.cloud.deployments) == 1
+    assert len(machine.cloud.bodies("POST .*/artifact$")) == uploads
 
 
-@pytest.mark.parametrize(("at", "goes_on"), [("GET .*/workRequests/[^/]+$", True), ("POST .*/artifact$", False)])
-def test_an_interrupt_says_what_becomes_of_it(here, at, goes_on):
-    here.cloud.stops_at = at
-    process = here.command("deploy")
-    deadline = time.monotonic() + 30
-    while here.cloud.stops_at and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(2)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert err.endswith("interrupted\n")
-    assert ("It goes on in Oracle Cloud, and the same command waits for it again." in err) == goes_on
+@pytest.mark.parametrize(
+    ("hanging_request", "continues"), [("GET .*/workRequests/[^/]+$", True), ("POST .*/artifact$", False)]
+)
+def test_interrupt_prints_whether_the_work_continues(machine, hanging_request, continues):
+    with machine.hanging_command("deploy", hanging_request) as command:
+        os.kill(command.pid, signal.SIGINT)
+        command.join(30)
+        assert command.exitcode == 130
+    output = (machine.folder / "output").read_text()
+    assert output.endswith("interrupted\n")
+    assert ("It continues in Oracle Cloud, and the same command waits for it again." in output) == continues
 
 
-def test_it_does_not_wait_for_ever(here, monkeypatch):
+def test_wait_ends_at_its_limit(machine, monkeypatch):
     monkeypatch.setattr("tests.support.oci_stand_in.WORK_POLLS", 10_000)
-    deployment = here.deployment()
-    short = replace(deployment, wait=replace(deployment.wait, minutes=0.005))
     with pytest.raises(
-        UserError, match=r"creating triton-transformers: not within 0\.005 minutes .* waits for it again"
+        UserError, match=r"creating triton-transformers: not finished after 1 minutes .* waits for it again"
     ):
-        roll_out(here.service(), short, here.artifact())
+        machine.deploy(wait__minutes=1, wait__poll_seconds=20)
 
 
-def test_somebody_elses_is_left_alone(here):
-    here.deploy()
-    (live,) = here.cloud.deployments.values()
+def test_deployment_of_others_is_left_alone(machine):
+    machine.deploy()
+    (live,) = machine.cloud.deployments.values()
     live["freeformTags"] = {}
-    with pytest.raises(UserError, match="that was not made by make deploy-oci"):
-        here.deploy()
-    with pytest.raises(UserError, match=r"in the way of delete model \(409\): the model is deployed"), told():
-        destroy(here.service(), here.deployment())
-    assert states(here.cloud.deployments) == ["ACTIVE"]
+    with pytest.raises(UserError, match="that was not created by make deploy-oci"):
+        machine.deploy()
+    in_the_way = r"delete model: another operation is in the way \(409\): the model is deployed"
+    with pytest.raises(UserError, match=in_the_way), service_errors():
+        destroy(machine.usual_service, machine.deployment())
+    assert states(machine.cloud.deployments) == ["ACTIVE"]
 
 
-def test_ours_is_told_from_a_twin(here):
-    here.deploy()
-    (live,) = here.cloud.deployments.values()
+def test_destroy_keeps_others_deployment_of_the_same_name(machine):
+    machine.deploy()
+    (live,) = machine.cloud.deployments.values()
     twin = copy.deepcopy(live) | {"id": "ocid1.twin", "freeformTags": {}}
     twin["modelDeploymentConfigurationDetails"]["modelConfigurationDetails"]["modelId"] = "ocid1.another"
-    here.cloud.deployments["ocid1.twin"] = twin
-    destroy(here.service(), here.deployment())
-    assert states(here.cloud.deployments) == ["DELETED", "ACTIVE"]
+    machine.cloud.deployments["ocid1.twin"] = twin
+    destroy(machine.usual_service, machine.deployment())
+    assert states(machine.cloud.deployments) == ["DELETED", "ACTIVE"]
 
 
 # --- large zips -------------------------------------------------------------------------------------------------------
+
+BUCKET = {"models__bucket": "artifacts"}
 
 
 @pytest.fixture
 def small_parts(monkeypatch):
     monkeypatch.setattr(limits, "DIRECT_BYTES", 1000)
-    monkeypatch.setattr(catalogue, "PART_BYTES", 100_000)
+    monkeypatch.setattr(registered_models, "PART_BYTES", 100_000)
 
 
-def test_a_large_zip_goes_by_a_bucket(here, small_parts):
-    here.deploy(models__bucket="artifacts")
-    (model,) = here.cloud.models.values()
-    assert model["artifact"] == (here.folder / "own.zip").read_bytes()
-    assert here.cloud.said("POST .*/artifact$") == []
-    assert here.cloud.objects == {}
+def test_large_zip_goes_through_a_bucket(machine, small_parts):
+    machine.deploy(**BUCKET)
+    (model,) = machine.cloud.models.values()
+    assert model["artifact"] == (machine.folder / "own.zip").read_bytes()
+    assert machine.cloud.bodies("POST .*/artifact$") == []
+    assert machine.cloud.objects == {}
 
 
-def test_parts_that_were_uploaded_stay(here, small_parts):
-    here.cloud.fault("PUT .*/u/.*", 400)
-    with pytest.raises(UserError, match=r"refused upload part \(400 Fault\)"), told():
-        here.deploy(models__bucket="artifacts")
-    sent = len(here.cloud.said("PUT .*/u/"))
-    here.deploy(models__bucket="artifacts")
-    (model,) = here.cloud.models.values()
-    assert model["artifact"] == (here.folder / "own.zip").read_bytes()
-    assert len(here.cloud.said("PUT .*/u/")) - sent < 4
-    assert here.cloud.uploads == {}
+def test_uploaded_parts_are_not_uploaded_again(machine, small_parts):
+    machine.cloud.fault("PUT .*/u/.*", 400)
+    with pytest.raises(UserError, match=r"upload part: .* refused the request \(400 Fault\)"), service_errors():
+        machine.deploy(**BUCKET)
+    sent = len(machine.cloud.bodies("PUT .*/u/"))
+    machine.deploy(**BUCKET)
+    (model,) = machine.cloud.models.values()
+    assert model["artifact"] == (machine.folder / "own.zip").read_bytes()
+    assert len(machine.cloud.bodies("PUT .*/u/")) - sent < 4
+    assert machine.cloud.uploads == {}
 
 
-def test_nothing_stays_in_the_bucket(here, small_parts):
-    """Of a run that was killed while the catalogue took it, of another zip, of what was never finished."""
-    bucket = {"models__bucket": "artifacts"}
-    here.deploy(**bucket)
-    left = {f"artifacts/triton-transformers/triton-transformers/{name}.zip": b"x" for name in "ab"}
-    theirs = {"artifacts/triton-transformers/other/a.zip": b"x", "artifacts/a.zip": b"x"}
+@pytest.mark.parametrize("command", ["deploy", "destroy"])
+def test_leftovers_in_the_bucket_are_deleted(machine, small_parts, command):
+    """They stem from a killed run, from another zip, or from an unfinished upload."""
+    machine.deploy(**BUCKET)
+    ours = {f"artifacts/triton-transformers/triton-transformers/{name}.zip": b"x" for name in "ab"}
+    others = {"artifacts/triton-transformers/other/a.zip": b"x", "artifacts/a.zip": b"x"}
     upload = {"namespace": "tests", "bucket": "artifacts", "timeCreated": now(), "parts": {}}
-    for act in (lambda: here.deploy(**bucket), lambda: destroy(here.service(), here.deployment(**bucket))):
-        here.cloud.objects |= left | theirs
-        here.cloud.uploads["1"] = upload | {"object": "triton-transformers/triton-transformers/c.zip", "uploadId": "1"}
-        here.cloud.uploads["2"] = upload | {"object": "triton-transformers/other/c.zip", "uploadId": "2"}
-        act()
-        assert here.cloud.objects == theirs
-        assert list(here.cloud.uploads) == ["2"]
+    machine.cloud.objects |= ours | others
+    machine.cloud.uploads["1"] = upload | {"object": "triton-transformers/triton-transformers/c.zip", "uploadId": "1"}
+    machine.cloud.uploads["2"] = upload | {"object": "triton-transformers/other/c.zip", "uploadId": "2"}
+    if command == "deploy":
+        machine.deploy(**BUCKET)
+    else:
+        destroy(machine.usual_service, machine.deployment(**BUCKET))
+    assert machine.cloud.objects == others
+    assert list(machine.cloud.uploads) == ["2"]
 
 
-def test_a_zip_that_is_packed_anew_is_not_uploaded(here):
-    artifact = here.artifact()
-    here.change_the_model()
-    here.artifact()
-    with pytest.raises(UserError, match=r"own\.zip was packed anew meanwhile: run the same command again"):
-        roll_out(here.service(), here.deployment(), artifact)
-    assert here.cloud.said("POST .*/artifact$") == []
+def test_zip_packed_again_before_upload_is_refused(machine):
+    artifact = machine.artifact()
+    machine.change_model()
+    machine.artifact()
+    with pytest.raises(UserError, match=r"own\.zip was packed again meanwhile. Run the same command again"):
+        roll_out(machine.usual_service, machine.deployment(), artifact)
+    assert machine.cloud.bodies("POST .*/artifact$") == []
 
 
-def test_a_zip_that_is_packed_anew_while_its_parts_go_is_not_taken(here, small_parts, monkeypatch):
-    artifact = here.artifact()
-    parts = catalogue.upload_parts
+def test_zip_packed_again_during_upload_is_refused(machine, small_parts, monkeypatch):
+    artifact = machine.artifact()
+    upload_parts = registered_models.upload_parts
 
-    def meanwhile(*arguments) -> None:
-        parts(*arguments)
-        here.change_the_model()
-        here.artifact()
+    def upload_and_pack(*arguments) -> None:
+        upload_parts(*arguments)
+        machine.change_model()
+        machine.artifact()
 
-    monkeypatch.setattr(catalogue, "upload_parts", meanwhile)
-    with pytest.raises(UserError, match="was packed anew meanwhile"):
-        roll_out(here.service(), here.deployment(models__bucket="artifacts"), artifact)
-    assert here.cloud.objects == {}
-    assert here.cloud.said("exportArtifact") == []
-
-
-def test_a_large_zip_without_a_bucket(here, small_parts):
-    with pytest.raises(
-        UserError, match=r"over 1\.0 kB it goes through a bucket of Object Storage, and models\.bucket names"
-    ):
-        prepared(here.settings, here.deployment(), push_it=False)
+    monkeypatch.setattr(registered_models, "upload_parts", upload_and_pack)
+    with pytest.raises(UserError, match="was packed again meanwhile"):
+        roll_out(machine.usual_service, machine.deployment(**BUCKET), artifact)
+    assert machine.cloud.objects == {}
+    assert machine.cloud.bodies("exportArtifact") == []
 
 
-def test_models_that_the_memory_cannot_hold(here):
-    deployment = here.deployment()
-    small = replace(deployment, instances=replace(deployment.instances, memory_gb=0.0001))
-    with pytest.raises(UserError, match=r"the models have 300\.6 kB, and instances\.memory_gb = 0\.0001 cannot hold"):
-        prepared(here.settings, small, push_it=False)
+def test_large_zip_without_a_bucket_is_refused(machine, small_parts):
+    with pytest.raises(UserError, match=r"over 1\.0 kB it must go through a bucket of Object Storage. Set models\.bu"):
+        prepare(machine.settings, machine.deployment(), with_push=False)
 
 
-def test_a_zip_of_other_systems(here):
-    here.artifact()
-    deployment = here.deployment(models__systems=["own", "other"])
-    with pytest.raises(UserError, match=r"has no model_repository/other/config\.pbtxt: make package SYSTEMS=other"):
-        limits.check(deployment, None, here.folder / "own.zip", set())
-    (here.folder / "own.zip").write_text("no")
-    with pytest.raises(UserError, match="is no zip: make package"):
-        limits.check(deployment, None, here.folder / "own.zip", set())
+def test_models_larger_than_the_memory_are_refused(machine):
+    deployment = machine.deployment()
+    instances = deployment.instances.model_copy(update={"memory_gb": 0.0001})
+    with pytest.raises(UserError, match=r"the models have 300\.6 kB, more than instances\.memory_gb = 0\.0001 holds"):
+        prepare(machine.settings, deployment.model_copy(update={"instances": instances}), with_push=False)
+
+
+def test_zip_of_other_systems_is_refused(machine):
+    machine.artifact()
+    deployment = machine.deployment(models__systems=["own", "other"])
+    with pytest.raises(UserError, match=r"/other/config\.pbtxt: add it with `make package SYSTEMS=other`"):
+        limits.check(deployment, None, machine.folder / "own.zip", set())
+
+
+def test_file_that_is_not_a_zip_is_refused(machine):
+    (machine.folder / "own.zip").write_text("no")
+    with pytest.raises(UserError, match="is not a zip: write it with `make package`"):
+        limits.check(machine.deployment(), None, machine.folder / "own.zip", set())
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
 
+IMAGE = Image("iad.ocir.io/tests/triton:1.0", 1, [], ["tokenizer"], "")
 
-def test_an_image_that_was_not_pushed(here, monkeypatch):
-    image = Image("iad.ocir.io/tests/triton:1.0", 1, [], ["tokenizer"], "")
-    monkeypatch.setattr(Image, "here", lambda name: image)
-    with pytest.raises(UserError, match="was not pushed from this machine since it was built: say PUSH=1"):
-        prepared(here.settings, here.deployment(), push_it=False)
-    built = replace(image, digest=f"sha256:{'0' * 64}")  # by an engine that says so before it is pushed
-    monkeypatch.setattr(Image, "here", lambda name: built)
+
+@pytest.mark.parametrize("digest", ["", f"sha256:{'0' * 64}"])  # some engines name a digest before a push
+def test_image_that_was_not_pushed_is_refused(machine, monkeypatch, digest):
+    monkeypatch.setattr(Image, "inspect", lambda name: replace(IMAGE, digest=digest))
     monkeypatch.setattr(Image, "is_pushed", lambda _: False)
-    with pytest.raises(UserError, match="say PUSH=1"):
-        prepared(here.settings, here.deployment(), push_it=False)
+    with pytest.raises(UserError, match="was not pushed since it was built here\\. Run `docker login`, and set PUSH=1"):
+        prepare(machine.settings, machine.deployment(), with_push=False)
+
+
+def test_pushed_image_is_named_by_its_digest(machine, monkeypatch):
+    monkeypatch.setattr(Image, "inspect", lambda name: IMAGE)
     pushed = []
 
     def push(name: str) -> None:
         pushed.append(name)
-        monkeypatch.setattr(Image, "here", lambda name: replace(image, digest=f"sha256:{'1' * 64}"))
+        monkeypatch.setattr(Image, "inspect", lambda name: replace(IMAGE, digest=f"sha256:{'1' * 64}"))
 
-    monkeypatch.setattr(module, "push", push)
-    deployment, _ = prepared(here.settings, here.deployment(), push_it=True)
-    assert pushed == ["iad.ocir.io/tests/triton:1.0"]
-    assert bodies.container(deployment, oci.data_science.models.OcirModelDeploymentEnvironmentConfigurationDetails)
-    assert deployment.container.image == f"iad.ocir.io/tests/triton:1.0@sha256:{'1' * 64}"
+    monkeypatch.setattr(deploy, "push", push)
+    deployment, _ = prepare(machine.settings, machine.deployment(), with_push=True)
+    assert pushed == [IMAGE.name]
+    assert deployment.container.image == f"{IMAGE.name}@sha256:{'1' * 64}"
 
 
-def test_nothing_is_uploaded_of_what_would_be_refused(here, monkeypatch):
+def test_image_over_the_limits_is_not_pushed(machine, monkeypatch):
     image = Image("iad.ocir.io/tests/triton:1.0", 17 * 10**9, [], ["detokenizer"], "sha256:1")
-    monkeypatch.setattr(Image, "here", lambda name: image)
-    monkeypatch.setattr(module, "push", lambda name: pytest.fail("pushed"))
+    monkeypatch.setattr(Image, "inspect", lambda name: image)
+    monkeypatch.setattr(deploy, "push", lambda name: pytest.fail("pushed"))
     with pytest.raises(UserError) as error:
-        prepared(here.settings, here.deployment(), push_it=True)
+        prepare(machine.settings, machine.deployment(), with_push=True)
     assert len(str(error.value).splitlines()) == 3
 
 
 # --- destroy ----------------------------------------------------------------------------------------------------------
 
 
-def test_destroy(here):
-    here.deploy()
-    here.change_the_model()
-    live = here.deploy()
-    code, out, _ = here.run("destroy", DRY_RUN="1")
-    named = [f"deployment {live.id}, active", *(f"model {model}" for model in reversed(here.cloud.models))]
-    assert (code, out.splitlines()) == (0, [f"would delete  {each}" for each in named])
-    assert states(here.cloud.deployments) == ["ACTIVE"]
-    code, out, _ = here.run("destroy")
-    assert (code, out.splitlines()) == (0, [f"deleting  {each}" for each in named])
-    assert states(here.cloud.deployments) == ["DELETED"]
-    assert states(here.cloud.models) == ["DELETED"] * 2
-    code, out, _ = here.run("destroy")
-    assert (code, out) == (0, "there is nothing of triton-transformers in ocid1.compartment.oc1..tests\n")
-    assert here.deploy().lifecycle_state == "ACTIVE"
-
-
-@pytest.mark.parametrize("at", ["DELETE .*/modelDeployments", "GET .*/workRequests/[^/]+$", "DELETE .*/models"])
-def test_a_killed_destroy_is_run_again(here, at):
-    here.deploy()
-    here.cloud.stops_at = at
-    process = here.command("destroy")
-    deadline = time.monotonic() + 30
-    while here.cloud.stops_at and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    destroy(here.service(), here.deployment())
-    assert states(here.cloud.deployments) + states(here.cloud.models) == ["DELETED"] * 2
-
-
-# --- what the service refuses -----------------------------------------------------------------------------------------
+def test_destroy_deletes_deployment_and_models(machine):
+    machine.deploy()
+    machine.change_model()
+    live = machine.deploy()
+    code, out, _ = machine.run("destroy", DRY_RUN="1")
+    resources = [f"deployment {live.id}, active", *(f"model {model}" for model in reversed(machine.cloud.models))]
+    assert (code, out.splitlines()) == (0, [f"would delete  {resource}" for resource in resources])
+    assert states(machine.cloud.deployments) == ["ACTIVE"]
+    code, out, _ = machine.run("destroy")
+    assert (code, out.splitlines()) == (0, [f"deleting  {resource}" for resource in resources])
+    assert states(machine.cloud.deployments) == ["DELETED"]
+    assert states(machine.cloud.models) == ["DELETED"] * 2
+    code, out, _ = machine.run("destroy")
+    assert (code, out) == (0, "ocid1.compartment.oc1..tests has nothing of triton-transformers\n")
+    assert machine.deploy().lifecycle_state == "ACTIVE"
 
 
 @pytest.mark.parametrize(
-    ("at", "status", "code", "said"),
+    "hanging_request", ["DELETE .*/modelDeployments", "GET .*/workRequests/[^/]+$", "DELETE .*/models"]
+)
+def test_killed_destroy_is_continued(machine, hanging_request):
+    machine.deploy()
+    with machine.hanging_command("destroy", hanging_request) as command:
+        command.kill()
+    destroy(machine.usual_service, machine.deployment())
+    assert states(machine.cloud.deployments) + states(machine.cloud.models) == ["DELETED"] * 2
+
+
+# --- refusals of the service ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_pattern", "status", "code", "message"),
     [
-        ("POST .*/models$", 401, "NotAuthenticated", "Oracle Cloud does not take the signature (401)"),
+        ("POST .*/models$", 401, "NotAuthenticated", "Oracle Cloud rejects the signature (401)"),
         (
             "POST .*/models$",
             404,
             "NotAuthorizedOrNotFound",
-            "not there, or not allowed to you, at create model (404): check the identifiers",
+            "create model: not found, or you have no permission (404). Check the identifiers",
         ),
-        (
-            "POST .*/modelDeployments$",
-            409,
-            "Conflict",
-            "something is in the way of create model deployment (409): as ask",
-        ),
-        ("POST .*/models$", 429, "TooManyRequests", "too many requests at create model (429), also after waiting"),
-        ("GET .*/models$", 500, "InternalServerError", "Oracle Cloud failed at list models (500)"),
-        (
-            "POST .*/modelDeployments$",
-            400,
-            "LimitExceeded",
-            "a limit of your tenancy is reached at create model deployment",
-        ),
-        (
-            "POST .*/modelDeployments$",
-            400,
-            "QuotaExceeded",
-            "a limit of your tenancy is reached at create model deployment",
-        ),
-        ("POST .*/models$", 400, "InvalidParameter", "refused create model (400 InvalidParameter): as asked for"),
+        ("POST .*/modelDeployments$", 409, "Conflict", "create model deployment: another operation is in the way (409"),
+        ("POST .*/models$", 429, "TooManyRequests", "create model: too many requests (429), despite retries"),
+        ("GET .*/models$", 500, "InternalServerError", "list models: Oracle Cloud failed (500)"),
+        *[
+            ("POST .*/modelDeployments$", 400, code, "create model deployment: your tenancy has reached a limit")
+            for code in ("LimitExceeded", "QuotaExceeded", "OutOfHostCapacity")
+        ],
+        ("POST .*/models$", 400, "InvalidParameter", "refused the request (400 InvalidParameter): as the test wants"),
     ],
 )
-def test_each_refusal_is_a_sentence(here, at, status, code, said):
-    here.cloud.fault(at, status, code)
-    with pytest.raises(UserError) as error, told():
-        here.deploy()
-    assert said in str(error.value)
+def test_refusal_is_one_sentence(machine, request_pattern, status, code, message):
+    machine.cloud.fault(request_pattern, status, code)
+    with pytest.raises(UserError) as error, service_errors():
+        machine.deploy()
+    assert message in str(error.value)
     assert str(error.value).endswith("(opc-request-id TESTS/1/2)")
     assert "\n" not in str(error.value)
 
 
-def test_it_is_asked_again_where_that_helps(here):
-    """By Oracle's SDK itself, as it does for everybody."""
-    here.cloud.fault("GET .*/modelDeployments$", 503, "ServiceUnavailable")
-    here.cloud.fault("POST .*/models$", 429, "TooManyRequests")
-    code, out, err = here.run("deploy")
+def test_sdk_retries_temporary_failures(machine):
+    machine.cloud.fault("GET .*/modelDeployments$", 503, "ServiceUnavailable")
+    machine.cloud.fault("POST .*/models$", 429, "TooManyRequests")
+    code, out, err = machine.run("deploy")
     assert code == 0, out + err
-    assert len(here.cloud.models) == len(here.cloud.deployments) == 1
+    assert machine.cloud.faults == []
+    assert len(machine.cloud.models) == len(machine.cloud.deployments) == 1
 
 
-def test_a_signature_of_another_key(here, tmp_path_factory):
-    here.deploy()
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    with oci_stand_in(elsewhere) as other:
-        account = replace(here.deployment().account, config_file=str(other.config_file()))
-    with pytest.raises(UserError, match=r"does not take the signature \(401\)"), told():
-        roll_out(here.service(account), here.deployment(), here.artifact())
+def test_signature_of_another_key_is_rejected(machine):
+    account = machine.deployment().account
+    machine.deploy()
+    machine.cloud.key = private_key("another")
+    with pytest.raises(UserError, match=r"rejects the signature \(401\)"), service_errors():
+        roll_out(machine.service(account), machine.deployment(), machine.artifact())
 
 
-def test_a_shape_that_there_is_not(here):
-    shape = "VM.Standrd.E4.Flex"
-    with pytest.raises(UserError, match=rf"{shape}': us-ashburn-1 has VM\.GPU\.A10\.1, VM\.Standard\.E4\.Flex$"):
-        check_shape(here.service(), here.deployment(instances__shape=shape))
-    here.cloud.fault("modelDeploymentShapes", 404)
-    check_shape(here.service(), here.deployment(instances__shape=shape))
+def test_shape_that_the_region_lacks_is_refused(machine):
+    deployment = machine.deployment(instances__shape="VM.Standrd.E4.Flex")
+    shapes = r"Flex': must be one that us-ashburn-1 has: VM\.GPU\.A10\.1, VM\.Standard\.E4\.Flex$"
+    with pytest.raises(UserError, match=shapes):
+        check_shape(machine.usual_service, deployment)
 
 
-def test_there_is_no_way_to_it(here):
-    """Said at once, by each command, and nothing is made."""
-    own = {"account__config_file": str(here.cloud.config_file()), "models__systems": ["embedding"]}
-    path = written(here.folder, account__endpoint="http://127.0.0.1:1", **own)
-    for name in ("deploy", "predict", "destroy"):
-        code, _, said = here.run(name, DEPLOYMENT=str(path), PROMPT="go")
-        assert code == 1
-        assert "http://127.0.0.1:1 does not answer (ConnectionError): check the network" in said
-    assert here.cloud.seen == []
+def test_shapes_that_may_not_be_listed_are_not_checked(machine):
+    machine.cloud.fault("modelDeploymentShapes", 404)
+    check_shape(machine.usual_service, machine.deployment(instances__shape="VM.Standrd.E4.Flex"))
+
+
+@pytest.mark.parametrize("name", ["deploy", "predict", "destroy"])
+def test_unreachable_service_is_reported_at_once(machine, name):
+    settings = {"account__config_file": machine.config_file, "models__systems": ["embedding"]}
+    path = write_deployment(machine.folder, account__endpoint="http://127.0.0.1:1", **settings)
+    code, _, err = machine.run(name, DEPLOYMENT=str(path), PROMPT="go")
+    assert code == 1
+    assert "http://127.0.0.1:1 does not answer (ConnectionError). Check the network" in err
+    assert machine.cloud.received == []
+
+
+def test_service_that_vanishes_is_reported(machine):
+    account = machine.deployment().account.model_copy(update={"endpoint": "http://127.0.0.1:1"})
+    with pytest.raises(UserError, match="Oracle Cloud does not answer"), service_errors():
+        roll_out(machine.service(account), machine.deployment(), machine.artifact())
 
 
 @pytest.mark.parametrize("name", ["deploy", "destroy"])
-def test_nearly_a_dry_run_is_none(here, name):
-    code, _, said = here.run(name, DRY_RUN="true")
-    assert (code, here.cloud.seen) == (1, [])
-    assert "DRY_RUN=true: must be one of 0, 1" in said
+def test_wrong_dry_run_value_is_refused(machine, name):
+    code, _, err = machine.run(name, DRY_RUN="true")
+    assert (code, machine.cloud.received) == (1, [])
+    assert "DRY_RUN=true: must be one of 0, 1" in err
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"SYSTEM": "gpt2_generate"}, "SYSTEM=gpt2_generate is not deployed: models.systems has own. Add it there"),
-        ({"REQUEST": "request.json"}, "PROMPT and REQUEST both say what is asked: say one"),
+        ({"PROMPT": ""}, "Nothing to send. Set PROMPT="),
+        ({"REQUEST": "request.json"}, "PROMPT and REQUEST are both set"),
         ({"OCI_ENDPOINT": "foo"}, "OCI_ENDPOINT=foo: must begin with https://"),
         ({"TOKENS": "many"}, "TOKENS=many: must be a whole number"),
-        ({}, "SYSTEM=own asks for tensors, which a PROMPT is not"),
+        ({}, "SYSTEM=own takes tensors, not a PROMPT"),
     ],
 )
-def test_what_is_wrong_with_a_question_is_said_before_anybody_is_asked(here, settings, said):
-    code, _, error = here.run("predict", PROMPT="go", **settings)
-    assert (code, here.cloud.seen) == (1, [])
-    assert said in error
+def test_wrong_settings_of_predict_are_reported_before_any_request(machine, settings, message):
+    code, _, err = machine.run("predict", **{"PROMPT": "go", **settings})
+    assert (code, machine.cloud.received) == (1, [])
+    assert message in err
 
 
-def test_who_has_the_address_needs_no_more_of_the_file(here):
-    """Not the compartment, nor the project, nor the image."""
-    path = written(here.folder, **dict.fromkeys(IDS, ""), account__config_file=str(here.cloud.config_file()))
-    (here.folder / "request.json").write_text('{"inputs": []}')
-    settings = {"REQUEST": str(here.folder / "request.json"), "DEPLOYMENT": str(path)}
-    code, _, error = here.run("predict", OCI_ENDPOINT=f"{here.cloud.url}/ocid1.x", **settings)
+def test_predict_with_an_address_needs_only_the_account(machine):
+    path = write_deployment(machine.folder, **dict.fromkeys(REQUIRED, ""), account__config_file=machine.config_file)
+    (machine.folder / "request.json").write_text('{"inputs": []}')
+    settings = {"REQUEST": str(machine.folder / "request.json"), "DEPLOYMENT": str(path)}
+    code, _, err = machine.run("predict", OCI_ENDPOINT=f"{machine.cloud.url}/ocid1.x", **settings)
     assert code == 1
-    assert "or you may not ask it (404)" in error
-
-
-def test_nobody_answers(here):
-    account = replace(here.deployment().account, endpoint="http://127.0.0.1:1")
-    with pytest.raises(UserError, match="Oracle Cloud does not answer"), told():
-        roll_out(here.service(account), here.deployment(), here.artifact())
-
-
-# --- who asks ---------------------------------------------------------------------------------------------------------
-
-
-def profile(here: Here, old: str, new: str) -> Account:
-    path = here.cloud.config_file()
-    path.write_text(path.read_text().replace(old, new))
-    return replace(Account(), config_file=str(path))
+    assert "or you have no permission (404)" in err
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("[DEFAULT]", "[PROD]", "{here.folder}/config has no profile DEFAULT; it has PROD"),
-        ("user=ocid1.user.oc1..tests\ntenancy", "tenant", "tenancy is missing, user is missing"),
-        ("[DEFAULT]", "", "is no configuration file"),
-        ("user=ocid1.user.oc1..tests\n", "", "user is missing"),
-        ("tenancy=ocid1.tenancy.oc1..tests", "tenancy=x", "tenancy is malformed"),
-        ("key.pem", "nothing.pem", "its key_file cannot be read"),
-        ("key.pem", "config", "its key_file is no private key"),
-    ],
+    ("state", "message"), [("FAILED", "it replaces it"), ("INACTIVE", "it starts it"), ("CREATING", "it waits for it")]
 )
-def test_a_profile_that_will_not_do(here, old, new, said):
-    with pytest.raises(UserError) as error:
-        credentials(profile(here, old, new))
-    assert said.format(here=here) in str(error.value)
-    assert "PRIVATE" not in str(error.value)
+def test_predict_reports_a_deployment_that_does_not_serve(machine, state, message):
+    live = machine.deploy()
+    machine.cloud.deployments[live.id]["lifecycleState"] = state
+    (machine.folder / "request.json").write_text('{"inputs": []}')
+    code, _, err = machine.run("predict", REQUEST=str(machine.folder / "request.json"))
+    assert code == 1
+    assert f"triton-transformers is {state.lower()}. Run make deploy-oci: {message}" in err
 
 
-@pytest.mark.parametrize(
-    ("phrase", "said"),
-    [
-        ("", "its key wants a pass_phrase, and there is none"),
-        ("pass_phrase=wrong\n", "or its pass_phrase is another's"),
-    ],
-)
-def test_a_key_with_a_pass_phrase(here, phrase, said):
-    account = profile(here, "[DEFAULT]\n", f"[DEFAULT]\n{phrase}")
-    how = serialization.BestAvailableEncryption(b"right")
-    formats = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (here.folder / "key.pem").write_bytes(here.cloud.key.private_bytes(*formats, how))
-    with pytest.raises(UserError, match=said):
-        credentials(account)
-
-
-def test_a_session_without_what_it_takes(here):
-    with pytest.raises(UserError, match="/nowhere cannot be read"):
-        credentials(profile(here, "region=", "security_token_file=/nowhere\nregion="))
-    with pytest.raises(UserError, match="key_file is missing"):
-        credentials(profile(here, f"key_file={here.folder}/key.pem", "security_token_file=/nowhere"))
-
-
-def test_no_configuration_at_all(here):
-    with pytest.raises(UserError, match="there is no /nowhere/config: `oci setup config` writes one"):
-        credentials(replace(Account(), config_file="/nowhere/config"))
-
-
-def test_no_such_profile(here):
-    with pytest.raises(UserError, match="config has no profile OTHER; it has DEFAULT"):
-        credentials(replace(profile(here, "", ""), profile="OTHER"))
-
-
-def test_no_resource_principal(monkeypatch):
-    monkeypatch.delenv("OCI_RESOURCE_PRINCIPAL_VERSION", raising=False)
-    with pytest.raises(UserError, match=r"account\.auth = 'resource_principal': there is none here"):
-        credentials(replace(Account(), auth="resource_principal"))
-
-
-def test_a_resource_principal(here, monkeypatch):
-    """As a notebook session of OCI's has it: a token that says until when, and the key that goes with it."""
-    parts = ({"alg": "RS256"}, {"exp": int(time.time()) + 3600, "res_tenant": "ocid1.tenancy.oc1..tests"})
-    token = ".".join(base64.urlsafe_b64encode(json.dumps(each).encode()).decode().rstrip("=") for each in (*parts, {}))
-    here.cloud.config_file()
+def test_resource_principal_deploys(machine, monkeypatch):
+    """It has a token that names its expiry, and the key of that token, as in a notebook session of OCI."""
+    parts = ({"alg": "RS256"}, {"exp": int(time.time()) + 3600, "res_tenant": "ocid1.tenancy.oc1..tests"}, {})
+    token = ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
+    machine.cloud.config_file()
     for name, value in {
         "VERSION": "2.2",
         "RPST": token,
-        "PRIVATE_PEM": (here.folder / "key.pem").read_text(),
+        "PRIVATE_PEM": (machine.folder / "key.pem").read_text(),
         "REGION": "us-ashburn-1",
     }.items():
         monkeypatch.setenv(f"OCI_RESOURCE_PRINCIPAL_{name}", value)
-    account = replace(here.deployment().account, auth="resource_principal", config_file="/nowhere")
-    live = roll_out(here.service(account), here.deployment(), here.artifact())
+    account = Account(auth="resource_principal", config_file="/nowhere", endpoint=machine.cloud.url)
+    live = roll_out(machine.service(account), machine.deployment(), machine.artifact())
     assert live.lifecycle_state == "ACTIVE"
-
-
-def test_the_region_may_be_said_here(here):
-    account = replace(profile(here, "region=us-ashburn-1\n", ""), region="eu-frankfurt-1")
-    assert Service.of(account).data_science.base_client.endpoint.startswith("https://datascience.eu-frankfurt-1.")
-    with pytest.raises(UserError, match="region is missing"):
-        credentials(replace(account, region=""))
-
-
-def test_a_session_token(here):
-    """As `oci session authenticate` keeps it."""
-    (here.folder / "token").write_text("a.token.b")
-    account = profile(here, "region=", f"security_token_file={here.folder}/token\nregion=")
-    assert credentials(account)[1].api_key == "ST$a.token.b"

@@ -1,4 +1,4 @@
-"""The container's image, as the Docker engine and its registry tell of it."""
+"""The container image: what the Docker engine and its registry report, and whether it fits the deployment."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from deploy.oci.container_image import Image
 from deploy.oci.deployment import read
-from deploy.oci.limits import of_image
-from tests.unit.test_oci_config import written
+from deploy.oci.limits import check_image
+from tests.support.oci import write_deployment
 
 DIGEST = f"sha256:{'1' * 64}"
 NAME = "iad.ocir.io/tests/triton:1.0"
@@ -27,14 +27,14 @@ def image(name: str = NAME, **about: str) -> Image:
     return Image(name, 1, [], ["tokenizer"], about.pop("digest", DIGEST), **about)
 
 
-def test_what_it_is_made_for():
+def test_architecture_and_profile_are_parsed():
     labels = {"io.triton-transformers.backends": "tokenizer", "io.triton-transformers.profile": "cuda"}
-    found = Image.of(NAME, {"Size": 1, "Architecture": "arm64", "Config": {"Labels": labels}})
-    assert (found.architecture, found.profile) == ("arm64", "cuda")
+    parsed = Image.parse(NAME, {"Size": 1, "Architecture": "arm64", "Config": {"Labels": labels}})
+    assert (parsed.architecture, parsed.profile) == ("arm64", "cuda")
 
 
 @pytest.mark.parametrize(
-    ("shape", "runs"),
+    ("shape", "architecture"),
     [
         ("VM.Standard.E5.Flex", "amd64"),
         ("VM.Standard2.1", "amd64"),
@@ -46,24 +46,24 @@ def test_what_it_is_made_for():
         ("BM.GPU.GB200.4", "arm64"),
     ],
 )
-def test_the_machine_that_it_runs_on(tmp_path, shape, runs):
-    deployment = read(written(tmp_path, instances__shape=shape))
-    other = {"amd64": "arm64", "arm64": "amd64"}[runs]
-    assert list(of_image(deployment, image(architecture=runs), set())) == []
-    assert list(of_image(deployment, image(), set())) == []
-    (said,) = of_image(deployment, image(architecture=other), set())
-    assert said == (
-        f"{NAME} is for {other}, and '{shape}' runs {runs}: build it for that, "
-        f"`DOCKER_DEFAULT_PLATFORM=linux/{runs} make build TAG=`"
+def test_image_of_another_architecture_is_refused(tmp_path, shape, architecture):
+    deployment = read(write_deployment(tmp_path, instances__shape=shape))
+    other = {"amd64": "arm64", "arm64": "amd64"}[architecture]
+    assert list(check_image(deployment, image(architecture=architecture), set())) == []
+    assert list(check_image(deployment, image(), set())) == []
+    (message,) = check_image(deployment, image(architecture=other), set())
+    assert message == (
+        f"{NAME} is for {other}, and '{shape}' runs {architecture}: build it with "
+        f"`DOCKER_DEFAULT_PLATFORM=linux/{architecture} make build TAG=`"
     )
 
 
-def test_the_profile_that_it_was_built_with(tmp_path):
-    on_a_gpu = read(written(tmp_path, instances__shape="VM.GPU.A10.1", container__profile="cuda"))
-    (said,) = of_image(on_a_gpu, image(profile="cpu"), set())
-    assert said.startswith(f"{NAME} was built with PROFILE=cpu, and container.profile is 'cuda'")
+def test_cpu_image_is_refused_for_cuda(tmp_path):
+    on_a_gpu = read(write_deployment(tmp_path, instances__shape="VM.GPU.A10.1", container__profile="cuda"))
+    (message,) = check_image(on_a_gpu, image(profile="cpu"), set())
+    assert message.startswith(f"{NAME} was built with PROFILE=cpu, and container.profile is 'cuda'")
     for profile in ("cuda", ""):
-        assert list(of_image(on_a_gpu, image(profile=profile), set())) == []
+        assert list(check_image(on_a_gpu, image(profile=profile), set())) == []
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------
@@ -71,34 +71,34 @@ def test_the_profile_that_it_was_built_with(tmp_path):
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """A stand-in for the client, which says what its registry would; and what it was asked."""
+    """Return a function that installs a stand-in for the Docker client with an exit code and a line on stderr."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/docker"
 
-    def make(says: str, code: int) -> None:
-        program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\necho "{says}" >&2\nexit {code}\n')
+    def install(message: str, code: int) -> None:
+        program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\necho "{message}" >&2\nexit {code}\n')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
 
-    make.asked = lambda: (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
-    return make
+    install.calls = lambda: (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
+    return install
 
 
-def test_the_registry_has_it(docker, capsys):
+def test_image_in_the_registry_is_pushed(docker, capsys):
     docker("", 0)
     assert image().is_pushed()
-    assert docker.asked() == f"buildx imagetools inspect {PUSHED}\n"
+    assert docker.calls() == f"buildx imagetools inspect {PUSHED}\n"
     assert capsys.readouterr().err == ""
 
 
-def test_the_registry_has_not_got_it(docker, capsys):
+def test_image_missing_from_the_registry_is_not_pushed(docker, capsys):
     docker(f"ERROR: {PUSHED}: not found", 1)
     assert not image().is_pushed()
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "unexpected status from HEAD request to https://iad.ocir.io/v2/x: 401 Unauthorized",
         "dial tcp: lookup iad.ocir.io on 10.0.0.1:53: no such host",
@@ -106,47 +106,47 @@ def test_the_registry_has_not_got_it(docker, capsys):
         "error getting credentials: [/bin/docker-credential-x]: not found",
     ],
 )
-def test_the_registry_cannot_be_asked(docker, capsys, said):
-    docker(f"a first line\nERROR: {said}", 1)
+def test_unreachable_registry_leaves_the_engines_answer(docker, capsys, message):
+    docker(f"a first line\nERROR: {message}", 1)
     assert image().is_pushed()
-    told = " ".join(capsys.readouterr().err.split())
-    assert told == f"whether {NAME} was pushed, its registry was not to be asked: ERROR: {said}"
+    notice = " ".join(capsys.readouterr().err.split())
+    assert notice == f"could not ask the registry whether it has {NAME}: ERROR: {message}"
 
 
-def test_no_answer(monkeypatch, capsys):
-    def never(*_: str) -> None:
+def test_registry_without_answer_leaves_the_engines_answer(monkeypatch, capsys):
+    def time_out(*_: str) -> None:
         raise subprocess.TimeoutExpired("docker", 60)
 
-    monkeypatch.setattr("deploy.oci.container_image.docker", never)
+    monkeypatch.setattr("deploy.oci.container_image.docker", time_out)
     assert image().is_pushed()
     assert "no answer within 60 s" in capsys.readouterr().err
 
 
-def test_what_has_no_digest_was_not_pushed_and_nobody_is_asked(docker):
+def test_image_without_digest_is_not_pushed(docker):
     docker("", 0)
     assert not image(digest="").is_pushed()
-    assert docker.asked() == ""
+    assert docker.calls() == ""
 
 
 KIND = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG = {"mediaType": "application/vnd.docker.container.image.v1+json", "size": 2, "digest": DIGEST}
 MANIFEST = json.dumps({"schemaVersion": 2, "mediaType": KIND, "config": CONFIG, "layers": []}).encode()
-THERE = f"sha256:{sha256(MANIFEST).hexdigest()}"
+STORED = f"sha256:{sha256(MANIFEST).hexdigest()}"
 
 
 @contextmanager
 def registry() -> Iterator[str]:
-    """A stand-in: it has one image, `there`, asks for a login for `private`, and is broken for `broken`."""
+    """Serve a stand-in for a registry: it has the image `stored`, wants a login for `private`, fails for `broken`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            codes = {"there": 200, "private": 401, "broken": 500}
+            codes = {"stored": 200, "private": 401, "broken": 500}
             code = 200 if self.path == "/v2/" else codes.get(self.path.split("/")[2], 404)
             body = MANIFEST if code == 200 else b"{}"
             self.send_response(code)
             self.send_header("Content-Type", KIND if code == 200 else "application/json")
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Docker-Content-Digest", THERE)
+            self.send_header("Docker-Content-Digest", STORED)
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body)
@@ -157,7 +157,7 @@ def registry() -> Iterator[str]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
             yield "127.0.0.1:{1}".format(*server.server_address)
         finally:
@@ -165,15 +165,15 @@ def registry() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("repository", "pushed", "said"),
-    [("there", True, ""), ("nowhere", False, ""), ("private", True, "401 Unauthorized"), ("broken", True, "500 ")],
+    ("repository", "pushed", "message"),
+    [("stored", True, ""), ("nowhere", False, ""), ("private", True, "401 Unauthorized"), ("broken", True, "500 ")],
 )
-def test_as_the_real_client_says_it(capsys, repository, pushed, said):
+def test_real_docker_client_is_understood(capsys, repository, pushed, message):
     if not shutil.which("docker") or subprocess.run(["docker", "buildx", "ls"], capture_output=True).returncode:
-        pytest.skip("there is no docker buildx here")
+        pytest.skip("this machine has no docker buildx")
     with registry() as host:
-        digest = THERE if repository == "there" else DIGEST
+        digest = STORED if repository == "stored" else DIGEST
         assert image(f"{host}/{repository}:1.0", digest=digest).is_pushed() == pushed
-    told = capsys.readouterr().err
-    assert said in told
-    assert bool(told) == bool(said)
+    notice = capsys.readouterr().err
+    assert message in notice
+    assert bool(notice) == bool(message)
