@@ -563,13 +563,6 @@ def test_wrong_settings_of_predict_are_reported_before_any_request(machine, sett
     assert message in err
 
 
-def test_predict_takes_system_from_dotenv(machine):
-    (machine.folder / ".env").write_text("SYSTEM=gpt2_generate\n")
-    code, _, err = machine.run("predict", PROMPT="go", TRITON_SETTINGS_FILE=str(machine.folder / ".env"))
-    assert code == 1
-    assert "SYSTEM=gpt2_generate is not deployed" in err
-
-
 def test_predict_with_an_address_needs_only_the_account(machine):
     path = write_deployment(machine.folder, **dict.fromkeys(REQUIRED, ""), account__config_file=machine.config_file)
     (machine.folder / "request.json").write_text('{"inputs": []}')
