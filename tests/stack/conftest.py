@@ -11,13 +11,13 @@ from tests.support.stack import TestStack, brought_up, filled, stacks
 
 @pytest.fixture(scope="module")
 def new_stack() -> Iterator:
-    """Of a module's tests: the machine has no room for those of all."""
+    """Give a function that makes stacks. They end with the module: memory does not hold those of all modules."""
     with stacks(filled) as make_one:
         yield make_one
 
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[TestStack]:
-    """One that is up, shared by the tests that leave it as it was."""
+    """Start one stack for all tests that leave it as it was."""
     with stacks(filled) as make_one:
         yield brought_up(make_one())

@@ -1,4 +1,4 @@
-"""make loadtest, short, on the real server: what it writes, what it restores, and when it refuses to be believed."""
+"""Short runs of make loadtest on the real server: what it writes, restores and refuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stack(new_stack):
 
 @pytest.fixture(autouse=True)
 def unchanged(stack):
-    """Whatever a test does, the server's configurations are afterwards what they were, and no worker is left."""
+    """Check after every test that the configurations are restored and no worker is left."""
     names = ("tokenizer", "encoder", "embedding")
     before = {name: stack.triton.config(name) for name in names}
     yield
@@ -43,7 +43,7 @@ def loadtest(stack, **settings) -> subprocess.CompletedProcess[str]:
 
 
 def running(stack, **settings) -> tuple[subprocess.Popen[str], list[str]]:
-    """A comparison in the background, once its first window has begun to be measured or later."""
+    """Start a comparison in the background; return it with the lines that it prints."""
     process = stack.start_make("loadtest", **(SHORT | {"ROUNDS": 20} | settings))
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True)
@@ -52,7 +52,7 @@ def running(stack, **settings) -> tuple[subprocess.Popen[str], list[str]]:
 
 
 def workers(stack) -> list[psutil.Process]:
-    """This stack's living Locust workers."""
+    """Return this stack's living Locust workers."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -68,7 +68,7 @@ def connections(process: psutil.Process, port: str) -> int:
     return sum(c.raddr and c.raddr.port == int(port) for c in process.net_connections("tcp"))
 
 
-def test_the_comparison(stack):
+def test_comparison_writes_report_and_results(stack):
     # Two rounds have a wide interval, and the gate is its lower bound.
     done = loadtest(stack, MIN_RATIO=0.01)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -104,7 +104,7 @@ def test_the_comparison(stack):
         assert word in done.stdout
 
 
-def test_grpc(stack):
+def test_comparison_over_grpc(stack):
     done = loadtest(stack, PROTOCOL="grpc")
     assert done.returncode == 0, done.stdout + done.stderr
     assert stack.results()["settings"]["protocol"] == "grpc"
@@ -129,12 +129,12 @@ def test_workers_share_the_users(stack):
     assert "WORKERS=2" in found["command"]
 
 
-def test_grpc_in_workers(stack):
+def test_comparison_over_grpc_with_workers(stack):
     done = loadtest(stack, PROTOCOL="grpc", WORKERS=2)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_worker_that_dies_is_noticed_and_the_rest_kept(stack):
+def test_dead_worker_ends_the_run_and_keeps_its_windows(stack):
     process, lines = running(stack, WORKERS=2)
     stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a whole round and the next window", 90)
     workers(stack)[0].kill()
@@ -145,7 +145,7 @@ def test_a_worker_that_dies_is_noticed_and_the_rest_kept(stack):
     assert "SIGKILL" in stack.results()["stopped"]
 
 
-def test_the_published_workload(stack):
+def test_published_workload_limits_batches(stack):
     done = loadtest(stack, WORKLOAD="published", USERS=40, SPAWN_RATE=40)
     assert done.returncode == 0, done.stdout + done.stderr
     found = stack.results()
@@ -155,7 +155,7 @@ def test_the_published_workload(stack):
     assert 1 < max(sizes) <= 8
 
 
-def test_batching_that_cannot_happen_fails_loudly(stack):
+def test_missing_batching_fails_with_the_cause(stack):
     done = loadtest(stack, USERS=1, MIN_RATIO=50)
     assert done.returncode != 0
     assert "not proven: with dynamic batching on, 'encoder' ran only 1.00 texts per execution" in done.stderr
@@ -165,8 +165,8 @@ def test_batching_that_cannot_happen_fails_loudly(stack):
     assert stack.results()["verdict"]["batched"] is False
 
 
-def test_somebody_elses_traffic_is_noticed(stack):
-    """Two texts a request, in the mode in which nothing may be batched."""
+def test_foreign_traffic_is_noticed(stack):
+    """Send two texts per request while nothing may be batched."""
     stop = threading.Event()
 
     def others():
@@ -185,7 +185,7 @@ def test_somebody_elses_traffic_is_noticed(stack):
 
 
 @pytest.mark.parametrize(("number", "settings"), [(signal.SIGINT, {}), (signal.SIGTERM, {}), (signal.SIGINT, TWO)])
-def test_an_interrupt_restores_the_server_and_keeps_what_was_measured(stack, number, settings):
+def test_interrupt_restores_the_server_and_keeps_windows(stack, number, settings):
     process, lines = running(stack, **settings)
     stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a whole round and the next window", 90)
     os.killpg(process.pid, number)
@@ -201,7 +201,7 @@ def test_an_interrupt_restores_the_server_and_keeps_what_was_measured(stack, num
 
 
 @pytest.mark.parametrize("settings", [{}, TWO])
-def test_an_interrupt_before_anything_was_measured(stack, settings):
+def test_early_interrupt_is_quiet(stack, settings):
     process, lines = running(stack, WARMUP=30, **settings)
     stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
     os.killpg(process.pid, signal.SIGINT)
@@ -212,7 +212,7 @@ def test_an_interrupt_before_anything_was_measured(stack, settings):
 
 
 @pytest.mark.parametrize("settings", [{}, TWO])
-def test_a_killed_comparison_is_undone_by_the_next(stack, settings):
+def test_killed_comparison_is_undone_by_the_next(stack, settings):
     process, _ = running(stack, WARMUP=30, **settings)
     stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
     assert len(workers(stack)) == settings.get("WORKERS", 0)
@@ -225,7 +225,7 @@ def test_a_killed_comparison_is_undone_by_the_next(stack, settings):
     assert "an earlier comparison was killed: restored" in done.stderr
 
 
-def test_a_server_that_dies_is_noticed_and_the_rest_kept(stack):
+def test_dead_server_ends_the_run_and_keeps_its_windows(stack):
     process, lines = running(stack)
     stack.wait(lambda: sum("dynamic " in line for line in lines) >= 2, "a whole round", 90)
     stack.server().send_signal(signal.SIGKILL)
@@ -237,7 +237,7 @@ def test_a_server_that_dies_is_noticed_and_the_rest_kept(stack):
     stack.make("up")
 
 
-def test_two_comparisons_at_once_are_refused(stack):
+def test_second_comparison_is_refused(stack):
     process, _ = running(stack)
     try:
         stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
@@ -268,14 +268,14 @@ def test_two_comparisons_at_once_are_refused(stack):
         ({"SEED": "x"}, "SEED=x: must be a whole number"),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(stack, settings, message):
+def test_wrong_setting_is_one_sentence(stack, settings, message):
     done = loadtest(stack, **settings)
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_wrong_key_is_one_sentence(stack):
+def test_wrong_key_is_one_sentence(stack):
     environment = stack.variables(**SHORT, TRITON_ADMIN_KEY="not-the-key")
     done = subprocess.run(
         [sys.executable, "-m", "loadtest"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
@@ -284,7 +284,7 @@ def test_a_wrong_key_is_one_sentence(stack):
     assert "TRITON_ADMIN_KEY is not the one the server was started with" in done.stderr
 
 
-def test_locusts_own_page(stack):
+def test_locust_page_drives_the_load(stack):
     process = stack.start_make("locust", USERS=4)
     try:
         url = f"http://127.0.0.1:{stack.environment['LOCUST_PORT']}"

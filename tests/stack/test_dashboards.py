@@ -1,6 +1,6 @@
-"""Every panel of every dashboard, on the real Prometheus, while a comparison runs; and whether its numbers are right.
+"""Every panel of every dashboard on the real Prometheus during a comparison, and whether its numbers are right.
 
-GPUs and NeuronCores are not to be had here. What tells of them is served to Prometheus as it was recorded elsewhere.
+Prometheus scrapes recorded samples for GPUs and NeuronCores, because the test machines have none.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def recorded_names() -> set[str]:
 
 @pytest.fixture(scope="module")
 def recorded():
-    """A server of the recorded samples: the addresses of its metrics."""
+    """Serve the recorded samples; return the addresses."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -110,7 +110,7 @@ def now(prometheus: Prometheus, expr: str, at: float | None = None) -> float:
 
 @pytest.fixture(scope="module")
 def run(stack, prometheus, recorded):
-    """A comparison: what each panel showed in the middle of its last window, and its results."""
+    """Run a comparison; return what each panel showed in its last window, and the results."""
     began = time.time()
     process = stack.start_make("loadtest", **SHORT)
     stack.wait(lambda: prometheus.at("loadtest_window", time.time()), "a window", 60)
@@ -129,8 +129,7 @@ def run(stack, prometheus, recorded):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_panel_shows_something(run, name):
-    """Finite numbers, of each of its queries."""
+def test_every_query_has_finite_numbers(run, name):
     shown, _ = run
     for panel in ALL[name]["panels"]:
         lines = shown[name, panel["id"]]
@@ -146,19 +145,19 @@ def test_every_panel_shows_something(run, name):
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_only_what_needs_hardware_lives_on_recorded_samples(panel):
+def test_only_hardware_panels_use_recorded_samples(panel):
     asked = set().union(*(promql.metrics(target["expr"]) for target in panel["targets"]))
     assert bool(asked & recorded_names()) == (panel["title"] in NEEDS_HARDWARE)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_windows_are_marked_in_the_colour_of_their_mode(run, name):
+def test_windows_have_the_colour_of_their_mode(run, name):
     shown, _ = run
     assert {colour for colour, _, _ in shown[name]} == {"#e0752d", "#3274d9"}
     assert all(end - start <= SHORT["WINDOW"] + 2 for _, start, end in shown[name] if end > start)
 
 
-def test_every_metric_asked_for_exists_and_is_documented(run, prometheus):
+def test_every_queried_metric_exists_and_is_documented(run, prometheus):
     asked = set().union(*(promql.metrics(rule["expr"]) for rule in promql.rules()))
     for found in ALL.values():
         queries = [target for panel in found["panels"] for target in panel["targets"]] + found["annotations"]["list"]
@@ -174,7 +173,7 @@ def test_every_metric_asked_for_exists_and_is_documented(run, prometheus):
     assert ours - documented == set()
 
 
-def test_every_rule_could_be_evaluated(run, stack):
+def test_every_rule_is_evaluated(run, stack):
     with urllib.request.urlopen(f"{stack.prometheus}/api/v1/rules", timeout=10) as response:
         groups = json.loads(response.read())["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
@@ -187,7 +186,7 @@ def total(found: dict, mode: str, key: str) -> float:
 
 
 @pytest.mark.parametrize("mode", ["none", "dynamic"])
-def test_the_comparisons_own_series_are_its_results(run, prometheus, mode):
+def test_load_generator_series_equal_the_results(run, prometheus, mode):
     _, found = run
     which = f'run="{found["run"]}", mode="{mode}"'
     counted = now(prometheus, f'max_over_time(loadtest_requests_total{{{which}, outcome="ok"}}[5m])')
@@ -202,7 +201,7 @@ def test_the_comparisons_own_series_are_its_results(run, prometheus, mode):
         assert seen == pytest.approx(found["modes"][mode][f"p{quantile}_ms"], rel=0.125)  # a bucket's width
 
 
-def test_the_ratio_is_that_of_the_results(run, prometheus):
+def test_recorded_ratio_equals_the_results(run, prometheus):
     _, found = run
     rates = {
         mode: total(found, mode, "requests") / (total(found, mode, "end") - total(found, mode, "start"))
@@ -213,7 +212,7 @@ def test_the_ratio_is_that_of_the_results(run, prometheus):
 
 
 @pytest.mark.parametrize("mode", ["none", "dynamic"])
-def test_tritons_series_agree_with_locust_and_with_tritons_counters(run, prometheus, mode):
+def test_triton_series_agree_with_locust_and_counters(run, prometheus, mode):
     _, found = run
     seen = {"requests": 0.0, "inferences": 0.0, "executions": 0.0}
     windows = [window for window in found["windows"] if window["mode"] == mode]
@@ -227,7 +226,7 @@ def test_tritons_series_agree_with_locust_and_with_tritons_counters(run, prometh
     assert seen["inferences"] / seen["executions"] == pytest.approx(batch, rel=0.1)
 
 
-def test_the_backends_count_texts_tokens_padding_and_truncations(run, stack, prometheus):
+def test_backends_count_texts_tokens_and_padding(run, stack, prometheus):
     def counts() -> dict[str, float]:
         text = urllib.request.urlopen(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics", timeout=5)
         found = re.findall(r'^(\w+)\{model="(\w+)".*\} (\S+)$', text.read().decode(), re.MULTILINE)
@@ -259,7 +258,7 @@ def without_batching(config: dict) -> dict:
     return {key: value for key, value in config.items() if key != "dynamic_batching"}
 
 
-def test_the_gauge_of_batching_follows_the_configuration(run, stack):
+def test_batching_gauge_follows_the_configuration(run, stack):
     def batching() -> str:
         text = urllib.request.urlopen(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics", timeout=5)
         return re.search(r'transformers_dynamic_batching\{model="encoder".*\} (\d)', text.read().decode())[1]
@@ -271,8 +270,8 @@ def test_the_gauge_of_batching_follows_the_configuration(run, stack):
     stack.wait(lambda: batching() == "1", "on", 5)
 
 
-def test_the_processes_that_a_comparison_replaced_ended_in_peace(run, stack):
-    """A Python process that destroys its metrics crashes, and who looks only at the answers does not see it."""
+def test_replaced_process_ends_without_a_crash(run, stack):
+    """A Python process that destroys its metrics crashes, and its answers do not show it."""
     kernel = subprocess.run(["dmesg"], capture_output=True, text=True)
     if kernel.returncode:
         pytest.skip("reading the kernel's log takes more rights")
@@ -285,7 +284,7 @@ def test_the_processes_that_a_comparison_replaced_ended_in_peace(run, stack):
     assert not re.search(rf"\[{before}\]: segfault", said)
 
 
-def test_the_report_holds_the_comparison_as_prometheus_saw_it(run, stack):
+def test_report_contains_the_dashboard(run, stack):
     page = (stack.folder / "reports/latest/report.html").read_text()
     assert "As Prometheus saw it" in page
     assert "Nothing measured yet" not in page
@@ -316,14 +315,14 @@ def test_make_dashboards_draws_one_page(run, stack):
         ({"PROMETHEUS_PORT": "9"}, "no Prometheus answers on http://127.0.0.1:9. Start the stack: `make up`"),
     ],
 )
-def test_make_dashboards_says_what_is_wrong(stack, settings, said):
+def test_make_dashboards_explains_errors(stack, settings, said):
     done = stack.make("dashboards", **settings)
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_taken_metrics_port_is_said_before_anything_is_changed(stack, recorded):
+def test_taken_metrics_port_is_reported_before_any_change(stack, recorded):
     port = recorded[0]["targets"][0].partition(":")[2]
     done = stack.make("loadtest", **SHORT, LOADTEST_METRICS_PORT=port)
     assert done.returncode != 0
@@ -331,7 +330,7 @@ def test_a_taken_metrics_port_is_said_before_anything_is_changed(stack, recorded
     assert "LOADTEST_METRICS_PORT" in done.stderr
 
 
-def test_a_grafana_is_started_with_all_of_it(stack, grafana_home):
+def test_grafana_is_provisioned(stack, grafana_home):
     url = f"http://127.0.0.1:{stack.environment['GRAFANA_PORT']}"
     assert url in stack.make("status").stdout
     with urllib.request.urlopen(f"{url}/api/search", timeout=5) as response:
@@ -342,13 +341,13 @@ def test_a_grafana_is_started_with_all_of_it(stack, grafana_home):
         assert f"url: {stack.prometheus}" in response.read().decode()
 
 
-def test_a_grafana_home_without_grafana_is_said_and_stops_nothing(stack, tmp_path):
+def test_wrong_grafana_home_stops_nothing(stack, tmp_path):
     done = stack.make("up", GRAFANA_HOME=tmp_path)
     assert done.returncode != 0
     assert f"GRAFANA_HOME={tmp_path}: there is neither bin/grafana nor bin/grafana-server in it" in done.stderr
     assert stack.server().is_running()
 
 
-def test_no_alert_fires_for_a_healthy_stack(run, prometheus):
-    """Not even in a comparison; the recorded machines are no alarm either."""
+def test_healthy_stack_fires_no_alert(run, prometheus):
+    """A comparison and the recorded samples fire none either."""
     assert prometheus.at('ALERTS{alertstate="firing"}', time.time()) == []

@@ -1,4 +1,4 @@
-"""The embedding system: the published requests as written, and everything a client can do wrong."""
+"""The embedding system: the published requests, batching, and every error of a client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refused(stack, *texts: bytes, model: str = "embedding") -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def original():
-    """The model itself, without Triton and without ONNX."""
+    """Return the original model, without Triton and ONNX."""
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(SYSTEMS["embedding"].source.verify()), device="cpu")
@@ -37,7 +37,7 @@ def original():
 @pytest.mark.parametrize(
     ("model", "outputs"), [("embedding", ["output__0"]), ("tokenizer", ["input_ids", "attention_mask"])]
 )
-def test_published_curl(stack, model, outputs):
+def test_published_curl_works_as_written(stack, model, outputs):
     command = CURL.format(model=model).replace("http://localhost:8000", stack.http)
     done = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True)
     answer = {output["name"]: output for output in json.loads(done.stdout)["outputs"]}
@@ -49,7 +49,7 @@ def test_published_curl(stack, model, outputs):
         assert answer["output__0"]["shape"] == [2, 384]
 
 
-def test_published_client(stack):
+def test_published_client_works_as_written(stack):
     text = np.array([["비 그친 뒤 골목에".encode()], ["막차를 놓쳤다면?".encode()]], dtype=np.bytes_)
     input_text = httpclient.InferInput("input_text", list(text.shape), datatype="BYTES")
     input_text.set_data_from_numpy(text, binary_data=True)
@@ -59,7 +59,7 @@ def test_published_client(stack):
     assert result.as_numpy("output__0").shape == (2, 384)
 
 
-def test_grpc_answers_the_same(stack):
+def test_grpc_equals_http(stack):
     client = grpcclient.InferenceServerClient(f"127.0.0.1:{stack.environment['TRITON_GRPC_PORT']}")
     text = grpcclient.InferInput("input_text", [1, 1], "BYTES")
     text.set_data_from_numpy(np.array([[b"one answer"]], np.object_))
@@ -68,8 +68,8 @@ def test_grpc_answers_the_same(stack):
     np.testing.assert_allclose(answer, embed(stack, "one answer"), atol=1e-6)
 
 
-def test_the_served_model_is_the_model(stack, original):
-    """Also on nothing, one token, and more than the maximum."""
+def test_served_vectors_equal_the_original(stack, original):
+    """Compare also an empty text, one token, and more tokens than the maximum."""
     from scripts.models.exporters.text import example_texts  # with transformers, whose ssl Locust would patch too late
 
     texts = example_texts(256)
@@ -79,13 +79,13 @@ def test_the_served_model_is_the_model(stack, original):
     np.testing.assert_allclose(served, expected, atol=1e-4)
 
 
-def test_text_beyond_the_maximum_is_cut(stack):
+def test_long_text_is_truncated(stack):
     long = "word " * 400
     np.testing.assert_allclose(embed(stack, long), embed(stack, long + "and a different end"), atol=1e-6)
 
 
-def test_64_clients_get_each_their_own_answer(stack):
-    """In any batch, the answer it would have had alone; several rows keep their order."""
+def test_64_clients_get_the_answers_they_get_alone(stack):
+    """A request of several rows keeps their order."""
     texts = MIXED.texts[:192]
     alone = {text: embed(stack, text)[0] for text in texts}
     before = stack.triton.statistics()["encoder"]
@@ -100,7 +100,7 @@ def test_64_clients_get_each_their_own_answer(stack):
     assert executions < len(triples), "nothing was batched, so nothing was tested"
 
 
-def test_a_poisoned_request_hurts_nobody_else(stack):
+def test_wrong_request_leaves_its_batch_unharmed(stack):
     good = ["a sound request", "잘못이 없는 요청", ""]
     alone = {text: embed(stack, text)[0] for text in good}
 
@@ -134,7 +134,7 @@ def test_a_poisoned_request_hurts_nobody_else(stack):
     ids=["no batch dimension", "two columns", "numbers", "more than the largest batch", "another name"],
 )
 @pytest.mark.parametrize("model", ["embedding", "tokenizer"])
-def test_a_wrong_request_is_a_400_that_says_so(stack, model, tensor):
+def test_wrong_request_gets_400_with_the_reason(stack, model, tensor):
     request = urllib.request.Request(
         f"{stack.http}/v2/models/{model}/infer", data=json.dumps({"inputs": [tensor]}).encode()
     )
@@ -156,7 +156,7 @@ def encoder_refuses(stack, ids, mask) -> str:
     return str(error.value)
 
 
-def test_the_encoder_refuses_what_it_cannot_run(stack):
+def test_encoder_refuses_wrong_tokens(stack):
     assert "input 'input_ids' has shape [1, 3], but 'attention_mask' has [1, 2]" in encoder_refuses(
         stack, [[101, 7, 102]], [[1, 1]]
     )

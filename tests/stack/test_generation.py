@@ -1,4 +1,4 @@
-"""Text generation on the real server: every answer is that of transformers itself, whoever asks beside it."""
+"""Text generation on the real server: every answer equals transformers', alone and in batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PUBLISHED = (
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Models this small only wait for a second one."""
+    """Use one thread: models this small only wait for a second."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -69,7 +69,7 @@ def served(new_stack) -> TestStack:
 
 
 def save_fussy(folder: Path) -> Path:
-    """A GPT-2 with code of its own, which fails whenever a text has a question mark."""
+    """Save a GPT-2 with code of its own that fails if a text has a question mark."""
     language.save_gpt2(folder)
     question = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("?")
     config = json.loads((folder / "config.json").read_text())
@@ -89,7 +89,7 @@ def save_fussy(folder: Path) -> Path:
 
 @pytest.fixture
 def plain(served):
-    """What transformers itself answers to one prompt, greedily."""
+    """Return a function that generates greedily with transformers."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def generate(model: str, prompt: str, new_tokens: int) -> str:
@@ -110,12 +110,12 @@ def checkpoint(folder: Path, device: str):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_as_transformers_itself(served, plain, model):
+def test_text_equals_transformers(served, plain, model):
     for prompt in PROMPTS:
         assert text(served, model, prompt, max_new_tokens=20) == plain(model, prompt, 20)
 
 
-def test_the_published_request_as_written(served, plain):
+def test_published_request_works_as_written(served, plain):
     command = PUBLISHED.replace("localhost:8000", served.http.removeprefix("http://"))
     done = subprocess.run([*shlex.split(command), "-s"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {
@@ -125,7 +125,7 @@ def test_the_published_request_as_written(served, plain):
     }
 
 
-def test_many_at_once_each_its_own(served, plain):
+def test_32_concurrent_requests_get_their_own_text(served, plain):
     before = counted(served, "mistral7b")
     prompts = [f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in range(32)]
     lengths = [3 + n * 7 % 30 for n in range(32)]
@@ -142,13 +142,13 @@ def test_many_at_once_each_its_own(served, plain):
     assert now["padding_tokens"] > 0
 
 
-def test_several_prompts_in_one_request(served, plain):
+def test_request_may_hold_several_prompts(served, plain):
     prompts = [f"{n} {PROMPTS[n % len(PROMPTS)]}" for n in range(40)]  # more than are generated together
     assert texts(served, "persimmon8b", prompts, max_new_tokens=6) == [plain("persimmon8b", p, 6) for p in prompts]
 
 
 @pytest.mark.parametrize("model", ["falcon7b", "mymodel"])
-def test_streamed_pieces_make_the_same_text(served, model):
+def test_streamed_pieces_join_to_the_same_text(served, model):
     streamed = together(len(PROMPTS), lambda n: pieces(served, f"{model}_stream", PROMPTS[n], max_new_tokens=30))
     for prompt, parts in zip(PROMPTS, streamed, strict=True):
         assert "".join(parts) == text(served, model, prompt, max_new_tokens=30)
@@ -156,7 +156,7 @@ def test_streamed_pieces_make_the_same_text(served, model):
     assert max(map(len, streamed)) > 5
 
 
-def test_a_seed_says_the_same_alone_and_in_company(served):
+def test_seed_gives_the_same_text_in_a_batch(served):
     def ask(n: int) -> str:
         return text(served, "mymodel", "I am going", max_new_tokens=20, temperature=1.5, top_p=0.95, seed=n % 8)
 
@@ -165,12 +165,12 @@ def test_a_seed_says_the_same_alone_and_in_company(served):
     assert len(set(company)) == 8
 
 
-def test_without_a_seed_texts_differ(served):
+def test_texts_differ_without_a_seed(served):
     asked = texts(served, "mymodel", ["I am going"] * 4, max_new_tokens=20, temperature=1.5)
     assert len(set(asked)) == 4
 
 
-def test_stop_strings(served, plain):
+def test_stop_strings_end_the_text(served, plain):
     whole = plain("mymodel", "Which battery fits", 40)
     continuation = whole.removeprefix("Which battery fits")
     stop = continuation[8:11]
@@ -180,11 +180,11 @@ def test_stop_strings(served, plain):
     assert "".join(pieces(served, "mymodel_stream", "Which battery fits", **options)) == expected
 
 
-def test_an_empty_prompt(served):
+def test_empty_prompt_generates(served):
     assert text(served, "mymodel", "", max_new_tokens=10)
 
 
-def test_a_default_too_long_is_cut_to_what_fits(served, plain):
+def test_default_length_is_cut_to_the_context(served, plain):
     prompt = "a 1 " * 75
     room = language.CONTEXT - len(
         AutoTokenizer.from_pretrained(served.folder / "checkpoints/falcon7b")(prompt).input_ids
@@ -215,13 +215,13 @@ def test_a_default_too_long_is_cut_to_what_fits(served, plain):
         ([], {}, "input 'prompt' holds no prompt"),
     ],
 )
-def test_wrong_values(served, prompts, options, reason):
+def test_wrong_option_is_refused(served, prompts, options, reason):
     with pytest.raises(TritonError, match=reason) as error:
         texts(served, "falcon7b", prompts, **options)
     assert error.value.status == 400
 
 
-def test_text_that_is_none(served):
+def test_prompt_without_utf8_is_refused(served):
     each = httpclient.InferInput("prompt", [2], "BYTES")
     each.set_data_from_numpy(np.array([b"fine", b"not \xff"], np.object_))
     with pytest.raises(InferenceServerException, match=r"input 'prompt': row 0 is not valid UTF-8 \(byte 4\)") as error:
@@ -229,13 +229,13 @@ def test_text_that_is_none(served):
     assert error.value.status() == "400"
 
 
-def test_streaming_takes_one_prompt(served):
+def test_stream_refuses_two_prompts(served):
     with pytest.raises(TritonError, match="input 'prompt' holds 2 prompts; streaming takes one") as error:
         pieces(served, "falcon7b_stream", ["one", "two"])
     assert error.value.status == 400
 
 
-def test_one_that_fails_in_the_model_fails_alone(served, plain):
+def test_failing_request_leaves_its_batch_unharmed(served, plain):
     def ask(n: int) -> str:
         try:
             return text(served, "fussy", f"{n} is it{'?' if n == 5 else ''}", max_new_tokens=8)
@@ -251,7 +251,7 @@ def test_one_that_fails_in_the_model_fails_alone(served, plain):
 # --- the models as Triton's models ------------------------------------------------------------------------------------
 
 
-def test_loading_and_unloading_one_while_another_serves(served, plain):
+def test_loading_one_model_does_not_disturb_another(served, plain):
     expected = plain("falcon7b", "I am going", 30)
     over = threading.Event()
 
@@ -286,7 +286,7 @@ def unload(stack: TestStack, model: str) -> None:
         ("weights", "nobody", "nobody/1 has no config.json"),
     ],
 )
-def test_a_wrong_config_is_refused_and_the_old_model_stays(served, plain, parameter, value, reason):
+def test_wrong_config_keeps_the_old_model(served, plain, parameter, value, reason):
     config = served.triton.config("mistral7b")
     wrong = config | {"parameters": config["parameters"] | {parameter: {"string_value": value}}}
     with pytest.raises(TritonError, match=reason):
@@ -294,8 +294,8 @@ def test_a_wrong_config_is_refused_and_the_old_model_stays(served, plain, parame
     assert text(served, "mistral7b", "It", max_new_tokens=5) == plain("mistral7b", "It", 5)
 
 
-def test_a_model_too_large_is_refused_before_it_is_loaded(served):
-    """Its weights are a header and nothing behind it: to read more would fail otherwise."""
+def test_too_large_model_is_refused_before_loading(served):
+    """The file of weights is only a header, so that reading it would fail with another message."""
     folder = served.folder / "models/toolarge"
     shutil.copytree(served.folder / "models/mymodel", folder)
     header = json.dumps({"w": {"dtype": "BF16", "shape": [10**6, 10**6], "data_offsets": [0, 2 * 10**12]}}).encode()
@@ -307,7 +307,7 @@ def test_a_model_too_large_is_refused_before_it_is_loaded(served):
     assert text(served, "mymodel", "It", max_new_tokens=3)
 
 
-def test_a_client_that_goes_away_stops_its_own_text_only(served, plain):
+def test_disconnect_stops_only_its_own_text(served, plain):
     before = counted(served, "mymodel_stream")
     body = json.dumps({"prompt": "I am going", "max_new_tokens": 4000}).encode()
     address = served.http.removeprefix("http://")
@@ -325,7 +325,7 @@ def test_a_client_that_goes_away_stops_its_own_text_only(served, plain):
     assert served.wait(told, "five texts counted") < 4000
 
 
-def test_no_prompt_is_logged(served):
+def test_log_contains_no_prompt(served):
     text(served, "falcon7b", SECRET, max_new_tokens=5)
     assert "falcon7b" in served.log
     assert SECRET not in served.log

@@ -1,4 +1,4 @@
-"""GPT-2 in three steps and in one: both say what transformers says, whoever asks beside, and whatever is asked."""
+"""GPT-2 with the loop in the client and in the server: both equal transformers, alone and in batches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ANY = [
 
 @dataclass
 class Original:
-    """What transformers itself says."""
+    """The original model in transformers."""
 
     model: transformers.GPT2LMHeadModel
     tokenizer: transformers.PreTrainedTokenizerBase
@@ -58,20 +58,20 @@ class Original:
         model = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
         return cls(model, transformers.AutoTokenizer.from_pretrained(folder))
 
-    def goes_on(self, text: str, tokens: int) -> str:
+    def continuation(self, text: str, tokens: int) -> str:
         prompt = self.tokenizer(text, return_tensors="pt")
         found = self.model.generate(**prompt, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
         return self.decode(found[0, prompt.input_ids.shape[1] :])
 
     def next(self, text: str) -> str:
-        return self.goes_on(text, 1)
+        return self.continuation(text, 1)
 
     def decode(self, tokens) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def taught(folder: Path) -> Path:
-    """One that knows its lines: what it says reads back as the tokens it said, which a loop over texts relies on."""
+    """Train a model on a few lines: its text then reads back as its own tokens, as a client's loop needs."""
     language.save_gpt2(folder, context=POSITIONS)
     original = Original.load(folder)
     end = original.tokenizer.eos_token
@@ -113,7 +113,7 @@ def ask(stack: TestStack, model: str, *texts: str, tokens: int | None = None) ->
 
 
 def loop(stack: TestStack, text: str, tokens: int) -> str:
-    """The client: the continuation, a token a call."""
+    """Return the continuation as a client gets it, one token per call."""
     said = ""
     for _ in range(tokens):
         said += ask(stack, "gpt2_ensemble", text + said)[0]
@@ -121,23 +121,23 @@ def loop(stack: TestStack, text: str, tokens: int) -> str:
 
 
 def unload(stack: TestStack, model: str) -> None:
-    """And all that it is made of."""
+    """Unload the model and its steps."""
     stack.triton._call(f"/v2/repository/models/{model}/unload", {"parameters": {"unload_dependents": True}})
     stack.wait(lambda: stack.triton.index()[model][0] == "UNAVAILABLE", f"{model} unloaded")
 
 
-# --- a token a call ---------------------------------------------------------------------------------------------------
+# --- one token per call ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ASCII)
-def test_the_loop_is_greedy_generation(served, original, text):
+def test_client_loop_equals_greedy_generation(served, original, text):
     said = loop(served, text, 12)
-    assert said == original.goes_on(text, 12)
+    assert said == original.continuation(text, 12)
     assert text + said in language.LINES  # spaces and all
 
 
-def test_the_published_client(served, original):
-    """As written, but for the address and the signature. It puts a space of its own before each token."""
+def test_published_client_works_as_written(served, original):
+    """Only address and signature differ. The client puts a space of its own before each token."""
     data = "I am going"
     url = f"{served.http}/v2/models/gpt2_ensemble/versions/1/infer"
 
@@ -166,41 +166,41 @@ def test_the_published_client(served, original):
     assert len(gen_sentence) > len(data) + 10
 
 
-def test_the_documents_requests(served, original):
+def test_documented_requests_work(served, original):
     document = (ROOT / "docs/gpt2.md").read_text().replace("localhost:8000", served.http.removeprefix("http://"))
     curls = re.findall(r"```sh\n(curl .*?)```", document, re.DOTALL)
     prompts = ["My dog is cute, but", "It was raining when"]
-    expected = [[original.next(prompts[0])], [original.goes_on(prompt, 50) for prompt in prompts]]
+    expected = [[original.next(prompts[0])], [original.continuation(prompt, 50) for prompt in prompts]]
     for curl, answer in zip(curls, expected, strict=True):
         done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["outputs"][0]["data"] == answer
     (client,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
     client = client.replace(prompts[0], prompts[1])
     done = subprocess.run([sys.executable, "-c", client], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{prompts[1]}{original.goes_on(prompts[1], 20)}\n"
+    assert done.stdout == f"{prompts[1]}{original.continuation(prompts[1], 20)}\n"
 
 
 @pytest.mark.parametrize("text", ANY)
-def test_any_text(served, original, text):
+def test_next_token_of_any_text_equals_transformers(served, original, text):
     assert ask(served, "gpt2_ensemble", text) == [original.next(text)]
 
 
-def test_part_of_a_character(served, original):
-    """A token may be one byte of three: alone it is no text."""
+def test_partial_character_is_replaced(served, original):
+    """A token may be one byte of three, which is not text by itself."""
     assert ask(served, "gpt2_ensemble", "비 그친 뒤 골목에 빵 굽는 냄새가 퍼진다. 날") == ["\ufffd"]
     assert ask(served, "gpt2_generate", "비 그친 뒤 골목에 빵 굽는 냄새가 퍼진다. 날", tokens=3) == ["씨"]
 
 
-def test_a_text_that_has_ended_goes_on_with_nothing(served):
+def test_ended_text_returns_an_empty_piece(served):
     assert ask(served, "gpt2_ensemble", language.LINES.splitlines()[0]) == [""]
     assert ask(served, "gpt2_generate", language.LINES.splitlines()[0]) == [""]
 
 
-def test_a_batch_of_unequal_texts(served, original):
+def test_batch_of_unequal_texts_equals_transformers(served, original):
     assert ask(served, "gpt2_ensemble", *ANY) == [original.next(text) for text in ANY]
 
 
-def test_sixteen_clients_each_its_own(served, original):
+def test_sixteen_clients_get_their_own_text(served, original):
     texts = [text[:end] for text in language.LINES.splitlines() for end in (3, 9, 20)][:16]
     alone = [original.next(text) for text in texts]
     before = served.triton.statistics()["gpt2"]
@@ -216,21 +216,21 @@ def test_sixteen_clients_each_its_own(served, original):
 # --- all of it in one call --------------------------------------------------------------------------------------------
 
 
-def test_the_loop_in_the_server(served, original):
+def test_server_loop_equals_transformers(served, original):
     for text in ASCII:
         assert ask(served, "gpt2_generate", text, tokens=12) == [loop(served, text, 12)]
-    assert ask(served, "gpt2_generate", "I am") == [original.goes_on("I am", 20)]
+    assert ask(served, "gpt2_generate", "I am") == [original.continuation("I am", 20)]
 
 
-def test_texts_of_a_request_end_each_on_its_own(served, original):
-    alone = [original.goes_on(text, 60) for text in ANY]
+def test_texts_of_a_request_end_independently(served, original):
+    alone = [original.continuation(text, 60) for text in ANY]
     assert len({len(original.tokenizer(said).input_ids) for said in alone}) > 5
     assert ask(served, "gpt2_generate", *ANY, tokens=60) == alone
 
 
-def test_requests_are_generated_together(served, original):
+def test_concurrent_requests_share_a_batch(served, original):
     wanted = [(text, 5 + 9 * i % 41) for i, text in enumerate(ANY * 2)]
-    alone = [original.goes_on(*each) for each in wanted]
+    alone = [original.continuation(*each) for each in wanted]
     tokens = sum(len(original.tokenizer(said).input_ids) for said in alone)
     before = served.triton.statistics()["gpt2"]["execution_count"]
     with ThreadPoolExecutor(len(wanted)) as clients:
@@ -239,19 +239,19 @@ def test_requests_are_generated_together(served, original):
     assert served.triton.statistics()["gpt2"]["execution_count"] - before < tokens / 2
 
 
-def test_more_texts_than_are_generated_at_a_time(served, original):
-    assert ask(served, "gpt2_generate", *ANY * 4, tokens=6) == [original.goes_on(text, 6) for text in ANY] * 4
+def test_large_request_is_split(served, original):
+    assert ask(served, "gpt2_generate", *ANY * 4, tokens=6) == [original.continuation(text, 6) for text in ANY] * 4
 
 
-def test_no_texts(served):
+def test_empty_request_returns_nothing(served):
     assert ask(served, "gpt2_generate") == []
 
 
-def test_the_model_it_asks_is_loaded_with_it(served, original):
+def test_ensemble_loads_its_model(served, original):
     unload(served, "gpt2_ensemble")
     unload(served, "gpt2")
     try:
-        assert ask(served, "gpt2_generate", "I am", tokens=5) == [original.goes_on("I am", 5)]
+        assert ask(served, "gpt2_generate", "I am", tokens=5) == [original.continuation("I am", 5)]
     finally:
         served.triton.load("gpt2_ensemble")
 
@@ -272,7 +272,7 @@ def test_the_model_it_asks_is_loaded_with_it(served, original):
         ("gpt2_generate", ["I am"], 0, "input 'max_new_tokens' must be at least 1"),
     ],
 )
-def test_refused(served, model, texts, tokens, reason):
+def test_wrong_request_is_refused(served, model, texts, tokens, reason):
     with pytest.raises(TritonError) as error:
         ask(served, model, *texts, tokens=tokens)
     assert error.value.status == 400
@@ -280,7 +280,7 @@ def test_refused(served, model, texts, tokens, reason):
 
 
 @pytest.mark.parametrize("model", ["gpt2_ensemble", "gpt2_generate"])
-def test_text_that_is_no_utf8_is_refused(served, model):
+def test_text_without_utf8_is_refused(served, model):
     tensor = b"\x02\x00\x00\x00\xffa"
     parameters = {"binary_data_size": len(tensor)}
     header = {"inputs": [{"name": "TEXT", "shape": [1], "datatype": "BYTES", "parameters": parameters}]}
@@ -296,13 +296,13 @@ def test_text_that_is_no_utf8_is_refused(served, model):
     assert b"not valid UTF-8 (byte 0)" in error.value.read()
 
 
-def test_the_last_position_is_used(served, original):
+def test_context_is_used_to_its_last_position(served, original):
     text = "a" * (POSITIONS - 1)
     assert ask(served, "gpt2_generate", text) == [original.next(text)]
     assert ask(served, "gpt2_ensemble", text) == [original.next(text)]
 
 
-def test_only_gpt2_becomes_gpt2(served):
+def test_other_architectures_are_refused(served):
     more = language.save_gpt2(served.folder / "more")
     tokenizer = transformers.AutoTokenizer.from_pretrained(more)
     tokenizer.add_tokens(["<of its own>"])
@@ -324,19 +324,19 @@ def test_only_gpt2_becomes_gpt2(served):
 
 
 @pytest.mark.parametrize("system", ["embedding", "gpt2_generate"])
-def test_make_generate(served, original, system):
+def test_make_generate_equals_transformers(served, original, system):
     done = served.make("generate", PROMPT="I am", TOKENS=8, SYSTEM=system)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"I am{original.goes_on('I am', 8)}\n"
+    assert done.stdout == f"I am{original.continuation('I am', 8)}\n"
 
 
-def test_make_generate_stops_where_the_text_does(served):
+def test_make_generate_stops_at_the_end_of_the_text(served):
     done = served.make("generate", PROMPT="I am going", TOKENS=200)
     assert done.stdout == language.LINES.splitlines()[0] + "\n"
     assert done.returncode == 0
 
 
-def test_make_generate_of_a_model_that_is_not_loaded(served):
+def test_make_generate_refuses_a_model_that_is_not_loaded(served):
     unload(served, "gpt2_ensemble")
     try:
         done = served.make("generate", PROMPT="I am")
@@ -346,7 +346,7 @@ def test_make_generate_of_a_model_that_is_not_loaded(served):
         served.triton.load("gpt2_ensemble")
 
 
-def test_no_text_in_the_log(served):
+def test_log_contains_no_text(served):
     marker = "unheard-of-words"
     ask(served, "gpt2_ensemble", marker)
     ask(served, "gpt2_generate", marker)

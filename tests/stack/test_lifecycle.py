@@ -1,4 +1,4 @@
-"""Bringing the stack up and down, and what happens to it in between. Each test has a stack of its own to break."""
+"""Start, stop, crash and recover the stack. The tests break one stack that no other module uses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answers(stack) -> bool:
         return False
 
 
-def test_up_twice_starts_nothing_twice(stack):
+def test_second_up_starts_nothing(stack):
     before = stack.server().pid, stack.stub("encoder").pid
     done = stack.make("up")
     assert done.returncode == 0
@@ -46,7 +46,7 @@ def test_up_twice_starts_nothing_twice(stack):
     assert (stack.server().pid, stack.stub("encoder").pid) == before
 
 
-def test_two_ups_at_once(stack):
+def test_two_ups_at_once_start_one_stack(stack):
     stack.make("down")
     both = [stack.start_make("up") for _ in range(2)]
     outputs = [each.communicate(timeout=120)[0] for each in both]
@@ -54,8 +54,8 @@ def test_two_ups_at_once(stack):
     assert stack.server()
 
 
-def test_status_and_smoke(stack):
-    """Behind a company's proxy too: it is not for this machine's own server."""
+def test_status_and_smoke_bypass_the_proxy(stack):
+    """The proxy of a company is not for servers on this machine."""
     status = stack.make("status", http_proxy="http://127.0.0.1:9")
     assert status.returncode == 0
     for word in ("triton", "prometheus", "running", "encoder", "tokenizer", "embedding", "ready", stack.http):
@@ -65,13 +65,13 @@ def test_status_and_smoke(stack):
     assert smoke.stdout.split() == ["ok", "embedding"]
 
 
-def test_logs_without_a_terminal_end(stack):
+def test_logs_end_without_a_terminal(stack):
     done = stack.make("logs", timeout=20)
     assert done.returncode == 0
     assert "Started HTTPService" in done.stdout
 
 
-def test_down_leaves_nothing_behind(stack):
+def test_down_leaves_no_process(stack):
     group = [stack.server(), *stack.server().children(recursive=True)]
     assert stack.make("down").returncode == 0
     _, alive = psutil.wait_procs(group, timeout=10)
@@ -83,7 +83,7 @@ def test_down_leaves_nothing_behind(stack):
     assert "is the stack up?" in smoke.stderr
 
 
-def test_a_taken_port_is_one_sentence(stack):
+def test_taken_port_is_one_sentence(stack):
     stack.make("down")
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -98,7 +98,7 @@ def test_a_taken_port_is_one_sentence(stack):
     assert stack.processes("tritonserver") == []
 
 
-def test_changed_settings_restart_the_server(stack):
+def test_changed_setting_restarts_the_server(stack):
     before = stack.server().pid
     done = stack.make("up", TRITON_LOG_VERBOSE=1)
     assert "settings changed" in done.stdout
@@ -106,7 +106,7 @@ def test_changed_settings_restart_the_server(stack):
     assert "verbose" in stack.log or "GRPC" in stack.log
 
 
-def test_an_edited_config_is_loaded_by_up_and_a_broken_one_changes_nothing(stack):
+def test_up_loads_edited_config_and_refuses_broken_one(stack):
     config = stack.folder / "models/tokenizer/config.pbtxt"
     good = config.read_text()
     try:
@@ -122,7 +122,7 @@ def test_an_edited_config_is_loaded_by_up_and_a_broken_one_changes_nothing(stack
         config.write_text(good)
 
 
-def test_a_model_that_cannot_load_at_start_says_why(stack):
+def test_failed_load_at_start_shows_the_reason(stack):
     stack.make("down")
     config = stack.folder / "models/encoder/config.pbtxt"
     good = config.read_text()
@@ -141,7 +141,7 @@ def test_a_model_that_cannot_load_at_start_says_why(stack):
     stack.make("down")
 
 
-def test_a_prometheus_that_does_not_stay_up_is_said(stack):
+def test_crashing_prometheus_is_reported(stack):
     stack.make("down")
     done = stack.make("up", PROMETHEUS_RETENTION="banana")
     assert done.returncode != 0
@@ -158,7 +158,7 @@ def test_a_prometheus_that_does_not_stay_up_is_said(stack):
         ({"TRITON_HTTP_PORT": "http"}, "TRITON_HTTP_PORT=http: must be a whole number"),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(stack, settings, message):
+def test_wrong_setting_is_one_sentence(stack, settings, message):
     stack.make("down")
     done = stack.make("up", **settings)
     assert done.returncode != 0
@@ -167,7 +167,7 @@ def test_a_wrong_setting_is_one_sentence(stack, settings, message):
 
 
 @pytest.mark.parametrize("model", ["encoder", "tokenizer"])
-def test_a_dead_python_process_is_replaced(stack, model):
+def test_dead_python_process_is_replaced(stack, model):
     for death in (1, 2):  # a second one, for Triton takes a load that changes nothing for done
         stack.stub(model).send_signal(signal.SIGKILL)
         stack.wait(lambda n=death: stack.log.count(f"revive: model '{model}' is back") == n, f"{model} reloaded", 40)
@@ -176,7 +176,7 @@ def test_a_dead_python_process_is_replaced(stack, model):
     assert line.split()[-1] == "2"
 
 
-def test_a_dead_process_keeps_the_configuration_in_force(stack):
+def test_recovered_model_keeps_its_override(stack):
     config = stack.triton.config("encoder")
     del config["dynamic_batching"]
     stack.triton.load("encoder", config)
@@ -187,7 +187,7 @@ def test_a_dead_process_keeps_the_configuration_in_force(stack):
     stack.make("down")
 
 
-def test_a_dead_server_is_replaced(stack):
+def test_dead_server_is_replaced(stack):
     before = stack.server()
     before.send_signal(signal.SIGKILL)
     stack.replaced(before)
@@ -196,8 +196,8 @@ def test_a_dead_server_is_replaced(stack):
     assert line.split()[-1] == "1"
 
 
-def test_a_server_killed_while_it_loads_keeps_nobody_waiting(stack):
-    """The process it was just starting inherited its sockets, and with them the caller of the load."""
+def test_server_killed_during_a_load_releases_the_caller(stack):
+    """A process that is being started inherits the server's sockets, and the caller would wait on them."""
     stubs = {process.pid for process in stack.processes("triton_python_backend_stub")}
     before = stack.server()
     with ThreadPoolExecutor() as pool:
@@ -212,7 +212,7 @@ def test_a_server_killed_while_it_loads_keeps_nobody_waiting(stack):
     stack.wait(lambda: answers(stack), "answers again")
 
 
-def test_a_dead_supervisor_leaves_no_orphans(stack):
+def test_dead_supervisor_leaves_no_orphans(stack):
     pid = int((stack.folder / "state/run/supervisord.pid").read_text())
     group = psutil.Process(pid).children(recursive=True)
     os.kill(pid, signal.SIGKILL)
@@ -222,7 +222,7 @@ def test_a_dead_supervisor_leaves_no_orphans(stack):
     assert answers(stack)
 
 
-def test_dangerous_endpoints_want_the_key(stack):
+def test_dangerous_endpoints_require_the_key(stack):
     stranger = Triton(stack.http)
     for call in (stranger.index, lambda: stranger.load("encoder", {})):
         with pytest.raises(TritonError) as error:
@@ -234,7 +234,7 @@ def test_dangerous_endpoints_want_the_key(stack):
         assert refused.value.code == 403
 
 
-def test_everything_listens_on_loopback_only(stack):
+def test_all_ports_listen_on_loopback(stack):
     pid = int((stack.folder / "state/run/supervisord.pid").read_text())
     listening = {
         connection.laddr.ip.removeprefix("::ffff:")  # gRPC's IPv4 through an IPv6 socket
@@ -245,7 +245,7 @@ def test_everything_listens_on_loopback_only(stack):
     assert listening == {"127.0.0.1"}
 
 
-def test_no_secret_lies_open(stack):
+def test_files_with_secrets_are_private(stack):
     key = stack.environment["TRITON_ADMIN_KEY"]
     for file in (stack.folder / "state").rglob("*"):
         if file.is_file() and file.stat().st_size < 10**7 and key.encode() in file.read_bytes():
@@ -266,8 +266,8 @@ def test_prometheus_scrapes_triton(stack):
     stack.wait(lambda: value() >= 1, "Prometheus has Triton's counter", 40)
 
 
-def test_models_twice_at_once_and_killed_leaves_the_old_ones(new_stack, tmp_path):
-    """A repository elsewhere: the second waits for the first and finds all in place; a killed one leaves nothing."""
+def test_killed_and_concurrent_models_leave_a_whole_repository(new_stack, tmp_path):
+    """The second run waits for the first and finds all in place. A killed run leaves nothing."""
     stack = new_stack()
     elsewhere = {"MODEL_REPOSITORY": tmp_path / "elsewhere"}
     first = stack.start_make("models", **elsewhere)
@@ -289,14 +289,14 @@ def test_models_twice_at_once_and_killed_leaves_the_old_ones(new_stack, tmp_path
     ).read_text()
 
 
-def test_an_unknown_system_is_one_sentence(stack):
+def test_unknown_system_is_one_sentence(stack):
     done = stack.make("models", SYSTEMS="embedding nonsense")
     assert done.returncode != 0
     assert done.stderr.startswith("error: no system 'nonsense'; there are embedding, ")
 
 
-def test_a_full_disk_leaves_the_old_repository(stack, tmp_path):
-    """On a file system of 40 MB, which the weights do not fit."""
+def test_full_disk_leaves_the_repository_as_it_was(stack, tmp_path):
+    """Use a file system of 40 MB, which is too small for the weights."""
     mount = tmp_path / "small"
     mount.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", mount], capture_output=True).returncode:

@@ -76,7 +76,7 @@ def make(stack: TestStack, name: str, flags: str, form: str = "tuple", rows: int
 
 @contextmanager
 def loaded(stack: TestStack, name: str) -> Iterator[Callable[[str], list[dict]]]:
-    """What the stand-ins see of it: (event) -> what of that kind."""
+    """Load a model; return a function that lists the events of one kind that its stand-ins logged."""
     before = Counter({event: len(seen(stack, event)) for event in ("load", "DataParallel", "scatter", "run")})
     stack.triton.load(name)
     try:
@@ -104,7 +104,7 @@ def tokens(rows: int, seed: int = 0) -> list[np.ndarray]:
 
 @torch.inference_mode()
 def plain(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """What the model answers by itself."""
+    """Return the model's answer without a server."""
     return [output.numpy() for output in neuron.Tokens()(*map(torch.from_numpy, arrays))]
 
 

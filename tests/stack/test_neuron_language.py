@@ -90,7 +90,7 @@ def served(new_stack, checkpoint) -> TestStack:
 
 
 def compile_(stack: TestStack, model_class: str, checkpoint: Path, folder: Path, said: dict) -> None:
-    """The compiled folder: by the stand-in's own compile() where the library has one, in a process with its cores."""
+    """Make the compiled folder, by the stand-in's own compile() if its library has one."""
     if model_class == LLAMA:
         config = json.dumps({"neuron_config": {"seq_len": CONTEXT} | said})
         code = f"import {LLAMA.rpartition('.')[0]} as m, sys, json\n"
@@ -134,7 +134,7 @@ def with_own_load(stack: TestStack, checkpoint: Path) -> None:
 
 @pytest.fixture(scope="module")
 def plain(checkpoint):
-    """What transformers itself answers to one prompt, greedily."""
+    """Return a function that generates greedily with transformers."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
 
     @cache
@@ -208,7 +208,7 @@ def test_what_fills_a_batch_is_counted_as_padding_and_nothing_else(served):
 
 
 def counts(stack: TestStack, model: str, name: str, reached: int) -> dict[str, float] | None:
-    """The counters, once one of them has come there."""
+    """Return the counters once one of them has reached a value."""
     now = counted(stack, model)
     return now if now.get(name, 0) == reached else None
 

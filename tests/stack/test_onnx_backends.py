@@ -1,4 +1,4 @@
-"""The two ONNX backends on small graphs: every type, batching or not, auto-completed, and each request on its own."""
+"""The ONNX backends on small graphs: types, batching, auto-completion, and errors per request."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def of_type(dtype: str, rows: int = 3) -> np.ndarray:
     return np.arange(rows * 2).reshape(rows, 2).astype(triton_to_np_dtype(dtype))
 
 
-def test_every_type_there_and_back(loaded):
+def test_every_type_survives_a_round_trip(loaded):
     tensors = {t.lower(): (t, of_type(t)) for t in TYPES}
     result = infer(loaded, "alltypes", tensors)
     for name, (_, array) in tensors.items():
         np.testing.assert_array_equal(result.as_numpy(f"{name}_out"), array)
 
 
-def test_completed_as_the_cpp_backend_does(loaded):
+def test_config_is_completed_like_the_cpp_backend(loaded):
     config = loaded.triton.config("alltypes")
     assert config["max_batch_size"] == 4
     assert "dynamic_batching" in config
@@ -54,7 +54,7 @@ def test_completed_as_the_cpp_backend_does(loaded):
     assert len(config["output"]) == len(TYPES)
 
 
-def test_without_batching(loaded):
+def test_model_without_batching_answers(loaded):
     config = loaded.triton.config("fixed")
     assert config["max_batch_size"] == 0
     assert [(i["name"], i["dims"]) for i in config["input"]] == [("x", [2, -1]), ("scale", [1])]
@@ -64,14 +64,14 @@ def test_without_batching(loaded):
     np.testing.assert_array_equal(result.as_numpy("scale_out"), [0.5])
 
 
-def test_only_the_requested_outputs(loaded):
+def test_only_requested_outputs_are_returned(loaded):
     tensors = {t.lower(): (t, of_type(t)) for t in TYPES}
     response = infer(loaded, "alltypes", tensors, outputs=["fp32_out", "bytes_out"]).get_response()
     assert {output["name"] for output in response["outputs"]} == {"fp32_out", "bytes_out"}
 
 
-def test_one_batch_each_its_own_error(loaded):
-    """Requests of one execution: the graph refuses one's values, and text that is no UTF-8 never gets to the graph."""
+def test_each_request_of_a_batch_gets_its_own_error(loaded):
+    """In one execution, the graph refuses the values of one request, and another's text is not UTF-8."""
     before = loaded.triton.statistics()["lookup"]["execution_count"]
 
     def ask(n: int):
@@ -105,7 +105,7 @@ def test_one_batch_each_its_own_error(loaded):
         ("ongpu", "GPU"),
     ],
 )
-def test_a_model_that_cannot_be_served_says_why(loaded, model, reason):
+def test_unservable_model_fails_with_the_reason(loaded, model, reason):
     with pytest.raises(TritonError) as error:
         loaded.triton.load(model)
     assert error.value.status == 400
@@ -122,7 +122,7 @@ def tokens(rows: list[list[int]], width: int | None = None) -> dict:
     return {"input_ids": ("INT64", ids), "attention_mask": ("INT64", mask)}
 
 
-def test_ragged_requests_of_several_rows_in_one_execution(loaded):
+def test_ragged_requests_share_an_execution(loaded):
     rng = np.random.default_rng(5)
     requests = [
         [rng.integers(1, 1000, rng.integers(1, 90)).tolist() for _ in range(rng.integers(1, 5))] for _ in range(24)
@@ -144,12 +144,12 @@ def test_ragged_requests_of_several_rows_in_one_execution(loaded):
     assert loaded.triton.statistics()["tokens"]["execution_count"] - before < len(requests) // 2
 
 
-def test_entirely_masked_rows_have_an_answer_too(loaded):
+def test_masked_rows_get_an_answer(loaded):
     tensors = tokens([[5, 6]])
     tensors["attention_mask"] = ("INT64", np.zeros((1, 2), np.int64))
     assert infer(loaded, "tokens", tensors).as_numpy("pooled").item() == 0
 
 
-def test_packed_answers_only_what_is_asked_for(loaded):
+def test_packed_onnx_returns_only_requested_outputs(loaded):
     response = infer(loaded, "tokens", tokens([[1, 2, 3]]), outputs=["pooled"]).get_response()
     assert [output["name"] for output in response["outputs"]] == ["pooled"]

@@ -1,4 +1,4 @@
-"""The README's commands do what it says. `make test` is this."""
+"""The README's commands do what it says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(stack, block: str) -> str:
     return done.stdout
 
 
-def test_the_first_screen(stack):
+def test_first_screen_works_as_written(stack):
     first, second = BLOCKS[:2]
     assert first == "make loadtest\n"
     said = run(stack, first)
@@ -46,13 +46,13 @@ def test_the_first_screen(stack):
     assert stack.processes("tritonserver") == []
 
 
-def test_every_setting_it_names_exists():
+def test_every_named_setting_exists():
     named = {name for block in BLOCKS for name in re.findall(r"\b([A-Z][A-Z_]+)=", block)}
     assert named
     assert named <= dotenv_values(EXAMPLE).keys()
 
 
-def test_every_file_it_links_exists():
+def test_every_linked_file_exists():
     for text in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(((?!https?://)[^)#]+)", text.read_text()):
             assert (text.parent / link).exists(), f"{text.name}: {link}"

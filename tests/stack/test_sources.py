@@ -1,4 +1,4 @@
-"""From the Hub (a stand-in) to an answer of Triton, what goes wrong on the way, and the package of what is served."""
+"""From a stand-in of the Hub to an answer of Triton: downloads, their errors, and the package."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hub(published) -> Iterator[HubStandIn]:
 
 @pytest.fixture(scope="module")
 def served(new_stack, hub) -> TestStack:
-    """By the two commands that the documentation names."""
+    """Assemble and start by the two documented commands."""
     stack = new_stack()
     stack.environment["HF_ENDPOINT"] = hub.url
     for target, settings in (("models", {"HF_MODEL": "tests/mood"}), ("up", {})):
@@ -59,7 +59,7 @@ def scores(stack: TestStack) -> np.ndarray:
 
 
 def contents(repository: Path) -> dict[str, str]:
-    """Every file but those of a download that goes on later."""
+    """Return the hash of every file, except those of unfinished downloads."""
     files = [path for path in repository.rglob("*") if path.is_file() and ".downloads" not in path.parts]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -72,14 +72,14 @@ def downloads_of(stack: TestStack, name: str) -> list[Path]:
     return list(models_of(stack).glob(f".downloads/{name}@*"))
 
 
-def test_a_model_of_the_hub_is_served(served, published):
+def test_hub_model_is_served(served, published):
     assert scores(served).shape == (len(TEXTS) * len(encoders.MOODS),)
     record = json.loads((models_of(served) / "mood/1/assembled.json").read_text())
     assert record["identity"] == f"tests/mood@{published['tests/mood'].commit}"
     assert not (models_of(served) / ".downloads").exists()
 
 
-def test_what_is_in_place_asks_the_hub_for_nothing(served, hub):
+def test_assembled_system_sends_the_hub_no_request(served, hub):
     before = hub.requests
     for settings in ({}, {"HF_MODEL": "tests/mood"}):
         done = served.make("models", SYSTEMS="mood", **settings)
@@ -97,7 +97,7 @@ def test_what_is_in_place_asks_the_hub_for_nothing(served, hub):
         ({"HF_MODEL": "tests/other", "HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
     ],
 )
-def test_what_goes_wrong_is_one_sentence_and_changes_nothing(served, settings, said):
+def test_hub_error_is_one_sentence_and_changes_nothing(served, settings, said):
     before = contents(models_of(served))
     done = served.make("models", SYSTEMS="mood", **settings)
     assert done.returncode != 0
@@ -107,7 +107,7 @@ def test_what_goes_wrong_is_one_sentence_and_changes_nothing(served, settings, s
     assert contents(models_of(served)) == before
 
 
-def test_a_killed_run_changes_nothing_and_the_next_goes_on(served, hub):
+def test_killed_download_changes_nothing_and_is_continued(served, hub):
     before = contents(models_of(served))
     hub.served.clear()
     hub.bytes_per_second = 20e3
@@ -132,14 +132,14 @@ def test_a_killed_run_changes_nothing_and_the_next_goes_on(served, hub):
     assert served.make("models", SYSTEMS="mood", **settings).stdout == "mood: in place\n"
 
 
-def test_a_private_model_with_its_token(served):
+def test_private_model_needs_its_token(served):
     done = served.make("models", SYSTEMS="mine", HF_MODEL="tests/private", HF_TOKEN=TOKEN)
     assert done.returncode == 0, done.stdout + done.stderr
     written = [path.read_bytes() for path in served.folder.rglob("*") if path.is_file()]
     assert not any(TOKEN.encode() in content for content in [*written, done.stdout.encode(), done.stderr.encode()])
 
 
-def test_the_package_is_a_repository_that_answers_the_same(served, new_stack, tmp_path):
+def test_package_serves_the_same_answers(served, new_stack, tmp_path):
     assert served.make("models", SYSTEMS="mood", HF_MODEL="tests/mood", FORMAT="onnx").returncode == 0
     assert served.make("up", SYSTEMS="mood").returncode == 0
     done = served.make("package", SYSTEMS="mood", PACKAGE=tmp_path / "mood.zip")
@@ -153,7 +153,7 @@ def test_the_package_is_a_repository_that_answers_the_same(served, new_stack, tm
     np.testing.assert_array_equal(scores(other), scores(served))
 
 
-def test_the_list_shows_it(served):
+def test_list_shows_the_model(served):
     done = served.make("models", LIST=1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tests/mood@c0ffeec0ffee" in done.stdout

@@ -1,4 +1,4 @@
-"""Any model by name, for each task and in each format: what is served is what transformers' own pipeline says."""
+"""Every task in every format: the answers equal those of transformers' own pipeline."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module", params=["onnx", "python", "neuron"])
 def served(new_stack, checkpoints, request) -> TestStack:
-    """Every task in one format, assembled by the one command and loaded."""
+    """Assemble and load every task in one format."""
     stack, settings = new_stack(), {"FORMAT": request.param}
     if request.param == "neuron":
         stack, settings = on_neuron(stack), {}
@@ -71,7 +71,7 @@ def pipeline(task: str, folder: Path, **settings):
 
 
 @pytest.mark.parametrize("system", ["mood", "topics"])
-def test_text_classification(served, checkpoints, system):
+def test_text_classification_equals_pipeline(served, checkpoints, system):
     answer = ask(served, system, input_text=TEXTS)
     activation = "sigmoid" if system == "topics" else "softmax"
     expected = pipeline("text-classification", checkpoints[system], top_k=None, function_to_apply=activation)(
@@ -85,7 +85,7 @@ def test_text_classification(served, checkpoints, system):
     assert len(set(answer["label"].ravel())) > 1
 
 
-def test_token_classification(served, checkpoints):
+def test_token_classification_equals_pipeline(served, checkpoints):
     answer = ask(served, "entities", input_text=TEXTS)
     classify = pipeline("token-classification", checkpoints["entities"], aggregation_strategy="simple")
     classify.tokenizer.model_max_length = encoders.POSITIONS
@@ -100,7 +100,7 @@ def test_token_classification(served, checkpoints):
     assert found > len(TEXTS)
 
 
-def test_feature_extraction(served, checkpoints):
+def test_feature_extraction_equals_pipeline(served, checkpoints):
     extract = pipeline("feature-extraction", checkpoints["features"])
     for text in TEXTS[:6]:
         answer = ask(served, "features", input_text=[text])
@@ -108,7 +108,7 @@ def test_feature_extraction(served, checkpoints):
         np.testing.assert_allclose(answer["last_hidden_state"], expected, atol=1e-4)
 
 
-def test_sentence_similarity(served, checkpoints):
+def test_sentence_similarity_equals_sentence_transformers(served, checkpoints):
     from sentence_transformers import SentenceTransformer
 
     answer = ask(served, "sentences", input_text=TEXTS)
@@ -116,7 +116,7 @@ def test_sentence_similarity(served, checkpoints):
     np.testing.assert_allclose(answer["sentence_embedding"], expected, atol=1e-4)
 
 
-def test_fill_mask(served, checkpoints):
+def test_fill_mask_equals_pipeline(served, checkpoints):
     texts = [f"{text[:20]} [MASK] rain" for text in TEXTS]
     answer = ask(served, "blanks", input_text=texts)
     for row, expected in enumerate(pipeline("fill-mask", checkpoints["blanks"])(texts)):
@@ -125,13 +125,13 @@ def test_fill_mask(served, checkpoints):
 
 
 @pytest.mark.parametrize("text", ["no mask", "[MASK] and [MASK]", "word " * 100 + "[MASK]"])
-def test_what_is_to_be_filled_in_must_be_there_once(served, text):
+def test_fill_mask_requires_exactly_one_mask(served, text):
     with pytest.raises(TritonError, match=r"each text must have \[MASK\] exactly once") as error:
         ask(served, "blanks", input_text=[text])
     assert error.value.status == 400
 
 
-def test_question_answering(served, checkpoints):
+def test_question_answering_equals_pipeline(served, checkpoints):
     questions, contexts = ["Which one?"] * len(TEXTS), [text[:60] for text in TEXTS]
     answer = ask(served, "questions", question=questions, context=contexts)
     find = pipeline("question-answering", checkpoints["questions"])
@@ -142,19 +142,19 @@ def test_question_answering(served, checkpoints):
         assert answer["score"][row, 0] == pytest.approx(expected["score"], abs=1e-4)
 
 
-def test_a_question_without_room_for_its_context_is_the_asker_s_fault(served):
+def test_too_long_question_gets_400(served):
     with pytest.raises(TritonError, match="input 'question' leaves no room for 'context'") as error:
         ask(served, "questions", question=["why " * 100], context=["because"])
     assert error.value.status == 400
 
 
-def test_as_many_questions_as_contexts(served):
+def test_unequal_numbers_of_questions_and_contexts_are_refused(served):
     with pytest.raises(TritonError):
         ask(served, "questions", question=["a", "b"], context=["c"])
 
 
-def test_together_as_alone(served):
-    """Requests of many lengths at once: batched, and each with its own answer."""
+def test_batched_answers_equal_single_ones(served):
+    """Requests of many lengths arrive at once, and Triton batches them."""
     alone = [ask(served, "mood", input_text=[text])["scores"] for text in TEXTS]
     before = served.triton.statistics()["mood_encoder"]
     with ThreadPoolExecutor(24) as pool:
@@ -168,8 +168,8 @@ def test_together_as_alone(served):
 
 
 @pytest.mark.parametrize("format", ["onnx", "python"])
-def test_weights_of_another_task_are_refused(new_stack, checkpoints, format):
-    """Transformers would draw at random what they lack."""
+def test_weights_for_another_task_are_refused(new_stack, checkpoints, format):
+    """Transformers would initialize the missing weights at random."""
     stack = new_stack()
     done = stack.make(
         "models", SYSTEMS="mood", SOURCE=checkpoints["features"], TASK="text-classification", FORMAT=format
@@ -179,7 +179,7 @@ def test_weights_of_another_task_are_refused(new_stack, checkpoints, format):
     assert not (stack.folder / "models/mood").exists()
 
 
-def test_int8_is_another_model_under_the_same_interface(new_stack, checkpoints):
+def test_int8_keeps_the_interface(new_stack, checkpoints):
     stack = new_stack()
     done = stack.make("models", SYSTEMS="mood", SOURCE=checkpoints["mood"], FORMAT="onnx-int8")
     assert done.returncode == 0, done.stderr
@@ -194,7 +194,7 @@ def test_int8_is_another_model_under_the_same_interface(new_stack, checkpoints):
     assert "assembled" in stack.make("models", SYSTEMS="mood", SOURCE=checkpoints["mood"], FORMAT="onnx").stdout
 
 
-def test_what_cannot_be_served_is_one_sentence(new_stack, checkpoints, tmp_path):
+def test_unservable_weights_are_one_sentence(new_stack, checkpoints, tmp_path):
     stack = new_stack()
     odd = shutil.copytree(checkpoints["mood"], tmp_path / "odd")
     config = json.loads((odd / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Vision systems on the real server: both ways, every size of picture, every bad request, and the comparison."""
+"""Vision systems on the real server: every image size, every wrong request, and the comparison."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def make_models(stack: TestStack, **settings) -> str:
 
 
 def pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Smooth, so that a resize means something, and different from seed to seed."""
+    """Return a smooth image, so that a resize matters, different for each seed."""
     small = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), np.uint8)
     return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
 
@@ -78,7 +78,7 @@ def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options) -> 
 
 
 def header_only(side: int) -> bytes:
-    """A PNG that promises side x side pixels and has none: whoever gets as far as decoding it finds it broken."""
+    """Return a PNG whose header promises side x side pixels. Decoding it fails."""
     chunk = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
 
@@ -99,7 +99,7 @@ def ask(stack, model: str, image: np.ndarray | None = None, image_bytes: list[by
 
 @torch.inference_mode()
 def plain(folder: Path, pictures: list, kind: type = transformers.AutoModel):
-    """What transformers answers without a server."""
+    """Return the answer of transformers without a server."""
     processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False)
     given = processor(pictures, return_tensors="pt", input_data_format="channels_last")
     return kind.from_pretrained(folder)(**given)
@@ -112,7 +112,7 @@ def check_features(answer, expected) -> None:
 
 @pytest.mark.parametrize("model", BOTH_WAYS)
 @pytest.mark.parametrize("size", SIZES)
-def test_any_size_is_plain_transformers(stack, checkpoints, model, size):
+def test_any_image_size_equals_transformers(stack, checkpoints, model, size):
     picture = pixels(*size)
     expected = plain(checkpoints["vit"], [Image.fromarray(picture)])
     check_features(ask(stack, model, image=picture[None]), expected)
@@ -120,7 +120,7 @@ def test_any_size_is_plain_transformers(stack, checkpoints, model, size):
 
 
 @pytest.mark.parametrize("model", BOTH_WAYS)
-def test_many_sizes_in_one_request(stack, checkpoints, model):
+def test_one_request_may_mix_image_sizes(stack, checkpoints, model):
     pictures = [pixels(*size, seed) for seed, size in enumerate(SIZES[:4])]
     expected = plain(checkpoints["vit"], [Image.fromarray(picture) for picture in pictures])
     check_features(ask(stack, model, image_bytes=[encoded(picture) for picture in pictures]), expected)
@@ -129,7 +129,7 @@ def test_many_sizes_in_one_request(stack, checkpoints, model):
 
 
 @pytest.mark.parametrize("model", BOTH_WAYS)
-def test_files_as_transformers_loads_them(stack, checkpoints, model):
+def test_image_files_are_decoded_like_transformers(stack, checkpoints, model):
     turned = Image.Exif()
     turned[0x0112] = 6  # a phone held upright
     colours = Image.fromarray(pixels(60, 90))
@@ -143,7 +143,7 @@ def test_files_as_transformers_loads_them(stack, checkpoints, model):
     check_features(ask(stack, model, image_bytes=files), expected)
 
 
-def test_vit_has_no_config_and_is_completed(stack):
+def test_vit_without_config_is_completed(stack):
     assert not (stack.folder / "models/vit/config.pbtxt").exists()
     config = stack.triton.config("vit")
     assert config["max_batch_size"] == 4
@@ -155,7 +155,7 @@ def test_vit_has_no_config_and_is_completed(stack):
 
 @dataclass
 class patient:
-    """While in it, the model waits for more requests, so that those that arrive together are one batch."""
+    """Make the model wait for more requests, so that concurrent ones share a batch."""
 
     stack: TestStack
     model: str
@@ -174,7 +174,7 @@ class patient:
 
 
 @pytest.mark.parametrize(("model", "batches"), [("python_vit", "python_vit"), ("vit_ensemble", "preprocessing")])
-def test_requests_of_any_size_are_one_batch_and_each_has_its_own_answer(stack, checkpoints, model, batches):
+def test_mixed_sizes_share_a_batch_and_errors_stay_apart(stack, checkpoints, model, batches):
     pictures = [pixels(20 + 9 * n, 90 - 7 * n, n) for n in range(8)]
     expected = plain(checkpoints["vit"], [Image.fromarray(picture) for picture in pictures])
     wrong = (3, 7)
@@ -226,7 +226,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("model", BOTH_WAYS)
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_a_sentence(stack, model, case):
+def test_wrong_image_gets_400_with_the_reason(stack, model, case):
     inputs, said = REFUSED[case]
     with pytest.raises(InferenceServerException) as error:
         ask(stack, model, **inputs)
@@ -238,7 +238,7 @@ def test_refused_with_a_sentence(stack, model, case):
 
 
 @pytest.mark.parametrize("model", ["pets", "pets_python"])
-def test_a_classifier_answers_labels(stack, checkpoints, model):
+def test_classifier_returns_labels(stack, checkpoints, model):
     pictures = [pixels(*size, seed) for seed, size in enumerate(SIZES)]
     found = plain(
         checkpoints["classifier"],
@@ -261,7 +261,7 @@ def dino(stack, checkpoints) -> str:
     return said
 
 
-def test_int8_says_what_it_gains_and_is_still_the_model(stack, checkpoints, dino):
+def test_int8_reports_its_gain_and_stays_close(stack, checkpoints, dino):
     picture = pixels(180, 320)
     expected = plain(checkpoints["dinov2"], [Image.fromarray(picture)]).pooler_output.numpy().ravel()
     found = ask(stack, "dino", image=picture[None]).as_numpy("pooler_output").ravel()
@@ -271,20 +271,20 @@ def test_int8_says_what_it_gains_and_is_still_the_model(stack, checkpoints, dino
         assert word in dino
 
 
-def test_a_strip_is_not_blown_up(stack, dino):
-    """This processor makes the shorter edge 36 pixels, and of each pixel of the longer one as many."""
+def test_extreme_aspect_ratio_is_refused(stack, dino):
+    """This processor enlarges the shorter edge to 36 pixels, and the longer one in proportion."""
     with pytest.raises(InferenceServerException, match="50000 x 1 pixels, too many for max_pixels"):
         ask(stack, "dino", image_bytes=[encoded(np.zeros((1, 50_000, 3), np.uint8))])
 
 
-def test_weights_that_do_not_fit_the_system_say_so(stack, checkpoints):
+def test_unfit_weights_are_refused(stack, checkpoints):
     done = stack.make("models", SYSTEMS="vit_ensemble", SOURCE=checkpoints["classifier"])
     assert done.returncode != 0
     assert "has no pooler" in done.stderr
     check_features(ask(stack, "vit_ensemble", image=GOOD[None]), plain(checkpoints["vit"], [GOOD]))
 
 
-def test_larger_batches_with_a_config_of_ones_own(stack, checkpoints):
+def test_own_config_allows_larger_batches(stack, checkpoints):
     (config,) = blocks("protobuf")
     (stack.folder / "models/vit/config.pbtxt").write_text(config)
     ensemble = stack.folder / "models/vit_ensemble/config.pbtxt"
@@ -303,14 +303,14 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("block", [block for block in blocks("sh") if "curl" in block])
-def test_the_documented_requests(stack, tmp_path, block):
+def test_documented_requests_work(stack, tmp_path, block):
     (tmp_path / "picture.jpg").write_bytes(encoded(pixels(200, 300), "JPEG"))
     command = ["bash", "-euo", "pipefail", "-c", block.replace("http://localhost:8000", stack.http)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert '"name":"pooler_output"' in done.stdout, done.stdout + done.stderr
 
 
-def test_the_documented_program(stack, tmp_path):
+def test_documented_program_works(stack, tmp_path):
     (tmp_path / "picture.jpg").write_bytes(encoded(pixels(200, 300), "JPEG"))
     (program,) = blocks("python")
     command = [sys.executable, "-c", program.replace("localhost:8000", stack.http.removeprefix("http://"))]
@@ -318,7 +318,7 @@ def test_the_documented_program(stack, tmp_path):
     assert done.stdout == "(1, 32)\n", done.stderr
 
 
-def test_the_comparison_runs_on_pictures(stack):
+def test_comparison_runs_on_images(stack):
     # Over gRPC and with workers, for a picture is more to pass on than a text.
     load = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16, "PROTOCOL": "grpc", "WORKERS": 2}
     done = stack.make("loadtest", SYSTEM="vit_ensemble", **load)

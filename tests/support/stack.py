@@ -1,4 +1,4 @@
-"""A stack of the tests' own: real programs, started through `make`, on free ports, under a folder of its own."""
+"""A stack for tests: the real programs, started through `make`, on free ports and in a temporary folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 
 @dataclass
 class TestStack:
-    """The environment that makes `make` work on this stack and no other."""
+    """A stack, and the environment in which `make` uses it and no other."""
 
     __test__ = False
     folder: Path
@@ -97,7 +97,7 @@ class TestStack:
         return done.stdout
 
     def start_make(self, target: str, **settings: object) -> subprocess.Popen[str]:
-        """In a process group of its own, so that a test can press Ctrl-C."""
+        """Start it in its own process group, so that a test can send Ctrl-C."""
         return subprocess.Popen(
             ["make", target],
             cwd=ROOT,
@@ -106,12 +106,12 @@ class TestStack:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # Whoever runs the tests in the background may have us ignore it, and children inherit that.
+            # A shell that runs the tests in the background ignores SIGINT, and children inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def server(self) -> psutil.Process:
-        """A child that it is just starting has its name for a moment, and a dead one may not be gone yet."""
+        """Wait until exactly one server is there. A new child has its name for a moment, and a dead one may linger."""
 
         def only() -> psutil.Process | None:
             found = self.processes("tritonserver")
@@ -120,11 +120,11 @@ class TestStack:
         return self.wait(only, "one server", 60)
 
     def replaced(self, before: psutil.Process) -> psutil.Process:
-        """The server that came after one that died."""
+        """Wait for the server that replaces a dead one."""
         return self.wait(lambda: now if (now := self.server()) != before else None, "another server")
 
     def stub(self, model: str) -> psutil.Process:
-        """The model's Python process; after a reload the one before may still be going."""
+        """Wait until the model has exactly one Python process. After a reload the old one may linger."""
 
         def only() -> psutil.Process | None:
             found = [p for p in self.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())]
@@ -133,7 +133,7 @@ class TestStack:
         return self.wait(only, f"one process of {model}", 40)
 
     def processes(self, program: str) -> list[psutil.Process]:
-        """This stack's living processes of a program."""
+        """Return this stack's living processes of a program."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -164,7 +164,7 @@ class TestStack:
 
 
 def fill_repository(folder: Path) -> None:
-    """The assembled embedding system by its links, and the tests' own small models."""
+    """Link the assembled embedding system, and save the small models of the tests."""
     for name in SYSTEM:
         (folder / name).mkdir(parents=True)
         shutil.copy(ROOT / "model_repository" / name / "config.pbtxt", folder / name)
@@ -181,7 +181,7 @@ TYPES = {
     "BYTES": "STRING",
 }  # fmt: skip
 
-# name -> (config.pbtxt, what saves its model.onnx). Nothing stated where the backend is to complete it.
+# name -> (config.pbtxt, function that saves model.onnx). The backend completes what a config leaves out.
 SMALL_MODELS = {
     "alltypes": (
         'backend: "onnxruntime"',
@@ -222,7 +222,7 @@ SMALL_MODELS = {
 
 @contextlib.contextmanager
 def stacks(make: Callable[[], TestStack]) -> Iterator[Callable[[], TestStack]]:
-    """Makes stacks; takes them all down at the end."""
+    """Give a function that makes stacks; stop them all at the end."""
     made: list[TestStack] = []
 
     def make_one() -> TestStack:
