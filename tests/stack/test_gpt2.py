@@ -126,7 +126,7 @@ def unload(stack: TestStack, model: str) -> None:
     stack.wait(lambda: stack.triton.index()[model][0] == "UNAVAILABLE", f"{model} unloaded")
 
 
-# --- one token per call ---------------------------------------------------------------------------------------------------
+# --- one token per call -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ASCII)
