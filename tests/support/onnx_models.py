@@ -1,4 +1,4 @@
-"""Small ONNX models that tests serve: real graphs, made on the spot."""
+"""Builds small ONNX models that tests serve."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def save(path: Path, nodes, inputs, outputs, initializers=()) -> Path:
 
 
 def save_identity(path: Path, tensors: dict[str, tuple[str, list]]) -> Path:
-    """One output <name>_out for each input, the same values: name -> (ONNX type, shape)."""
+    """Save a graph that copies each input to an output <name>_out. `tensors`: name -> (ONNX type, shape)."""
     return save(
         path,
         [helper.make_node("Identity", [name], [f"{name}_out"]) for name in tensors],
@@ -32,7 +32,7 @@ def save_identity(path: Path, tensors: dict[str, tuple[str, list]]) -> Path:
 
 
 def save_lookup(path: Path, rows: int = 100) -> Path:
-    """Ids [n, 1] INT64 -> row [n, 1] FP32 equal to the id; an id of `rows` or above is refused by the graph."""
+    """Save a graph that maps ids [n, 1] INT64 to equal numbers [n, 1] FP32, and refuses ids of `rows` or more."""
     import numpy as np
 
     table = numpy_helper.from_array(np.arange(rows, dtype=np.float32), "table")
@@ -46,9 +46,9 @@ def save_lookup(path: Path, rows: int = 100) -> Path:
 
 
 def save_token_model(path: Path) -> Path:
-    """A text encoder's interface in miniature: ids, mask [n, t] -> per_token [n, t, 1] and pooled [n, 1].
+    """Save a miniature text encoder: input_ids, attention_mask [n, t] -> per_token [n, t, 1], pooled [n, 1].
 
-    per_token is id * mask, pooled is its sum: anything that padding or packing confuses shows in the numbers.
+    per_token is id * mask and pooled is its sum, so every mistake in padding or packing changes the numbers.
     """
     import numpy as np
 

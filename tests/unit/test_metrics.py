@@ -84,7 +84,7 @@ def machine(tmp_path):
     return read
 
 
-def test_memory_of_the_machine(machine):
+def test_memory_without_control_group_is_the_machines(machine):
     assert machine() == (700 * 1024, 1000 * 1024)
 
 
@@ -95,19 +95,19 @@ def test_memory_of_the_machine(machine):
         ("memory", "memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"),
     ],
 )
-def test_memory_of_the_container(machine, folder, used, limit, inactive):
+def test_memory_with_a_limit_is_the_control_groups(machine, folder, used, limit, inactive):
     (machine.cgroup / folder / used).write_text("5000\n")
     (machine.cgroup / folder / limit).write_text("8000\n")
     (machine.cgroup / folder / "memory.stat").write_text(f"anon 1\n{inactive} 2000\n")
     assert machine() == (3000, 8000)
-    # No limit, in the words of either version: the machine's.
+    # Each version of control groups writes "no limit" in its own way.
     for none in ("max\n", f"{2**63 - 4096}\n"):
         (machine.cgroup / folder / limit).write_text(none)
         assert machine() == (700 * 1024, 1000 * 1024)
 
 
 def test_every_counter_of_the_backends_is_documented():
-    """Read as text: the module itself wants to be inside Triton."""
+    """Read the source, because the module imports only inside Triton."""
     module = ast.parse((ROOT / "images/triton/backends/shared/metrics.py").read_text())
     (counters,) = (
         ast.literal_eval(node.value)
