@@ -128,6 +128,12 @@ def test_runtime_of_dotenv_needs_no_engine(machine):
     assert machine.docker_calls.read_text() == ""
 
 
+def test_runtime_of_the_command_line_needs_no_engine(installed_machine):
+    installed_machine.dotenv.write_text("RUNTIME=docker\n")
+    assert installed_machine.settings("RUNTIME=local")["RUNTIME"] == "local"
+    assert installed_machine.docker_calls.read_text() == ""
+
+
 @pytest.mark.parametrize("arguments", [["test-stack"], ["test-stack-all"], ["test-stack", "SYSTEMS=falcon7b"]])
 def test_tests_assemble_the_default_system(installed_machine, arguments):
     installed_machine.dotenv.write_text("SYSTEMS=falcon7b\n")
