@@ -130,11 +130,16 @@ def check(stack: TestStack, model: str, rows: int, seed: int = 0) -> None:
 
 
 def check_many(stack: TestStack, model: str, rows: list[int]) -> int:
-    """At once; how many executions that made."""
-    before = executions(stack, model)
+    """Check requests that are sent at once. Return how many executions that made."""
+    before = stack.triton.statistics()[model]
     with ThreadPoolExecutor(len(rows)) as pool:
         list(pool.map(lambda seed: check(stack, model, rows[seed], seed), range(len(rows))))
-    return executions(stack, model) - before
+
+    def counted() -> bool:
+        return stack.triton.statistics()[model]["inference_count"] == before["inference_count"] + sum(rows)
+
+    stack.wait(counted, "every row in the statistics, which Triton updates after it responds", 10)
+    return executions(stack, model) - before["execution_count"]
 
 
 def executions(stack: TestStack, model: str) -> int:

@@ -224,6 +224,12 @@ def test_command_in_config_writes_the_same_folder_again(home):
     assert content(home / "m") == first
 
 
+def test_value_can_follow_an_equals_sign(home):
+    assert generate(f"{FINE} --max_batch_size=4 --triton_input=INPUT__1,INT64,4x384", home) == 0
+    parsed = config(home / "m")
+    assert (parsed.max_batch_size, [tensor.name for tensor in parsed.input]) == (4, ["INPUT__0", "INPUT__1"])
+
+
 def test_trailing_slash_does_not_matter(home):
     assert generate(f"{FINE} --triton_model_dir some/where/bert/", home) == 0
     assert config(home / "some/where/bert").name == "bert"
@@ -506,6 +512,7 @@ WRONG = [
         "--max_batch_size",
         "--max_batch_size needs a value: maximum rows per batch, such as 16; 0: requests have no batch dimension",
     ),
+    (FINE, "--threads_per_core=", "--threads_per_core needs a value: threads that feed each core"),
     (FINE, "--threads_per_core 0", f"--threads_per_core 0: {WHOLE} 1"),
     (FINE, "--triton_model_instance_count 0", f"--triton_model_instance_count 0: {WHOLE} 1"),
     (FINE, "--compiled_batch_size -4", f"--compiled_batch_size -4: {WHOLE} 0"),
