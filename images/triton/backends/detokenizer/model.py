@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -14,21 +15,22 @@ from shared import serving
 from shared.backend import BatchBackend
 from shared.errors import BadRequest
 from shared.parameters import version_file
+from shared.types import InstanceArgs, ModelConfig, Tensors
 
 
-class TritonPythonModel(BatchBackend):
-    def set_up(self, config, args):
+class TritonPythonModel(BatchBackend[list[int]]):
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.tokenizer = Tokenizer.from_file(str(version_file(args, "tokenizer.json", "the model's tokenizer.json")))
         ((self.logits,), (self.text,)) = ([tensor["name"] for tensor in config[side]] for side in ("input", "output"))
 
-    def prepare(self, request) -> list[int]:
+    def prepare(self, request: pb_utils.InferenceRequest) -> list[int]:
         """Return the most probable token of each row."""
         logits = serving.input_tensor(request, self.logits)
         if logits.ndim != 2 or logits.shape[1] == 0:
             raise BadRequest(f"input '{self.logits}' must have shape [texts, vocabulary], not {list(logits.shape)}")
         return logits.argmax(axis=1).tolist()
 
-    def run_batch(self, jobs: list[list[int]]) -> list[dict[str, np.ndarray]]:
+    def run_batch(self, jobs: list[list[int]]) -> list[Tensors]:
         """Decode each token alone, with the space that it begins with. The end-of-text token decodes to ""."""
         decoded = [self.tokenizer.decode_batch([[token] for token in tokens]) for tokens in jobs]
         return [{self.text: np.array([text.encode() for text in texts], np.object_)} for texts in decoded]

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
+import triton_python_backend_utils as pb_utils
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -15,6 +15,7 @@ os.environ |= {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
 
 from shared.backend import BatchBackend
 from shared.errors import ConfigError
+from shared.types import InstanceArgs, ModelConfig, Tensors
 
 try:
     from shared import images
@@ -28,14 +29,14 @@ except ImportError as error:
 class TritonPythonModel(BatchBackend):
     counters = ("images",)
 
-    def set_up(self, config, args):
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         (self.output,) = [tensor["name"] for tensor in config["output"]]
         self.processor = images.ImageProcessor(config, Path(args["model_repository"]) / args["model_version"])
 
-    def prepare(self, request) -> list[images.InputImage]:
+    def prepare(self, request: pb_utils.InferenceRequest) -> list[images.InputImage]:
         return images.input_images({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
 
-    def run_batch(self, jobs: list[list[images.InputImage]]) -> list[dict[str, np.ndarray] | Exception]:
+    def run_batch(self, jobs: list[list[images.InputImage]]) -> list[Tensors | Exception]:
         self.metrics.add(images=sum(map(len, jobs)))
         processed = self.processor(jobs)
         return [pixels if isinstance(pixels, Exception) else {self.output: pixels} for pixels in processed]

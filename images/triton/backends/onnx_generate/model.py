@@ -10,6 +10,7 @@ import json
 import queue
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from shared import serving
 from shared.backend import Backend
 from shared.errors import BadRequest, ConfigError
 from shared.parameters import int_parameter, parameter, version_file
+from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 TEXT, COUNT, OUT = "TEXT", "max_new_tokens", "out"
 
@@ -36,9 +38,9 @@ class Row:
     new: list[int] = field(default_factory=list)
     done: bool = False
     length: int = 0  # number of tokens that the model has seen
-    past: np.ndarray | None = None  # their keys and values: [positions, numbers]
+    past: Array | None = None  # their keys and values: [positions, numbers]
 
-    def mark_read(self, present: np.ndarray) -> None:
+    def mark_read(self, present: Array) -> None:
         """Append the unread tokens' keys and values, which are the last rows of `present` [tokens, numbers]."""
         if self.past is None:
             self.past = np.empty((len(self.unread) + self.max_new_tokens, present.shape[1]), present.dtype)
@@ -68,7 +70,7 @@ class Job:
 class TritonPythonModel(Backend):
     counters = ("texts", "tokens", "generated_tokens", "runs")
 
-    def set_up(self, config, args):
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.tokenizer = Tokenizer.from_file(str(version_file(args, "tokenizer.json")))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -82,18 +84,18 @@ class TritonPythonModel(Backend):
         self.batch_inputs = BatchInputs()
         self.arrivals: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
 
-    def initialize(self, args):
+    def initialize(self, args: InstanceArgs) -> None:
         super().initialize(args)
         # A thread of our own lets Triton pass the next request while this one is generated.
         self.thread = threading.Thread(target=self.generate, daemon=True)
         self.thread.start()
 
-    def finalize(self):
+    def finalize(self) -> None:
         self.arrivals.put(None)
         self.thread.join(timeout=2)
         super().finalize()
 
-    def execute(self, requests):
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -107,7 +109,7 @@ class TritonPythonModel(Backend):
         if not pb_utils.is_model_ready(self.model):
             pb_utils.load_model(self.model)
 
-    def rows(self, request) -> list[Row]:
+    def rows(self, request: pb_utils.InferenceRequest) -> list[Row]:
         requested = requested_tokens(request)
         encodings = self.tokenizer.encode_batch_fast(serving.texts(request, TEXT, "text"))
         rows = []
@@ -161,7 +163,7 @@ class TritonPythonModel(Backend):
                 row.add(token, self.end_tokens)
             self.metrics.add(runs=1)
 
-    def run_model(self, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def run_model(self, inputs: Tensors) -> list[Array]:
         outputs = ["logits", "present"]
         response = pb_utils.InferenceRequest(
             model_name=self.model,
@@ -180,7 +182,7 @@ class TritonPythonModel(Backend):
         send(job.sender, pb_utils.InferenceResponse([pb_utils.Tensor(OUT, array)]))
 
 
-def requested_tokens(request) -> int | None:
+def requested_tokens(request: pb_utils.InferenceRequest) -> int | None:
     tensor = pb_utils.get_input_tensor_by_name(request, COUNT)
     if tensor is None:
         return None
@@ -200,7 +202,7 @@ class BatchInputs:
     def __init__(self) -> None:
         self.memory = np.zeros(0, np.float32)
 
-    def __call__(self, rows: list[Row]) -> dict[str, np.ndarray]:
+    def __call__(self, rows: list[Row]) -> Tensors:
         """Pad each past on its right and new tokens on their left.
 
         The mask marks what counts; the graph takes each token's position from it.
@@ -217,7 +219,7 @@ class BatchInputs:
                 past[i, : row.length] = row.past[: row.length]
         return {"input_ids": ids, "attention_mask": mask, "past": past.reshape(len(rows), -1)}
 
-    def past(self, *shape: int) -> np.ndarray:
+    def past(self, *shape: int) -> Array:
         """Return uncleared memory: old values stay where no row writes, and there the mask is 0."""
         size = int(np.prod(shape))
         if size > self.memory.size:

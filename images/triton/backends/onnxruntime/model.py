@@ -6,6 +6,7 @@ It takes the same config.pbtxt and model.onnx. docs/backends.md lists the differ
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,16 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import onnx_model, serving
 from shared.backend import BatchBackend
+from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
-Tensors = dict[str, np.ndarray]
 Job = tuple[list[str], Tensors]  # the requested outputs, the inputs
 
 
-class TritonPythonModel(BatchBackend):
+class TritonPythonModel(BatchBackend[Job]):
     counters = ("runs",)
 
     @staticmethod
-    def auto_complete_config(auto_complete_model_config):
+    def auto_complete_config(auto_complete_model_config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
         config = auto_complete_model_config.as_dict()
         if config.get("input") and config.get("output"):
             return auto_complete_model_config
@@ -42,19 +43,19 @@ class TritonPythonModel(BatchBackend):
             auto_complete_model_config.add_output(tensor)
         return auto_complete_model_config
 
-    def set_up(self, config, args):
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.model = onnx_model.OnnxModel.load(config, args)
         self.batching = config["max_batch_size"] > 0
 
-    def execute(self, requests):
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         if self.batching:
             return super().execute(requests)
-        responses = []
+        responses: list[pb_utils.InferenceResponse] = []
         for request in requests:
             responses += super().execute([request])
         return responses
 
-    def prepare(self, request) -> Job:
+    def prepare(self, request: pb_utils.InferenceRequest) -> Job:
         feed = {}
         for name in self.model.request_inputs:
             array = serving.input_tensor(request, name)
@@ -84,7 +85,7 @@ class TritonPythonModel(BatchBackend):
         return [dict(zip(names, part, strict=True)) for part in zip(*parts, strict=True)]
 
 
-def output_array(array: np.ndarray) -> np.ndarray:
+def output_array(array: Array) -> Array:
     if array.dtype == np.object_:
         array = onnx_model.encode_strings(array)
     return np.atleast_1d(array)  # the config gives a scalar the dims [1]

@@ -13,10 +13,11 @@ from shared import onnx_model
 from shared.errors import ConfigError
 from shared.packed_encoder import Encoder, PackedEncoder
 from shared.parameters import parameter
+from shared.types import InstanceArgs, ModelConfig
 
 
 class TritonPythonModel(PackedEncoder):
-    def load_encoder(self, config, args) -> Encoder:
+    def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder:
         model = onnx_model.OnnxModel.load(config, args, ragged=True)
         for name in model.request_inputs:
             if len(model.inputs[name].shape) != 2 or not np.issubdtype(model.inputs[name].type.numpy, np.integer):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -18,31 +19,30 @@ from shared import answers, serving
 from shared.backend import BatchBackend
 from shared.errors import ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter
+from shared.types import InstanceArgs, ModelConfig, Tensors
 
-Tensors = dict[str, np.ndarray]
 
-
-class TritonPythonModel(BatchBackend):
-    def set_up(self, config, args):
+class TritonPythonModel(BatchBackend[Tensors]):
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.inputs = [tensor["name"] for tensor in config["input"]]
         folder = Path(args["model_repository"]) / args["model_version"]
         task = choice_parameter(config, "task", tuple(TASKS), parameter(config, "task") or "?")
         self.postprocess: Callable[[Tensors], Tensors] = TASKS[task](config, folder)
 
-    def prepare(self, request) -> Tensors:
+    def prepare(self, request: pb_utils.InferenceRequest) -> Tensors:
         return {name: serving.input_tensor(request, name) for name in self.inputs}
 
     def run_batch(self, jobs: list[Tensors]) -> list[Tensors]:
         return [self.postprocess(tensors) for tensors in jobs]
 
 
-def classification(config: dict, folder: Path) -> Callable[[Tensors], Tensors]:
+def classification(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     labels = read_labels(folder)
     activation = choice_parameter(config, "activation", answers.ACTIVATIONS, "softmax")
     return lambda tensors: answers.classify(tensors["logits"], labels, activation)
 
 
-def token_classification(config: dict, folder: Path) -> Callable[[Tensors], Tensors]:
+def token_classification(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     labels = read_labels(folder)
 
     def postprocess(tensors: Tensors) -> Tensors:
@@ -64,7 +64,7 @@ def token_classification(config: dict, folder: Path) -> Callable[[Tensors], Tens
     return postprocess
 
 
-def fill_mask(config: dict, folder: Path) -> Callable[[Tensors], Tensors]:
+def fill_mask(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -78,7 +78,7 @@ def fill_mask(config: dict, folder: Path) -> Callable[[Tensors], Tensors]:
     return postprocess
 
 
-def question_answering(config: dict, folder: Path) -> Callable[[Tensors], Tensors]:
+def question_answering(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     max_tokens = int_parameter(config, "longest_answer", 15)
 
     def postprocess(tensors: Tensors) -> Tensors:

@@ -17,6 +17,7 @@ from shared import serving
 from shared.backend import BatchBackend
 from shared.errors import BadRequest, ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter, version_file
+from shared.types import InstanceArgs, ModelConfig, Tensors
 
 # Output tensor -> the values of one text.
 FIELDS = {
@@ -39,7 +40,7 @@ PADDING = ("none", "bucket", "max_length", "longest")
 class TritonPythonModel(BatchBackend):
     counters = ("texts", "truncated_texts", "tokens", "padding_tokens")
 
-    def set_up(self, config, args):
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.tokenizer = Tokenizer.from_file(str(version_file(args, "tokenizer.json", "the model's tokenizer.json")))
         self.set_truncation(config)
         self.set_padding(config)
@@ -59,7 +60,7 @@ class TritonPythonModel(BatchBackend):
         if self.required_token and self.required_id is None:
             raise ConfigError(f"parameter 'exactly_one': the tokenizer has no token '{self.required_token}'")
 
-    def set_truncation(self, config: dict) -> None:
+    def set_truncation(self, config: ModelConfig) -> None:
         """Truncate as tokenizer.json does, unless the config overrides it."""
         default = self.tokenizer.truncation or {}
         self.max_length = int_parameter(config, "max_length", default.get("max_length", 0))
@@ -72,7 +73,7 @@ class TritonPythonModel(BatchBackend):
         else:
             self.tokenizer.enable_truncation(**{**default, "max_length": self.max_length, "strategy": strategy})
 
-    def set_padding(self, config: dict) -> None:
+    def set_padding(self, config: ModelConfig) -> None:
         """Take the padding values from tokenizer.json, and how far to pad only from the config."""
         pad = self.tokenizer.padding or {}
         self.pad_left = pad.get("direction") == "left"
@@ -91,14 +92,14 @@ class TritonPythonModel(BatchBackend):
         # A text longer than every bucket is padded to max_length, so that truncated texts of any model fit.
         self.buckets = sorted(min(int(width), self.max_length) for width in widths)
 
-    def prepare(self, request) -> list[str] | list[tuple[str, str]]:
+    def prepare(self, request: pb_utils.InferenceRequest) -> list[str] | list[tuple[str, str]]:
         """Return the request's texts, or pairs of texts."""
         columns = [serving.texts(request, name) for name in self.inputs]
         if len({len(column) for column in columns}) > 1:
             raise BadRequest(f"inputs {', '.join(self.inputs)} must have the same number of rows")
         return list(zip(*columns, strict=True)) if len(columns) > 1 else columns[0]
 
-    def run_batch(self, jobs: list[list]) -> list[dict[str, np.ndarray]]:
+    def run_batch(self, jobs: list[list]) -> list[Tensors]:
         encodings = self.encode([row for rows in jobs for row in rows])
         self.check_lengths(encodings)
         if self.required_token:
@@ -144,11 +145,11 @@ class TritonPythonModel(BatchBackend):
                     f"first {self.max_length} tokens; text {row} has it {count} times"
                 )
 
-    def padded(self, encodings: list[Encoding], longest: int) -> dict[str, np.ndarray]:
+    def padded(self, encodings: list[Encoding], longest: int) -> Tensors:
         """Return one request's rows as tensors. `longest`: the longest row of the execution."""
         lengths = [len(encoding) for encoding in encodings]
         width = self.width(max(lengths, default=0), longest)
-        tensors = {}
+        tensors: Tensors = {}
         for name, dtype in self.dtypes.items():
             if name == PAST:
                 continue

@@ -10,6 +10,7 @@ from typing import ClassVar
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared.backend import TaskBackend
+from shared.types import InstanceArgs
 
 
 class TritonPythonModel(TaskBackend):
@@ -21,6 +22,6 @@ class TritonPythonModel(TaskBackend):
     }
     default_task = "text-generation"
 
-    def initialize(self, args):
+    def initialize(self, args: InstanceArgs) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # every file that is served is in the model repository
         super().initialize(args)

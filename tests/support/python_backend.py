@@ -1,0 +1,83 @@
+"""Stands in for triton_python_backend_utils, which exists only inside Triton's Python processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+
+class TritonError:
+    CANCELLED, INTERNAL, INVALID_ARG, UNAVAILABLE = "CANCELLED", "INTERNAL", "INVALID_ARG", "UNAVAILABLE"
+
+    def __init__(self, message: str, code: str) -> None:
+        self.message, self.code = message, code
+
+
+class Tensor:
+    def __init__(self, name: str, array: np.ndarray) -> None:
+        self.name, self.array = name, array
+
+    def as_numpy(self) -> np.ndarray:
+        return self.array
+
+
+class InferenceRequest:
+    def __init__(self, outputs: list[str], **inputs: object) -> None:
+        self.outputs = outputs
+        self.inputs = {name: Tensor(name, np.array(value)) for name, value in inputs.items()}
+
+    def requested_output_names(self) -> list[str]:
+        return self.outputs
+
+
+class InferenceResponse:
+    def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:
+        self.outputs = {tensor.name: tensor.array.tolist() for tensor in output_tensors or ()}
+        self.error = (error.code, error.message) if error else None
+
+
+class Metric:
+    def __init__(self, name: str, values: dict[str, float]) -> None:
+        self.name, self.values = name, values
+
+    def increment(self, value: float) -> None:
+        self.values[self.name] = self.values.get(self.name, 0) + value
+
+    def set(self, value: float) -> None:
+        self.values[self.name] = value
+
+
+@contextmanager
+def python_backend() -> Iterator[ModuleType]:
+    """Install the stand-in, with all metrics in its `metrics`. Afterwards unload it and the modules that imported it."""
+    module = ModuleType("triton_python_backend_utils")
+    values: dict[str, float] = {}
+
+    class MetricFamily:
+        COUNTER = GAUGE = 0
+
+        def __init__(self, name: str, description: str, kind: int) -> None:
+            self.name = name
+
+        def Metric(self, labels: dict[str, str]) -> Metric:
+            return Metric(self.name, values)
+
+    module.__dict__.update(
+        TritonError=TritonError,
+        Tensor=Tensor,
+        InferenceRequest=InferenceRequest,
+        InferenceResponse=InferenceResponse,
+        MetricFamily=MetricFamily,
+        metrics=values,
+        get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        yield module
+        for name in ("shared.backend", "shared.serving", "shared.metrics"):
+            sys.modules.pop(name, None)
