@@ -132,7 +132,10 @@ class MasterCrowd(Crowd):
             self.progress(f"{len(self.answers)} of {self.workers} workers connected")
             self.check()
             if time.monotonic() > deadline:
-                raise UserError(f"only {len(self.answers)} of {self.workers} workers connected in {GATHER_S:.0f} s")
+                raise UserError(
+                    f"only {len(self.answers)} of {self.workers} workers connected in {GATHER_S:.0f} s: "
+                    "start the others, or set fewer WORKERS"
+                )
             gevent.sleep(0.05)
         # Sorted as Locust deals out users: where the shares differ by one, the first workers get the larger ones.
         self.names = sorted(self.answers)

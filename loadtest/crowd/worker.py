@@ -42,7 +42,7 @@ class Worker:
         try:
             self.runner = self.environment.create_worker_runner(host, port)
         except ConnectionError:
-            raise UserError(f"LOADTEST_MASTER={host}:{port}: no comparison waits for workers there") from None
+            raise UserError(f"LOADTEST_MASTER={host}:{port}: no comparison listens there; start it first") from None
         self._on_heartbeat()
         self.runner.register_message(ORDER, lambda msg, **_: self.orders.put(msg.data))
 
