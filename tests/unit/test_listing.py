@@ -108,7 +108,7 @@ def table(heading: str) -> list[list[str]]:
 
 
 def test_docs_list_the_catalogue():
-    documented = {row[0]: row for row in table("By name")}
+    documented = {row[0]: row for row in table("Serve a system of the catalogue")}
     names = {", ".join(f"`{name}`" for name in system.names): system for system in SYSTEMS.values()}
     assert list(documented) == list(names)
     for name, system in names.items():
@@ -118,7 +118,7 @@ def test_docs_list_the_catalogue():
 
 
 def test_docs_list_tensors_of_the_configs():
-    for row in table("By name"):
+    for row in table("Serve a system of the catalogue"):
         for name in re.findall(r"`(\w+)`", row[0]):
             config = (CONFIGS / name / "config.pbtxt").read_text()
             for tensor in re.findall(r"`(\w+)`", " ".join(row[5:])):
@@ -128,7 +128,7 @@ def test_docs_list_tensors_of_the_configs():
 def test_docs_list_the_tasks_and_their_formats():
     documented = {
         task: tuple(re.findall(r"`([\w-]+)`", row[1]))
-        for row in table("Any other")
+        for row in table("Serve any other model")
         for task in re.findall(r"`([\w-]+)`", row[0])
         if task in RECIPES
     }
