@@ -30,7 +30,7 @@ def all_in_place(settings: Settings) -> bool:
 
 
 def missing_systems(settings: Settings, report: bool = True) -> list[System]:
-    """Return the systems of SYSTEMS that have to be assembled, and report those that have not."""
+    """Return the systems of SYSTEMS that have to be assembled, and report the others."""
     repository = settings.path("MODEL_REPOSITORY")
     names = settings.words("SYSTEMS")
     chosen = [name for name in CHOICES if settings[name]]

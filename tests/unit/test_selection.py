@@ -215,5 +215,8 @@ def test_container_image_has_the_backends_of_the_models(settings):
     encoder.mkdir()
     (encoder / "config.pbtxt").write_text('name: "pets_encoder"\nbackend: "transformers"\n')
     assert source("embedding pets") == "pypi-transformers"
+    (encoder / "configs").mkdir()
+    (encoder / "configs/cpu.pbtxt").write_text('backend: "packed_onnx"')
+    assert source("embedding pets") == "pypi"
     assert source("falcon7b") == "pypi-transformers"
     assert source("pets", TRITON_SOURCE="ngc") == "ngc"

@@ -58,7 +58,7 @@ class Compose:
     def triton_source(self) -> str:
         if self.settings["TRITON_SOURCE"]:
             return self.settings.choice("TRITON_SOURCE", SOURCES)
-        backends = needed(self.settings.words("SYSTEMS"), self.settings.path("MODEL_REPOSITORY"))
+        backends = needed(self.settings.words("SYSTEMS"), self.settings.path("MODEL_REPOSITORY"), self.profile)
         return "pypi-transformers" if backends & slim.TORCH else "pypi"
 
     @property

@@ -37,7 +37,7 @@ def build(settings: Settings, environment: dict[str, str]) -> None:
     repository = settings.path("MODEL_REPOSITORY")
     for name in settings.words("SYSTEMS"):
         assembled_models(name, repository)  # before its export, a config need not name the backend
-    backends = checked(by_model(settings.words("SYSTEMS"), repository), profile, environment)
+    backends = checked(by_model(settings.words("SYSTEMS"), repository, profile), profile, environment)
     if subprocess.run(command(settings["TAG"], profile, backends, environment), env=environment, cwd=ROOT).returncode:
         raise UserError("the build failed; Docker's message is above")
     out.print(f"{settings['TAG']}: {', '.join(backends)}")
