@@ -27,6 +27,7 @@ from oci.exceptions import (
 )
 from oci.object_storage import ObjectStorageClient
 
+from deploy.oci import requests as bodies
 from deploy.oci.deployment import Account, Deployment
 from scripts.common.cli import err
 from scripts.common.settings import UserError
@@ -105,22 +106,16 @@ def credentials(account: Account) -> tuple[dict[str, str], Any]:
         oci.config.validate_config(config)
         return config, oci.signer.Signer.from_config(config)
     except ConfigFileNotFound:
-        raise UserError(
-            f"{account.config_file}: no such file. Write one with `oci setup config` (docs/oci.md)"
-        ) from None
+        raise UserError(f"{account.config_file}: no such file. Write one with `oci setup config`") from None
     except (ProfileNotFound, InvalidConfig) as error:
         known = profiles(account.config_file)
         if account.profile not in known:
-            raise UserError(
-                f"{account.config_file} has no profile {account.profile} (account.profile); it has "
-                f"{', '.join(known) or 'none'}"
-            ) from None
+            has = ", ".join(known) or "none"
+            raise UserError(f"{account.config_file} has no profile {account.profile}; it has {has}") from None
         wrong = ", ".join(f"{name} is {problem}" for name, problem in sorted(error.args[0].items()))
         raise UserError(f"{where}: {wrong}. `oci setup config` writes a new one") from None
     except configparser.Error:
-        raise UserError(
-            f"{account.config_file} is not a configuration file of OCI. Write one with `oci setup config`"
-        ) from None
+        raise UserError(f"{account.config_file} has no profiles. Write one with `oci setup config`") from None
     except MissingPrivateKeyPassphrase:
         raise UserError(f"{where}: its key is encrypted. Set pass_phrase there") from None
     except InvalidPrivateKey:
@@ -166,6 +161,11 @@ def list_named(operation: Callable, deployment: Deployment, ignored_states: tupl
     with err.status(CONTACTING):
         resources = list_all(operation, place.compartment_id, display_name=place.name, **order)
     return [resource for resource in resources if resource.lifecycle_state not in ignored_states]
+
+
+def list_ours(operation: Callable, deployment: Deployment, ignored_states: tuple[str, ...]) -> list[Any]:
+    resources = list_named(operation, deployment, ignored_states)
+    return [resource for resource in resources if bodies.is_ours(resource, deployment)]
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ def main() -> None:
     settings = Settings.load()
     path = settings.path("DEPLOYMENT")
     deployment = read(path)
+    option = f" DEPLOYMENT={settings['DEPLOYMENT']}" if settings.chosen_for_this_command("DEPLOYMENT") else ""
     settings = settings_for(settings, deployment)
     with_push = settings.flag("PUSH")
     if settings.flag("DRY_RUN"):
@@ -42,12 +43,8 @@ def main() -> None:
         with service_errors():
             live = roll_out(service, deployment, artifact)
     out.print(f"endpoint    {live.model_deployment_url}/predict")
-    is_default = settings["DEPLOYMENT"] == "deploy/oci/deployment.toml"
-    option = "" if is_default else f" DEPLOYMENT={settings['DEPLOYMENT']}"
-    out.print(
-        f'\nSend it a request with `make predict-oci PROMPT="My dog is cute, but"{option}`, remove it with '
-        f"`make destroy-oci{option}`."
-    )
+    out.print(f'\nTo send a request: `make predict-oci PROMPT="My dog is cute, but"{option}`')
+    out.print(f"To delete it: `make destroy-oci{option}`")
 
 
 def prepare(settings: Settings, deployment: Deployment, with_push: bool) -> tuple[Deployment, Artifact]:

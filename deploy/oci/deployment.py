@@ -19,7 +19,6 @@ from scripts.common.settings import UserError
 REGISTRY = r"([a-z0-9-]+\.ocir\.io|ocir\.[a-z0-9-]+\.oci\.[a-z0-9.-]+)"
 IMAGE = rf"^{REGISTRY}/[a-z0-9_-]+(/[a-z0-9._-]+)+:[A-Za-z0-9_][A-Za-z0-9_.-]*(@sha256:[0-9a-f]{{64}})?$"
 # The keys that a command needs begin with one of these. Other keys may be empty or out of range.
-ALL = ("",)
 TO_ASK = ("account.",)
 TO_FIND = ("account.", "deployment.name", "deployment.compartment_id", "models.systems", "wait.")
 
@@ -154,7 +153,7 @@ class Deployment(Section):
         return self.deployment.name
 
 
-def read(path: Path, needed: tuple[str, ...] = ALL) -> Deployment:
+def read(path: Path, needed: tuple[str, ...] = ("",)) -> Deployment:
     """Return the deployment that a file describes, checked as far as a command needs it."""
     table = parse(path)
     try:
@@ -194,11 +193,9 @@ def problems(error: ValidationError, table: dict[str, Any], needed: tuple[str, .
 
 def close_key(location: tuple[int | str, ...], table: dict[str, Any]) -> str:
     """Return the unset key that an unknown one resembles, or an empty text."""
-    section, name = str(location[0]), str(location[-1])
-    if len(location) == 1:
-        return ""
-    close = difflib.get_close_matches(name, fields_of(section).keys() - table[section].keys(), n=1)
-    return f"{section}.{close[0]}" if close else ""
+    section, *names = map(str, location)
+    unset = fields_of(section).keys() - table[section].keys() if names else ()
+    return next((f"{section}.{close}" for name in names for close in difflib.get_close_matches(name, unset, n=1)), "")
 
 
 def fields_of(section: str) -> dict[str, FieldInfo]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from deploy.oci.client import Service, service_errors
+from deploy.oci.client import Service, list_ours, service_errors
 from deploy.oci.deployment import TO_FIND, Deployment, read
-from deploy.oci.registered_models import empty_bucket, find_models
-from deploy.oci.rollout import delete, find
+from deploy.oci.registered_models import empty_bucket
+from deploy.oci.rollout import delete
 from deploy.oci.waiting import wait_until_settled
 from scripts.common.cli import out, run
 from scripts.common.files import exclusive
@@ -25,8 +25,8 @@ def main() -> None:
 
 def destroy(service: Service, deployment: Deployment, dry_run: bool = False) -> None:
     verb = "would delete" if dry_run else "deleting"
-    deployments = find(service, deployment, ignored_states=("DELETED",))
-    models = find_models(service, deployment)
+    deployments = list_ours(service.data_science.list_model_deployments, deployment, ("DELETED",))
+    models = list_ours(service.data_science.list_models, deployment, ("DELETED",))
     if not dry_run:
         empty_bucket(service, deployment)
     if not deployments and not models:

@@ -9,11 +9,11 @@ from typing import cast
 
 from rich.markup import escape
 
-from deploy.oci.client import Service, service_errors
+from deploy.oci.client import Service, list_ours, service_errors
 from deploy.oci.deployment import TO_ASK, TO_FIND, Deployment, read
 from deploy.oci.endpoint import Endpoint
 from deploy.oci.request_form import RequestForm
-from deploy.oci.rollout import find
+from deploy.oci.rollout import GONE
 from scripts.common.cli import err, run
 from scripts.common.model_config import with_steps
 from scripts.common.settings import Settings, UserError
@@ -66,10 +66,8 @@ def check_served(deployment: Deployment, model: str, repository: Path) -> None:
     """Raise if Triton does not load the model: it loads the systems and their ensembles' steps."""
     systems = deployment.models.systems
     if model not in {step for name in systems for step in with_steps(name, repository)}:
-        raise UserError(
-            f"SYSTEM={model} is not deployed: models.systems has {', '.join(systems)}. Add it there, and run "
-            "make deploy-oci"
-        )
+        has = ", ".join(systems)
+        raise UserError(f"SYSTEM={model} is not deployed: models.systems has {has}. Add it, and run make deploy-oci")
 
 
 def read_request(path: Path) -> dict:
@@ -86,12 +84,10 @@ def read_request(path: Path) -> dict:
 
 def find_url(service: Service, deployment: Deployment) -> str:
     service.check_connection()
-    deployments = find(service, deployment)
+    deployments = list_ours(service.data_science.list_model_deployments, deployment, GONE)
     if not deployments:
-        raise UserError(
-            f"{deployment.deployment.compartment_id} has no deployment '{deployment.name}'. Create it with "
-            "make deploy-oci"
-        )
+        compartment = deployment.deployment.compartment_id
+        raise UserError(f"{compartment} has no deployment '{deployment.name}'. Create it with make deploy-oci")
     if (state := deployments[0].lifecycle_state) not in ("ACTIVE", "UPDATING", "NEEDS_ATTENTION"):
         remedy = REMEDIES.get(state, "waits for it")
         raise UserError(f"{deployment.name} is {state.lower()}. Run make deploy-oci: it {remedy}")

@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from oci.data_science.models import (
-    ArtifactExportDetailsObjectStorage,
-    ExportModelArtifactDetails,
-    ModelSummary,
-)
+from oci.data_science.models import ArtifactExportDetailsObjectStorage, ExportModelArtifactDetails
 from oci.exceptions import ServiceError
 from oci.object_storage import UploadManager
 from rich.filesize import decimal
@@ -19,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from deploy.oci import limits
 from deploy.oci import requests as bodies
 from deploy.oci.artifact import Artifact
-from deploy.oci.client import Service, list_all, list_named
+from deploy.oci.client import Service, list_all, list_ours
 from deploy.oci.deployment import Deployment
 from deploy.oci.waiting import wait_for_work
 from scripts.common.cli import err, out
@@ -30,7 +26,7 @@ PART_BYTES = 128 * 2**20
 
 def register(service: Service, deployment: Deployment, artifact: Artifact) -> str:
     """Return the id of the model with this zip; create it if needed. The service allows no change of an artifact."""
-    for model in find_models(service, deployment):
+    for model in list_ours(service.data_science.list_models, deployment, ("DELETED",)):
         if model.lifecycle_state != "ACTIVE" or (model.freeform_tags or {}).get(bodies.ARTIFACT) != artifact.sha256:
             continue
         size = size_of(service.data_science.head_model_artifact, model.id)
@@ -42,12 +38,6 @@ def register(service: Service, deployment: Deployment, artifact: Artifact) -> st
             return upload(service, deployment, artifact, model.id)
     model_id = service.data_science.create_model(bodies.create_model(deployment, artifact.sha256)).data.id
     return upload(service, deployment, artifact, model_id)
-
-
-def find_models(service: Service, deployment: Deployment) -> list[ModelSummary]:
-    """Return the models that were created for this deployment, newest first."""
-    models = list_named(service.data_science.list_models, deployment, ignored_states=("DELETED",))
-    return [model for model in models if bodies.is_ours(model, deployment)]
 
 
 def size_of(head: Callable, *location: str) -> int | None:

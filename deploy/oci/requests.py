@@ -72,11 +72,9 @@ def create_deployment(deployment: Deployment, model_id: str) -> models.CreateMod
                 scaling_policy=models.FixedSizeScalingPolicy(instance_count=deployment.instances.count),
                 bandwidth_mbps=deployment.instances.bandwidth_mbps,
             ),
-            environment_configuration_details=container(
-                deployment, models.OcirModelDeploymentEnvironmentConfigurationDetails
-            ),
+            environment_configuration_details=container(deployment),
         ),
-        category_log_details=logs(deployment.logs, models.CategoryLogDetails),
+        category_log_details=logs(deployment.logs),
         freeform_tags=tags(deployment),
     )
 
@@ -91,10 +89,10 @@ def instance_configuration(deployment: Deployment) -> models.InstanceConfigurati
     )
 
 
-def container(deployment: Deployment, kind: type) -> Any:
+def container(deployment: Deployment) -> models.OcirModelDeploymentEnvironmentConfigurationDetails:
     """Return the container's configuration; an empty entrypoint or cmd leaves the image's own."""
     image, _, digest = deployment.container.image.partition("@")
-    return kind(
+    return models.OcirModelDeploymentEnvironmentConfigurationDetails(
         image=image,
         image_digest=digest or None,
         entrypoint=deployment.container.entrypoint or None,
@@ -105,11 +103,12 @@ def container(deployment: Deployment, kind: type) -> Any:
     )
 
 
-def logs(logs: Logs, kind: type) -> Any:
+def logs(logs: Logs) -> models.CategoryLogDetails | None:
     def log(log_id: str) -> models.LogDetails | None:
         return models.LogDetails(log_id=log_id, log_group_id=logs.group_id) if log_id else None
 
-    return kind(access=log(logs.access_id), predict=log(logs.predict_id)) if logs.group_id else None
+    details = models.CategoryLogDetails(access=log(logs.access_id), predict=log(logs.predict_id))
+    return details if logs.group_id else None
 
 
 # --- updates ----------------------------------------------------------------------------------------------------------
@@ -157,7 +156,7 @@ def differ(ours: Any, theirs: Any, name: str) -> bool:
 def update_deployment(
     wanted: models.CreateModelDeploymentDetails, groups: list[str], model_id: str
 ) -> models.UpdateModelDeploymentDetails:
-    """With these groups of what is wanted. `model_id`: the one to be named beside, for a body cannot leave it out."""
+    """Return the body that changes these groups; it always names a model, if not the new one then `model_id`."""
     body = models.UpdateModelDeploymentDetails()
     if "description and tags" in groups:
         body.description, body.freeform_tags = wanted.description or "", wanted.freeform_tags
@@ -175,10 +174,8 @@ def update_deployment(
         if "bandwidth" in groups:
             ours.bandwidth_mbps = theirs.bandwidth_mbps
     if "container" in groups:
-        configuration.environment_configuration_details = recast(
-            details.environment_configuration_details,
-            models.UpdateOcirModelDeploymentEnvironmentConfigurationDetails,
-        )
+        kind = models.UpdateOcirModelDeploymentEnvironmentConfigurationDetails
+        configuration.environment_configuration_details = recast(details.environment_configuration_details, kind)
     if set(groups) - {"description and tags", "logs"}:
         body.model_deployment_configuration_details = configuration
     return body

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from oci.data_science.models import CreateModelDeploymentDetails, ModelDeployment, ModelDeploymentSummary
+from oci.data_science.models import CreateModelDeploymentDetails, ModelDeployment
 from oci.exceptions import ServiceError
 from rich.markup import escape
 
@@ -45,14 +45,6 @@ def roll_out(service: Service, deployment: Deployment, artifact: Artifact) -> Mo
     out.print(f"deployment  {response.data.id}")
     wait_for_work(service, response, f"creating {deployment.name}", deployment.wait)
     return check_active(service, deployment, response.data.id)
-
-
-def find(
-    service: Service, deployment: Deployment, ignored_states: tuple[str, ...] = GONE
-) -> list[ModelDeploymentSummary]:
-    """Return the deployments that were created from this deployment.toml, newest first."""
-    same_name = list_named(service.data_science.list_model_deployments, deployment, ignored_states)
-    return [live for live in same_name if bodies.is_ours(live, deployment)]
 
 
 def update(

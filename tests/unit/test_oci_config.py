@@ -102,7 +102,7 @@ WRONG = [
         for name in ("x" * 256, "gpt2 [/prod]", "  ", "gpt\u00e9")
     ],
     ({"deployment__name": 3}, "deployment.name = 3: must be a valid string"),
-    ({"deployment__nam": "x"}, "deployment.nam is unknown: remove it"),
+    ({"deployment__title": "x"}, "deployment.title is unknown: remove it"),
     ({"models__systems": []}, "models.systems is empty: must be a list of systems, as in SYSTEMS (docs/models.md)"),
     ({"models__systems": "gpt2"}, "models.systems = 'gpt2': must be a valid list"),
     ({"models__systems": ["a b"]}, "models.systems = ['a b']: 'a b' cannot be the name of a system"),

@@ -26,9 +26,9 @@ def account(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[DEFAULT]", "[PROD]", "/config has no profile DEFAULT (account.profile); it has PROD"),
+        ("[DEFAULT]", "[PROD]", "/config has no profile DEFAULT; it has PROD"),
         ("user=ocid1.user.oc1..tests\ntenancy", "tenant", "tenancy is missing, user is missing"),
-        ("[DEFAULT]", "", "is not a configuration file"),
+        ("[DEFAULT]", "", "has no profiles"),
         ("user=ocid1.user.oc1..tests\n", "", "user is missing"),
         ("tenancy=ocid1.tenancy.oc1..tests", "tenancy=x", "tenancy is malformed"),
         ("key.pem", "nothing.pem", "its key_file cannot be read"),
@@ -81,7 +81,7 @@ def test_missing_configuration_is_refused():
 
 
 def test_unknown_profile_is_refused(account):
-    with pytest.raises(UserError, match=r"config has no profile OTHER \(account\.profile\); it has DEFAULT"):
+    with pytest.raises(UserError, match="config has no profile OTHER; it has DEFAULT"):
         credentials(account(profile="OTHER"))
 
 

@@ -371,7 +371,7 @@ def test_zip_packed_again_during_upload_is_refused(machine, small_parts, monkeyp
 
 
 def test_large_zip_without_a_bucket_is_refused(machine, small_parts):
-    with pytest.raises(UserError, match=r"over 1\.0 kB it must go through a bucket of Object Storage. Set models\.bu"):
+    with pytest.raises(UserError, match=r"over 1\.0 kB it must go through a bucket of Object Storage. Set models\."):
         prepare(machine.settings, machine.deployment(), with_push=False)
 
 
@@ -512,7 +512,7 @@ def test_signature_of_another_key_is_rejected(machine):
 
 
 def test_shape_that_the_region_lacks_is_refused(machine):
-    deployment = machine.deployment(instances__shape="VM.Standrd.E4.Flex")
+    deployment = machine.deployment(instances__shape="VM.Standard.E0.Flex")
     shapes = r"Flex': must be one that us-ashburn-1 has: VM\.GPU\.A10\.1, VM\.Standard\.E4\.Flex$"
     with pytest.raises(UserError, match=shapes):
         check_shape(machine.usual_service, deployment)
@@ -520,7 +520,7 @@ def test_shape_that_the_region_lacks_is_refused(machine):
 
 def test_shapes_that_may_not_be_listed_are_not_checked(machine):
     machine.cloud.fault("modelDeploymentShapes", 404)
-    check_shape(machine.usual_service, machine.deployment(instances__shape="VM.Standrd.E4.Flex"))
+    check_shape(machine.usual_service, machine.deployment(instances__shape="VM.Standard.E0.Flex"))
 
 
 @pytest.mark.parametrize("name", ["deploy", "predict", "destroy"])
@@ -549,7 +549,7 @@ def test_wrong_dry_run_value_is_refused(machine, name):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"SYSTEM": "gpt2_generate"}, "SYSTEM=gpt2_generate is not deployed: models.systems has own. Add it there"),
+        ({"SYSTEM": "gpt2_generate"}, "SYSTEM=gpt2_generate is not deployed: models.systems has own. Add it, and run"),
         ({"PROMPT": ""}, "Nothing to send. Set PROMPT="),
         ({"REQUEST": "request.json"}, "PROMPT and REQUEST are both set"),
         ({"OCI_ENDPOINT": "foo"}, "OCI_ENDPOINT=foo: must begin with https://"),
