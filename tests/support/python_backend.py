@@ -54,7 +54,7 @@ class Metric:
 
 @contextmanager
 def python_backend() -> Iterator[ModuleType]:
-    """Install the stand-in, with all metrics in its `metrics`. Afterwards unload it and the modules that imported it."""
+    """Install the stand-in, whose `metrics` holds all values. Unload it and its importers afterwards."""
     module = ModuleType("triton_python_backend_utils")
     values: dict[str, float] = {}
 
