@@ -14,13 +14,14 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
+from scripts.common.corpus import MIXED
 from tests.support.checkpoints import encoders
 from tests.support.hub_stand_in import TOKEN, HubStandIn, Published, hub_stand_in
 from tests.support.stack import TestStack
 
 pytestmark = pytest.mark.slow
 
-TEXTS = encoders.lines()[:8]
+TEXTS = MIXED.texts[:8]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import transformers
 
+from scripts.common.corpus import MIXED
 from scripts.common.triton import TritonError
 from tests.support.checkpoints import encoders
 from tests.support.neuron import on_neuron
@@ -18,7 +19,7 @@ from tests.support.stack import TestStack
 
 pytestmark = pytest.mark.slow
 
-TEXTS = encoders.lines()[:24]
+TEXTS = MIXED.texts[:24]
 
 
 @pytest.fixture(scope="module")
