@@ -109,13 +109,11 @@ def drawn_dashboard(prometheus: Prometheus, run: str, windows: list[Window]) -> 
 
 
 def charts_only(dashboard: dict[str, Any]) -> dict[str, Any]:
-    """Return the dashboard's charts over time, two per row; the last of an odd number is as wide as two.
+    """Return the dashboard's charts over time, three per row: narrow enough for a phone, where each has a row.
 
     Its other panels repeat the report's numbers, computed differently: Prometheus divides the requests of all windows
     by their seconds, where the report takes the mean over rounds.
     """
     panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] != "Requests/s"]
-    places = [{"x": n % 2 * 12, "y": n // 2 * 8, "w": 12, "h": 8} for n in range(len(panels))]
-    if len(panels) % 2:
-        places[-1]["w"] = 24
+    places = [{"x": n % 3 * 8, "y": n // 3 * 8, "w": 8, "h": 8} for n in range(len(panels))]
     return dashboard | {"panels": [p | {"gridPos": place} for p, place in zip(panels, places, strict=True)]}
