@@ -1,9 +1,9 @@
-"""Reloads a model whose Python process died. Triton answers 500 for such a model for ever, and still calls it ready.
+"""Reload a model whose Python process crashed. Triton answers 500 for such a model for ever, and still calls it ready.
 
-serve.sh starts this beside tritonserver, whose child it is; it watches its siblings, the Python stubs, and ends with
-their parent, taking along those that outlive it. A reload goes through the model-control API with the configuration the
-model has at that moment, so an override in force (a running comparison's) stays in force. Standard library only: it
-runs in every image.
+serve.sh starts this as a child of tritonserver. It watches the server's other children, the Python stubs, and ends with
+the server, after killing stubs that outlive it. It reloads a model through the model-control API with the
+configuration that is in force, so that a comparison's override stays in force. Standard library only: it runs in every
+image.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 1.0
-# A model that dies again and again is reloaded ever more rarely, up to this pause.
-LONGEST_PAUSE_S = 60.0
-# The parameter of its configuration that counts a model's reloads.
-REVIVED = "revived"
-# How often a model is loaded that had to be unloaded before, and how many polls that may take.
-LOADS, LONGEST_UNLOAD = 5, 60
-# The parameter of models that have accelerator cores which no other process may have: AWS Neuron's.
-CORES = "NEURON_CORE_START_INDEX"
-# Lived this long since its last reload: the next death counts as the first again.
+# An unload looks like a crash until it is done, so this many polls must agree before a reload.
+POLLS = 2
+# A model that crashes again and again is reloaded less and less often, up to this pause.
+MAX_PAUSE_S = 60.0
+# A model that lived this long since its last reload starts again with the shortest pause.
 FORGIVEN_AFTER_S = 300.0
+# The parameter in a model's configuration that counts its reloads.
+REVIVED = "revived"
+# How often to try the load of a model that was unloaded first, and how many polls its unload may take.
+MAX_LOADS, MAX_UNLOAD_POLLS = 5, 60
+# The parameter of models whose accelerator cores no other process may use (AWS Neuron).
+CORES = "NEURON_CORE_START_INDEX"
 
 
 def stubs_of(server: int) -> dict[int, str]:
-    """pid -> model of the server's living Python stubs."""
+    """Return pid -> model of the server's living Python stubs."""
     stubs = {}
     for task in Path(f"/proc/{server}/task").iterdir():
         try:
@@ -41,15 +43,15 @@ def stubs_of(server: int) -> dict[int, str]:
         except OSError:  # the thread has ended
             continue
         for child in children:
-            arguments = stub_arguments(int(child))
-            if arguments:
+            if arguments := stub_arguments(int(child)):
                 stubs[int(child)] = Path(arguments[1]).parts[-3]
     return stubs
 
 
 def stub_arguments(pid: int) -> list[str]:
-    """Empty if it is no living stub; else what Triton started it with:
+    """Return the command line of a living stub, or an empty list for any other process.
 
+    Triton starts a stub as
     <stub> <repository>/<model>/<version>/model.py <shared memory region> <size> <growth> <pid of the server> ...
     """
     try:
@@ -59,18 +61,18 @@ def stub_arguments(pid: int) -> list[str]:
     return arguments if len(arguments) > 2 and arguments[0].endswith("triton_python_backend_stub") else []
 
 
-def end_orphans(server: int) -> None:
-    """Stubs that outlive a killed server hold its sockets open, and clients wait on them for an answer.
+def kill_orphans(server: int) -> None:
+    """Kill the stubs of a dead server: they hold its sockets open, and clients would wait on them for an answer.
 
-    Found by the server's pid among their arguments, for one that was just being started is in no list of ours. Two
-    looks, for in its first milliseconds it is still a shell.
+    Search all processes for the server's pid, because a stub that was just starting is in no list yet. Search twice,
+    because a stub is a shell for its first milliseconds.
     """
     for _ in range(2):
         for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
             arguments = stub_arguments(pid)
             if arguments[5:6] != [str(server)]:
                 continue
-            log(f"ending process {pid}, which outlived its server")
+            log(f"killing process {pid}, which outlived its server")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             Path("/dev/shm", arguments[2]).unlink(missing_ok=True)
@@ -78,10 +80,12 @@ def end_orphans(server: int) -> None:
 
 
 class Triton:
+    """A client of the server's model-control API."""
+
     def __init__(self) -> None:
         address = {"0.0.0.0": "127.0.0.1"}.get(bind := os.environ["BIND_ADDRESS"], bind)
         self.url = f"http://{address}:{os.environ.get('TRITON_HTTP_PORT', '8000')}"
-        # A company's proxy is for the world outside.
+        # A company's proxy must not see requests to this machine.
         self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self.headers = {"triton-admin-key": os.environ["TRITON_ADMIN_KEY"]}
 
@@ -91,8 +95,8 @@ class Triton:
         with self.opener.open(request, timeout=300) as response:
             return json.loads(response.read() or "null")
 
-    def processes_wanted(self, model: str) -> int:
-        """How many Python processes the model runs when it is well; 0 if it is not loaded."""
+    def required_processes(self, model: str) -> int:
+        """Return how many Python processes the model runs when it is healthy; 0 if it is not loaded."""
         index = self.call("/v2/repository/index", {})
         if not any(entry["name"] == model and entry.get("state") == "READY" for entry in index):
             return 0
@@ -101,27 +105,27 @@ class Triton:
 
     def reload(self, model: str) -> None:
         config = self.call(f"/v2/models/{model}/config")
-        # Triton reloads nothing where nothing changed since the last load, such as the reload after the last death.
+        # Triton ignores a load that changes nothing, as this one would after an earlier crash.
         count = config.setdefault("parameters", {}).setdefault(REVIVED, {"string_value": "0"})
         count["string_value"] = str(int(count["string_value"]) + 1)
-        if CORES in config["parameters"]:  # which its other processes still have
+        if CORES in config["parameters"]:  # which the model's other processes still hold
             self.unload(model)
         self.load(model, config)
 
     def load(self, model: str, config: dict) -> None:
-        """More than once: of a model that was unloaded before, nobody else would see that it is missing."""
-        for attempt in range(1, LOADS + 1):
+        """Load the model; retry if this process unloaded it, because nobody else would notice that it is missing."""
+        for attempt in range(1, MAX_LOADS + 1):
             try:
                 self.call(f"/v2/repository/models/{model}/load", {"parameters": {"config": json.dumps(config)}})
                 return
             except urllib.error.HTTPError:
-                if attempt == LOADS or CORES not in config["parameters"]:
+                if attempt == MAX_LOADS or CORES not in config["parameters"]:
                     raise
             time.sleep(POLL_S)
 
     def unload(self, model: str) -> None:
         self.call(f"/v2/repository/models/{model}/unload", {})
-        for _ in range(LONGEST_UNLOAD):
+        for _ in range(MAX_UNLOAD_POLLS):
             index = self.call("/v2/repository/index", {})
             if not any(entry["name"] == model and entry.get("state") == "UNLOADING" for entry in index):
                 return
@@ -129,41 +133,57 @@ class Triton:
 
 
 def log(message: str) -> None:
-    """Also when whoever read our output closed it, as supervisord does when the server has died."""
+    """Print a line. A closed pipe is no error: supervisord closes it when the server has died."""
     with contextlib.suppress(OSError):
         os.write(sys.stdout.fileno(), f"revive: {message}\n".encode())
 
 
+@dataclass
+class Suspect:
+    """A model that lost a process: the processes that it had left then, and the polls since then that found no more."""
+
+    survivors: set[int]
+    polls: int = 0
+
+
 class Watch:
-    """Which models lost a process, and when each may be reloaded."""
+    """The models that lost a process, and when each may be reloaded."""
 
     def __init__(self, triton: Triton) -> None:
         self.triton = triton
         self.known: dict[int, str] = {}
-        self.suspects: Counter[str] = Counter()  # model -> polls since it lost a process
-        self.deaths: Counter[str] = Counter()
+        self.suspects: dict[str, Suspect] = {}
+        self.crashes: dict[str, int] = {}
         self.reloaded: dict[str, float] = {}
 
     def poll(self, stubs: dict[int, str]) -> None:
-        self.suspects.update({model for pid, model in self.known.items() if pid not in stubs} - self.suspects.keys())
+        """Compare the living stubs with those of the last poll; reload models that stay short of processes.
+
+        A process that is younger than the loss means that somebody loads the model. A reload now would wait in Triton
+        for that load to end and then undo it, because it carries the configuration from before.
+        """
+        living: dict[str, set[int]] = {model: set() for model in self.suspects.keys() | {*self.known.values()}}
+        for pid, model in stubs.items():
+            living.setdefault(model, set()).add(pid)
+        for model in {model for pid, model in self.known.items() if pid not in stubs}:
+            self.suspects[model] = Suspect(living[model])
         self.known = stubs
-        for model in list(self.suspects):
-            living = sum(name == model for name in stubs.values())
-            if living >= self.triton.processes_wanted(model):  # it was reloaded or unloaded
+        for model, suspect in list(self.suspects.items()):
+            if len(living[model]) >= self.triton.required_processes(model):  # it was reloaded or unloaded
                 del self.suspects[model]
-            elif self.suspects[model] < 2:  # an unload that is still going on looks the same: look again
-                self.suspects[model] += 1
-            elif time.monotonic() >= self.reloaded.get(model, 0) + self.pause(model):
-                self.revive(model)
+            elif living[model] <= suspect.survivors:
+                suspect.polls += 1
+                if suspect.polls > POLLS and time.monotonic() >= self.reloaded.get(model, 0) + self.pause(model):
+                    self.revive(model)
 
     def pause(self, model: str) -> float:
-        return min(LONGEST_PAUSE_S, 2.0 ** self.deaths[model])
+        return min(MAX_PAUSE_S, 2.0 ** self.crashes.get(model, 0))
 
     def revive(self, model: str) -> None:
         if time.monotonic() - self.reloaded.get(model, 0) > FORGIVEN_AFTER_S:
-            self.deaths[model] = 0
-        self.deaths[model] += 1
-        log(f"a process of model '{model}' died; reloading the model")
+            self.crashes[model] = 0
+        self.crashes[model] = self.crashes.get(model, 0) + 1
+        log(f"a process of model '{model}' crashed; reloading the model")
         try:
             self.triton.reload(model)
             log(f"model '{model}' is back")
@@ -179,10 +199,10 @@ def main() -> None:
         try:
             watch.poll(stubs_of(server))
         except urllib.error.HTTPError as error:
-            log(f"Triton did not reload it: {error.read().decode(errors='replace')}")
+            log(f"Triton did not reload the model: {error.read().decode(errors='replace')}")
         except (OSError, ValueError):
-            pass  # not up yet, or going down: the next poll looks again
-    end_orphans(server)
+            pass  # the server is starting or stopping: the next poll tries again
+    kill_orphans(server)
 
 
 if __name__ == "__main__":
