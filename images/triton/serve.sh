@@ -42,8 +42,13 @@ flags=(
   --backend-config="python,shm-default-byte-size=$shm"
   --log-verbose="${TRITON_LOG_VERBOSE:-0}"
 )
-# Without a GPU, Triton's search for one logs errors.
-[[ ${PROFILE:-cpu} == cuda ]] || flags+=(--allow-gpu-metrics=false)
+# Without a GPU, Triton's search for one logs errors. No flag turns these two off, and a filter of the log would lose the
+# last lines of a crash, because a container ends with its first process.
+if [[ ${PROFILE:-cpu} != cuda ]]; then
+  flags+=(--allow-gpu-metrics=false)
+  echo "serve.sh: Without a GPU, Triton logs two errors that are harmless: 'CudaDriverHelper has not been initialized'" \
+    "and, for each ensemble, 'unable to create stream'. Ignore them."
+fi
 # Oracle Cloud allows one port, for requests and health.
 [[ ${CONTAINER_TYPE:-} != TRITON ]] || flags+=(--allow-grpc=false --allow-metrics=false)
 for system in ${SYSTEMS:-}; do

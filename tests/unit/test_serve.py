@@ -1,4 +1,4 @@
-"""serve.sh: what it makes of the machine. Stand-ins take the places of the server and of df."""
+"""What serve.sh passes to Triton. Stand-ins replace the server and df."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ import pytest
 from scripts.common.settings import ROOT
 
 MIB = 2**20
+KNOWN_SIZE = "echo Size; echo 1000000000"
 
 
 @pytest.fixture
-def shared_memory(tmp_path):
-    """What a Python process begins with, where df says this."""
+def serve(tmp_path):
+    """Return a function that runs serve.sh with a df of the given script, and returns what it prints."""
     for name in ("bin", "home/bin"):
         (tmp_path / name).mkdir(parents=True)
-    programs = {"home/bin/tritonserver": 'printf "%s\\n" "$@"', "bin/python3": ":", "bin/df": '. "$DF"'}
-    for name, does in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+    programs = {
+        "home/bin/tritonserver": 'printf "%s\\n" "$@"; exit ${EXIT:-0}',
+        "bin/python3": ":",
+        "bin/df": '. "$DF"',
+    }
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
 
-    def started(df: str, **settings: str) -> int:
+    def run(df: str = KNOWN_SIZE, **settings: str) -> str:
         (tmp_path / "df").write_text(df)
         environment = {
             "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
@@ -34,24 +39,37 @@ def shared_memory(tmp_path):
         done = subprocess.run(
             [ROOT / "images/triton/serve.sh"], env=environment | settings, capture_output=True, text=True, timeout=30
         )
-        assert (done.returncode, done.stderr) == (0, "")
-        return int(re.search(r"shm-default-byte-size=(\d+)$", done.stdout, re.MULTILINE)[1])
+        assert (done.returncode, done.stderr) == (int(settings.get("EXIT", 0)), "")
+        return done.stdout
 
-    return started
+    return run
+
+
+def shared_memory(printed: str) -> int:
+    return int(re.search(r"shm-default-byte-size=(\d+)$", printed, re.MULTILINE)[1])
 
 
 @pytest.mark.parametrize(
-    ("there", "expected"),
+    ("available", "expected"),
     [(64 * MIB, 4 * MIB), (256 * MIB, 16 * MIB), (16 * 2**30, 64 * MIB), (MIB, 4 * MIB), (0, 64 * MIB)],
 )
-def test_what_fits(shared_memory, there, expected):
-    assert shared_memory(f"printf '  1B-blocks\\n %s\\n' {there}") == expected
+def test_shared_memory_is_a_sixteenth_within_limits(serve, available, expected):
+    assert shared_memory(serve(f"printf '  1B-blocks\\n %s\\n' {available}")) == expected
 
 
 @pytest.mark.parametrize("df", ["echo 'df: unrecognized option: output' >&2; exit 1", "echo Size; echo -", "exit 1"])
-def test_where_it_is_not_known(shared_memory, df):
-    assert shared_memory(df) == 64 * MIB
+def test_shared_memory_has_a_default_where_df_fails(serve, df):
+    assert shared_memory(serve(df)) == 64 * MIB
 
 
-def test_what_is_set_is_not_asked_for(shared_memory):
-    assert shared_memory("kill -9 $PPID", TRITON_SHM_BYTES="12345678") == 12345678
+def test_shared_memory_setting_overrides_df(serve):
+    assert shared_memory(serve("kill -9 $PPID", TRITON_SHM_BYTES="12345678")) == 12345678
+
+
+def test_exit_code_of_the_server_passes_through(serve):
+    serve(EXIT="3")
+
+
+@pytest.mark.parametrize(("profile", "explained"), [("cpu", True), ("neuron", True), ("cuda", False)])
+def test_errors_without_a_gpu_are_explained(serve, profile, explained):
+    assert ("harmless: 'CudaDriverHelper has not been initialized'" in serve(PROFILE=profile)) == explained
