@@ -1,4 +1,4 @@
-"""A small client for what is asked of Prometheus' HTTP API: queries, and the values of a label."""
+"""A small client of Prometheus' HTTP API: queries, and the values of a label."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
+from typing import Any
 
 from scripts.common.http import opener
 
 
 class PrometheusError(Exception):
-    """What Prometheus answered, or why it did not."""
+    """An error that Prometheus answered, or the reason why it did not answer."""
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,24 @@ class Prometheus:
         self.url = url.rstrip("/")
 
     def at(self, expr: str, time: float) -> list[Series]:
-        """The values at a point of time."""
-        found = self._call("query", query=expr, time=time)
-        if found["resultType"] == "scalar":
-            return [_series({}, [found["result"]])]
-        return [_series(each["metric"], [each["value"]]) for each in found["result"]]
+        """Return the series' values at one time."""
+        answer = self._call("query", query=expr, time=time)
+        if answer["resultType"] == "scalar":
+            return [_series({}, [answer["result"]])]
+        return [_series(series["metric"], [series["value"]]) for series in answer["result"]]
 
     def over(self, expr: str, start: float, end: float, step: float) -> list[Series]:
-        """The values at each step from start to end."""
-        found = self._call("query_range", query=expr, start=start, end=end, step=step)
-        return [_series(each["metric"], each["values"]) for each in found["result"]]
+        """Return the series' values at each step from start to end."""
+        answer = self._call("query_range", query=expr, start=start, end=end, step=step)
+        return [_series(series["metric"], series["values"]) for series in answer["result"]]
 
     def label_values(self, label: str, selector: str, start: float, end: float) -> list[str]:
-        return self._call(f"label/{label}/values", **{"match[]": selector}, start=start, end=end)
+        """Return the label's values among the series of the selector between start and end."""
+        values: list[str] = self._call(f"label/{label}/values", **{"match[]": selector}, start=start, end=end)
+        return values
 
-    def _call(self, path: str, **parameters: object):
-        # Without a body: all of these may be asked with GET, and values of labels only so.
+    def _call(self, path: str, **parameters: object) -> Any:
+        # All of these endpoints take GET, and the one for label values takes nothing else.
         request = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with opener.open(request, timeout=30) as response:
@@ -53,15 +56,15 @@ class Prometheus:
         except (OSError, http.client.HTTPException) as error:
             raise PrometheusError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from None
         except (ValueError, KeyError, TypeError):
-            raise PrometheusError(f"{self.url} is not a Prometheus: it answered {path} with something else") from None
+            raise PrometheusError(f"{self.url} is not a Prometheus: it did not answer {path} as one does") from None
 
 
 def _why(error: urllib.error.HTTPError) -> str:
     try:
-        return json.loads(error.read())["error"]
+        return str(json.loads(error.read())["error"])
     except (ValueError, KeyError, TypeError):
         return str(error)
 
 
-def _series(labels: dict[str, str], points: list) -> Series:
+def _series(labels: dict[str, str], points: list[Any]) -> Series:
     return Series(labels, [float(time) for time, _ in points], [float(value) for _, value in points])

@@ -1,4 +1,4 @@
-"""A small client for what the commands ask of Triton's HTTP API: readiness, the repository, model control."""
+"""A small client of Triton's HTTP API: readiness, the model repository, model control, inference."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from scripts.common.http import answers, opener
 
 ADMIN_HEADER = "triton-admin-key"
-# The parameter of models that have accelerator cores which no other process may have: AWS Neuron's.
+# The parameter of models whose accelerator cores no other process may use (AWS Neuron).
 CORES = "NEURON_CORE_START_INDEX"
 UNLOAD_S = 60
 
+# A model's configuration, as Triton's JSON has it.
+Config = dict[str, Any]
+
 
 class TritonError(Exception):
-    """What Triton answered, or why it did not."""
+    """An error that Triton answered, or the reason why it did not answer (then without a status)."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -28,38 +31,41 @@ class TritonError(Exception):
 
 
 def reason(text: str) -> str:
-    """Triton's message without the Python stack that its Python backend appends."""
+    """Return Triton's message without the stack trace that its Python backend appends."""
     return re.sub(r"\s*At:\n.*?(\n\s*;|$)", "", text, flags=re.DOTALL).strip().rstrip(";").strip()
 
 
 class Triton:
+    """A client of the Triton at `url`. Model control needs the server's admin key."""
+
     def __init__(self, url: str, admin_key: str = "") -> None:
         self.url = url.rstrip("/")
         self.admin_key = admin_key
 
     @property
     def name(self) -> str:
-        """Its address as part of a file name."""
+        """Return the address in a form that a file name can hold."""
         return re.sub(r"\W+", "-", self.url.partition("://")[2])
 
     def live(self) -> bool:
         return answers(f"{self.url}/v2/health/live")
 
-    def metadata(self) -> dict:
-        return self._call("/v2")
+    def metadata(self) -> dict[str, Any]:
+        return cast(dict[str, Any], self._call("/v2"))
 
     def index(self) -> dict[str, tuple[str, str]]:
-        """model -> (state, reason) of its newest version, of every model that was ever asked for."""
+        """Return model -> (state, reason) of its newest version, for each model that was ever asked for."""
         entries = self._call("/v2/repository/index", {})
         return {e["name"]: (e["state"], e.get("reason", "")) for e in entries if "state" in e}
 
-    def config(self, model: str) -> dict:
-        return self._call(f"/v2/models/{model}/config")
+    def config(self, model: str) -> Config:
+        return cast(Config, self._call(f"/v2/models/{model}/config"))
 
-    def load(self, model: str, config: dict | None = None) -> None:
-        """Load or reload; with a config, that one instead of the model's config.pbtxt.
+    def load(self, model: str, config: Config | None = None) -> None:
+        """Load or reload the model, with `config` in place of its config.pbtxt if given.
 
-        Triton loads the new one beside the old. Where the old one has its cores to itself, that fails: it goes first.
+        Triton loads the new model beside the old one. If the old one owns accelerator cores, that fails: unload it
+        first, and load it again if the new one does not load.
         """
         try:
             self._load(model, config)
@@ -75,43 +81,42 @@ class Triton:
                 raise
 
     def unload(self, model: str) -> None:
-        """Until it is gone; ensembles that ask it are gone until it is back."""
+        """Unload the model and wait until it is gone. Its ensembles are gone too, until it is loaded again."""
         self._call(f"/v2/repository/models/{model}/unload", {})
         deadline = time.monotonic() + UNLOAD_S
         while self.index().get(model, ("", ""))[0] == "UNLOADING":
             if time.monotonic() > deadline:
-                raise TritonError(f"'{model}' is not unloaded within {UNLOAD_S} s: requests are still going on")
+                raise TritonError(f"'{model}' is not unloaded within {UNLOAD_S} s: it still has requests in flight")
             time.sleep(0.1)
 
-    def _load(self, model: str, config: dict | None) -> None:
+    def _load(self, model: str, config: Config | None) -> None:
         parameters = {} if config is None else {"config": json.dumps(config)}
         self._call(f"/v2/repository/models/{model}/load", {"parameters": parameters}, timeout=600)
 
-    def _with_cores(self, model: str) -> dict | None:
-        """Its configuration, if it is loaded and has cores of its own."""
+    def _with_cores(self, model: str) -> Config | None:
+        """Return the model's configuration if it is loaded and owns accelerator cores."""
         try:
             config = self.config(model)
         except TritonError:
             return None
         return config if CORES in config.get("parameters", {}) else None
 
-    def composing(self, system: str) -> dict[str, dict]:
-        """name -> configuration of the system and of all that it is made of, the ensemble before its steps."""
-        config = self.config(system)
-        found = {system: config}
-        for step in config.get("ensemble_scheduling", {}).get("step", []):
-            if step["model_name"] not in found:
-                found |= self.composing(step["model_name"])
-        return found
+    def composing(self, system: str) -> dict[str, Config]:
+        """Return the configuration of each of the system's models by name, an ensemble before its steps."""
+        configs = {system: self.config(system)}
+        for step in configs[system].get("ensemble_scheduling", {}).get("step", []):
+            if step["model_name"] not in configs:
+                configs |= self.composing(step["model_name"])
+        return configs
 
-    def statistics(self) -> dict[str, dict]:
+    def statistics(self) -> dict[str, dict[str, Any]]:
         return {entry["name"]: entry for entry in self._call("/v2/models/stats")["model_stats"]}
 
-    def infer(self, model: str, request: dict, timeout: float = 30) -> dict:
-        return self._call(f"/v2/models/{model}/infer", request, timeout)
+    def infer(self, model: str, request: dict[str, Any], timeout: float = 30) -> dict[str, Any]:
+        return cast(dict[str, Any], self._call(f"/v2/models/{model}/infer", request, timeout))
 
-    def stream(self, model: str, fields: dict) -> list[dict]:
-        """What a model that answers piece by piece says, all of it."""
+    def stream(self, model: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return all the answers of a model that streams them."""
         events = self._call(f"/v2/models/{model}/generate_stream", fields, read=bytes.decode)
         return [json.loads(line.removeprefix("data: ")) for line in events.splitlines() if line.startswith("data: ")]
 
@@ -131,4 +136,4 @@ class Triton:
         except (OSError, http.client.HTTPException) as error:
             raise TritonError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from None
         except ValueError:
-            raise TritonError(f"{self.url} is not a Triton server: it answered {path} with something else") from None
+            raise TritonError(f"{self.url} is not a Triton server: it did not answer {path} with JSON") from None
