@@ -1,7 +1,7 @@
-"""Switching dynamic batching on the running server, and putting everything back, whatever happens in between.
+"""Switch dynamic batching on the running server, and restore the original configurations afterwards.
 
 The switch is Triton's model control: each composing model is loaded with its own configuration, with or without
-`dynamic_batching`. What was there before is written down first, so that even a killed comparison is undone by the next.
+`dynamic_batching`. A journal keeps the originals, so that the next comparison can undo one that was killed.
 """
 
 from __future__ import annotations
@@ -15,24 +15,28 @@ from pathlib import Path
 
 from scripts.common.files import write_atomically
 from scripts.common.settings import UserError
-from scripts.common.triton import Triton, TritonError
+from scripts.common.triton import Config, Triton, TritonError
 
 MODES = ("none", "dynamic")
-# How long a server that died gets to come back and be put right.
+# How long a server that crashed may take to restart before its configurations are restored.
 RESTART_S = 60.0
+# How often to load the models until their configurations hold. On a busy machine Triton gives up on a Python process
+# that does not answer for a second, so a failed load is tried again too.
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class Switched:
-    """One model of the system: its configuration as found, and in each mode."""
+    """One model of the system: its original configuration, and its configuration in each mode."""
 
     name: str
-    original: dict
-    modes: dict[str, dict]
-    batches: bool  # False for the ensemble itself, which only has its largest batch changed
+    original: Config
+    modes: dict[str, Config]
+    batches: bool  # False for the ensemble itself, of which only max_batch_size changes
 
 
-def composing(triton: Triton, system: str) -> dict[str, dict]:
+def composing(triton: Triton, system: str) -> dict[str, Config]:
+    """Return the configurations of the system's models. Raise UserError if the server does not serve the system."""
     try:
         return triton.composing(system)
     except TritonError as error:
@@ -41,11 +45,10 @@ def composing(triton: Triton, system: str) -> dict[str, dict]:
         raise UserError(f"'{system}' is not served by {triton.url}: {error}") from None
 
 
-def plan(configs: dict[str, dict], max_batch: int | None) -> list[Switched]:
-    """What each mode posts, model by model; the ensemble first, for it may not batch more than its steps do."""
+def plan(configs: dict[str, Config], max_batch: int | None) -> list[Switched]:
+    """Return each mode's configurations, the ensemble first: it may not batch more than its steps do."""
     switched = []
     for name, original in configs.items():
-        ensemble = "ensemble_scheduling" in original
         base = copy.deepcopy(original)
         if max_batch and base["max_batch_size"] > 0:
             if max_batch > base["max_batch_size"]:
@@ -53,7 +56,7 @@ def plan(configs: dict[str, dict], max_batch: int | None) -> list[Switched]:
                     f"MAX_BATCH={max_batch}: '{name}' takes {base['max_batch_size']}; raise that in its config.pbtxt"
                 )
             base["max_batch_size"] = max_batch
-        if ensemble:
+        if "ensemble_scheduling" in original:
             if base != original:
                 switched.append(Switched(name, original, dict.fromkeys(MODES, base), batches=False))
             continue
@@ -61,7 +64,7 @@ def plan(configs: dict[str, dict], max_batch: int | None) -> list[Switched]:
             continue
         dynamic = copy.deepcopy(base)
         batcher = dynamic.setdefault("dynamic_batching", {})
-        # Triton fills the largest batch in as the preferred one, and refuses one above max_batch_size.
+        # Triton adds the original max_batch_size to the preferred sizes, and refuses one above the new max_batch_size.
         preferred = [size for size in batcher.get("preferred_batch_size", []) if size <= base["max_batch_size"]]
         batcher["preferred_batch_size"] = preferred
         none = {key: value for key, value in base.items() if key != "dynamic_batching"}
@@ -73,7 +76,7 @@ def plan(configs: dict[str, dict], max_batch: int | None) -> list[Switched]:
 
 
 class Switch:
-    """The server's batching mode. Use as a context: leaving it restores the original configurations."""
+    """The server's batching mode. Use as a context manager: its end restores the original configurations."""
 
     def __init__(
         self, triton: Triton, models: list[Switched], folder: Path, on_restore: Callable[[], None] = lambda: None
@@ -85,68 +88,83 @@ class Switch:
         self.mode: str | None = None
 
     def __enter__(self) -> Switch:
-        write_atomically(
-            self.journal,
-            json.dumps(
-                [{"model": m.name, "original": m.original, "ours": list(m.modes.values())} for m in self.models]
-            ),
-        )
+        entries = [{"model": m.name, "original": m.original, "ours": list(m.modes.values())} for m in self.models]
+        write_atomically(self.journal, json.dumps(entries))
         return self
 
     def to(self, mode: str) -> None:
+        """Switch to the mode. Return when it holds; raise UserError if it does not."""
         if mode == self.mode:
             return
         self.mode = None
-        for model in self.models:
-            self._load(model.name, model.modes[mode])
-        for model in self.models:
-            found = "dynamic_batching" in self.triton.config(model.name)
-            if model.batches and found != (mode == "dynamic"):
-                raise UserError(
-                    f"Triton took the configuration of '{model.name}', but batching stays {'on' if found else 'off'}"
-                )
+        self._load_until_held({model.name: model.modes[mode] for model in self.models})
         self.mode = mode
 
     def in_force(self) -> bool:
-        """Is the server still in the mode it was switched to? A restart would have undone it."""
-        return all(_same(self.triton.config(model.name), model.modes[self.mode]) for model in self.models)
+        """Return whether the server is still in the mode it was switched to; a restart would have undone it."""
+        return self.mode is not None and self._held({model.name: model.modes[self.mode] for model in self.models})
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.on_restore()
-        failed = []
-        deadline = time.monotonic() + RESTART_S
-        # Steps before the ensemble: growing again, it may not batch more than they do.
-        for model in reversed(self.models):
-            try:
-                self._load(model.name, model.original, deadline)
-            except UserError as error:
-                failed.append(str(error))
-        if failed:
-            raise UserError("; ".join(failed) + ". The next comparison tries again")
+        # Steps before the ensemble: when max_batch_size grows again, the ensemble may not batch more than they do.
+        originals = {model.name: model.original for model in reversed(self.models)}
+        try:
+            self._load_until_held(originals, time.monotonic() + RESTART_S)
+        except (UserError, TritonError) as error:
+            raise UserError(
+                f"{error}. The server's configurations are not restored; the next `make loadtest` tries again"
+            ) from None
         self.journal.unlink(missing_ok=True)
 
-    def _load(self, model: str, config: dict, deadline: float = 0) -> None:
-        try:
-            while True:
-                try:
-                    return self.triton.load(model, config)
-                except TritonError as error:
-                    # No status: the server is gone, and is perhaps being started again.
-                    if error.status or time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.5)
-        except TritonError as error:
-            if error.status == 403:
-                raise UserError(
-                    "Triton refuses model control: TRITON_ADMIN_KEY is not the one the server was started with"
-                ) from None
-            raise UserError(f"switching '{model}' failed: {error}") from None
+    def _load_until_held(self, configs: dict[str, Config], deadline: float = 0) -> None:
+        """Load all models, more than once if needed, until their configurations hold.
+
+        A load of the same model by revive.py or another client may wait in Triton behind ours and undo it. Triton runs
+        the loads of a model one after the other, so a second load of ours waits for that one. Where nothing changed in
+        between, it does nothing.
+        """
+        errors: list[str] = []
+        for _ in range(ATTEMPTS):
+            errors = self._load_all(configs, deadline) or self._load_all(configs, deadline)
+            if not errors and self._held(configs):
+                return
+        raise UserError(
+            "; ".join(errors)
+            or f"another client keeps loading {', '.join(configs)} with another configuration: stop it and try again"
+        )
+
+    def _load_all(self, configs: dict[str, Config], deadline: float) -> list[str]:
+        """Load each model, whether or not another one fails; return the errors."""
+        errors = []
+        for name, config in configs.items():
+            try:
+                self._load(name, config, deadline)
+            except TritonError as error:
+                if error.status == 403:
+                    raise UserError(
+                        "Triton refuses model control: TRITON_ADMIN_KEY is not the one the server was started with"
+                    ) from None
+                errors.append(f"switching '{name}' failed: {error}")
+        return errors
+
+    def _load(self, model: str, config: Config, deadline: float) -> None:
+        while True:
+            try:
+                return self.triton.load(model, config)
+            except TritonError as error:
+                # Without a status the server is gone, and a supervisor may be restarting it.
+                if error.status or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    def _held(self, configs: dict[str, Config]) -> bool:
+        return all(_same(self.triton.config(name), config) for name, config in configs.items())
 
 
 def restore_after_kill(triton: Triton, folder: Path) -> list[str]:
-    """Undo what a killed comparison left on this server; the names of the models put back.
+    """Undo what a killed comparison left on this server; return the names of the restored models.
 
-    A model whose configuration is no longer the one the comparison posted was reloaded by somebody since: it stays.
+    A model whose configuration is no longer the one that the comparison loaded was reloaded since, and stays as it is.
     """
     journal = _journal(triton, folder)
     if not journal.exists():
@@ -170,14 +188,14 @@ def _journal(triton: Triton, folder: Path) -> Path:
     return folder / f".restore-{triton.name}.json"
 
 
-def _same(current: dict, posted: dict) -> bool:
-    """As posted, but for what Triton fills in by itself, and revive.py's count."""
-    current, posted = _uncounted(current), _uncounted(posted)
-    ours = {key: value for key, value in posted.items() if key != "dynamic_batching"}
+def _same(current: Config, loaded: Config) -> bool:
+    """Compare two configurations, but for what Triton fills in and for revive.py's count of reloads."""
+    current, loaded = _without_count(current), _without_count(loaded)
+    ours = {key: value for key, value in loaded.items() if key != "dynamic_batching"}
     return all(current.get(key) == value for key, value in ours.items()) and (
-        ("dynamic_batching" in current) == ("dynamic_batching" in posted)
+        ("dynamic_batching" in current) == ("dynamic_batching" in loaded)
     )
 
 
-def _uncounted(config: dict) -> dict:
+def _without_count(config: Config) -> Config:
     return config | {"parameters": {k: v for k, v in config.get("parameters", {}).items() if k != "revived"}}

@@ -1,0 +1,137 @@
+"""What each mode loads, and a switch on a server whose loads fail or are undone."""
+
+import copy
+
+import pytest
+
+from loadtest.switching import Switch, composing, plan, restore_after_kill
+from scripts.common.settings import UserError
+from scripts.common.triton import TritonError
+
+ENSEMBLE = {"max_batch_size": 64, "ensemble_scheduling": {"step": [{"model_name": "a"}]}}
+STEP = {"max_batch_size": 64, "dynamic_batching": {"preferred_batch_size": [64], "max_queue_delay_microseconds": 100}}
+
+
+class StandIn:
+    """A Triton of one model. `after_load` holds what happens after each load: None, a stale config, or an error."""
+
+    name = "stand-in"
+
+    def __init__(self, *after_load):
+        self.current = copy.deepcopy(STEP)
+        self.after_load = list(after_load)
+        self.loads = 0
+
+    def config(self, model):
+        return self.current
+
+    def load(self, model, config):
+        self.loads += 1
+        event = self.after_load.pop(0) if self.after_load else None
+        if isinstance(event, TritonError):
+            raise event
+        self.current = event or config
+
+
+def switch_on(triton, folder):
+    return Switch(triton, plan({"a": STEP}, None), folder)
+
+
+def test_only_dynamic_batching_differs_between_the_modes():
+    (step,) = plan({"e": ENSEMBLE, "a": STEP}, None)
+    assert step.name == "a"
+    assert "dynamic_batching" not in step.modes["none"]
+    assert step.modes["dynamic"] == STEP == step.original
+    assert {**step.modes["none"], "dynamic_batching": STEP["dynamic_batching"]} == step.modes["dynamic"]
+
+
+def test_model_without_dynamic_batching_gets_tritons_default():
+    (step,) = plan({"a": {"max_batch_size": 8}}, None)
+    assert step.modes["dynamic"]["dynamic_batching"] == {"preferred_batch_size": []}
+    assert step.original == step.modes["none"] == {"max_batch_size": 8}
+
+
+def test_max_batch_changes_in_both_modes_ensemble_first():
+    ensemble, step = plan({"e": ENSEMBLE, "a": STEP}, 8)
+    assert [ensemble.name, step.name] == ["e", "a"]
+    assert {config["max_batch_size"] for m in (ensemble, step) for config in m.modes.values()} == {8}
+    assert step.modes["dynamic"]["dynamic_batching"]["preferred_batch_size"] == []
+
+
+def test_models_that_cannot_batch_are_not_switched():
+    batches = {"max_batch_size": 4}
+    switched = plan(
+        {"a": batches, "b": {"max_batch_size": 0}, "c": {"max_batch_size": 4, "sequence_batching": {}}}, None
+    )
+    assert [model.name for model in switched] == ["a"]
+
+
+@pytest.mark.parametrize("config", [{"max_batch_size": 0}, {"max_batch_size": 1}])
+def test_system_that_cannot_batch_is_an_error(config):
+    with pytest.raises(UserError, match="nothing here can batch"):
+        plan({"a": config}, None)
+
+
+def test_switch_corrects_a_load_that_another_client_undid(tmp_path):
+    """The stale load was waiting in Triton behind the first load of the switch."""
+    triton = StandIn(STEP)
+    with switch_on(triton, tmp_path) as switch:
+        switch.to("none")
+        assert "dynamic_batching" not in triton.current
+        assert switch.in_force()
+
+
+def test_switch_that_never_holds_is_an_error_and_restores_the_original(tmp_path):
+    triton = StandIn(*[STEP] * 6)
+    with (
+        pytest.raises(UserError, match="another client keeps loading a with another configuration"),
+        switch_on(triton, tmp_path) as switch,
+    ):
+        switch.to("none")
+    assert triton.current == STEP
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_failed_load_is_tried_again(tmp_path, failures):
+    triton = StandIn(*[TritonError("Stub process 'a_0' is not healthy.", 400)] * failures)
+    with switch_on(triton, tmp_path) as switch:
+        switch.to("none")
+        assert "dynamic_batching" not in triton.current
+
+
+def test_restore_tries_a_failed_load_again(tmp_path):
+    triton = StandIn(None, None, TritonError("Stub process 'a_0' is not healthy.", 400))
+    with switch_on(triton, tmp_path) as switch:
+        switch.to("none")
+    assert triton.current == STEP
+
+
+def test_failed_restore_is_an_error_that_the_next_comparison_corrects(tmp_path):
+    triton = StandIn(None, None, *[TritonError("no memory", 400)] * 3)
+    with (
+        pytest.raises(UserError, match=r"failed: no memory. The server's configurations are not restored"),
+        switch_on(triton, tmp_path) as switch,
+    ):
+        switch.to("none")
+    assert "dynamic_batching" not in triton.current
+    assert restore_after_kill(triton, tmp_path) == ["a"]
+    assert triton.current == STEP
+
+
+def test_wrong_admin_key_is_an_error_at_the_first_load(tmp_path):
+    triton = StandIn(*[TritonError("Forbidden", 403)] * 2)
+    with pytest.raises(UserError, match="TRITON_ADMIN_KEY is not the one"), switch_on(triton, tmp_path) as switch:
+        switch.to("none")
+    assert triton.loads == 2  # one of the switch, one of the restore
+
+
+def test_system_that_is_not_served_is_an_error():
+    class Empty(StandIn):
+        url = "http://127.0.0.1:8000"
+
+        def composing(self, system):
+            raise TritonError("unknown model", 400)
+
+    with pytest.raises(UserError, match=r"'x' is not served by http://127.0.0.1:8000"):
+        composing(Empty(), "x")
