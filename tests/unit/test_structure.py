@@ -1,0 +1,50 @@
+"""The rules of the house that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+from scripts.common.settings import ROOT
+
+# Names that Python, pytest and Triton prescribe.
+PRESCRIBED = {"__init__.py", "__main__.py", "conftest.py", "model.py"}
+# Folders whose modules mirror each other: one runtime and the other, an exporter and the backend or checkpoints of its
+# task, a unit test and the test of the same subject on a real server.
+MIRRORS = (
+    {"scripts/stack/local", "scripts/stack/docker"},
+    {"scripts/models/exporters", "images/triton/backends/neuron", "images/triton/backends/shared"}
+    | {"tests/support/checkpoints", "tests/support"},
+    {"tests/unit", "tests/stack", "tests/docker"},
+)
+
+
+def modules() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    # Golden files are output, and the stand-ins have the names of the libraries that they stand for.
+    left_out = ("tests/golden/", "tests/support/neuron_stand_in/")
+    return [Path(line) for line in listed.splitlines() if not line.startswith(left_out) and (ROOT / line).exists()]
+
+
+def test_modules_share_a_name_only_with_their_mirror():
+    folders = defaultdict(set)
+    for path in modules():
+        folders[path.name].add(str(path.parent))
+    shared = {name: places for name, places in folders.items() if len(places) > 1 and name not in PRESCRIBED}
+    assert {name: places for name, places in shared.items() if not any(places <= mirror for mirror in MIRRORS)} == {}
+
+
+def test_test_modules_import_no_test_module():
+    imported = {}
+    for path in modules():
+        if path.parts[0] == "tests":
+            names = {
+                node.module or ""
+                for node in ast.walk(ast.parse((ROOT / path).read_text()))
+                if isinstance(node, ast.ImportFrom)
+            }
+            if wrong := {name for name in names if name.rpartition(".")[2].startswith("test_")}:
+                imported[str(path)] = wrong
+    assert imported == {}
