@@ -53,6 +53,6 @@ def test_every_named_setting_exists():
 
 
 def test_every_linked_file_exists():
-    for text in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for text in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(((?!https?://)[^)#]+)", text.read_text()):
             assert (text.parent / link).exists(), f"{text.name}: {link}"
