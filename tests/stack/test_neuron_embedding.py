@@ -12,15 +12,15 @@ import shutil
 import numpy as np
 import pytest
 
+from scripts.common.corpus import MIXED
 from scripts.common.triton import TritonError
 from scripts.models.catalogue import SYSTEMS
-from tests.support.checkpoints.encoders import lines
 from tests.support.neuron import on_neuron, seen
 from tests.support.stack import TestStack, brought_up
 
 pytestmark = pytest.mark.slow
 
-TEXTS = lines()[:24]
+TEXTS = MIXED.texts[:24]
 SHAPES = [[1, 32], [4, 32], [1, 256], [4, 256]]
 
 
