@@ -17,7 +17,7 @@ import pytest
 from scripts.common.settings import Settings
 from scripts.stack.docker.compose import Compose
 from tests.docker.mirror import pip_configuration
-from tests.support.stack import TestStack, brought_up, stacks
+from tests.support.stacks import TestStack, brought_up, stacks
 
 
 def docker(*arguments: str, timeout: float = 60) -> str:

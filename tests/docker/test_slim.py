@@ -18,7 +18,7 @@ from scripts.common.http import opener
 from scripts.common.ports import free_ports
 from scripts.common.settings import ROOT
 from tests.docker.conftest import docker, run_in
-from tests.support.stack import SYSTEM
+from tests.support.stacks import SYSTEM
 
 pytestmark = pytest.mark.timeout(1800)
 BACKENDS = "/opt/tritonserver/backends"

@@ -15,7 +15,7 @@ import pytest
 from scripts.common.settings import ROOT
 from tests.docker.conftest import docker
 from tests.support.embedding import CURL, embed
-from tests.support.stack import brought_up
+from tests.support.stacks import brought_up
 
 pytestmark = pytest.mark.timeout(1800)
 SERVICES = ("triton-cpu", "prometheus", "grafana")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.stack import TestStack, brought_up, filled, stacks
+from tests.support.stacks import TestStack, brought_up, filled, stacks
 
 
 @pytest.fixture(scope="module")

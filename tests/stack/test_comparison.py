@@ -18,7 +18,7 @@ import pytest
 from loadtest.switching import MODES
 from scripts.common.settings import ROOT
 from tests.support.embedding import embed
-from tests.support.stack import SHORT, brought_up
+from tests.support.stacks import SHORT, brought_up
 
 TWO = {"WORKERS": 2}
 

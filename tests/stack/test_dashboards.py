@@ -26,7 +26,7 @@ from scripts.dashboards.render.evaluate import Evaluator, Range
 from tests.support import promql
 from tests.support.dashboards import ALL, PANELS
 from tests.support.embedding import embed
-from tests.support.stack import brought_up
+from tests.support.stacks import brought_up
 
 RECORDED = Path(__file__).with_name("recorded")
 STAND_IN = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"

@@ -22,7 +22,7 @@ from scripts.common.http import opener
 from scripts.common.settings import ROOT
 from scripts.common.triton import TritonError
 from tests.support.checkpoints import language
-from tests.support.stack import TestStack, brought_up
+from tests.support.stacks import TestStack, brought_up
 
 pytestmark = pytest.mark.slow
 

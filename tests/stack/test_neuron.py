@@ -29,7 +29,7 @@ from scripts.common.triton import TritonError
 from tests.support.checkpoints import neuron
 from tests.support.checkpoints.neuron import LENGTH, TENSORFLOW, VOCABULARY, WIDTH
 from tests.support.neuron import on_neuron, seen
-from tests.support.stack import TestStack, brought_up
+from tests.support.stacks import TestStack, brought_up
 
 pytestmark = pytest.mark.slow
 

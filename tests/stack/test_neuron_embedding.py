@@ -16,7 +16,7 @@ from scripts.common.corpus import MIXED
 from scripts.common.triton import TritonError
 from scripts.models.catalogue import SYSTEMS
 from tests.support.neuron import on_neuron, seen
-from tests.support.stack import TestStack, brought_up
+from tests.support.stacks import TestStack, brought_up
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from scripts.common.triton import TritonError
 from tests.support.checkpoints import language
 from tests.support.generation import PROMPTS, SECRET, counted, pieces, text, texts, together
 from tests.support.neuron import on_neuron, seen
-from tests.support.stack import TestStack, brought_up
+from tests.support.stacks import TestStack, brought_up
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from scripts.stack.local import programs
 from tests.support.checkpoints import language
 from tests.support.oci import write_deployment
 from tests.support.oci_stand_in import OciStandIn, model_id, oci_server
-from tests.support.stack import TestStack
+from tests.support.stacks import TestStack
 
 pytestmark = pytest.mark.slow
 

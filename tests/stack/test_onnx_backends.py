@@ -10,7 +10,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from scripts.common.triton import TritonError
-from tests.support.stack import TYPES
+from tests.support.stacks import TYPES
 
 
 @pytest.fixture(scope="module")

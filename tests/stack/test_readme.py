@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from scripts.common.settings import EXAMPLE, ROOT, dotenv_values
-from tests.support.stack import SHORT
+from tests.support.stacks import SHORT
 
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 

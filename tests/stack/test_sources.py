@@ -17,7 +17,7 @@ import pytest
 from scripts.common.corpus import MIXED
 from tests.support.checkpoints import encoders
 from tests.support.hub_stand_in import TOKEN, HubStandIn, Published, hub_stand_in
-from tests.support.stack import TestStack
+from tests.support.stacks import TestStack
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.switching import MODES, Switch, plan
-from tests.support.stack import TestStack, brought_up, stacks
+from tests.support.stacks import TestStack, brought_up, stacks
 
 MODEL = """
 import time

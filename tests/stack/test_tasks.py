@@ -15,7 +15,7 @@ from scripts.common.corpus import MIXED
 from scripts.common.triton import TritonError
 from tests.support.checkpoints import encoders
 from tests.support.neuron import on_neuron
-from tests.support.stack import TestStack
+from tests.support.stacks import TestStack
 
 pytestmark = pytest.mark.slow
 

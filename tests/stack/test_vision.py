@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from scripts.common.settings import ROOT
 from tests.support.checkpoints import vision
-from tests.support.stack import TestStack, brought_up
+from tests.support.stacks import TestStack, brought_up
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 from scripts.common.http import opener
-from tests.support.stack import TestStack
+from tests.support.stacks import TestStack
 
 PROMPTS = ["I am going", "Which battery fits", "비 그친 뒤 골목에", "Grüße aus München 🥖", "  two  spaces ", "It"]
 SECRET = "the zebra of the tests"

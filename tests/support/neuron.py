@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from scripts.common.settings import ROOT
-from tests.support.stack import TestStack
+from tests.support.stacks import TestStack
 
 
 def on_neuron(stack: TestStack) -> TestStack:

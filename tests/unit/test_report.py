@@ -13,7 +13,7 @@ from scripts.common import settings as settings_module
 from scripts.common.figures import DARK, LIGHT, pictures, render
 from scripts.common.settings import EXAMPLE, Settings
 from scripts.dashboards.render.evaluate import BATCHING, load
-from tests.support.windows import comparison, rounds
+from tests.support.measured_windows import comparison, rounds
 
 ROUNDS = [(100, 150), (100, 160), (100, 140)]
 DASHBOARD = Markup("<p>drawn</p>")

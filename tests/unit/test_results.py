@@ -11,7 +11,7 @@ from loadtest.crowd.base import Sample
 from loadtest.switching import MODES
 from loadtest.windows import Counters, Plan, Window
 from scripts.common.settings import UserError
-from tests.support.windows import rounds, window
+from tests.support.measured_windows import rounds, window
 
 
 def test_rounds_are_in_abba_order():
