@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from loadtest import charts, compare, report, statistics, table
 from loadtest.compare import Comparison
 from scripts.common import settings as settings_module
-from scripts.common.figures import DARK, LIGHT, pictures, render
+from scripts.common.figures import DARK, LIGHT, render, svg_data_urls
 from scripts.common.settings import EXAMPLE, Settings
 from scripts.dashboards.render.evaluate import BATCHING, load
 from tests.support.measured_windows import comparison, rounds
@@ -35,7 +35,7 @@ def drawn(dotenv) -> Comparison:
 def blank_charts(monkeypatch):
     """Leave the charts of a report blank, because drawing them takes seconds."""
     monkeypatch.setattr(report, "render", lambda *_: b"")
-    monkeypatch.setattr(report, "pictures", lambda *_: {"light": "data:,", "dark": "data:,"})
+    monkeypatch.setattr(report, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def page(comparison: Comparison, results: dict | None = None) -> str:
 
 def test_page_is_self_contained_and_escaped(drawn, monkeypatch):
     one = charts.all_charts(drawn.results(), drawn.windows)["time"]
-    drawing = pictures(one.draw, one.wide)
-    monkeypatch.setattr(report, "pictures", lambda *_: drawing)  # drawing all of them takes seconds
+    drawing = svg_data_urls(one.draw, one.wide)
+    monkeypatch.setattr(report, "svg_data_urls", lambda *_: drawing)  # drawing all of them takes seconds
     drawn.settings["SYSTEMS"] = "<script>"
     html = page(drawn)
     sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', html)
