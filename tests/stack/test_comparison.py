@@ -1,4 +1,4 @@
-"""Short runs of make loadtest on the real server: what it writes, restores and refuses."""
+"""Short runs of `make loadtest` on the real server: its files, what it restores, and its errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scripts.common.settings import ROOT
 from tests.support.embedding import embed
 from tests.support.stacks import SHORT, brought_up
 
-TWO = {"WORKERS": 2}
+TWO_WORKERS = {"WORKERS": 2}
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +53,19 @@ def running(stack, **settings) -> tuple[subprocess.Popen[str], list[str]]:
 
 def workers(stack) -> list[psutil.Process]:
     """Return this stack's living Locust workers."""
-    found = []
+    ours = []
     for process in psutil.process_iter():
         try:
-            ours = process.environ().get("REPORTS") == stack.environment["REPORTS"]
-            if ours and process.cmdline()[-1] == "loadtest.crowd.worker" and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            is_ours = process.environ().get("REPORTS") == stack.environment["REPORTS"]
+            if (
+                is_ours
+                and process.cmdline()[-1] == "loadtest.crowd.worker"
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                ours.append(process)
         except (psutil.Error, IndexError):
             continue
-    return found
+    return ours
 
 
 def connections(process: psutil.Process, port: str) -> int:
@@ -69,20 +73,20 @@ def connections(process: psutil.Process, port: str) -> int:
 
 
 def test_comparison_writes_report_and_results(stack):
-    # Two rounds have a wide interval, and the gate is its lower bound.
+    # Two rounds have a wide interval, whose lower bound MIN_RATIO is compared with.
     done = loadtest(stack, MIN_RATIO=0.01)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = stack.results()
-    assert found["system"] == "embedding"
-    assert found["verdict"]["batched"] is True
-    assert found["verdict"]["client_bound"] is False
-    low, high = found["verdict"]["ci95"]
-    assert low <= found["verdict"]["throughput_ratio"] <= high
-    assert [w["mode"] for w in found["windows"]] == ["none", "dynamic", "dynamic", "none"]
-    assert found["modes"]["none"]["mean_batch"] == 1.0
-    assert found["modes"]["dynamic"]["mean_batch"] > 1.5
+    results = stack.results()
+    assert results["system"] == "embedding"
+    assert results["verdict"]["batched"] is True
+    assert results["verdict"]["client_bound"] is False
+    low, high = results["verdict"]["ci95"]
+    assert low <= results["verdict"]["throughput_ratio"] <= high
+    assert [w["mode"] for w in results["windows"]] == ["none", "dynamic", "dynamic", "none"]
+    assert results["modes"]["none"]["mean_batch"] == 1.0
+    assert results["modes"]["dynamic"]["mean_batch"] > 1.5
     for mode in MODES:
-        figures = found["modes"][mode]
+        figures = results["modes"][mode]
         assert figures["failures"] == 0
         assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"]
         assert figures["queue_ms"] >= 0 < figures["compute_ms"]
@@ -91,14 +95,14 @@ def test_comparison_writes_report_and_results(stack):
 
     with (stack.folder / "reports/latest/requests.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == sum(w["requests"] for w in found["windows"])
+    assert len(rows) == sum(w["requests"] for w in results["windows"])
     assert {row["mode"] for row in rows} == set(MODES)
     names = {file.name for file in (stack.folder / "reports/latest/").iterdir()}
     assert names == {
         "report.html", "results.json", "requests.csv", "throughput.png", "latency.png", "batches.png", "time.png"
     }  # fmt: skip
-    # Triton's own count of what it answered, but for what came while its counters were being read.
-    for window in stack.results()["windows"]:
+    # Triton also counts the requests that arrive while its counters are read.
+    for window in results["windows"]:
         assert window["answered_by_triton"] == pytest.approx(window["requests"], rel=0.3, abs=4 * SHORT["USERS"])
     for word in ("requests/s", "dynamic batching", "report.html", "make down"):
         assert word in done.stdout
@@ -113,20 +117,20 @@ def test_comparison_over_grpc(stack):
 def test_workers_share_the_users(stack):
     process, lines = running(stack, WORKERS=2, ROUNDS=2)
     stack.wait(lambda: any("none " in line for line in lines), "a window", 90)
-    # Locust's users have a connection each.
+    # Every user of Locust has its own connection.
     assert [connections(worker, stack.environment["TRITON_HTTP_PORT"]) for worker in workers(stack)] == [8, 8]
     assert process.wait(timeout=120) == 0, "".join(lines)
-    found = stack.results()
-    assert found["settings"]["workers"] == 2
-    assert found["verdict"]["batched"] is True
-    assert found["verdict"]["client_bound"] is False
-    assert found["modes"]["none"]["mean_batch"] == 1.0
-    assert found["modes"]["none"]["failures"] == found["modes"]["dynamic"]["failures"] == 0
+    results = stack.results()
+    assert results["settings"]["workers"] == 2
+    assert results["verdict"]["batched"] is True
+    assert results["verdict"]["client_bound"] is False
+    assert results["modes"]["none"]["mean_batch"] == 1.0
+    assert results["modes"]["none"]["failures"] == results["modes"]["dynamic"]["failures"] == 0
     with (stack.folder / "reports/latest/requests.csv").open() as file:
-        assert sum(1 for _ in csv.DictReader(file)) == sum(w["requests"] for w in found["windows"])
-    for window in found["windows"]:
+        assert sum(1 for _ in csv.DictReader(file)) == sum(w["requests"] for w in results["windows"])
+    for window in results["windows"]:
         assert window["answered_by_triton"] == pytest.approx(window["requests"], rel=0.3, abs=4 * SHORT["USERS"])
-    assert "WORKERS=2" in found["command"]
+    assert "WORKERS=2" in results["command"]
 
 
 def test_comparison_over_grpc_with_workers(stack):
@@ -134,7 +138,7 @@ def test_comparison_over_grpc_with_workers(stack):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_dead_worker_ends_the_run_and_keeps_its_windows(stack):
+def test_killed_worker_ends_the_run_and_keeps_its_windows(stack):
     process, lines = running(stack, WORKERS=2)
     stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a whole round and the next window", 90)
     workers(stack)[0].kill()
@@ -148,10 +152,10 @@ def test_dead_worker_ends_the_run_and_keeps_its_windows(stack):
 def test_published_workload_limits_batches(stack):
     done = loadtest(stack, WORKLOAD="published", USERS=40, SPAWN_RATE=40)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = stack.results()
-    assert found["settings"]["max_batch"] == 8
-    assert found["settings"]["wait"] == [0.1, 0.4]
-    sizes = {int(size) for size in found["modes"]["dynamic"]["models"]["encoder"]["batches"]}
+    results = stack.results()
+    assert results["settings"]["max_batch"] == 8
+    assert results["settings"]["wait"] == [0.1, 0.4]
+    sizes = {int(size) for size in results["modes"]["dynamic"]["models"]["encoder"]["batches"]}
     assert 1 < max(sizes) <= 8
 
 
@@ -169,28 +173,30 @@ def test_foreign_traffic_is_noticed(stack):
     """Send two texts per request while nothing may be batched."""
     stop = threading.Event()
 
-    def others():
+    def send_traffic():
         while not stop.is_set():
             embed(stack, "two", "texts")
 
-    noise = threading.Thread(target=others)
-    noise.start()
+    traffic = threading.Thread(target=send_traffic)
+    traffic.start()
     try:
         done = loadtest(stack)
     finally:
         stop.set()
-        noise.join()
+        traffic.join()
     assert done.returncode != 0
     assert "something else was using the server" in done.stderr
 
 
-@pytest.mark.parametrize(("number", "settings"), [(signal.SIGINT, {}), (signal.SIGTERM, {}), (signal.SIGINT, TWO)])
+@pytest.mark.parametrize(
+    ("number", "settings"), [(signal.SIGINT, {}), (signal.SIGTERM, {}), (signal.SIGINT, TWO_WORKERS)]
+)
 def test_interrupt_restores_the_server_and_keeps_windows(stack, number, settings):
     process, lines = running(stack, **settings)
     stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a whole round and the next window", 90)
     os.killpg(process.pid, number)
     time.sleep(1)
-    os.killpg(process.pid, number)  # the impatient one, in the middle of the restoring
+    os.killpg(process.pid, number)  # again, while the configuration is being restored
     process.wait(timeout=60)
     text = "".join(lines)
     assert process.returncode != 0
@@ -200,7 +206,7 @@ def test_interrupt_restores_the_server_and_keeps_windows(stack, number, settings
     assert stack.results()["stopped"] == "interrupted"
 
 
-@pytest.mark.parametrize("settings", [{}, TWO])
+@pytest.mark.parametrize("settings", [{}, TWO_WORKERS])
 def test_early_interrupt_is_quiet(stack, settings):
     process, lines = running(stack, WARMUP=30, **settings)
     stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
@@ -211,21 +217,21 @@ def test_early_interrupt_is_quiet(stack, settings):
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("settings", [{}, TWO])
+@pytest.mark.parametrize("settings", [{}, TWO_WORKERS])
 def test_killed_comparison_is_undone_by_the_next(stack, settings):
     process, _ = running(stack, WARMUP=30, **settings)
     stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
     assert len(workers(stack)) == settings.get("WORKERS", 0)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=10)
-    stack.wait(lambda: not workers(stack), "the end of the workers, with their master", 1)
+    stack.wait(lambda: not workers(stack), "the workers to end with their master", 1)
     assert "dynamic_batching" not in stack.triton.config("encoder")
     done = loadtest(stack)
     assert done.returncode == 0, done.stderr
     assert "an earlier comparison was killed: restored" in done.stderr
 
 
-def test_dead_server_ends_the_run_and_keeps_its_windows(stack):
+def test_killed_server_ends_the_run_and_keeps_its_windows(stack):
     process, lines = running(stack)
     stack.wait(lambda: sum("dynamic " in line for line in lines) >= 2, "a whole round", 90)
     stack.server().send_signal(signal.SIGKILL)
@@ -233,7 +239,7 @@ def test_dead_server_ends_the_run_and_keeps_its_windows(stack):
     text = "".join(lines)
     assert "stopped early" in text
     assert "Traceback" not in text
-    stack.wait(lambda: stack.triton.live(), "the server again")
+    stack.wait(lambda: stack.triton.live(), "the restarted server")
     stack.make("up")
 
 
@@ -244,7 +250,7 @@ def test_second_comparison_is_refused(stack):
         done = loadtest(stack)
         assert done.returncode != 0
         assert "another comparison is running against this stack" in done.stderr
-        # Nor does one with other settings restart the server under the first.
+        # A comparison with other settings must not restart the server either.
         done = loadtest(stack, PROMETHEUS_RETENTION="8d")
         assert done.returncode != 0
         assert "a comparison is running against this stack, which other settings would restart" in done.stderr
@@ -295,15 +301,16 @@ def test_locust_page_drives_the_load(stack):
         stack.wait(lambda: "Locust" in curl(url), "Locust's page", 60)
         curl("-X", "POST", f"{url}/swarm", "-d", "user_count=4", "-d", "spawn_rate=4")
         stack.wait(lambda: '"num_requests":' in curl(f"{url}/stats/requests"), "statistics", 30)
-        stack.wait(lambda: stack_requests(curl(f"{url}/stats/requests")) > 20, "requests", 30)
-        told = curl(f"http://127.0.0.1:{stack.environment['LOADTEST_METRICS_PORT']}/metrics")
-        counted = r'loadtest_requests_total\{mode="as configured",outcome="ok",run="",system="embedding"\} (\S+)'
-        assert float(re.search(counted, told)[1]) > 10
-        assert 'loadtest_users{run="",system="embedding"} 4.0' in told
+        stack.wait(lambda: counted_requests(curl(f"{url}/stats/requests")) > 20, "requests", 30)
+        metrics = curl(f"http://127.0.0.1:{stack.environment['LOADTEST_METRICS_PORT']}/metrics")
+        counter = r'loadtest_requests_total\{mode="as configured",outcome="ok",run="",system="embedding"\} (\S+)'
+        assert float(re.search(counter, metrics)[1]) > 10
+        assert 'loadtest_users{run="",system="embedding"} 4.0' in metrics
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.wait(timeout=30)
 
 
-def stack_requests(text: str) -> int:
+def counted_requests(text: str) -> int:
+    """Return the number of requests in Locust's statistics."""
     return next((s["num_requests"] for s in json.loads(text)["stats"] if s["name"] == "embedding"), 0)

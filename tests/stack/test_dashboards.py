@@ -1,4 +1,4 @@
-"""Every panel of every dashboard on the real Prometheus during a comparison, and whether its numbers are right.
+"""Every panel of every dashboard on the real Prometheus during a comparison: its numbers are those of the results.
 
 Prometheus scrapes recorded samples for GPUs and NeuronCores, because the test machines have none.
 """
@@ -32,21 +32,20 @@ from tests.support.stacks import brought_up
 RECORDED = Path(__file__).with_name("recorded")
 STAND_IN = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
 SHORT = {"ROUNDS": 2, "WINDOW": 10, "WARMUP": 4, "USERS": 16}
-GPU, NEURON = "no GPU here", "no NeuronCore here"
-# Panels of which at least one query needs it.
+# Panels with at least one query for hardware that the test machines lack.
 NEEDS_HARDWARE = {
-    "GPUs in use": GPU,
-    "Memory of the GPUs": GPU,
-    "Power": GPU,
-    "Energy per request": GPU,
-    "NeuronCores in use": NEURON,
-    "Memory of the Neuron runtime": NEURON,
-    "Latency of an execution": NEURON,
-    "Executions/s": NEURON,
-    "Errors of the hardware/s": NEURON,
+    "GPUs in use",
+    "Memory of the GPUs",
+    "Power",
+    "Energy per request",
+    "NeuronCores in use",
+    "Memory of the Neuron runtime",
+    "Latency of an execution",
+    "Executions/s",
+    "Errors of the hardware/s",
 }
-# Queries that only say something when something is wrong, beside one on the same panel that always does.
-ONLY_IN_TROUBLE = {("Failures/s by reason", "{{model}}: {{reason}}")}
+# Queries that return series only after failures. Another query of the same panel always returns some.
+ONLY_AFTER_FAILURES = {("Failures/s by reason", "{{model}}: {{reason}}")}
 
 
 def recorded_names() -> set[str]:
@@ -111,11 +110,11 @@ def now(prometheus: Prometheus, expr: str, at: float | None = None) -> float:
 
 @pytest.fixture(scope="module")
 def run(stack, prometheus, recorded):
-    """Run a comparison; return what each panel showed in its last window, and the results."""
+    """Run a comparison; return what every panel showed in its last window, and the results."""
     began = time.time()
     process = stack.start_make("loadtest", **SHORT)
     stack.wait(lambda: prometheus.at("loadtest_window", time.time()), "a window", 60)
-    targets = stack.folder / "state/prometheus/targets.json"  # `make` has written it and will not again
+    targets = stack.folder / "state/prometheus/targets.json"  # `make` does not write it again
     write_atomically(targets, json.dumps(json.loads(targets.read_text()) + recorded))
     stack.wait(lambda: prometheus.at('loadtest_window{mode="none", round="2"}', time.time()), "the last window", 120)
     time.sleep(3)
@@ -135,11 +134,11 @@ def test_every_query_has_finite_numbers(run, name):
     for panel in ALL[name]["panels"]:
         lines = shown[name, panel["id"]]
         for target in panel["targets"]:
-            if (panel["title"], target["legendFormat"]) in ONLY_IN_TROUBLE:
+            if (panel["title"], target["legendFormat"]) in ONLY_AFTER_FAILURES:
                 continue
             pattern = re.escape(re.sub(r"{{\w+}}", "@", target["legendFormat"])).replace("@", ".+")
-            found = [line for line in lines if re.fullmatch(pattern, line.name)]
-            assert found, f"{panel['title']}: {target['expr']}"
+            matching = [line for line in lines if re.fullmatch(pattern, line.name)]
+            assert matching, f"{panel['title']}: {target['expr']}"
         for line in lines:
             assert line.series.values, panel["title"]
             assert all(map(math.isfinite, line.series.values)), f"{panel['title']}: {line}"
@@ -147,8 +146,8 @@ def test_every_query_has_finite_numbers(run, name):
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_only_hardware_panels_use_recorded_samples(panel):
-    asked = set().union(*(promql.metrics(target["expr"]) for target in panel["targets"]))
-    assert bool(asked & recorded_names()) == (panel["title"] in NEEDS_HARDWARE)
+    queried = set().union(*(promql.metrics(target["expr"]) for target in panel["targets"]))
+    assert bool(queried & recorded_names()) == (panel["title"] in NEEDS_HARDWARE)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -159,18 +158,21 @@ def test_windows_have_the_colour_of_their_mode(run, name):
 
 
 def test_every_queried_metric_exists_and_is_documented(run, prometheus):
-    asked = set().union(*(promql.metrics(rule["expr"]) for rule in promql.rules()))
-    for found in ALL.values():
-        queries = [target for panel in found["panels"] for target in panel["targets"]] + found["annotations"]["list"]
-        asked |= set().union(*(promql.metrics(query["expr"]) for query in queries))
-    # What Prometheus makes of firing alerts.
-    asked -= {"ALERTS"}
-    there = set(prometheus.label_values("__name__", '{__name__!=""}', time.time() - 300, time.time()))
-    assert asked - there == set()
+    queried = set().union(*(promql.metrics(rule["expr"]) for rule in promql.rules()))
+    for dashboard in ALL.values():
+        queries = [target for panel in dashboard["panels"] for target in panel["targets"]]
+        queries += dashboard["annotations"]["list"]
+        queried |= set().union(*(promql.metrics(query["expr"]) for query in queries))
+    # Prometheus creates this series for firing alerts.
+    queried -= {"ALERTS"}
+    existing = set(prometheus.label_values("__name__", '{__name__!=""}', time.time() - 300, time.time()))
+    assert queried - existing == set()
     documented = set(re.findall(r"^\| `([\w:]+)", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
-    ours = {name for name in there if name.startswith(("loadtest_", "transformers_", "nv_", "model", "run", "stack"))}
+    ours = {
+        name for name in existing if name.startswith(("loadtest_", "transformers_", "nv_", "model", "run", "stack"))
+    }
     ours = {re.sub(r"_(bucket|sum|count)$", "", n) if n.startswith("loadtest_request_d") else n for n in ours}
-    assert {re.sub(r"_bucket$|(?<=seconds)_count$", "", name) for name in asked} - {"up"} <= documented
+    assert {re.sub(r"_bucket$|(?<=seconds)_count$", "", name) for name in queried} - {"up"} <= documented
     assert ours - documented == set()
 
 
@@ -182,73 +184,73 @@ def test_every_rule_is_evaluated(run, stack):
     assert [rule for rule in rules if rule["health"] != "ok"] == []
 
 
-def total(found: dict, mode: str, key: str) -> float:
-    return sum(window[key] for window in found["windows"] if window["mode"] == mode)
+def total(results: dict, mode: str, key: str) -> float:
+    return sum(window[key] for window in results["windows"] if window["mode"] == mode)
 
 
 @pytest.mark.parametrize("mode", ["none", "dynamic"])
 def test_load_generator_series_equal_the_results(run, prometheus, mode):
-    _, found = run
-    which = f'run="{found["run"]}", mode="{mode}"'
-    counted = now(prometheus, f'max_over_time(loadtest_requests_total{{{which}, outcome="ok"}}[5m])')
-    assert counted == total(found, mode, "requests") - total(found, mode, "failures")
-    measured = now(prometheus, f"max_over_time(loadtest_measured_seconds_total{{{which}}}[5m])")
-    assert measured == pytest.approx(total(found, mode, "end") - total(found, mode, "start"), rel=0.001)
-    recorded = now(prometheus, f"last_over_time(run_mode:throughput:mean{{{which}}}[5m])")
+    _, results = run
+    labels = f'run="{results["run"]}", mode="{mode}"'
+    counted = now(prometheus, f'max_over_time(loadtest_requests_total{{{labels}, outcome="ok"}}[5m])')
+    assert counted == total(results, mode, "requests") - total(results, mode, "failures")
+    measured = now(prometheus, f"max_over_time(loadtest_measured_seconds_total{{{labels}}}[5m])")
+    assert measured == pytest.approx(total(results, mode, "end") - total(results, mode, "start"), rel=0.001)
+    recorded = now(prometheus, f"last_over_time(run_mode:throughput:mean{{{labels}}}[5m])")
     assert recorded == pytest.approx(counted / measured, rel=0.01)
-    buckets = f"max by (le) (max_over_time(loadtest_request_duration_seconds_bucket{{{which}}}[5m]))"
+    buckets = f"max by (le) (max_over_time(loadtest_request_duration_seconds_bucket{{{labels}}}[5m]))"
     for quantile in (50, 95, 99):
         seen = now(prometheus, f"histogram_quantile({quantile / 100}, {buckets})") * 1000
-        assert seen == pytest.approx(found["modes"][mode][f"p{quantile}_ms"], rel=0.125)  # a bucket's width
+        assert seen == pytest.approx(results["modes"][mode][f"p{quantile}_ms"], rel=0.125)  # a bucket's width
 
 
 def test_recorded_ratio_equals_the_results(run, prometheus):
-    _, found = run
+    _, results = run
     rates = {
-        mode: total(found, mode, "requests") / (total(found, mode, "end") - total(found, mode, "start"))
+        mode: total(results, mode, "requests") / (total(results, mode, "end") - total(results, mode, "start"))
         for mode in ("none", "dynamic")
     }
-    seen = now(prometheus, f'last_over_time(run:throughput:ratio{{run="{found["run"]}"}}[5m])')
+    seen = now(prometheus, f'last_over_time(run:throughput:ratio{{run="{results["run"]}"}}[5m])')
     assert seen == pytest.approx(rates["dynamic"] / rates["none"], rel=0.02)
 
 
 @pytest.mark.parametrize("mode", ["none", "dynamic"])
 def test_triton_series_agree_with_locust_and_counters(run, prometheus, mode):
-    _, found = run
+    _, results = run
     seen = {"requests": 0.0, "inferences": 0.0, "executions": 0.0}
-    windows = [window for window in found["windows"] if window["mode"] == mode]
+    windows = [window for window in results["windows"] if window["mode"] == mode]
     for window in windows:
         for series in seen:
-            model = "embedding" if series == "requests" else found["model"]
+            model = "embedding" if series == "requests" else results["model"]
             expr = f'avg_over_time(model:{series}:rate{{model="{model}", mode="{mode}"}}[{SHORT["WINDOW"]}s])'
             seen[series] += SHORT["WINDOW"] * now(prometheus, expr, window["began_at"] + SHORT["WINDOW"])
-    assert seen["requests"] == pytest.approx(total(found, mode, "requests"), rel=0.05)
-    batch = found["modes"][mode]["mean_batch"]
+    assert seen["requests"] == pytest.approx(total(results, mode, "requests"), rel=0.05)
+    batch = results["modes"][mode]["mean_batch"]
     assert seen["inferences"] / seen["executions"] == pytest.approx(batch, rel=0.1)
 
 
 def test_backends_count_texts_tokens_and_padding(run, stack, prometheus):
     def counts() -> dict[str, float]:
         text = urllib.request.urlopen(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics", timeout=5)
-        found = re.findall(r'^(\w+)\{model="(\w+)".*\} (\S+)$', text.read().decode(), re.MULTILINE)
-        return {f"{model} {name}": float(value) for name, model, value in found if "failure" not in name}
+        samples = re.findall(r'^(\w+)\{model="(\w+)".*\} (\S+)$', text.read().decode(), re.MULTILINE)
+        return {f"{model} {name}": float(value) for name, model, value in samples if "failure" not in name}
 
     before = counts()
     assert before["tokenizer transformers_texts_total"] == before["tokenizer nv_inference_count"]
     embed(stack, "one two three", "one two three four five six seven", "many " * 400)
     texts = "tokenizer transformers_texts_total"
-    stack.wait(lambda: counts()[texts] == before[texts] + 3, "the backends' threads have told", 5)
+    stack.wait(lambda: counts()[texts] == before[texts] + 3, "the texts in the counters", 5)
     time.sleep(1)
     after = counts()
-    more = {name: value - before[name] for name, value in after.items()}
-    assert more["tokenizer transformers_texts_total"] == 3
-    assert more["tokenizer transformers_truncated_texts_total"] == 1
-    tokens = more["tokenizer transformers_tokens_total"]
-    assert tokens == more["encoder transformers_tokens_total"] == 5 + 9 + 256
-    # Three rows as wide as the longest for the encoder, which cuts them apart again.
-    assert more["tokenizer transformers_padding_tokens_total"] == 3 * 256 - tokens
-    assert more["encoder transformers_padding_tokens_total"] < 10
-    assert more["encoder transformers_runs_total"] >= 2
+    added = {name: value - before[name] for name, value in after.items()}
+    assert added["tokenizer transformers_texts_total"] == 3
+    assert added["tokenizer transformers_truncated_texts_total"] == 1
+    tokens = added["tokenizer transformers_tokens_total"]
+    assert tokens == added["encoder transformers_tokens_total"] == 5 + 9 + 256
+    # The tokenizer pads three rows to the longest; the encoder removes that padding.
+    assert added["tokenizer transformers_padding_tokens_total"] == 3 * 256 - tokens
+    assert added["encoder transformers_padding_tokens_total"] < 10
+    assert added["encoder transformers_runs_total"] >= 2
     assert after["encoder transformers_dynamic_batching"] == 1
     assert after["encoder transformers_max_batch_size"] == 64
     used, limit = after["encoder transformers_memory_used_bytes"], after["encoder transformers_memory_limit_bytes"]
@@ -275,14 +277,14 @@ def test_replaced_process_ends_without_a_crash(run, stack):
     """A Python process that destroys its metrics crashes, and its answers do not show it."""
     kernel = subprocess.run(["dmesg"], capture_output=True, text=True)
     if kernel.returncode:
-        pytest.skip("reading the kernel's log takes more rights")
+        pytest.skip("this user may not read the kernel's log")
     before = stack.stub("encoder").pid
     config = stack.triton.config("encoder")
     stack.triton.load("encoder", without_batching(config))
-    stack.wait(lambda: not psutil.pid_exists(before), "the process before is gone", 40)
+    stack.wait(lambda: not psutil.pid_exists(before), "the end of the replaced process", 40)
     stack.triton.load("encoder", config)
-    said = subprocess.run(["dmesg"], capture_output=True, text=True).stdout
-    assert not re.search(rf"\[{before}\]: segfault", said)
+    log = subprocess.run(["dmesg"], capture_output=True, text=True).stdout
+    assert not re.search(rf"\[{before}\]: segfault", log)
 
 
 def test_report_contains_the_dashboard(run, stack):
@@ -308,7 +310,7 @@ def test_make_dashboards_draws_one_page(run, stack):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"RANGE": "long"}, "RANGE=long: must be a length of time above 0"),
         ({"UNTIL": "noon"}, "UNTIL=noon: must be a time such as"),
@@ -316,10 +318,10 @@ def test_make_dashboards_draws_one_page(run, stack):
         ({"PROMETHEUS_PORT": "9"}, "no Prometheus answers on http://127.0.0.1:9. Start the stack: `make up`"),
     ],
 )
-def test_make_dashboards_explains_errors(stack, settings, said):
+def test_make_dashboards_explains_errors(stack, settings, message):
     done = stack.make("dashboards", **settings)
     assert done.returncode != 0
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -335,9 +337,9 @@ def test_grafana_is_provisioned(stack, grafana_home):
     url = f"http://127.0.0.1:{stack.environment['GRAFANA_PORT']}"
     assert url in stack.make("status").stdout
     with urllib.request.urlopen(f"{url}/api/search", timeout=5) as response:
-        found = json.loads(response.read())
-    assert {each["uid"] for each in found} == {"triton-throughput", "triton-batching", "triton-hardware"}
-    assert len(found) == 3
+        dashboards = json.loads(response.read())
+    assert {dashboard["uid"] for dashboard in dashboards} == {"triton-throughput", "triton-batching", "triton-hardware"}
+    assert len(dashboards) == 3
     with urllib.request.urlopen(f"{url}/api/datasources", timeout=5) as response:
         assert f"url: {stack.prometheus}" in response.read().decode()
 
@@ -350,5 +352,5 @@ def test_wrong_grafana_home_stops_nothing(stack, tmp_path):
 
 
 def test_healthy_stack_fires_no_alert(run, prometheus):
-    """A comparison and the recorded samples fire none either."""
+    """Neither the comparison nor the recorded samples may fire one."""
     assert prometheus.at('ALERTS{alertstate="firing"}', time.time()) == []

@@ -1,4 +1,4 @@
-"""The embedding system: the published requests, batching, and every error of a client."""
+"""The embedding system: the published requests, batching, and the errors that clients get."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_long_text_is_truncated(stack):
     np.testing.assert_allclose(embed(stack, long), embed(stack, long + "and a different end"), atol=1e-6)
 
 
-def test_64_clients_get_the_answers_they_get_alone(stack):
-    """A request of several rows keeps their order."""
+def test_64_clients_get_the_same_vectors_as_one(stack):
+    """Send requests of several rows, to test that they keep their order."""
     texts = MIXED.texts[:192]
     alone = {text: embed(stack, text)[0] for text in texts}
     before = stack.triton.statistics()["encoder"]
@@ -97,7 +97,7 @@ def test_64_clients_get_the_answers_they_get_alone(stack):
         np.testing.assert_allclose(answer, [alone[text] for text in triple], atol=1e-5)
     executions = after["execution_count"] - before["execution_count"]
     assert after["inference_count"] - before["inference_count"] == 3 * len(triples)
-    assert executions < len(triples), "nothing was batched, so nothing was tested"
+    assert executions < len(triples), "no requests shared a batch, so this test proves nothing"
 
 
 def test_wrong_request_leaves_its_batch_unharmed(stack):

@@ -78,10 +78,10 @@ def save_fussy(folder: Path) -> Path:
     (folder / "fussy.py").write_text(
         "from transformers import GPT2LMHeadModel\n\n\n"
         "class FussyModel(GPT2LMHeadModel):\n"
-        # Not in forward(), by whose arguments transformers sees that padding is to be told from text.
+        # Not in forward(): from its arguments, transformers detects whether the model takes an attention mask.
         "    def prepare_inputs_for_generation(self, input_ids, **kwargs):\n"
         f"        if (input_ids == {question}).any():\n"
-        '            raise RuntimeError("it wants no questions")\n'
+        '            raise RuntimeError("it takes no questions")\n'
         "        return super().prepare_inputs_for_generation(input_ids, **kwargs)\n"
     )
     return folder
@@ -106,7 +106,7 @@ def checkpoint(folder: Path, device: str):
     return AutoModelForCausalLM.from_pretrained(folder).to(device), AutoTokenizer.from_pretrained(folder)
 
 
-# --- the answers ------------------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -132,18 +132,18 @@ def test_32_concurrent_requests_get_their_own_text(served, plain):
     expected = [plain("mistral7b", prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
     assert together(32, lambda n: text(served, "mistral7b", prompts[n], max_new_tokens=lengths[n])) == expected
 
-    def told() -> dict[str, float] | None:
+    def all_counted() -> dict[str, float] | None:
         now = {name: value - before[name] for name, value in counted(served, "mistral7b").items()}
         return now if now["texts"] == 32 else None
 
-    now = served.wait(told, "32 texts counted")
+    now = served.wait(all_counted, "32 texts in the counters")
     assert now["runs"] < 16
     assert now["generated_tokens"] <= sum(lengths)
     assert now["padding_tokens"] > 0
 
 
 def test_request_may_hold_several_prompts(served, plain):
-    prompts = [f"{n} {PROMPTS[n % len(PROMPTS)]}" for n in range(40)]  # more than are generated together
+    prompts = [f"{n} {PROMPTS[n % len(PROMPTS)]}" for n in range(40)]  # more than one batch holds
     assert texts(served, "persimmon8b", prompts, max_new_tokens=6) == [plain("persimmon8b", p, 6) for p in prompts]
 
 
@@ -160,14 +160,14 @@ def test_seed_gives_the_same_text_in_a_batch(served):
     def ask(n: int) -> str:
         return text(served, "mymodel", "I am going", max_new_tokens=20, temperature=1.5, top_p=0.95, seed=n % 8)
 
-    company = together(24, ask)
-    assert company == [ask(n) for n in range(8)] * 3
-    assert len(set(company)) == 8
+    batched = together(24, ask)
+    assert batched == [ask(n) for n in range(8)] * 3
+    assert len(set(batched)) == 8
 
 
 def test_texts_differ_without_a_seed(served):
-    asked = texts(served, "mymodel", ["I am going"] * 4, max_new_tokens=20, temperature=1.5)
-    assert len(set(asked)) == 4
+    sampled = texts(served, "mymodel", ["I am going"] * 4, max_new_tokens=20, temperature=1.5)
+    assert len(set(sampled)) == 4
 
 
 def test_stop_strings_end_the_text(served, plain):
@@ -193,7 +193,7 @@ def test_default_length_is_cut_to_the_context(served, plain):
     assert text(served, "falcon7b", prompt) == plain("falcon7b", prompt, room)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- wrong requests ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ def test_wrong_option_is_refused(served, prompts, options, reason):
 
 
 def test_prompt_without_utf8_is_refused(served):
-    each = httpclient.InferInput("prompt", [2], "BYTES")
-    each.set_data_from_numpy(np.array([b"fine", b"not \xff"], np.object_))
+    tensor = httpclient.InferInput("prompt", [2], "BYTES")
+    tensor.set_data_from_numpy(np.array([b"fine", b"not \xff"], np.object_))
     with pytest.raises(InferenceServerException, match=r"input 'prompt': row 1 is not valid UTF-8 \(byte 4\)") as error:
-        httpclient.InferenceServerClient(served.http.removeprefix("http://")).infer("falcon7b", [each])
+        httpclient.InferenceServerClient(served.http.removeprefix("http://")).infer("falcon7b", [tensor])
     assert error.value.status() == "400"
 
 
@@ -243,32 +243,32 @@ def test_failing_request_leaves_its_batch_unharmed(served, plain):
             return f"{error.status}: {error}"
 
     answers = together(12, ask)
-    assert answers[5] == "500: RuntimeError: it wants no questions"
+    assert answers[5] == "500: RuntimeError: it takes no questions"
     del answers[5]
     assert answers == [plain("fussy", f"{n} is it", 8) for n in range(12) if n != 5]
 
 
-# --- the models as Triton's models ------------------------------------------------------------------------------------
+# --- loading, unloading, disconnects ----------------------------------------------------------------------------------
 
 
 def test_loading_one_model_does_not_disturb_another(served, plain):
     expected = plain("falcon7b", "I am going", 30)
-    over = threading.Event()
+    stop = threading.Event()
 
     def ask(_) -> list[str]:
         answers = []
-        while not over.is_set():
+        while not stop.is_set():
             answers.append(text(served, "falcon7b", "I am going", max_new_tokens=30))
         return answers
 
     with ThreadPoolExecutor(4) as clients:
-        asking = clients.map(ask, range(4))
+        pending = clients.map(ask, range(4))
         try:
             unload(served, "mistral7b")
             served.triton.load("mistral7b")
         finally:
-            over.set()
-        answers = [answer for client in asking for answer in client]
+            stop.set()
+        answers = [answer for client in pending for answer in client]
     assert len(answers) > 4
     assert set(answers) == {expected}
     assert text(served, "mistral7b", "It", max_new_tokens=5) == plain("mistral7b", "It", 5)
@@ -295,7 +295,7 @@ def test_wrong_config_keeps_the_old_model(served, plain, parameter, value, reaso
 
 
 def test_too_large_model_is_refused_before_loading(served):
-    """The file of weights is only a header, so that reading it would fail with another message."""
+    """Write only the header of the weights: reading them would fail with another message."""
     folder = served.folder / "models/toolarge"
     shutil.copytree(served.folder / "models/mymodel", folder)
     header = json.dumps({"w": {"dtype": "BF16", "shape": [10**6, 10**6], "data_offsets": [0, 2 * 10**12]}}).encode()
@@ -318,11 +318,11 @@ def test_disconnect_stops_only_its_own_text(served, plain):
     answers = together(4, lambda n: "".join(pieces(served, "mymodel_stream", PROMPTS[n], max_new_tokens=30)))
     assert answers == [plain("mymodel", prompt, 30) for prompt in PROMPTS[:4]]
 
-    def told() -> float | None:
+    def generated_tokens() -> float | None:
         now = counted(served, "mymodel_stream")
         return now["generated_tokens"] - before["generated_tokens"] if now["texts"] - before["texts"] == 5 else None
 
-    assert served.wait(told, "five texts counted") < 4000
+    assert served.wait(generated_tokens, "five texts in the counters") < 4000
 
 
 def test_log_contains_no_prompt(served):

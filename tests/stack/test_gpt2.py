@@ -1,4 +1,4 @@
-"""GPT-2 with the loop in the client and in the server: both equal transformers, alone and in batches."""
+"""GPT-2 with the loop in the client and in the server: both return the texts of transformers, alone and in batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ASCII = [
     "Dynamic batching serves many requests",
     "Which battery fits the small torch? The",
 ]
-ANY = [
+ANY_TEXT = [
     *ASCII,
     "비 그친 뒤",
     "Grüße aus",
@@ -60,8 +60,8 @@ class Original:
 
     def continuation(self, text: str, tokens: int) -> str:
         prompt = self.tokenizer(text, return_tensors="pt")
-        found = self.model.generate(**prompt, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
-        return self.decode(found[0, prompt.input_ids.shape[1] :])
+        output = self.model.generate(**prompt, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+        return self.decode(output[0, prompt.input_ids.shape[1] :])
 
     def next(self, text: str) -> str:
         return self.continuation(text, 1)
@@ -70,8 +70,8 @@ class Original:
         return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def taught(folder: Path) -> Path:
-    """Train a model on a few lines: its text then reads back as its own tokens, as a client's loop needs."""
+def train(folder: Path) -> Path:
+    """Train a model on a few lines, so that its text has the same tokens when a client sends it back."""
     language.save_gpt2(folder, context=POSITIONS)
     original = Original.load(folder)
     end = original.tokenizer.eos_token
@@ -90,7 +90,7 @@ def taught(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def served(new_stack) -> TestStack:
     stack = new_stack()
-    checkpoint = taught(stack.folder / "checkpoint")
+    checkpoint = train(stack.folder / "checkpoint")
     done = stack.make("models", SYSTEMS="gpt2_ensemble", SOURCE=checkpoint)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "with a past and without" in done.stdout
@@ -114,10 +114,10 @@ def ask(stack: TestStack, model: str, *texts: str, tokens: int | None = None) ->
 
 def loop(stack: TestStack, text: str, tokens: int) -> str:
     """Return the continuation as a client gets it, one token per call."""
-    said = ""
+    continuation = ""
     for _ in range(tokens):
-        said += ask(stack, "gpt2_ensemble", text + said)[0]
-    return said
+        continuation += ask(stack, "gpt2_ensemble", text + continuation)[0]
+    return continuation
 
 
 def unload(stack: TestStack, model: str) -> None:
@@ -131,13 +131,13 @@ def unload(stack: TestStack, model: str) -> None:
 
 @pytest.mark.parametrize("text", ASCII)
 def test_client_loop_equals_greedy_generation(served, original, text):
-    said = loop(served, text, 12)
-    assert said == original.continuation(text, 12)
-    assert text + said in language.LINES  # spaces and all
+    continuation = loop(served, text, 12)
+    assert continuation == original.continuation(text, 12)
+    assert text + continuation in language.LINES  # with the same spaces
 
 
 def test_published_client_works_as_written(served, original):
-    """Only address and signature differ. The client puts a space of its own before each token."""
+    """Run the published client; only its address is changed. It adds a space before each token."""
     data = "I am going"
     url = f"{served.http}/v2/models/gpt2_ensemble/versions/1/infer"
 
@@ -180,13 +180,13 @@ def test_documented_requests_work(served, original):
     assert done.stdout == f"{prompts[1]}{original.continuation(prompts[1], 20)}\n"
 
 
-@pytest.mark.parametrize("text", ANY)
+@pytest.mark.parametrize("text", ANY_TEXT)
 def test_next_token_of_any_text_equals_transformers(served, original, text):
     assert ask(served, "gpt2_ensemble", text) == [original.next(text)]
 
 
 def test_partial_character_is_replaced(served, original):
-    """A token may be one byte of three, which is not text by itself."""
+    """Continue with a token that is one byte of a character of three."""
     assert ask(served, "gpt2_ensemble", "비 그친 뒤 골목에 빵 굽는 냄새가 퍼진다. 날") == ["\ufffd"]
     assert ask(served, "gpt2_generate", "비 그친 뒤 골목에 빵 굽는 냄새가 퍼진다. 날", tokens=3) == ["씨"]
 
@@ -197,7 +197,7 @@ def test_ended_text_returns_an_empty_piece(served):
 
 
 def test_batch_of_unequal_texts_equals_transformers(served, original):
-    assert ask(served, "gpt2_ensemble", *ANY) == [original.next(text) for text in ANY]
+    assert ask(served, "gpt2_ensemble", *ANY_TEXT) == [original.next(text) for text in ANY_TEXT]
 
 
 def test_sixteen_clients_get_their_own_text(served, original):
@@ -206,14 +206,13 @@ def test_sixteen_clients_get_their_own_text(served, original):
     before = served.triton.statistics()["gpt2"]
     with ThreadPoolExecutor(16) as clients:
         for _ in range(4):
-            found = list(clients.map(lambda text: ask(served, "gpt2_ensemble", text)[0], texts))
-            assert found == alone
+            assert list(clients.map(lambda text: ask(served, "gpt2_ensemble", text)[0], texts)) == alone
     after = served.triton.statistics()["gpt2"]
     assert after["inference_count"] - before["inference_count"] == 64
-    assert after["execution_count"] - before["execution_count"] < 64  # texts of about one length went together
+    assert after["execution_count"] - before["execution_count"] < 64  # texts of similar length shared batches
 
 
-# --- all of it in one call --------------------------------------------------------------------------------------------
+# --- the whole text per call ------------------------------------------------------------------------------------------
 
 
 def test_server_loop_equals_transformers(served, original):
@@ -223,24 +222,27 @@ def test_server_loop_equals_transformers(served, original):
 
 
 def test_texts_of_a_request_end_independently(served, original):
-    alone = [original.continuation(text, 60) for text in ANY]
-    assert len({len(original.tokenizer(said).input_ids) for said in alone}) > 5
-    assert ask(served, "gpt2_generate", *ANY, tokens=60) == alone
+    alone = [original.continuation(text, 60) for text in ANY_TEXT]
+    assert len({len(original.tokenizer(text).input_ids) for text in alone}) > 5
+    assert ask(served, "gpt2_generate", *ANY_TEXT, tokens=60) == alone
 
 
 def test_concurrent_requests_share_a_batch(served, original):
-    wanted = [(text, 5 + 9 * i % 41) for i, text in enumerate(ANY * 2)]
-    alone = [original.continuation(*each) for each in wanted]
-    tokens = sum(len(original.tokenizer(said).input_ids) for said in alone)
+    cases = [(text, 5 + 9 * i % 41) for i, text in enumerate(ANY_TEXT * 2)]
+    alone = [original.continuation(*case) for case in cases]
+    tokens = sum(len(original.tokenizer(text).input_ids) for text in alone)
     before = served.triton.statistics()["gpt2"]["execution_count"]
-    with ThreadPoolExecutor(len(wanted)) as clients:
-        found = list(clients.map(lambda each: ask(served, "gpt2_generate", each[0], tokens=each[1])[0], wanted))
-    assert found == alone
+    with ThreadPoolExecutor(len(cases)) as clients:
+        texts = list(clients.map(lambda case: ask(served, "gpt2_generate", case[0], tokens=case[1])[0], cases))
+    assert texts == alone
     assert served.triton.statistics()["gpt2"]["execution_count"] - before < tokens / 2
 
 
 def test_large_request_is_split(served, original):
-    assert ask(served, "gpt2_generate", *ANY * 4, tokens=6) == [original.continuation(text, 6) for text in ANY] * 4
+    assert (
+        ask(served, "gpt2_generate", *ANY_TEXT * 4, tokens=6)
+        == [original.continuation(text, 6) for text in ANY_TEXT] * 4
+    )
 
 
 def test_empty_request_returns_nothing(served):
@@ -256,7 +258,7 @@ def test_ensemble_loads_its_model(served, original):
         served.triton.load("gpt2_ensemble")
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- wrong requests ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -303,15 +305,15 @@ def test_context_is_used_to_its_last_position(served, original):
 
 
 def test_other_architectures_are_refused(served):
-    more = language.save_gpt2(served.folder / "more")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(more)
-    tokenizer.add_tokens(["<of its own>"])
-    tokenizer.save_pretrained(more)
+    larger = language.save_gpt2(served.folder / "larger")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(larger)
+    tokenizer.add_tokens(["<extra>"])
+    tokenizer.save_pretrained(larger)
     graph = served.folder / "models/gpt2/1/model.onnx"
     before = graph.stat().st_mtime_ns
     for checkpoint, reason in (
         (language.save_falcon(served.folder / "falcon"), "is a model of type falcon, and this system takes only gpt2"),
-        (more, f"its tokenizer has {len(tokenizer)} tokens, but the model only {len(tokenizer) - 1}"),
+        (larger, f"its tokenizer has {len(tokenizer)} tokens, but the model only {len(tokenizer) - 1}"),
     ):
         done = served.make("models", SYSTEMS="gpt2_ensemble", SOURCE=checkpoint)
         assert done.returncode == 2

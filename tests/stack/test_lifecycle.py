@@ -33,7 +33,7 @@ def up(stack):
 
 def answers(stack) -> bool:
     try:
-        return embed(stack, "are you there?").shape == (1, 384)
+        return embed(stack, "a text").shape == (1, 384)
     except (urllib.error.URLError, ConnectionError):
         return False
 
@@ -49,13 +49,13 @@ def test_second_up_starts_nothing(stack):
 def test_two_ups_at_once_start_one_stack(stack):
     stack.make("down")
     both = [stack.start_make("up") for _ in range(2)]
-    outputs = [each.communicate(timeout=120)[0] for each in both]
-    assert [each.returncode for each in both] == [0, 0], outputs
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
     assert stack.server()
 
 
 def test_status_and_smoke_bypass_the_proxy(stack):
-    """The proxy of a company is not for servers on this machine."""
+    """A company's proxy must not get the requests to servers on this machine."""
     status = stack.make("status", http_proxy="http://127.0.0.1:9")
     assert status.returncode == 0
     for word in ("triton", "prometheus", "running", "encoder", "tokenizer", "embedding", "ready", stack.http):
@@ -134,9 +134,9 @@ def test_failed_load_at_start_shows_the_reason(stack):
         assert "Traceback" not in done.stderr
     finally:
         config.write_text(good)
-    # Mending the config and saying the same again is all it takes.
-    mended = stack.make("up")
-    assert mended.returncode == 0, mended.stderr
+    # After the config is corrected, the same command starts the stack.
+    corrected = stack.make("up")
+    assert corrected.returncode == 0, corrected.stderr
     assert answers(stack)
     stack.make("down")
 
@@ -167,10 +167,10 @@ def test_wrong_setting_is_one_sentence(stack, settings, message):
 
 
 @pytest.mark.parametrize("model", ["encoder", "tokenizer"])
-def test_dead_python_process_is_replaced(stack, model):
-    for death in (1, 2):  # a second one, for Triton takes a load that changes nothing for done
+def test_crashed_python_process_is_replaced(stack, model):
+    for crash in (1, 2):  # twice, because Triton skips a second load of the same config
         stack.stub(model).send_signal(signal.SIGKILL)
-        stack.wait(lambda n=death: stack.log.count(f"revive: model '{model}' is back") == n, f"{model} reloaded", 40)
+        stack.wait(lambda n=crash: stack.log.count(f"revive: model '{model}' is back") == n, f"{model} reloaded", 40)
         assert answers(stack)
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith(model)]
     assert line.split()[-1] == "2"
@@ -187,17 +187,17 @@ def test_recovered_model_keeps_its_override(stack):
     stack.make("down")
 
 
-def test_dead_server_is_replaced(stack):
+def test_crashed_server_is_replaced(stack):
     before = stack.server()
     before.send_signal(signal.SIGKILL)
     stack.replaced(before)
-    stack.wait(lambda: answers(stack), "answers again")
+    stack.wait(lambda: answers(stack), "an answer of the restarted server")
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("triton ")]
     assert line.split()[-1] == "1"
 
 
 def test_server_killed_during_a_load_releases_the_caller(stack):
-    """A process that is being started inherits the server's sockets, and the caller would wait on them."""
+    """A Python process that is starting inherits the server's sockets, which would keep the caller waiting."""
     stubs = {process.pid for process in stack.processes("triton_python_backend_stub")}
     before = stack.server()
     with ThreadPoolExecutor() as pool:
@@ -209,10 +209,10 @@ def test_server_killed_during_a_load_releases_the_caller(stack):
         with pytest.raises(TritonError, match="does not answer"):
             load.result(timeout=30)
     stack.replaced(before)
-    stack.wait(lambda: answers(stack), "answers again")
+    stack.wait(lambda: answers(stack), "an answer of the restarted server")
 
 
-def test_dead_supervisor_leaves_no_orphans(stack):
+def test_killed_supervisor_leaves_no_orphans(stack):
     pid = int((stack.folder / "state/run/supervisord.pid").read_text())
     group = psutil.Process(pid).children(recursive=True)
     os.kill(pid, signal.SIGKILL)
@@ -254,20 +254,20 @@ def test_files_with_secrets_are_private(stack):
 
 def test_prometheus_scrapes_triton(stack):
     if not stack.processes("prometheus"):
-        pytest.fail("Prometheus is to be had on this machine")
+        pytest.fail("Prometheus does not run, although this machine can install it")
     answers(stack)
 
     def value() -> float:
         query = stack.prometheus + "/api/v1/query?query=nv_inference_count%7Bmodel%3D%22encoder%22%7D"
         with urllib.request.urlopen(query, timeout=10) as response:
-            found = json.loads(response.read())["data"]["result"]
-        return float(found[0]["value"][1]) if found else 0
+            series = json.loads(response.read())["data"]["result"]
+        return float(series[0]["value"][1]) if series else 0
 
-    stack.wait(lambda: value() >= 1, "Prometheus has Triton's counter", 40)
+    stack.wait(lambda: value() >= 1, "Triton's counter in Prometheus", 40)
 
 
-def test_killed_and_concurrent_models_leave_a_whole_repository(new_stack, tmp_path):
-    """The second run waits for the first and finds all in place. A killed run leaves nothing."""
+def test_killed_and_concurrent_make_models_leave_a_whole_repository(new_stack, tmp_path):
+    """A killed run leaves nothing; of two runs at once, the second waits and assembles nothing."""
     stack = new_stack()
     elsewhere = {"MODEL_REPOSITORY": tmp_path / "elsewhere"}
     first = stack.start_make("models", **elsewhere)
@@ -280,8 +280,8 @@ def test_killed_and_concurrent_models_leave_a_whole_repository(new_stack, tmp_pa
     assert not (tmp_path / "elsewhere/encoder/1/model.onnx").exists()
 
     both = [stack.start_make("models", **elsewhere) for _ in range(2)]
-    outputs = [each.communicate(timeout=200)[0] for each in both]
-    assert [each.returncode for each in both] == [0, 0], outputs
+    outputs = [process.communicate(timeout=200)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
     assert sorted("in place" in output for output in outputs) == [False, True]
     assert list((tmp_path / "elsewhere").glob(".assembling-*")) == []
     assert (tmp_path / "elsewhere/encoder/config.pbtxt").read_text() == (
@@ -300,7 +300,7 @@ def test_full_disk_leaves_the_repository_as_it_was(stack, tmp_path):
     mount = tmp_path / "small"
     mount.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", mount], capture_output=True).returncode:
-        pytest.skip("mounting takes root")
+        pytest.skip("only root may mount a file system")
     try:
         done = stack.make("models", MODEL_REPOSITORY=mount / "models")
         assert done.returncode != 0

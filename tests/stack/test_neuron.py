@@ -1,6 +1,6 @@
 """Folders that gen_triton_model.py writes, on the real server, with stand-ins of the Neuron libraries.
 
-What they cannot show is what AWS's libraries do on AWS's hardware.
+They show nothing of how AWS's libraries behave on AWS's hardware.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.slow
 
 GENERATOR = ROOT / "scripts/neuron/gen_triton_model.py"
 INPUTS = ("INPUT__0", "INPUT__1", "INPUT__2")
-# A row's tensors; with WHOLE and ANY Triton knows of no batch.
-ROWS = f"--triton_input {' '.join(f'{name},INT64,{LENGTH}' for name in INPUTS)}"
-ANSWERS = f"--triton_output OUTPUT__0,FP32,{LENGTH}x{WIDTH} OUTPUT__1,FP32,{WIDTH}"
-ANY = f"{ROWS} {ANSWERS}".replace("INT64,", "INT64,-1x").replace("FP32,", "FP32,-1x")
-WHOLE = ANY.replace(",-1x", ",4x")
-MERGED = "--max_batch_size 16 --enable_dynamic_batching --max_queue_delay_microseconds 300000"
+# The tensors of one row. With FOUR_ROWS and ANY_ROWS, Triton sees no batch dimension.
+ROW_INPUTS = f"--triton_input {' '.join(f'{name},INT64,{LENGTH}' for name in INPUTS)}"
+ROW_OUTPUTS = f"--triton_output OUTPUT__0,FP32,{LENGTH}x{WIDTH} OUTPUT__1,FP32,{WIDTH}"
+ANY_ROWS = f"{ROW_INPUTS} {ROW_OUTPUTS}".replace("INT64,", "INT64,-1x").replace("FP32,", "FP32,-1x")
+FOUR_ROWS = ANY_ROWS.replace(",-1x", ",4x")
+BATCHING = "--max_batch_size 16 --enable_dynamic_batching --max_queue_delay_microseconds 300000"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def stack(new_stack) -> TestStack:
     if TENSORFLOW.is_dir():
         stack.environment["PYTHONPATH"] += f"{os.pathsep}{TENSORFLOW}"
     stack.environment |= {"TF_CPP_MIN_LOG_LEVEL": "2", "SYSTEMS": "first"}
-    make(stack, "first", f"--neuron_core_range 15:15 {WHOLE}")
+    make(stack, "first", f"--neuron_core_range 15:15 {FOUR_ROWS}")
     return brought_up(stack)
 
 
@@ -69,7 +69,7 @@ def generate(stack: TestStack, name: str, flags: str, compiled: Path, kind: str 
 
 
 def make(stack: TestStack, name: str, flags: str, form: str = "tuple", rows: int = 0) -> Path:
-    """Of a model of that form, compiled for so many rows."""
+    """Generate the folder of a model whose output has this form, compiled for this number of rows."""
     compiled = neuron.save_tokens(stack.folder / f"compiled/{form}-{rows}.pt", form, rows)
     return generate(stack, name, flags, compiled)
 
@@ -87,7 +87,7 @@ def loaded(stack: TestStack, name: str) -> Iterator[Callable[[str], list[dict]]]
 
 
 def edit(folder: Path, before: str, after: str) -> None:
-    """As a user would."""
+    """Edit config.pbtxt by hand, as a user would."""
     config = folder / "config.pbtxt"
     text = config.read_text()
     assert before in text
@@ -99,7 +99,7 @@ def edit(folder: Path, before: str, after: str) -> None:
 
 def tokens(rows: int, seed: int = 0) -> list[np.ndarray]:
     draw = np.random.default_rng(seed)
-    return [draw.integers(0, most, (rows, LENGTH)) for most in (VOCABULARY, 2, 2)]
+    return [draw.integers(0, end, (rows, LENGTH)) for end in (VOCABULARY, 2, 2)]
 
 
 @torch.inference_mode()
@@ -114,7 +114,7 @@ def ask(stack: TestStack, model: str, tensors: dict[str, np.ndarray], version: s
         inputs.append(httpclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
         inputs[-1].set_data_from_numpy(array)
     answer = client(stack).infer(model, inputs, version)
-    return {each["name"]: answer.as_numpy(each["name"]) for each in answer.get_response()["outputs"]}
+    return {output["name"]: answer.as_numpy(output["name"]) for output in answer.get_response()["outputs"]}
 
 
 def client(stack: TestStack) -> httpclient.InferenceServerClient:
@@ -130,15 +130,15 @@ def check(stack: TestStack, model: str, rows: int, seed: int = 0) -> None:
 
 
 def check_many(stack: TestStack, model: str, rows: list[int]) -> int:
-    """Check requests that are sent at once. Return how many executions that made."""
+    """Check requests that are sent at once; return the number of their executions."""
     before = stack.triton.statistics()[model]
     with ThreadPoolExecutor(len(rows)) as pool:
         list(pool.map(lambda seed: check(stack, model, rows[seed], seed), range(len(rows))))
 
-    def counted() -> bool:
+    def all_counted() -> bool:
         return stack.triton.statistics()[model]["inference_count"] == before["inference_count"] + sum(rows)
 
-    stack.wait(counted, "every row in the statistics, which Triton updates after it responds", 10)
+    stack.wait(all_counted, "every row in the statistics, which Triton updates after it responds", 10)
     return executions(stack, model) - before["execution_count"]
 
 
@@ -150,15 +150,17 @@ def run_rows(watched) -> list[int]:
     return sorted(line["shapes"][0][0] for line in watched("run"))
 
 
-# --- which cores ------------------------------------------------------------------------------------------------------
+# --- cores ------------------------------------------------------------------------------------------------------------
 
 SHARES = {1: ["4-7"], 2: ["4-5", "6-7"], 4: ["4", "5", "6", "7"]}
 
 
 @pytest.mark.parametrize("instances", SHARES)
-def test_inf1_shares_the_cores_out(stack, instances):
+def test_inf1_instances_share_the_cores(stack, instances):
     make(
-        stack, "inf1", f"--neuron_core_range 4:7 --threads_per_core 2 --triton_model_instance_count {instances} {WHOLE}"
+        stack,
+        "inf1",
+        f"--neuron_core_range 4:7 --threads_per_core 2 --triton_model_instance_count {instances} {FOUR_ROWS}",
     )
     with loaded(stack, "inf1") as watched:
         assert sorted(line["visible"] for line in watched("load")) == SHARES[instances]
@@ -173,15 +175,15 @@ def test_inf1_shares_the_cores_out(stack, instances):
 
 
 @pytest.mark.parametrize("instances", SHARES)
-def test_inf2_shares_the_cores_out(stack, instances):
-    make(stack, "inf2", f"--inf2 --neuron_core_range 4:7 --triton_model_instance_count {instances} {ANY}")
+def test_inf2_instances_share_the_cores(stack, instances):
+    make(stack, "inf2", f"--inf2 --neuron_core_range 4:7 --triton_model_instance_count {instances} {ANY_ROWS}")
     with loaded(stack, "inf2") as watched:
         share = 4 // instances
-        there = Counter((line["visible"], line["core"]) for line in watched("load"))
-        assert there == Counter({(cores, core): 1 for cores in SHARES[instances] for core in range(share)})
+        placed = Counter((line["visible"], line["core"]) for line in watched("load"))
+        assert placed == Counter({(cores, core): 1 for cores in SHARES[instances] for core in range(share)})
         for seed in range(4):
             check(stack, "inf2", 4, seed)
-        assert run_rows(watched) == [4] * 4  # nobody said what else the model takes
+        assert run_rows(watched) == [4] * 4  # without COMPILED_BATCH_SIZE, a request stays whole
         if instances == 1:
             assert len({line["core"] for line in watched("run")}) > 1
 
@@ -189,40 +191,40 @@ def test_inf2_shares_the_cores_out(stack, instances):
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def test_requests_are_put_together(stack):
-    make(stack, "merged", f"--inf2 --neuron_core_range 0:1 {MERGED} {ROWS} {ANSWERS}")
+def test_requests_share_executions(stack):
+    make(stack, "merged", f"--inf2 --neuron_core_range 0:1 {BATCHING} {ROW_INPUTS} {ROW_OUTPUTS}")
     with loaded(stack, "merged") as watched:
-        made = check_many(stack, "merged", [1, 3, 1, 2, 1])
-        assert made < 5
+        count = check_many(stack, "merged", [1, 3, 1, 2, 1])
+        assert count < 5
         runs = run_rows(watched)
         assert sum(runs) == 8
-        assert len(runs) == made
+        assert len(runs) == count
 
 
-def test_one_at_fault_among_others(stack):
-    make(stack, "merged", f"--inf2 --neuron_core_range 0:1 {MERGED} {ROWS} {ANSWERS}")
+def test_failing_request_leaves_its_batch_unharmed(stack):
+    make(stack, "merged", f"--inf2 --neuron_core_range 0:1 {BATCHING} {ROW_INPUTS} {ROW_OUTPUTS}")
     with loaded(stack, "merged"):
         before = executions(stack, "merged")
 
-        def one(seed: int) -> str:
+        def outcome(seed: int) -> str:
             arrays = tokens(2, seed)
             if seed != 2:
                 return check(stack, "merged", 2, seed) or "right"
             arrays[0][1, 3] = 7_000_123
-            with pytest.raises(InferenceServerException) as told:
+            with pytest.raises(InferenceServerException) as error:
                 ask(stack, "merged", dict(zip(INPUTS, arrays, strict=True)))
-            return str(told.value)
+            return str(error.value)
 
         with ThreadPoolExecutor(5) as pool:
-            told = list(pool.map(one, range(5)))
-        assert told.count("right") == 4
-        assert "index out of range" in told[2]
-        assert "7000123" not in told[2] and "Traceback" not in told[2]
+            outcomes = list(pool.map(outcome, range(5)))
+        assert outcomes.count("right") == 4
+        assert "index out of range" in outcomes[2]
+        assert "7000123" not in outcomes[2] and "Traceback" not in outcomes[2]
         assert executions(stack, "merged") - before < 5
 
 
-def test_without_batching_each_is_by_itself(stack):
-    make(stack, "single", f"--inf2 --neuron_core_range 0:1 --max_batch_size 16 {ROWS} {ANSWERS}")
+def test_without_batching_requests_run_one_by_one(stack):
+    make(stack, "single", f"--inf2 --neuron_core_range 0:1 --max_batch_size 16 {ROW_INPUTS} {ROW_OUTPUTS}")
     with loaded(stack, "single") as watched:
         assert check_many(stack, "single", [1, 1, 1]) == 3
         check(stack, "single", 5)
@@ -230,8 +232,8 @@ def test_without_batching_each_is_by_itself(stack):
 
 
 @pytest.mark.parametrize("chip", ["", "--inf2"])
-def test_requests_kept_apart(stack, chip):
-    flags = f"{chip} --neuron_core_range 0:1 {MERGED} --disable_batch_requests_to_neuron {ROWS} {ANSWERS}"
+def test_disabled_batch_requests_run_one_by_one(stack, chip):
+    flags = f"{chip} --neuron_core_range 0:1 {BATCHING} --disable_batch_requests_to_neuron {ROW_INPUTS} {ROW_OUTPUTS}"
     make(stack, "apart", flags)
     with loaded(stack, "apart") as watched:
         assert check_many(stack, "apart", [1, 2, 4, 2, 1]) < 5
@@ -240,9 +242,14 @@ def test_requests_kept_apart(stack, chip):
 
 
 @pytest.mark.parametrize("chip", ["", "--inf2"])
-def test_batches_are_filled_up(stack, chip):
+def test_batches_are_padded_to_the_compiled_rows(stack, chip):
     name = f"filled{chip.strip('-')}"
-    make(stack, name, f"{chip} --neuron_core_range 0:1 --compiled_batch_size 4 {MERGED} {ROWS} {ANSWERS}", rows=4)
+    make(
+        stack,
+        name,
+        f"{chip} --neuron_core_range 0:1 --compiled_batch_size 4 {BATCHING} {ROW_INPUTS} {ROW_OUTPUTS}",
+        rows=4,
+    )
     with loaded(stack, name) as watched:
         for rows in (1, 4, 5, 11):
             check(stack, name, rows)
@@ -252,39 +259,39 @@ def test_batches_are_filled_up(stack, chip):
         assert set(run_rows(watched)) == {4}
 
 
-def counted(stack: TestStack, what: str, model: str) -> float | None:
+def counted(stack: TestStack, name: str, model: str) -> float | None:
     address = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics"
     with urllib.request.urlopen(address, timeout=5) as response:
-        found = re.search(rf'^transformers_{what}_total{{model="{model}",.*}} (.*)$', response.read().decode(), re.M)
-    return found and float(found[1])
+        line = re.search(rf'^transformers_{name}_total{{model="{model}",.*}} (.*)$', response.read().decode(), re.M)
+    return line and float(line[1])
 
 
-def test_compiled_for_rows_that_nobody_said(stack):
-    make(stack, "unsaid", f"--inf2 --neuron_core_range 0:1 --max_batch_size 4 {ROWS} {ANSWERS}", rows=4)
-    with loaded(stack, "unsaid") as watched:
+def test_missing_compiled_batch_size_is_named(stack):
+    make(stack, "unset", f"--inf2 --neuron_core_range 0:1 --max_batch_size 4 {ROW_INPUTS} {ROW_OUTPUTS}", rows=4)
+    with loaded(stack, "unset") as watched:
         for seed in range(2):
-            check(stack, "unsaid", 4, seed)
+            check(stack, "unset", 4, seed)
         assert {line["core"] for line in watched("run")} == {0, 1}
         with pytest.raises(InferenceServerException, match=r"given 1 row.*COMPILED_BATCH_SIZE"):
-            check(stack, "unsaid", 1)
+            check(stack, "unset", 1)
 
 
-# --- what models answer -----------------------------------------------------------------------------------------------
+# --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_dict_by_its_order_and_a_path_in_the_models_folder(stack):
+def test_dict_output_is_matched_by_order_and_relative_path_is_copied(stack):
     neuron.save_tokens(stack.folder / "dict.pt", "dict")
-    folder = generate(stack, "ordered", f"--inf2 --neuron_core_range 0:1 {ANY}", Path("dict.pt"))
+    folder = generate(stack, "ordered", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}", Path("dict.pt"))
     (stack.folder / "dict.pt").unlink()
     assert (folder / "dict.pt").is_file()
     with loaded(stack, "ordered"):
         check(stack, "ordered", 3)
 
 
-def test_a_dict_by_its_keys_in_version_3(stack):
-    named = ANY.replace("OUTPUT__1", "pooler_output__0").replace(" OUTPUT__0", " last_hidden_state__1")
+def test_dict_output_is_matched_by_its_keys_in_version_3(stack):
+    named = ANY_ROWS.replace("OUTPUT__1", "pooler_output__0").replace(" OUTPUT__0", " last_hidden_state__1")
     folder = make(stack, "keyed", f"--neuron_core_range 0:1 --model_version 3 {named}", "dict")
-    assert [each.name for each in folder.iterdir() if each.is_dir()] == ["3"]
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["3"]
     with loaded(stack, "keyed"):
         arrays = tokens(3)
         answer = ask(stack, "keyed", dict(zip(INPUTS, arrays, strict=True)), version="3")
@@ -293,15 +300,15 @@ def test_a_dict_by_its_keys_in_version_3(stack):
         np.testing.assert_array_equal(answer["pooler_output__0"], pooled)
 
 
-def test_an_answer_in_bfloat16(stack):
-    make(stack, "half", f"--inf2 --neuron_core_range 0:1 {ANY}", "bfloat16")
+def test_bfloat16_output_is_returned_as_fp32(stack):
+    make(stack, "half", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}", "bfloat16")
     with loaded(stack, "half"):
         arrays = tokens(3)
         answer = ask(stack, "half", dict(zip(INPUTS, arrays, strict=True)))
         np.testing.assert_array_equal(answer["OUTPUT__0"], rounded(plain(arrays)[0]))
 
 
-def test_bfloat16_both_ways(stack):
+def test_bfloat16_input_and_output_are_served(stack):
     example = torch.ones(4, 3, dtype=torch.bfloat16)
     compiled = neuron.save_compiled(stack.folder / "compiled/halver.pt", neuron.Halver(), (example,))
     tensors = "--triton_input x__0,BF16,3 --triton_output half__0,BF16,3"
@@ -309,9 +316,9 @@ def test_bfloat16_both_ways(stack):
     generate(stack, "halver", flags, compiled)
     with loaded(stack, "halver"):
         array = np.random.default_rng(0).random((5, 3), np.float32)
-        given = httpclient.InferInput("x__0", [5, 3], "BF16")
-        given.set_data_from_numpy(array.astype(ml_dtypes.bfloat16))
-        answer = client(stack).infer("halver", [given])
+        tensor = httpclient.InferInput("x__0", [5, 3], "BF16")
+        tensor.set_data_from_numpy(array.astype(ml_dtypes.bfloat16))
+        answer = client(stack).infer("halver", [tensor])
         np.testing.assert_array_equal(answer.as_numpy("half__0").astype(np.float32), rounded(array) / 2)
 
 
@@ -319,38 +326,41 @@ def rounded(array: np.ndarray) -> np.ndarray:
     return torch.from_numpy(array).bfloat16().float().numpy()
 
 
-def test_fewer_outputs_than_stated(stack):
-    make(stack, "fewer", f"--inf2 --neuron_core_range 0:1 {ANY}", "single")
+def test_missing_output_fails_with_the_reason(stack):
+    make(stack, "fewer", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}", "single")
     with loaded(stack, "fewer"), pytest.raises(InferenceServerException, match=r"the model has 1 output.* OUTPUT__1"):
         check(stack, "fewer", 2)
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reason"),
     [
         (
-            ANY.replace(f"-1x{WIDTH}", "-1x3"),
+            ANY_ROWS.replace(f"-1x{WIDTH}", "-1x3"),
             r"output 'OUTPUT__1' has the shape \[2, 4\], and in config.pbtxt \[-1, 3\]",
         ),
-        (f"--max_batch_size 4 {ROWS} {ANSWERS}".replace(f"{LENGTH}x{WIDTH}", "-1"), r"\[2, 6, 4\], .* \[-1, -1\]"),
+        (
+            f"--max_batch_size 4 {ROW_INPUTS} {ROW_OUTPUTS}".replace(f"{LENGTH}x{WIDTH}", "-1"),
+            r"\[2, 6, 4\], .* \[-1, -1\]",
+        ),
     ],
 )
-def test_answers_of_another_shape_than_stated(stack, flags, told):
+def test_output_of_another_shape_fails_with_the_reason(stack, flags, reason):
     make(stack, "shape", f"--inf2 --neuron_core_range 0:1 {flags}")
-    with loaded(stack, "shape"), pytest.raises(InferenceServerException, match=told):
+    with loaded(stack, "shape"), pytest.raises(InferenceServerException, match=reason):
         check(stack, "shape", 2)
 
 
-def test_inputs_of_unequal_rows(stack):
-    make(stack, "unequal", f"--inf2 --neuron_core_range 0:1 --compiled_batch_size 2 {ANY}")
+def test_inputs_of_unequal_rows_are_refused(stack):
+    make(stack, "unequal", f"--inf2 --neuron_core_range 0:1 --compiled_batch_size 2 {ANY_ROWS}")
     with loaded(stack, "unequal"):
         arrays = dict(zip(INPUTS, tokens(3), strict=True)) | {"INPUT__1": tokens(2)[1]}
         with pytest.raises(InferenceServerException, match="'INPUT__0' has 3, 'INPUT__1' has 2"):
             ask(stack, "unequal", arrays)
 
 
-def test_an_edited_model(stack):
-    folder = make(stack, "edited", f"--inf2 --neuron_core_range 0:1 {MERGED} {ROWS} {ANSWERS}")
+def test_edited_model_py_is_served(stack):
+    folder = make(stack, "edited", f"--inf2 --neuron_core_range 0:1 {BATCHING} {ROW_INPUTS} {ROW_OUTPUTS}")
     with (folder / "1/model.py").open("a") as file:
         file.write(
             "\n    def run(self, inputs):\n"
@@ -363,48 +373,49 @@ def test_an_edited_model(stack):
         np.testing.assert_array_equal(answer["OUTPUT__1"], -plain(arrays)[1])
 
 
-# --- what cannot be served --------------------------------------------------------------------------------------------
+# --- models that cannot be served -------------------------------------------------------------------------------------
 
 
 def refusal(stack: TestStack, name: str) -> str:
-    with pytest.raises(TritonError) as told:
+    """Return why Triton does not load the model."""
+    with pytest.raises(TritonError) as error:
         stack.triton.load(name)
-    return str(told.value)
+    return str(error.value)
 
 
-def test_a_compiled_model_that_is_gone(stack):
-    folder = make(stack, "gone", f"--inf2 --neuron_core_range 0:1 {ANY}")
+def test_missing_compiled_model_is_named(stack):
+    folder = make(stack, "gone", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}")
     edit(folder, "tuple-0.pt", "gone.pt")
     assert "gone.pt, the compiled model, is missing: put it there, or correct COMPILED_MODEL" in refusal(stack, "gone")
 
 
-def test_a_file_that_is_no_model(stack):
+def test_file_without_a_model_fails_with_the_reason(stack):
     compiled = stack.folder / "compiled/text.pt"
     compiled.write_text("no TorchScript")
-    generate(stack, "text", f"--inf2 --neuron_core_range 0:1 {ANY}", compiled)
+    generate(stack, "text", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}", compiled)
     assert "text.pt could not be loaded on NeuronCores 0 to 1: PytorchStreamReader failed" in refusal(stack, "text")
 
 
 @pytest.mark.parametrize("chip", ["", "--inf2"])
-def test_cores_that_another_model_has(stack, chip):
-    make(stack, "taking", f"{chip} --neuron_core_range 14:15 {ANY}")
-    told = refusal(stack, "taking")
-    assert "tuple-0.pt could not be loaded on NeuronCores 14 to 15: NRT: NeuronCore(s) not available" in told
-    assert "is another model or process on them?" in told
+def test_cores_of_another_model_fail_with_a_hint(stack, chip):
+    make(stack, "taking", f"{chip} --neuron_core_range 14:15 {ANY_ROWS}")
+    reason = refusal(stack, "taking")
+    assert "tuple-0.pt could not be loaded on NeuronCores 14 to 15: NRT: NeuronCore(s) not available" in reason
+    assert "is another model or process on them?" in reason
     check(stack, "first", 4)
 
 
-def test_an_image_without_the_library(stack):
-    folder = make(stack, "bare", f"--inf2 --neuron_core_range 0:1 {ANY}")
+def test_missing_library_names_its_image(stack):
+    folder = make(stack, "bare", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}")
     model = folder / "1/model.py"
-    # As Python is told that there is none of that name.
+    # With None in sys.modules, an import fails as if the package were not installed.
     model.write_text(f'import sys\n\nsys.modules["torch_neuronx"] = None\n{model.read_text()}')
-    told = "torch_neuronx is not installed where Triton runs: the image of NEURON_CHIP=inf2 and trn1 has it"
-    assert told in refusal(stack, "bare")
+    reason = "torch_neuronx is not installed where Triton runs: the image of NEURON_CHIP=inf2 and trn1 has it"
+    assert reason in refusal(stack, "bare")
 
 
-def test_text_for_pytorch(stack):
-    folder = make(stack, "words", f"--inf2 --neuron_core_range 0:1 {ANY}")
+def test_text_input_of_pytorch_is_refused(stack):
+    folder = make(stack, "words", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}")
     edit(folder, "TYPE_INT64", "TYPE_STRING")
     assert "'INPUT__0': PyTorch" in refusal(stack, "words")
 
@@ -430,7 +441,7 @@ MANIFEST = {"inputs": TEXT_INPUTS, "shapes": [{"rows": 2, "length": LENGTH, "fil
 
 
 def make_encoder(stack: TestStack, manifest: str) -> Path:
-    """As `make models` would leave it."""
+    """Write a folder as `make models` writes it."""
     folder = stack.folder / "models/texts"
     (folder / "1").mkdir(parents=True, exist_ok=True)
     (folder / "config.pbtxt").write_text(TEXTS)
@@ -439,23 +450,23 @@ def make_encoder(stack: TestStack, manifest: str) -> Path:
     return folder
 
 
-def test_ids_outside_of_an_encoder_s_vocabulary(stack):
+def test_ids_outside_the_vocabulary_fail_in_one_line(stack):
     make_encoder(stack, json.dumps(MANIFEST))
     with loaded(stack, "texts"):
         arrays = tokens(3)
-        arrays[1][:] = 1  # nothing of it is padding
+        arrays[1][:] = 1  # no padding
         answer = ask(stack, "texts", dict(zip(TEXT_INPUTS, arrays, strict=True)))
         for name, expected in zip(("hidden", "pooled"), plain(arrays), strict=True):
             np.testing.assert_array_equal(answer[name], expected)
         arrays[0][1, 3] = 7_000_123
-        with pytest.raises(InferenceServerException) as told:
+        with pytest.raises(InferenceServerException) as error:
             ask(stack, "texts", dict(zip(TEXT_INPUTS, arrays, strict=True)))
-        assert re.search(r"ModelFailed: .*index out of range in self$", str(told.value))
-        assert "\n" not in str(told.value)
+        assert re.search(r"ModelFailed: .*index out of range in self$", str(error.value))
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("manifest", "told"),
+    ("manifest", "reason"),
     [
         ("{", "neuron.json is not what `make models` writes: run `make models` again"),
         ("[]", "is not what `make models` writes"),
@@ -473,15 +484,15 @@ def test_ids_outside_of_an_encoder_s_vocabulary(stack):
         ),
     ],
 )
-def test_a_manifest_of_something_else(stack, manifest, told):
+def test_wrong_manifest_fails_with_the_reason(stack, manifest, reason):
     make_encoder(stack, manifest)
-    assert told in refusal(stack, "texts")
+    assert reason in refusal(stack, "texts")
 
 
 # --- TensorFlow -------------------------------------------------------------------------------------------------------
 
-INSTALLS = "make test-stack TENSORFLOW=.local/tensorflow installs it"
-with_tensorflow = pytest.mark.skipif(not TENSORFLOW.is_dir(), reason=f"TensorFlow is not here: {INSTALLS}")
+INSTALL = "`make test-stack TENSORFLOW=.local/tensorflow` installs it"
+with_tensorflow = pytest.mark.skipif(not TENSORFLOW.is_dir(), reason=f"TensorFlow is missing: {INSTALL}")
 
 
 @pytest.fixture(scope="module")
@@ -490,21 +501,21 @@ def saved(stack) -> dict[int, Path]:
 
 
 def double(stack: TestStack, model: str, rows: int) -> list[int]:
-    """Of how many rows each row's run was."""
+    """Check the doubled rows; return the number of rows in the run of each row."""
     x = np.random.default_rng(rows).random((rows, 3), np.float32)
     label = np.array([[f"line {row}, 줄".encode()] for row in range(rows)], np.object_)
     answer = ask(stack, model, {"x": x, "label": label})
     np.testing.assert_array_equal(answer["doubled"], 2 * x)
-    assert answer["echo"].ravel().tolist() == [each + b"!" for each in label.ravel()]
+    assert answer["echo"].ravel().tolist() == [text + b"!" for text in label.ravel()]
     return answer["rows"].ravel().tolist()
 
 
 @with_tensorflow
-def test_a_saved_model(stack, saved):
+def test_saved_model_spreads_rows_over_its_cores(stack, saved):
     generate(stack, "doubler", "--neuron_core_range 2:4", saved[0], "tensorflow")
     with loaded(stack, "doubler"):
         config = stack.triton.config("doubler")
-        assert {each["name"]: (each["data_type"], each["dims"]) for each in config["input"] + config["output"]} == {
+        assert {t["name"]: (t["data_type"], t["dims"]) for t in config["input"] + config["output"]} == {
             "x": ("TYPE_FP32", [-1, 3]),
             "label": ("TYPE_STRING", [-1, 1]),
             "doubled": ("TYPE_FP32", [-1, 3]),
@@ -517,7 +528,7 @@ def test_a_saved_model(stack, saved):
 
 
 @with_tensorflow
-def test_a_saved_model_with_one_size_that_is_fixed_is_given_all_rows(stack, saved):
+def test_saved_model_with_a_fixed_output_runs_all_rows_at_once(stack, saved):
     folder = generate(stack, "fixed", "--neuron_core_range 2:4", saved[0], "tensorflow")
     config = folder / "config.pbtxt"
     before, name, after = config.read_text().partition('"rows"')
@@ -528,8 +539,8 @@ def test_a_saved_model_with_one_size_that_is_fixed_is_given_all_rows(stack, save
 
 
 @with_tensorflow
-def test_a_saved_model_of_one_batch_size(stack, saved):
-    generate(stack, "four", f"--neuron_core_range 0:1 {MERGED}", saved[4], "tensorflow")
+def test_saved_model_of_one_batch_size_gets_full_batches(stack, saved):
+    generate(stack, "four", f"--neuron_core_range 0:1 {BATCHING}", saved[4], "tensorflow")
     with loaded(stack, "four"):
         for rows in (1, 4, 6):
             assert double(stack, "four", rows) == [4] * rows
@@ -537,7 +548,7 @@ def test_a_saved_model_of_one_batch_size(stack, saved):
 
 @with_tensorflow
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "reason"),
     [
         ("serving_default", "predict", "has no signature 'predict', it has serving_default"),
         (
@@ -548,6 +559,6 @@ def test_a_saved_model_of_one_batch_size(stack, saved):
         ("doubled", "tripled", "the signature has no output 'tripled'; it has doubled, echo, rows"),
     ],
 )
-def test_a_saved_model_without_that(stack, saved, before, after, told):
+def test_saved_model_without_a_part_fails_with_the_reason(stack, saved, before, after, reason):
     edit(generate(stack, "wrongly", "--neuron_core_range 0:0", saved[0], "tensorflow"), before, after)
-    assert told in refusal(stack, "wrongly")
+    assert reason in refusal(stack, "wrongly")

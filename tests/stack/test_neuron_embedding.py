@@ -1,7 +1,7 @@
-"""make models PROFILE=neuron, on the real Triton: the same requests and answers, from a model that takes few shapes.
+"""`make models PROFILE=neuron` on the real Triton: a model of few shapes takes the same requests, answers the same.
 
-What stands in for Neuron is TorchScript on the CPU that refuses every shape but the one it was compiled for. The other
-tasks of text encoders are in test_tasks.py.
+The stand-in of Neuron is TorchScript on the CPU that accepts only the shape it was compiled for. test_tasks.py tests
+the other tasks of text encoders.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHAPES = [[1, 32], [4, 32], [1, 256], [4, 256]]
 @pytest.fixture(scope="module")
 def neuron(new_stack) -> TestStack:
     stack = on_neuron(new_stack())
-    shutil.rmtree(stack.folder / "models")  # the links to the checkout's own
+    shutil.rmtree(stack.folder / "models")  # links to the checkout's models
     stack.environment |= {"NEURON_BATCHES": "4 1", "NEURON_LENGTHS": "32 256"}
     done = stack.make("models")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,28 +44,28 @@ def embed(stack: TestStack, texts: list[str]) -> np.ndarray:
     return np.array(output["data"]).reshape(output["shape"])
 
 
-def test_the_profile_s_config_is_taken(neuron):
+def test_models_use_the_config_of_the_profile(neuron):
     assert neuron.triton.config("encoder")["backend"] == "neuron"
     assert neuron.make("smoke").stdout.split() == ["ok", "embedding"]
 
 
-def test_each_shape_is_compiled_once(neuron):
+def test_every_shape_is_compiled_once(neuron):
     traced = seen(neuron, "trace")
-    assert [each["shapes"][0] for each in traced] == SHAPES
-    assert all(each["compiler_args"] == ["--target", "inf2", "--model-type", "transformer"] for each in traced)
-    assert not any(each["cpu_backend"] for each in traced)
+    assert [call["shapes"][0] for call in traced] == SHAPES
+    assert all(call["compiler_args"] == ["--target", "inf2", "--model-type", "transformer"] for call in traced)
+    assert not any(call["cpu_backend"] for call in traced)
     assert "embedding: in place" in neuron.make("models").stdout
     assert len(seen(neuron, "trace")) == len(traced)
 
 
-def test_each_shape_is_loaded_on_each_core(neuron):
-    loads = [each for each in seen(neuron, "load") if each["path"].startswith(f"{neuron.folder}/models/encoder/1/")]
-    assert {each["visible"] for each in loads} == {"0-1"}
-    places = sorted((each["path"].rpartition("/")[2], each["core"]) for each in loads)
+def test_every_shape_is_loaded_on_every_core(neuron):
+    loads = [load for load in seen(neuron, "load") if load["path"].startswith(f"{neuron.folder}/models/encoder/1/")]
+    assert {load["visible"] for load in loads} == {"0-1"}
+    places = sorted((load["path"].rpartition("/")[2], load["core"]) for load in loads)
     assert places == sorted((f"model-{rows}x{length}.pt", core) for rows, length in SHAPES for core in (0, 1))
 
 
-def test_the_answers_are_the_original_s(neuron):
+def test_vectors_equal_the_original(neuron):
     from sentence_transformers import SentenceTransformer
 
     original = SentenceTransformer(str(SYSTEMS["embedding"].source.verify()), device="cpu")
@@ -73,13 +73,13 @@ def test_the_answers_are_the_original_s(neuron):
     np.testing.assert_allclose(embed(neuron, texts), original.encode(texts), atol=1e-5)
 
 
-def test_only_compiled_shapes_are_run_and_their_padding_is_counted(neuron):
+def test_only_compiled_shapes_run_and_their_padding_is_counted(neuron):
     before, count = padding(neuron), len(seen(neuron, "run"))
     embed(neuron, ["one", "two", "three"])
-    runs = [each["shapes"][0] for each in seen(neuron, "run")[count:]]
+    runs = [run["shapes"][0] for run in seen(neuron, "run")[count:]]
     assert all(shape in SHAPES for shape in runs)
     computed = sum(rows * length for rows, length in runs)
-    neuron.wait(lambda: padding(neuron) - before == computed - 3 * 3, "the padding's count", 10)
+    neuron.wait(lambda: padding(neuron) - before == computed - 3 * 3, "the padding in the counters", 10)
 
 
 def padding(stack: TestStack) -> float:
@@ -94,7 +94,7 @@ def metrics(stack: TestStack) -> str:
     return urllib.request.urlopen(url, timeout=10).read().decode()
 
 
-def test_more_tokens_than_were_compiled_for_are_that_request_s_fault(neuron):
+def test_text_above_the_compiled_length_gets_400(neuron):
     row = {"shape": [1, 300], "datatype": "INT64", "data": [1] * 300}
     inputs = [{"name": name} | row for name in ("input_ids", "attention_mask")]
     with pytest.raises(TritonError, match="a text has 300 tokens, and the model was compiled for 256 at most") as error:
@@ -102,7 +102,7 @@ def test_more_tokens_than_were_compiled_for_are_that_request_s_fault(neuron):
     assert error.value.status == 400
 
 
-def test_the_comparison_runs(neuron):
+def test_comparison_runs_on_neuron(neuron):
     done = neuron.make("loadtest", USERS=8, ROUNDS=2, WINDOW=2, WARMUP=1)
     assert done.returncode == 0, done.stdout + done.stderr
     results = neuron.results()
@@ -112,7 +112,7 @@ def test_the_comparison_runs(neuron):
     assert neuron.triton.config("encoder")["backend"] == "neuron"
 
 
-def test_the_cores_that_triton_has_cannot_be_compiled_with(neuron):
+def test_compiling_on_cores_of_triton_is_refused(neuron):
     done = neuron.make("models", NEURON_BATCHES="2", NEURON_LENGTHS="32")
     assert done.returncode != 0
     assert "the NeuronCores are not available (" in done.stderr
@@ -120,8 +120,8 @@ def test_the_cores_that_triton_has_cannot_be_compiled_with(neuron):
     assert len(embed(neuron, ["still there"])) == 1
 
 
-def test_one_of_two_instances_dies(neuron):
-    """Its reload wants the cores of the other, too."""
+def test_crash_of_one_of_two_instances_recovers(neuron):
+    """The reload needs the cores of both instances."""
     config = neuron.folder / "models/encoder/configs/neuron.pbtxt"
     text = config.read_text()
     config.write_text(text.replace("count: 1 kind", "count: 2 kind"))
@@ -137,12 +137,12 @@ def test_one_of_two_instances_dies(neuron):
     assert neuron.make("up").returncode == 0
 
 
-def test_another_choice_is_made_again(neuron):
+def test_changed_shapes_are_compiled_again(neuron):
     count = len(seen(neuron, "trace"))
     done = neuron.make("models", NEURON_BATCHES="2", NEURON_LENGTHS="32", NEURON_DEVICES=0)
     assert done.returncode == 0, done.stderr
     assert "not compared with the original: there is no Neuron device" in done.stdout
-    assert [(each["shapes"][0], each["cpu_backend"]) for each in seen(neuron, "trace")[count:]] == [([2, 32], True)]
+    assert [(call["shapes"][0], call["cpu_backend"]) for call in seen(neuron, "trace")[count:]] == [([2, 32], True)]
     folder = neuron.folder / "models/encoder/1"
     assert sorted(path.name for path in folder.iterdir()) == ["model-2x32.pt", "neuron.json"]
     assert json.loads((folder / "neuron.json").read_text())["shapes"] == [
@@ -151,7 +151,7 @@ def test_another_choice_is_made_again(neuron):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"NEURON_CHIP": "inf1"}, "For Inf1, compile with torch-neuron yourself"),
         ({"FORMAT": "onnx"}, "PROFILE=neuron compiles embedding (sentence-similarity) for Neuron: leave FORMAT empty"),
@@ -159,16 +159,16 @@ def test_another_choice_is_made_again(neuron):
         ({"NEURON_BATCHES": "3", "PYTHONPATH": ""}, "PROFILE=neuron compiles with torch_neuronx, which cannot be"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_and_changes_nothing(neuron, settings, said):
+def test_wrong_setting_is_one_sentence_and_changes_nothing(neuron, settings, message):
     before = (neuron.folder / "models/embedding/1/assembled.json").read_text()
     done = neuron.make("models", **{"NEURON_BATCHES": "2", "NEURON_LENGTHS": "32"} | settings)
     assert done.returncode != 0
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert (neuron.folder / "models/embedding/1/assembled.json").read_text() == before
 
 
-def test_what_was_compiled_stays_until_something_else_is_asked_for(neuron):
+def test_compiled_model_stays_until_another_format_is_set(neuron):
     done = neuron.make("models", NEURON_BATCHES="", NEURON_LENGTHS="")
     assert done.stdout == "embedding: in place\n"
     done = neuron.make("models", PROFILE="cpu")

@@ -1,8 +1,7 @@
-"""Language models on Neuron, on the real Triton: folders as gen_triton_model.py writes them, each library's model.
+"""Language models of every Neuron library on the real Triton, in folders that gen_triton_model.py writes.
 
-The libraries are stand-ins (tests/support/neuron_stand_in): a real small model on the CPU, held to the shapes, the
-side of the
-padding and the cores that it is compiled for.
+The libraries are stand-ins (tests/support/neuron_stand_in): a real small model on the CPU that accepts only the shapes,
+the side of the padding and the cores that it is compiled for.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ OPTIMUM = "optimum.neuron.NeuronModelForCausalLM"
 OPT = "transformers_neuronx.opt.model.OPTForSampling"
 CONTEXT = language.CONTEXT
 
-# name -> class, what it is compiled with, what gen_triton_model.py is told.
+# name -> (class, options of the compilation, flags of gen_triton_model.py)
 MODELS: dict[str, tuple[str, dict, str]] = {
     "nxd": (LLAMA, {"batch_size": 4, "tp_degree": 4, "max_context_length": 200}, "--neuron_core_range 0:3"),
     "nxd_single": (LLAMA, {"batch_size": 1, "tp_degree": 1}, "--neuron_core_range 4:4 --batch_size 1"),
@@ -50,7 +49,7 @@ MODELS: dict[str, tuple[str, dict, str]] = {
     ),
 }
 SERVED = ["nxd", "nxd_single", "optimum", "opt"]
-# As the published guide has it: the user's own lines in model.py.
+# The user's own lines in model.py, as in the published guide.
 OWN_LOAD = """
     def load(self):
         from transformers_neuronx.opt.model import OPTForSampling
@@ -65,7 +64,7 @@ OWN_LOAD = """
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Models this small only wait for a second one."""
+    """Use one thread: models this small only wait for a second."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -80,19 +79,19 @@ def checkpoint(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def served(new_stack, checkpoint) -> TestStack:
     stack = on_neuron(new_stack())
-    for name, (model_class, said, flags) in MODELS.items():
-        compile_(stack, model_class, checkpoint, stack.folder / "compiled" / name, said)
+    for name, (model_class, options, flags) in MODELS.items():
+        compile_(stack, model_class, checkpoint, stack.folder / "compiled" / name, options)
         generate(stack, name, model_class, flags)
-    with_stream(stack)
-    with_own_load(stack, checkpoint)
+    add_stream(stack)
+    add_own_load(stack, checkpoint)
     stack.environment["SYSTEMS"] = " ".join([*MODELS, "nxd_stream", "own"])
     return brought_up(stack)
 
 
-def compile_(stack: TestStack, model_class: str, checkpoint: Path, folder: Path, said: dict) -> None:
-    """Make the compiled folder, by the stand-in's own compile() if its library has one."""
+def compile_(stack: TestStack, model_class: str, checkpoint: Path, folder: Path, options: dict) -> None:
+    """Write the compiled folder, by the stand-in's own compile() if its library has one."""
     if model_class == LLAMA:
-        config = json.dumps({"neuron_config": {"seq_len": CONTEXT} | said})
+        config = json.dumps({"neuron_config": {"seq_len": CONTEXT} | options})
         code = f"import {LLAMA.rpartition('.')[0]} as m, sys, json\n"
         code += "m.NeuronLlamaForCausalLM(sys.argv[1], json.loads(sys.argv[2])).compile(sys.argv[3])"
         arguments = [sys.executable, "-c", code, str(checkpoint), config, str(folder)]
@@ -100,7 +99,7 @@ def compile_(stack: TestStack, model_class: str, checkpoint: Path, folder: Path,
     else:
         AutoModelForCausalLM.from_pretrained(checkpoint).save_pretrained(folder)
     if model_class == OPTIMUM:
-        config = {"sequence_length": CONTEXT, "on_device_sampling": False} | said
+        config = {"sequence_length": CONTEXT, "on_device_sampling": False} | options
         (folder / "neuron_config.json").write_text(json.dumps(config))
         (folder / "model.pt").touch()
     AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
@@ -114,18 +113,18 @@ def generate(stack: TestStack, name: str, model_class: str, flags: str) -> None:
     subprocess.run([sys.executable, script, *command], check=True, capture_output=True, cwd=stack.folder)
 
 
-def with_stream(stack: TestStack) -> None:
-    """By hand: piece by piece, and on the backend itself, which needs no model.py."""
+def add_stream(stack: TestStack) -> None:
+    """Write the config of a streaming model by hand; with `backend: "neuron"` it needs no model.py."""
     config = (stack.folder / "models/nxd_single/config.pbtxt").read_text()
     config = config.replace('name: "nxd_single"', 'name: "nxd_stream"').replace("python", "neuron")
-    config = config.replace('string_value: "4"', 'string_value: "15"')  # a core is one model's
+    config = config.replace('string_value: "4"', 'string_value: "15"')  # models share no core
     config += 'parameters { key: "task" value { string_value: "text-generation" } }\n'
     (stack.folder / "models/nxd_stream/1").mkdir(parents=True)
     path = stack.folder / "models/nxd_stream/config.pbtxt"
     path.write_text(config + "model_transaction_policy { decoupled: true }\n")
 
 
-def with_own_load(stack: TestStack, checkpoint: Path) -> None:
+def add_own_load(stack: TestStack, checkpoint: Path) -> None:
     compile_(stack, OPT, checkpoint, stack.folder / "compiled/own", {})
     generate(stack, "own", OPT, "--neuron_core_range 14:14 --batch_size 2 --n_positions 128")
     path = stack.folder / "models/own/1/model.py"
@@ -138,25 +137,25 @@ def plain(checkpoint):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
 
     @cache
-    def say(prompt: str, new_tokens: int) -> str:
+    def continued(prompt: str, new_tokens: int) -> str:
         tokens = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
         answer = model.generate(**tokens, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
         return tokenizer.decode(answer[0], skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    return say
+    return continued
 
 
-# --- the answers ------------------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [*SERVED, "nxd_device", "own"])
-def test_as_transformers_itself(served, plain, model):
+def test_text_equals_transformers(served, plain, model):
     for prompt in PROMPTS:
         assert text(served, model, prompt, max_new_tokens=12) == plain(prompt, 12)
 
 
 @pytest.mark.parametrize("model", SERVED)
-def test_many_at_once_each_its_own(served, plain, model):
+def test_concurrent_requests_get_their_own_text(served, plain, model):
     before = len(seen(served, "generate"))
     prompts = [f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in range(8)]
     lengths = [3 + n * 7 % 12 for n in range(8)]
@@ -167,29 +166,29 @@ def test_many_at_once_each_its_own(served, plain, model):
     assert len(batches) == 8 if model == "nxd_single" else len(batches) < 8
 
 
-def test_several_prompts_in_one_request(served, plain):
+def test_request_may_hold_several_prompts(served, plain):
     prompts = [f"{n} {PROMPTS[n % len(PROMPTS)]}" for n in range(9)]  # more than two batches
     assert texts(served, "nxd", prompts, max_new_tokens=6) == [plain(prompt, 6) for prompt in prompts]
 
 
-def test_pieces_make_the_same_text(served, plain):
+def test_streamed_pieces_join_to_the_same_text(served, plain):
     parts = pieces(served, "nxd_stream", "I am going", max_new_tokens=20)
     assert "".join(parts) == plain("I am going", 20)
     assert len(parts) > 5
 
 
 @pytest.mark.parametrize("model", SERVED)
-def test_a_seed_says_the_same_alone_and_in_company(served, plain, model):
+def test_seed_gives_the_same_text_in_a_batch(served, plain, model):
     def ask(n: int) -> str:
         return text(served, model, "I am going", max_new_tokens=10, temperature=1.5, top_p=0.95, seed=n % 3)
 
-    company = together(6, ask)
-    assert company == [ask(n) for n in range(3)] * 2
-    assert len(set(company)) == 3
+    batched = together(6, ask)
+    assert batched == [ask(n) for n in range(3)] * 2
+    assert len(set(batched)) == 3
 
 
 @pytest.mark.parametrize("model", SERVED)
-def test_stop_strings(served, plain, model):
+def test_stop_strings_end_the_text(served, plain, model):
     continuation = plain("Which battery fits", 20).removeprefix("Which battery fits")
     stop = continuation[5:8]
     expected = "Which battery fits" + continuation.partition(stop)[0]
@@ -197,11 +196,11 @@ def test_stop_strings(served, plain, model):
     assert text(served, model, "Which battery fits", **options) == expected
 
 
-def test_what_fills_a_batch_is_counted_as_padding_and_nothing_else(served):
-    asked = sum(event["visible"] == "14" for event in seen(served, "generate")) - 1  # the one on load is nobody's
-    before = served.wait(lambda: counts(served, "own", "runs", asked), "what was asked before counted")
+def test_rows_that_fill_a_batch_count_only_as_padding(served):
+    requested = sum(event["visible"] == "14" for event in seen(served, "generate")) - 1  # one run tests the load
+    before = served.wait(lambda: counts(served, "own", "runs", requested), "the earlier texts in the counters")
     text(served, "own", "I am going", max_new_tokens=4)
-    now = served.wait(lambda: counts(served, "own", "runs", asked + 1), "the text counted")
+    now = served.wait(lambda: counts(served, "own", "runs", requested + 1), "the text in the counters")
     width = seen(served, "generate")[-1]["width"]
     added = {name: now[name] - before.get(name, 0) for name in now}
     assert added == {"texts": 1, "tokens": width, "padding_tokens": width, "generated_tokens": 4, "runs": 1}
@@ -213,12 +212,12 @@ def counts(stack: TestStack, model: str, name: str, reached: int) -> dict[str, f
     return now if now.get(name, 0) == reached else None
 
 
-# --- the cores --------------------------------------------------------------------------------------------------------
+# --- cores ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_has_its_cores_and_loads_what_it_is_told(served):
+def test_every_model_loads_its_options_on_its_own_cores(served):
     loads = seen(served, "load")
-    places = {(each["visible"], each["library"], each["batch_size"], each["tp_degree"]) for each in loads}
+    places = {(load["visible"], load["library"], load["batch_size"], load["tp_degree"]) for load in loads}
     assert places == {
         ("0-3", "nxd-inference", 4, 4),
         ("4", "nxd-inference", 1, 1),
@@ -229,16 +228,16 @@ def test_each_has_its_cores_and_loads_what_it_is_told(served):
         ("14", "transformers-neuronx", 2, 1),
         ("15", "nxd-inference", 1, 1),  # nxd_stream
     }
-    made = {(each["visible"], each["amp"], each["unroll"]) for each in seen(served, "from_pretrained")}
-    assert made == {("10-11", "f32", 2), ("12-13", "f32", 2), ("14", "f16", None)}
+    options = {(call["visible"], call["amp"], call["unroll"]) for call in seen(served, "from_pretrained")}
+    assert options == {("10-11", "f32", 2), ("12-13", "f32", 2), ("14", "f16", None)}
 
 
-def test_idle_cores_are_told(served):
+def test_log_names_cores_batches_and_idle_cores(served):
     assert "optimum_0_0: 2 of its 4 NeuronCores stay idle, for tp_degree is 2" in served.log
-    assert "nxd_0_0: NeuronCores 0 to 3, batches of 4, context 256, up to 4 texts together" in served.log
+    assert "nxd_0_0: NeuronCores 0 to 3, batches of 4, context 256, up to 4 texts per batch" in served.log
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- wrong requests and wrong configs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,13 +255,13 @@ def test_idle_cores_are_told(served):
         ("opt", SECRET * 40, {}, r"in the model's context of 256 that leaves no room"),
     ],
 )
-def test_wrong_values(served, model, prompt, options, reason):
+def test_wrong_option_is_refused(served, model, prompt, options, reason):
     with pytest.raises(TritonError, match=reason) as error:
         text(served, model, prompt, **options)
     assert error.value.status == 400
 
 
-def test_one_that_is_wrong_leaves_the_others_alone(served, plain):
+def test_wrong_request_leaves_the_others_unharmed(served, plain):
     def ask(n: int) -> str:
         try:
             return text(served, "optimum", PROMPTS[0], max_new_tokens=255 if n == 2 else 6)
@@ -280,24 +279,24 @@ def test_one_that_is_wrong_leaves_the_others_alone(served, plain):
         ("nxd_device", {"temperature": "0.7"}, "parameter 'temperature' must be 0: this model is compiled to choose"),
     ],
 )
-def test_a_wrong_config_is_refused_and_the_old_model_stays(served, plain, model, parameters, reason):
+def test_wrong_config_keeps_the_old_model(served, plain, model, parameters, reason):
     config = served.triton.config(model)
-    said = {name: {"string_value": value} for name, value in parameters.items()}
+    wrong = {name: {"string_value": value} for name, value in parameters.items()}
     with pytest.raises(TritonError, match=reason):
-        served.triton.load(model, config | {"parameters": config["parameters"] | said})
+        served.triton.load(model, config | {"parameters": config["parameters"] | wrong})
     assert text(served, model, "It", max_new_tokens=3) == plain("It", 3)
 
 
-def test_without_a_tokenizer(served, tmp_path):
+def test_missing_tokenizer_fails_with_the_reason(served, tmp_path):
     folder = tmp_path / "compiled"
     shutil.copytree(served.folder / "compiled/nxd", folder, ignore=shutil.ignore_patterns("*token*"))
     config = served.triton.config("nxd")
-    said = {"COMPILED_MODEL": {"string_value": str(folder)}}
+    wrong = {"COMPILED_MODEL": {"string_value": str(folder)}}
     with pytest.raises(TritonError, match=r"has no tokenizer that loads: save the checkpoint's there"):
-        served.triton.load("nxd", config | {"parameters": config["parameters"] | said})
+        served.triton.load("nxd", config | {"parameters": config["parameters"] | wrong})
 
 
-def test_no_prompt_is_logged(served):
+def test_log_contains_no_prompt(served):
     text(served, "nxd", SECRET, max_new_tokens=5)
     assert SECRET not in served.log
     assert "zebra" not in served.log

@@ -1,4 +1,4 @@
-"""GPT-2 as a deployment in Oracle Cloud: a stand-in for the cloud starts the real Triton as a container would."""
+"""GPT-2 as a deployment in Oracle Cloud: a stand-in of the cloud starts the real Triton as a container would."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROMPT = "  It was raining when"
 
 @dataclass
 class Containers:
-    """The containers of the service: serve.sh with the deployment's environment and the unpacked, read-only zip."""
+    """The service's containers: each runs serve.sh with the deployment's environment on the unpacked, read-only zip."""
 
     folder: Path
     running: dict[str, psutil.Popen] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Containers:
         return url
 
     def start(self, environment: dict[str, str]) -> psutil.Popen:
-        """Start serve.sh with the deployment's environment and the paths of Triton, which an image has elsewhere."""
+        """Start serve.sh with the deployment's environment and this machine's paths of Triton."""
         home = programs.triton(self.folder / "home")
         own = {"TRITON_HOME": str(home), "PATH": programs.path_with_this_python(), "HOME": "/tmp"}
         if libraries := programs.library_path(self.folder / "home"):
@@ -170,7 +170,7 @@ def looped(triton: Triton, tokens: int) -> str:
     return text
 
 
-def test_prompt_is_continued_as_by_triton(user):
+def test_predict_oci_equals_a_loop_on_triton(user):
     expected = looped(Triton(user.triton), 8)
     assert user.make("predict-oci", PROMPT=PROMPT, TOKENS=8) == f"{expected}\n"
     predictions = [body for method, path, body in user.cloud.received if path.endswith("/predict")]

@@ -23,22 +23,21 @@ def loaded(stack):
 def infer(stack, model: str, tensors: dict[str, tuple[str, np.ndarray]], outputs: list[str] | None = None):
     inputs = []
     for name, (dtype, array) in tensors.items():
-        each = httpclient.InferInput(name, list(array.shape), dtype)
-        each.set_data_from_numpy(array)
-        inputs.append(each)
+        inputs.append(httpclient.InferInput(name, list(array.shape), dtype))
+        inputs[-1].set_data_from_numpy(array)
     client = httpclient.InferenceServerClient(stack.http.removeprefix("http://"))
-    wanted = outputs and [httpclient.InferRequestedOutput(name) for name in outputs]
-    return client.infer(model, inputs, outputs=wanted)
+    requested = outputs and [httpclient.InferRequestedOutput(name) for name in outputs]
+    return client.infer(model, inputs, outputs=requested)
 
 
-def of_type(dtype: str, rows: int = 3) -> np.ndarray:
+def example(dtype: str, rows: int = 3) -> np.ndarray:
     if dtype == "BYTES":
         return np.array([["한국".encode(), b""], [b"x", b"tail\x00"], [b"1", b"2"]], np.object_)[:rows]
     return np.arange(rows * 2).reshape(rows, 2).astype(triton_to_np_dtype(dtype))
 
 
 def test_every_type_survives_a_round_trip(loaded):
-    tensors = {t.lower(): (t, of_type(t)) for t in TYPES}
+    tensors = {t.lower(): (t, example(t)) for t in TYPES}
     result = infer(loaded, "alltypes", tensors)
     for name, (_, array) in tensors.items():
         np.testing.assert_array_equal(result.as_numpy(f"{name}_out"), array)
@@ -65,13 +64,13 @@ def test_model_without_batching_answers(loaded):
 
 
 def test_only_requested_outputs_are_returned(loaded):
-    tensors = {t.lower(): (t, of_type(t)) for t in TYPES}
+    tensors = {t.lower(): (t, example(t)) for t in TYPES}
     response = infer(loaded, "alltypes", tensors, outputs=["fp32_out", "bytes_out"]).get_response()
     assert {output["name"] for output in response["outputs"]} == {"fp32_out", "bytes_out"}
 
 
 def test_each_request_of_a_batch_gets_its_own_error(loaded):
-    """In one execution, the graph refuses the values of one request, and another's text is not UTF-8."""
+    """The graph refuses the values of some requests, and one text is not UTF-8."""
     before = loaded.triton.statistics()["lookup"]["execution_count"]
 
     def ask(n: int):
@@ -91,9 +90,9 @@ def test_each_request_of_a_batch_gets_its_own_error(loaded):
             assert answer == n
     assert loaded.triton.statistics()["lookup"]["execution_count"] - before < 16
 
-    broken = of_type("BYTES")
+    broken = example("BYTES")
     broken[2, 1] = b"\xff"
-    tensors = {t.lower(): (t, of_type(t) if t != "BYTES" else broken) for t in TYPES}
+    tensors = {t.lower(): (t, example(t) if t != "BYTES" else broken) for t in TYPES}
     with pytest.raises(InferenceServerException, match="input 'bytes': element 5 is not valid UTF-8"):
         infer(loaded, "alltypes", tensors)
 
@@ -130,7 +129,7 @@ def test_ragged_requests_share_an_execution(loaded):
     before = loaded.triton.statistics()["tokens"]["execution_count"]
 
     def ask(rows):
-        # Wider than the longest row, as a client that pads does it.
+        # Wider than the longest row, as clients that pad send it.
         return infer(loaded, "tokens", tokens(rows, width=95))
 
     with ThreadPoolExecutor(24) as clients:

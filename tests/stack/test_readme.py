@@ -1,4 +1,4 @@
-"""The README's commands do what it says."""
+"""The commands of the README work as written."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def run(stack, block: str) -> str:
 def test_first_screen_works_as_written(stack):
     first, second = BLOCKS[:2]
     assert first == "make loadtest\n"
-    said = run(stack, first)
+    output = run(stack, first)
     for line in ("requests/s", "latency p95, ms", "texts per batch (encoder)", "report.html", "The stack stays up"):
-        assert line in said
+        assert line in output
     assert (stack.folder / "reports/latest/report.html").exists()
-    said = run(stack, second)
-    assert '"shape":[2,384]' in said
-    assert "ready" in said
-    assert said.endswith("stopped\n")
+    output = run(stack, second)
+    assert '"shape":[2,384]' in output
+    assert "ready" in output
+    assert output.endswith("stopped\n")
     assert stack.processes("tritonserver") == []
 
 

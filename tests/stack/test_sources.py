@@ -1,4 +1,4 @@
-"""From a stand-in of the Hub to an answer of Triton: downloads, their errors, and the package."""
+"""Models from a stand-in of the Hub, served by Triton: downloads, their errors, and the package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hub(published) -> Iterator[HubStandIn]:
 
 @pytest.fixture(scope="module")
 def served(new_stack, hub) -> TestStack:
-    """Assemble and start by the two documented commands."""
+    """Assemble and start with the two documented commands."""
     stack = new_stack()
     stack.environment["HF_ENDPOINT"] = hub.url
     for target, settings in (("models", {"HF_MODEL": "tests/mood"}), ("up", {})):
@@ -89,7 +89,7 @@ def test_assembled_system_sends_the_hub_no_request(served, hub):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"HF_MODEL": "tests/gated"}, "tests/gated is gated: accept its licence on"),
         ({"HF_MODEL": "tests/private"}, "the Hub has no such model, or it is private: then set HF_TOKEN in .env"),
@@ -98,22 +98,22 @@ def test_assembled_system_sends_the_hub_no_request(served, hub):
         ({"HF_MODEL": "tests/other", "HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
     ],
 )
-def test_hub_error_is_one_sentence_and_changes_nothing(served, settings, said):
+def test_hub_error_is_one_sentence_and_changes_nothing(served, settings, message):
     before = contents(models_of(served))
     done = served.make("models", SYSTEMS="mood", **settings)
     assert done.returncode != 0
     sentences = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
-    assert len(sentences) == 1 and sentences[0].startswith("error: ") and said in sentences[0], done.stderr
+    assert len(sentences) == 1 and sentences[0].startswith("error: ") and message in sentences[0], done.stderr
     assert "hf_secret" not in done.stdout + done.stderr
     assert contents(models_of(served)) == before
 
 
-def test_killed_download_changes_nothing_and_is_continued(served, hub):
+def test_killed_download_changes_nothing_and_is_resumed(served, hub):
     before = contents(models_of(served))
     hub.served.clear()
     hub.bytes_per_second = 20e3
+    # The same commit under another name and in another format is assembled again.
     process = served.start_make("models", SYSTEMS="mood", HF_MODEL="tests/mood", HF_REVISION="v1", FORMAT="python")
-    # The same commit at another name, and of another format: to be made again.
     deadline = time.monotonic() + 120
     while not any(name.endswith(".safetensors") for name, _ in hub.served):
         assert time.monotonic() < deadline and process.poll() is None

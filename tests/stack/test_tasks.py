@@ -25,7 +25,7 @@ TEXTS = MIXED.texts[:24]
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
-    made = {
+    savers = {
         "mood": (encoders.save_bert, "ForSequenceClassification", encoders.labels(encoders.MOODS)),
         "topics": (
             encoders.save_roberta,
@@ -37,8 +37,8 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
         "blanks": (encoders.save_bert, "ForMaskedLM", {}),
         "questions": (encoders.save_bert, "ForQuestionAnswering", {}),
     }
-    found = {name: save(folder / name, head, **config) for name, (save, head, config) in made.items()}
-    return found | {"sentences": encoders.save_sentence_transformer(folder / "sentences")}
+    saved = {name: save(folder / name, head, **config) for name, (save, head, config) in savers.items()}
+    return saved | {"sentences": encoders.save_sentence_transformer(folder / "sentences")}
 
 
 @pytest.fixture(scope="module", params=["onnx", "python", "neuron"])
@@ -48,7 +48,7 @@ def served(new_stack, checkpoints, request) -> TestStack:
     if request.param == "neuron":
         stack, settings = on_neuron(stack), {}
     stack.assemble(
-        # On Neuron no two models share a core.
+        # On Neuron, models share no core.
         *(
             {"SYSTEMS": name, "SOURCE": folder, "NEURON_CORES": f"{number}:{number}"} | settings
             for number, (name, folder) in enumerate(checkpoints.items())
@@ -79,7 +79,7 @@ def test_text_classification_equals_pipeline(served, checkpoints, system):
         TEXTS, truncation=True
     )
     for row, best in enumerate(expected):
-        scores = {each["label"]: each["score"] for each in best}
+        scores = {label["label"]: label["score"] for label in best}
         np.testing.assert_allclose(answer["scores"][row], [scores[name] for name in encoders.MOODS], atol=1e-4)
         assert answer["label"][row, 0] == best[0]["label"]
         assert answer["score"][row, 0] == pytest.approx(best[0]["score"], abs=1e-4)
@@ -90,15 +90,15 @@ def test_token_classification_equals_pipeline(served, checkpoints):
     answer = ask(served, "entities", input_text=TEXTS)
     classify = pipeline("token-classification", checkpoints["entities"], aggregation_strategy="simple")
     classify.tokenizer.model_max_length = encoders.POSITIONS
-    found = 0
+    count = 0
     for row, text in enumerate(TEXTS):
         expected = classify(text)
         columns = (answer[name][row] for name in ("label", "start", "end", "score"))
-        entities = [each for each in zip(*columns, strict=True) if each[0]]
-        assert [each[:3] for each in entities] == [(e["entity_group"], e["start"], e["end"]) for e in expected]
-        np.testing.assert_allclose([each[3] for each in entities], [e["score"] for e in expected], atol=1e-4)
-        found += len(entities)
-    assert found > len(TEXTS)
+        entities = [entity for entity in zip(*columns, strict=True) if entity[0]]
+        assert [entity[:3] for entity in entities] == [(e["entity_group"], e["start"], e["end"]) for e in expected]
+        np.testing.assert_allclose([entity[3] for entity in entities], [e["score"] for e in expected], atol=1e-4)
+        count += len(entities)
+    assert count > len(TEXTS)
 
 
 def test_feature_extraction_equals_pipeline(served, checkpoints):
@@ -121,8 +121,8 @@ def test_fill_mask_equals_pipeline(served, checkpoints):
     texts = [f"{text[:20]} [MASK] rain" for text in TEXTS]
     answer = ask(served, "blanks", input_text=texts)
     for row, expected in enumerate(pipeline("fill-mask", checkpoints["blanks"])(texts)):
-        assert answer["token"][row].tolist() == [each["token_str"] for each in expected]
-        np.testing.assert_allclose(answer["score"][row], [each["score"] for each in expected], atol=1e-4)
+        assert answer["token"][row].tolist() == [token["token_str"] for token in expected]
+        np.testing.assert_allclose(answer["score"][row], [token["score"] for token in expected], atol=1e-4)
 
 
 @pytest.mark.parametrize("text", ["no mask", "[MASK] and [MASK]", "word " * 100 + "[MASK]"])
@@ -138,8 +138,8 @@ def test_question_answering_equals_pipeline(served, checkpoints):
     find = pipeline("question-answering", checkpoints["questions"])
     for row, context in enumerate(contexts):
         expected = find(question=questions[row], context=context, align_to_words=False, doc_stride=8)
-        where = answer["start"][row, 0], answer["end"][row, 0]
-        assert (answer["answer"][row, 0], *where) == (expected["answer"], expected["start"], expected["end"])
+        span = answer["start"][row, 0], answer["end"][row, 0]
+        assert (answer["answer"][row, 0], *span) == (expected["answer"], expected["start"], expected["end"])
         assert answer["score"][row, 0] == pytest.approx(expected["score"], abs=1e-4)
 
 
@@ -155,7 +155,7 @@ def test_unequal_numbers_of_questions_and_contexts_are_refused(served):
 
 
 def test_batched_answers_equal_single_ones(served):
-    """Requests of many lengths arrive at once, and Triton batches them."""
+    """Send texts of many lengths at once, which Triton batches."""
     alone = [ask(served, "mood", input_text=[text])["scores"] for text in TEXTS]
     before = served.triton.statistics()["mood_encoder"]
     with ThreadPoolExecutor(24) as pool:
@@ -190,7 +190,7 @@ def test_int8_keeps_the_interface(new_stack, checkpoints):
     assert done.returncode == 0, done.stderr
     answer = ask(stack, "mood", input_text=TEXTS)
     assert answer["scores"].shape == (len(TEXTS), len(encoders.MOODS))
-    # Asked for in another format, it is made again; not asked, it stays.
+    # Without settings the model stays; another FORMAT assembles it again.
     assert "in place" in stack.make("models", SYSTEMS="mood").stdout
     assert "assembled" in stack.make("models", SYSTEMS="mood", SOURCE=checkpoints["mood"], FORMAT="onnx").stdout
 

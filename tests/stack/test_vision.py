@@ -28,7 +28,7 @@ from tests.support.stacks import TestStack, brought_up
 
 pytestmark = pytest.mark.slow
 
-BOTH_WAYS = ("vit_ensemble", "python_vit")
+BOTH_SYSTEMS = ("vit_ensemble", "python_vit")
 SIZES = ((40, 30), (32, 32), (7, 5), (3, 200), (180, 320), (1, 1))
 
 
@@ -61,7 +61,7 @@ def make_models(stack: TestStack, **settings) -> str:
     return done.stdout
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- images -----------------------------------------------------------------------------------------------------------
 
 
 def pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -70,9 +70,9 @@ def pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
 
 
-def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options) -> bytes:
+def encoded(image: np.ndarray | Image.Image, kind: str = "PNG", **options) -> bytes:
     file = io.BytesIO()
-    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
     image.save(file, kind, **options)
     return file.getvalue()
 
@@ -83,7 +83,7 @@ def header_only(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
 
 
-# --- requests and what is right ---------------------------------------------------------------------------------------
+# --- any image size ---------------------------------------------------------------------------------------------------
 
 
 def ask(stack, model: str, image: np.ndarray | None = None, image_bytes: list[bytes] | None = None):
@@ -98,11 +98,11 @@ def ask(stack, model: str, image: np.ndarray | None = None, image_bytes: list[by
 
 
 @torch.inference_mode()
-def plain(folder: Path, pictures: list, kind: type = transformers.AutoModel):
+def plain(folder: Path, images: list, kind: type = transformers.AutoModel):
     """Return the answer of transformers without a server."""
     processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False)
-    given = processor(pictures, return_tensors="pt", input_data_format="channels_last")
-    return kind.from_pretrained(folder)(**given)
+    inputs = processor(images, return_tensors="pt", input_data_format="channels_last")
+    return kind.from_pretrained(folder)(**inputs)
 
 
 def check_features(answer, expected) -> None:
@@ -110,25 +110,25 @@ def check_features(answer, expected) -> None:
         np.testing.assert_allclose(answer.as_numpy(name), expected[name].numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("model", BOTH_WAYS)
+@pytest.mark.parametrize("model", BOTH_SYSTEMS)
 @pytest.mark.parametrize("size", SIZES)
 def test_any_image_size_equals_transformers(stack, checkpoints, model, size):
-    picture = pixels(*size)
-    expected = plain(checkpoints["vit"], [Image.fromarray(picture)])
-    check_features(ask(stack, model, image=picture[None]), expected)
-    check_features(ask(stack, model, image_bytes=[encoded(picture)]), expected)
+    image = pixels(*size)
+    expected = plain(checkpoints["vit"], [Image.fromarray(image)])
+    check_features(ask(stack, model, image=image[None]), expected)
+    check_features(ask(stack, model, image_bytes=[encoded(image)]), expected)
 
 
-@pytest.mark.parametrize("model", BOTH_WAYS)
+@pytest.mark.parametrize("model", BOTH_SYSTEMS)
 def test_one_request_may_mix_image_sizes(stack, checkpoints, model):
-    pictures = [pixels(*size, seed) for seed, size in enumerate(SIZES[:4])]
-    expected = plain(checkpoints["vit"], [Image.fromarray(picture) for picture in pictures])
-    check_features(ask(stack, model, image_bytes=[encoded(picture) for picture in pictures]), expected)
+    images = [pixels(*size, seed) for seed, size in enumerate(SIZES[:4])]
+    expected = plain(checkpoints["vit"], [Image.fromarray(image) for image in images])
+    check_features(ask(stack, model, image_bytes=[encoded(image) for image in images]), expected)
     same = np.stack([pixels(40, 30, seed) for seed in range(4)])
     check_features(ask(stack, model, image=same), plain(checkpoints["vit"], list(same)))
 
 
-@pytest.mark.parametrize("model", BOTH_WAYS)
+@pytest.mark.parametrize("model", BOTH_SYSTEMS)
 def test_image_files_are_decoded_like_transformers(stack, checkpoints, model):
     turned = Image.Exif()
     turned[0x0112] = 6  # a phone held upright
@@ -150,12 +150,12 @@ def test_vit_without_config_is_completed(stack):
     assert "dynamic_batching" in config
 
 
-# --- requests together ------------------------------------------------------------------------------------------------
+# --- concurrent requests ----------------------------------------------------------------------------------------------
 
 
 @dataclass
-class patient:
-    """Make the model wait for more requests, so that concurrent ones share a batch."""
+class LongQueueDelay:
+    """Sets a long queue delay, so that concurrent requests share a batch; restores the config at the end."""
 
     stack: TestStack
     model: str
@@ -175,78 +175,78 @@ class patient:
 
 @pytest.mark.parametrize(("model", "batches"), [("python_vit", "python_vit"), ("vit_ensemble", "preprocessing")])
 def test_mixed_sizes_share_a_batch_and_errors_stay_apart(stack, checkpoints, model, batches):
-    pictures = [pixels(20 + 9 * n, 90 - 7 * n, n) for n in range(8)]
-    expected = plain(checkpoints["vit"], [Image.fromarray(picture) for picture in pictures])
+    images = [pixels(20 + 9 * n, 90 - 7 * n, n) for n in range(8)]
+    expected = plain(checkpoints["vit"], [Image.fromarray(image) for image in images])
     wrong = (3, 7)
     given = {
-        "image": [picture[None] - 1000.0 * (n in wrong) for n, picture in enumerate(pictures)],
-        "image_bytes": [[encoded(picture)[: 300 if n in wrong else None]] for n, picture in enumerate(pictures)],
+        "image": [image[None] - 1000.0 * (n in wrong) for n, image in enumerate(images)],
+        "image_bytes": [[encoded(image)[: 300 if n in wrong else None]] for n, image in enumerate(images)],
     }
 
-    def answer(name: str, picture):
+    def answer(name: str, image):
         try:
-            return ask(stack, model, **{name: picture})
+            return ask(stack, model, **{name: image})
         except InferenceServerException as error:
             return error
 
-    with patient(stack, batches) as batching, ThreadPoolExecutor(8) as clients:
+    with LongQueueDelay(stack, batches) as batching, ThreadPoolExecutor(8) as clients:
         for name, requests in given.items():
             before = batching.executions()
             answers = list(clients.map(partial(answer, name), requests))
             assert batching.executions() - before < 4
-            for n, found in enumerate(answers):
+            for n, result in enumerate(answers):
                 if n in wrong:
-                    assert found.status() == "400"
-                    assert f"input '{name}'" in found.message()
+                    assert result.status() == "400"
+                    assert f"input '{name}'" in result.message()
                 else:
-                    check_features(found, {name: value[n : n + 1] for name, value in expected.items()})
+                    check_features(result, {name: value[n : n + 1] for name, value in expected.items()})
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- wrong images -----------------------------------------------------------------------------------------------------
 
 GOOD = pixels(20, 20)
 REFUSED = {
-    "no file": ({"image_bytes": [b"hello"]}, "input 'image_bytes': row 0 is not a whole JPEG, PNG or WebP file"),
-    "an empty file": ({"image_bytes": [b""]}, "input 'image_bytes': row 0 is not a whole"),
+    "not an image": ({"image_bytes": [b"hello"]}, "input 'image_bytes': row 0 is not a whole JPEG, PNG or WebP file"),
+    "empty file": ({"image_bytes": [b""]}, "input 'image_bytes': row 0 is not a whole"),
     "half a file": ({"image_bytes": [encoded(GOOD, "JPEG")[:-100]]}, "input 'image_bytes': row 0 is not a whole"),
     "one of two": ({"image_bytes": [encoded(GOOD), encoded(GOOD)[:60]]}, "input 'image_bytes': row 1 is not a whole"),
     "another format": ({"image_bytes": [encoded(GOOD, "GIF")]}, "input 'image_bytes': row 0 is not a whole"),
-    "a bomb": ({"image_bytes": [header_only(60_000)]}, "60000 x 60000 pixels, too many for max_pixels=50000000"),
+    "too large": ({"image_bytes": [header_only(60_000)]}, "60000 x 60000 pixels, too many for max_pixels=50000000"),
     "below 0": ({"image": GOOD[None] - 1000.0}, "input 'image' must hold numbers from 0 to 255"),
     "above 255": ({"image": GOOD[None] + 255.0}, "input 'image' must hold numbers from 0 to 255"),
     "not a number": ({"image": GOOD[None] * np.nan}, "input 'image' must hold numbers from 0 to 255"),
     "four channels": ({"image": np.zeros((1, 20, 20, 4))}, "input 'image'"),
     "no channel": ({"image": np.zeros((1, 20, 20))}, "input 'image'"),
-    "nothing high": ({"image": np.zeros((1, 0, 20, 3))}, "input 'image'"),
-    "no pictures": ({"image": np.zeros((0, 20, 20, 3))}, "image"),
-    "both": ({"image": GOOD[None], "image_bytes": [encoded(GOOD)]}, "'image' and 'image_bytes'"),
-    "neither": ({}, ""),
+    "height of 0": ({"image": np.zeros((1, 0, 20, 3))}, "input 'image'"),
+    "no image": ({"image": np.zeros((0, 20, 20, 3))}, "image"),
+    "both inputs": ({"image": GOOD[None], "image_bytes": [encoded(GOOD)]}, "'image' and 'image_bytes'"),
+    "neither input": ({}, ""),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("model", BOTH_WAYS)
+@pytest.mark.parametrize("model", BOTH_SYSTEMS)
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_image_gets_400_with_the_reason(stack, model, case):
-    inputs, said = REFUSED[case]
+    inputs, reason = REFUSED[case]
     with pytest.raises(InferenceServerException) as error:
         ask(stack, model, **inputs)
     assert error.value.status() == "400", error.value.message()
-    assert said in error.value.message()
+    assert reason in error.value.message()
 
 
-# --- any model --------------------------------------------------------------------------------------------------------
+# --- other models -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["pets", "pets_python"])
 def test_classifier_returns_labels(stack, checkpoints, model):
-    pictures = [pixels(*size, seed) for seed, size in enumerate(SIZES)]
-    found = plain(
+    images = [pixels(*size, seed) for seed, size in enumerate(SIZES)]
+    output = plain(
         checkpoints["classifier"],
-        [Image.fromarray(picture) for picture in pictures],
+        [Image.fromarray(image) for image in images],
         transformers.AutoModelForImageClassification,
     )
-    scores = found.logits.softmax(-1).numpy()
-    answer = ask(stack, model, image_bytes=[encoded(picture) for picture in pictures])
+    scores = output.logits.softmax(-1).numpy()
+    answer = ask(stack, model, image_bytes=[encoded(image) for image in images])
     np.testing.assert_allclose(answer.as_numpy("scores"), scores, atol=1e-4)
     np.testing.assert_allclose(answer.as_numpy("score"), scores.max(axis=1, keepdims=True), atol=1e-4)
     labels = [[vision.LABELS[best]] for best in scores.argmax(axis=1)]
@@ -256,17 +256,17 @@ def test_classifier_returns_labels(stack, checkpoints, model):
 
 @pytest.fixture(scope="module")
 def dino(stack, checkpoints) -> str:
-    said = make_models(stack, SYSTEMS="dino", SOURCE=checkpoints["dinov2"], FORMAT="onnx-int8")
+    output = make_models(stack, SYSTEMS="dino", SOURCE=checkpoints["dinov2"], FORMAT="onnx-int8")
     stack.triton.load("dino")
-    return said
+    return output
 
 
 def test_int8_reports_its_gain_and_stays_close(stack, checkpoints, dino):
-    picture = pixels(180, 320)
-    expected = plain(checkpoints["dinov2"], [Image.fromarray(picture)]).pooler_output.numpy().ravel()
-    found = ask(stack, "dino", image=picture[None]).as_numpy("pooler_output").ravel()
-    assert not np.allclose(found, expected, atol=1e-6)
-    assert found @ expected / np.linalg.norm(found) / np.linalg.norm(expected) > 0.95
+    image = pixels(180, 320)
+    expected = plain(checkpoints["dinov2"], [Image.fromarray(image)]).pooler_output.numpy().ravel()
+    vector = ask(stack, "dino", image=image[None]).as_numpy("pooler_output").ravel()
+    assert not np.allclose(vector, expected, atol=1e-6)
+    assert vector @ expected / np.linalg.norm(vector) / np.linalg.norm(expected) > 0.95
     for word in ("int8: ", "times as fast", "cosine with fp32 at least"):
         assert word in dino
 
@@ -291,11 +291,11 @@ def test_own_config_allows_larger_batches(stack, checkpoints):
     ensemble.write_text(ensemble.read_text().replace("max_batch_size: 4", "max_batch_size: 32"))
     done = stack.make("up")
     assert done.returncode == 0, done.stdout + done.stderr
-    pictures = np.stack([pixels(40, 30, seed) for seed in range(7)])
-    check_features(ask(stack, "vit_ensemble", image=pictures), plain(checkpoints["vit"], list(pictures)))
+    images = np.stack([pixels(40, 30, seed) for seed in range(7)])
+    check_features(ask(stack, "vit_ensemble", image=images), plain(checkpoints["vit"], list(images)))
 
 
-# --- what docs/vision.md says -----------------------------------------------------------------------------------------
+# --- docs/vision.md ---------------------------------------------------------------------------------------------------
 
 
 def blocks(language: str) -> list[str]:
@@ -319,11 +319,11 @@ def test_documented_program_works(stack, tmp_path):
 
 
 def test_comparison_runs_on_images(stack):
-    # Over gRPC and with workers, for a picture is more to pass on than a text.
+    # Over gRPC and with workers, because images are larger than texts.
     load = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16, "PROTOCOL": "grpc", "WORKERS": 2}
     done = stack.make("loadtest", SYSTEM="vit_ensemble", **load)
     assert "images per batch (" in done.stdout, done.stdout + done.stderr
-    found = stack.results()
-    assert found["verdict"]["batched"], done.stdout + done.stderr
-    assert found["settings"]["images"]["count"] >= 24
-    assert found["modes"]["dynamic"]["failures"] == found["modes"]["none"]["failures"] == 0
+    results = stack.results()
+    assert results["verdict"]["batched"], done.stdout + done.stderr
+    assert results["settings"]["images"]["count"] >= 24
+    assert results["modes"]["dynamic"]["failures"] == results["modes"]["none"]["failures"] == 0
