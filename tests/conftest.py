@@ -14,3 +14,9 @@ for _name in dotenv_values(Path(__file__).parents[1] / ".env.example"):
 os.environ["TRITON_SETTINGS_FILE"] = f"{_folder.name}/.env"
 # From here on, a setting in the environment is one that a test put there.
 os.environ["TRITON_SETTINGS_NAMES"] = "*"
+
+# Import Locust before any test module does, without gevent's patches: they end pytest-xdist's workers.
+os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"
+import locust  # noqa: E402, F401
+
+del os.environ["LOCUST_SKIP_MONKEY_PATCH"]
