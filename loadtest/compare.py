@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import report, statistics
-from loadtest.crowd.base import Crowd, pin
+from loadtest.crowd.crowd import Crowd, pin
 from loadtest.crowd.local import LocalCrowd
 from loadtest.crowd.master import MasterCrowd
 from loadtest.examples import Examples

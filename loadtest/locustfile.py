@@ -9,7 +9,7 @@ import gevent
 from locust import events
 from locust.env import Environment
 
-from loadtest.crowd.base import Meter
+from loadtest.crowd.crowd import Meter
 from loadtest.examples import Examples
 from loadtest.telemetry import Metrics
 from loadtest.users import Job, Traffic, user_class

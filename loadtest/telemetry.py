@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
-from loadtest.crowd.base import Sample
+from loadtest.crowd.crowd import Sample
 from loadtest.switching import MODES
 
 # From 1 ms to a minute, six per octave: a percentile is off by at most an eighth.

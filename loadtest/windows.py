@@ -9,7 +9,7 @@ from typing import Any
 
 import gevent
 
-from loadtest.crowd.base import Crowd, Sample
+from loadtest.crowd.crowd import Crowd, Sample
 from loadtest.switching import MODES, Switch
 from loadtest.telemetry import Metrics
 from scripts.common.settings import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from locust.env import Environment
 
-from loadtest.crowd.base import Crowd, Meter, Sample
+from loadtest.crowd.crowd import Crowd, Meter, Sample
 from loadtest.users import Job, Traffic, user_class
 
 

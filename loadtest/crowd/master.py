@@ -25,7 +25,7 @@ from locust.env import Environment
 from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
-from loadtest.crowd.base import Crowd, Meter, Sample
+from loadtest.crowd.crowd import Crowd, Meter, Sample
 from loadtest.crowd.worker import ANSWER, ORDER, SAMPLES, address
 from loadtest.users import Job, Traffic, user_class
 from scripts.common.settings import ROOT, UserError

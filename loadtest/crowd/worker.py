@@ -18,7 +18,7 @@ import greenlet
 from gevent.queue import Empty, Queue
 from locust.env import Environment
 
-from loadtest.crowd.base import Meter, pin
+from loadtest.crowd.crowd import Meter, pin
 from loadtest.users import Job, Traffic, user_class
 from scripts.common.cli import run
 from scripts.common.settings import UserError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.compare import Comparison
-from loadtest.crowd.base import Sample
+from loadtest.crowd.crowd import Sample
 from loadtest.examples import Examples
 from loadtest.switching import MODES
 from loadtest.windows import Counters, Window

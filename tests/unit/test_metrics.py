@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest import telemetry
-from loadtest.crowd.base import Sample
+from loadtest.crowd.crowd import Sample
 from loadtest.telemetry import Metrics
 from scripts.common.ports import free_ports
 from scripts.common.settings import ROOT

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from loadtest import statistics, table
-from loadtest.crowd.base import Sample
+from loadtest.crowd.crowd import Sample
 from loadtest.switching import MODES
 from loadtest.windows import Counters, Plan, Window
 from scripts.common.settings import UserError
