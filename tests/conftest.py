@@ -6,13 +6,13 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
-# Removed when the test run ends. A test that makes secrets writes them here.
+# Removed when the test run ends. Tests that generate secrets write them here.
 _folder = tempfile.TemporaryDirectory(prefix="settings-")
 
 for _name in dotenv_values(Path(__file__).parents[1] / ".env.example"):
     os.environ.pop(_name, None)
 os.environ["TRITON_SETTINGS_FILE"] = f"{_folder.name}/.env"
-# From here on, a setting in the environment is one that a test put there.
+# From here on, every setting in the environment comes from a test.
 os.environ["TRITON_SETTINGS_NAMES"] = "*"
 
 # Import Locust before any test module does, without gevent's patches: they end pytest-xdist's workers.

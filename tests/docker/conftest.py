@@ -17,7 +17,7 @@ import pytest
 from scripts.common.settings import Settings
 from scripts.stack.docker.compose import Compose
 from tests.docker.mirror import pip_configuration
-from tests.support.stacks import TestStack, brought_up, stacks
+from tests.support.stacks import TestStack, bring_up, stacks
 
 
 def docker(*arguments: str, timeout: float = 60) -> str:
@@ -100,11 +100,11 @@ def new_stack() -> Iterator:
                 stack.environment["TORCH_INDEX"] = mirrors[0]
             return stack
 
-        with stacks(make) as make_one:
-            yield make_one
+        with stacks(make) as create:
+            yield create
 
 
 @pytest.fixture(scope="session")
 def stack(new_stack) -> DockerTestStack:
     """Return a stack that was built, whose models the exporter assembled, and that is up."""
-    return brought_up(new_stack(), timeout=1500)
+    return bring_up(new_stack(), timeout=1500)

@@ -15,7 +15,7 @@ import pytest
 from scripts.common.settings import ROOT
 from tests.docker.conftest import docker
 from tests.support.embedding import CURL, embed
-from tests.support.stacks import brought_up
+from tests.support.stacks import bring_up
 
 pytestmark = pytest.mark.timeout(1800)
 SERVICES = ("triton-cpu", "prometheus", "grafana")
@@ -26,7 +26,7 @@ SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 def up(stack):
     """Start again what the test before broke."""
     if not stack.healthy(*SERVICES) or {state for state, _ in stack.triton.index().values()} != {"READY"}:
-        brought_up(stack)
+        bring_up(stack)
 
 
 def get(url: str) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.stacks import TestStack, brought_up, filled, stacks
+from tests.support.stacks import TestStack, bring_up, filled_stack, stacks
 
 
 @pytest.fixture(scope="module")
 def new_stack() -> Iterator:
-    """Give a function that makes stacks. They end with the module: memory does not hold those of all modules."""
-    with stacks(filled) as make_one:
-        yield make_one
+    """Return a function that makes stacks. They end with the module: memory cannot hold those of all modules."""
+    with stacks(filled_stack) as create:
+        yield create
 
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[TestStack]:
-    """Start one stack for all tests that leave it as it was."""
-    with stacks(filled) as make_one:
-        yield brought_up(make_one())
+    """Start one stack for all tests that do not change it."""
+    with stacks(filled_stack) as create:
+        yield bring_up(create())

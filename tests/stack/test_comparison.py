@@ -18,14 +18,14 @@ import pytest
 from loadtest.switching import MODES
 from scripts.common.settings import ROOT
 from tests.support.embedding import embed
-from tests.support.stacks import SHORT, brought_up
+from tests.support.stacks import SHORT, bring_up
 
 TWO_WORKERS = {"WORKERS": 2}
 
 
 @pytest.fixture(scope="module")
 def stack(new_stack):
-    return brought_up(new_stack())
+    return bring_up(new_stack())
 
 
 @pytest.fixture(autouse=True)

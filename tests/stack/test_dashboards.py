@@ -27,7 +27,7 @@ from scripts.dashboards.render.evaluate import Evaluator, Range
 from tests.support import promql
 from tests.support.dashboards import ALL, PANELS
 from tests.support.embedding import embed
-from tests.support.stacks import brought_up
+from tests.support.stacks import bring_up
 
 RECORDED = Path(__file__).with_name("recorded")
 STAND_IN = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
@@ -95,7 +95,7 @@ def grafana_home(tmp_path_factory):
 def stack(new_stack, grafana_home):
     stack = new_stack()
     stack.environment["GRAFANA_HOME"] = str(grafana_home)
-    return brought_up(stack)
+    return bring_up(stack)
 
 
 @pytest.fixture(scope="module")

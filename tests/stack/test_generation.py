@@ -22,8 +22,8 @@ from tritonclient.utils import InferenceServerException
 
 from scripts.common.triton import TritonError
 from tests.support.checkpoints import language
-from tests.support.generation import PROMPTS, SECRET, counted, pieces, text, texts, together
-from tests.support.stacks import TestStack, brought_up
+from tests.support.generation import PROMPTS, SECRET, counted, pieces, send_concurrently, text, texts
+from tests.support.stacks import TestStack, bring_up
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ PUBLISHED = (
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Use one thread: models this small only wait for a second."""
+    """Use one thread, because models this small gain nothing from a second one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -65,7 +65,7 @@ def served(new_stack) -> TestStack:
         )
     )
     stack.environment["SYSTEMS"] = " ".join([*MODELS, "fussy", "falcon7b_stream", "mymodel_stream"])
-    return brought_up(stack)
+    return bring_up(stack)
 
 
 def save_fussy(folder: Path) -> Path:
@@ -130,7 +130,7 @@ def test_32_concurrent_requests_get_their_own_text(served, plain):
     prompts = [f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in range(32)]
     lengths = [3 + n * 7 % 30 for n in range(32)]
     expected = [plain("mistral7b", prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
-    assert together(32, lambda n: text(served, "mistral7b", prompts[n], max_new_tokens=lengths[n])) == expected
+    assert send_concurrently(32, lambda n: text(served, "mistral7b", prompts[n], max_new_tokens=lengths[n])) == expected
 
     def all_counted() -> dict[str, float] | None:
         now = {name: value - before[name] for name, value in counted(served, "mistral7b").items()}
@@ -149,7 +149,9 @@ def test_request_may_hold_several_prompts(served, plain):
 
 @pytest.mark.parametrize("model", ["falcon7b", "mymodel"])
 def test_streamed_pieces_join_to_the_same_text(served, model):
-    streamed = together(len(PROMPTS), lambda n: pieces(served, f"{model}_stream", PROMPTS[n], max_new_tokens=30))
+    streamed = send_concurrently(
+        len(PROMPTS), lambda n: pieces(served, f"{model}_stream", PROMPTS[n], max_new_tokens=30)
+    )
     for prompt, parts in zip(PROMPTS, streamed, strict=True):
         assert "".join(parts) == text(served, model, prompt, max_new_tokens=30)
         assert parts[0].startswith(prompt)
@@ -160,7 +162,7 @@ def test_seed_gives_the_same_text_in_a_batch(served):
     def ask(n: int) -> str:
         return text(served, "mymodel", "I am going", max_new_tokens=20, temperature=1.5, top_p=0.95, seed=n % 8)
 
-    batched = together(24, ask)
+    batched = send_concurrently(24, ask)
     assert batched == [ask(n) for n in range(8)] * 3
     assert len(set(batched)) == 8
 
@@ -242,7 +244,7 @@ def test_failing_request_leaves_its_batch_unharmed(served, plain):
         except TritonError as error:
             return f"{error.status}: {error}"
 
-    answers = together(12, ask)
+    answers = send_concurrently(12, ask)
     assert answers[5] == "500: RuntimeError: it takes no questions"
     del answers[5]
     assert answers == [plain("fussy", f"{n} is it", 8) for n in range(12) if n != 5]
@@ -315,7 +317,7 @@ def test_disconnect_stops_only_its_own_text(served, plain):
         head = f"POST /v2/models/mymodel_stream/generate_stream HTTP/1.1\r\nHost: {address}\r\n"
         gone.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert gone.recv(100)
-    answers = together(4, lambda n: "".join(pieces(served, "mymodel_stream", PROMPTS[n], max_new_tokens=30)))
+    answers = send_concurrently(4, lambda n: "".join(pieces(served, "mymodel_stream", PROMPTS[n], max_new_tokens=30)))
     assert answers == [plain("mymodel", prompt, 30) for prompt in PROMPTS[:4]]
 
     def generated_tokens() -> float | None:

@@ -22,7 +22,7 @@ from scripts.common.http import opener
 from scripts.common.settings import ROOT
 from scripts.common.triton import TritonError
 from tests.support.checkpoints import language
-from tests.support.stacks import TestStack, brought_up
+from tests.support.stacks import TestStack, bring_up
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +95,7 @@ def served(new_stack) -> TestStack:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "with a past and without" in done.stdout
     stack.environment["SYSTEMS"] = "gpt2_ensemble gpt2_generate"
-    return brought_up(stack)
+    return bring_up(stack)
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,8 @@ from scripts.common.settings import ROOT
 from scripts.common.triton import TritonError
 from tests.support.checkpoints import neuron
 from tests.support.checkpoints.neuron import LENGTH, TENSORFLOW, VOCABULARY, WIDTH
-from tests.support.neuron import on_neuron, seen
-from tests.support.stacks import TestStack, brought_up
+from tests.support.neuron import logged, on_neuron
+from tests.support.stacks import TestStack, bring_up
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def stack(new_stack) -> TestStack:
         stack.environment["PYTHONPATH"] += f"{os.pathsep}{TENSORFLOW}"
     stack.environment |= {"TF_CPP_MIN_LOG_LEVEL": "2", "SYSTEMS": "first"}
     make(stack, "first", f"--neuron_core_range 15:15 {FOUR_ROWS}")
-    return brought_up(stack)
+    return bring_up(stack)
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -77,10 +77,10 @@ def make(stack: TestStack, name: str, flags: str, form: str = "tuple", rows: int
 @contextmanager
 def loaded(stack: TestStack, name: str) -> Iterator[Callable[[str], list[dict]]]:
     """Load a model; return a function that lists the events of one kind that its stand-ins logged."""
-    before = Counter({event: len(seen(stack, event)) for event in ("load", "DataParallel", "scatter", "run")})
+    before = Counter({event: len(logged(stack, event)) for event in ("load", "DataParallel", "scatter", "run")})
     stack.triton.load(name)
     try:
-        yield lambda event: seen(stack, event)[before[event] :]
+        yield lambda event: logged(stack, event)[before[event] :]
     finally:
         stack.triton._call(f"/v2/repository/models/{name}/unload", {})
         stack.wait(lambda: stack.triton.index()[name][0] == "UNAVAILABLE", f"{name} unloaded")

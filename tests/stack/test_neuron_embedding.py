@@ -15,8 +15,8 @@ import pytest
 from scripts.common.corpus import MIXED
 from scripts.common.triton import TritonError
 from scripts.models.catalogue import SYSTEMS
-from tests.support.neuron import on_neuron, seen
-from tests.support.stacks import TestStack, brought_up
+from tests.support.neuron import logged, on_neuron
+from tests.support.stacks import TestStack, bring_up
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def neuron(new_stack) -> TestStack:
     assert "(neuron)" in done.stdout
     assert "cosine with the original at least 1.000000 on " in done.stdout
     assert "compiled for 4 x 256 tokens" in done.stderr
-    return brought_up(stack)
+    return bring_up(stack)
 
 
 def embed(stack: TestStack, texts: list[str]) -> np.ndarray:
@@ -50,16 +50,16 @@ def test_models_use_the_config_of_the_profile(neuron):
 
 
 def test_every_shape_is_compiled_once(neuron):
-    traced = seen(neuron, "trace")
+    traced = logged(neuron, "trace")
     assert [call["shapes"][0] for call in traced] == SHAPES
     assert all(call["compiler_args"] == ["--target", "inf2", "--model-type", "transformer"] for call in traced)
     assert not any(call["cpu_backend"] for call in traced)
     assert "embedding: in place" in neuron.make("models").stdout
-    assert len(seen(neuron, "trace")) == len(traced)
+    assert len(logged(neuron, "trace")) == len(traced)
 
 
 def test_every_shape_is_loaded_on_every_core(neuron):
-    loads = [load for load in seen(neuron, "load") if load["path"].startswith(f"{neuron.folder}/models/encoder/1/")]
+    loads = [load for load in logged(neuron, "load") if load["path"].startswith(f"{neuron.folder}/models/encoder/1/")]
     assert {load["visible"] for load in loads} == {"0-1"}
     places = sorted((load["path"].rpartition("/")[2], load["core"]) for load in loads)
     assert places == sorted((f"model-{rows}x{length}.pt", core) for rows, length in SHAPES for core in (0, 1))
@@ -74,9 +74,9 @@ def test_vectors_equal_the_original(neuron):
 
 
 def test_only_compiled_shapes_run_and_their_padding_is_counted(neuron):
-    before, count = padding(neuron), len(seen(neuron, "run"))
+    before, count = padding(neuron), len(logged(neuron, "run"))
     embed(neuron, ["one", "two", "three"])
-    runs = [run["shapes"][0] for run in seen(neuron, "run")[count:]]
+    runs = [run["shapes"][0] for run in logged(neuron, "run")[count:]]
     assert all(shape in SHAPES for shape in runs)
     computed = sum(rows * length for rows, length in runs)
     neuron.wait(lambda: padding(neuron) - before == computed - 3 * 3, "the padding in the counters", 10)
@@ -138,11 +138,11 @@ def test_crash_of_one_of_two_instances_recovers(neuron):
 
 
 def test_changed_shapes_are_compiled_again(neuron):
-    count = len(seen(neuron, "trace"))
+    count = len(logged(neuron, "trace"))
     done = neuron.make("models", NEURON_BATCHES="2", NEURON_LENGTHS="32", NEURON_DEVICES=0)
     assert done.returncode == 0, done.stderr
     assert "not compared with the original: there is no Neuron device" in done.stdout
-    assert [(call["shapes"][0], call["cpu_backend"]) for call in seen(neuron, "trace")[count:]] == [([2, 32], True)]
+    assert [(call["shapes"][0], call["cpu_backend"]) for call in logged(neuron, "trace")[count:]] == [([2, 32], True)]
     folder = neuron.folder / "models/encoder/1"
     assert sorted(path.name for path in folder.iterdir()) == ["model-2x32.pt", "neuron.json"]
     assert json.loads((folder / "neuron.json").read_text())["shapes"] == [

@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from scripts.common.settings import ROOT
 from scripts.common.triton import TritonError
 from tests.support.checkpoints import language
-from tests.support.generation import PROMPTS, SECRET, counted, pieces, text, texts, together
-from tests.support.neuron import on_neuron, seen
-from tests.support.stacks import TestStack, brought_up
+from tests.support.generation import PROMPTS, SECRET, counted, pieces, send_concurrently, text, texts
+from tests.support.neuron import logged, on_neuron
+from tests.support.stacks import TestStack, bring_up
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ OWN_LOAD = """
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Use one thread: models this small only wait for a second."""
+    """Use one thread, because models this small gain nothing from a second one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -85,7 +85,7 @@ def served(new_stack, checkpoint) -> TestStack:
     add_stream(stack)
     add_own_load(stack, checkpoint)
     stack.environment["SYSTEMS"] = " ".join([*MODELS, "nxd_stream", "own"])
-    return brought_up(stack)
+    return bring_up(stack)
 
 
 def compile_(stack: TestStack, model_class: str, checkpoint: Path, folder: Path, options: dict) -> None:
@@ -156,12 +156,12 @@ def test_text_equals_transformers(served, plain, model):
 
 @pytest.mark.parametrize("model", SERVED)
 def test_concurrent_requests_get_their_own_text(served, plain, model):
-    before = len(seen(served, "generate"))
+    before = len(logged(served, "generate"))
     prompts = [f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in range(8)]
     lengths = [3 + n * 7 % 12 for n in range(8)]
     expected = [plain(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
-    assert together(8, lambda n: text(served, model, prompts[n], max_new_tokens=lengths[n])) == expected
-    batches = seen(served, "generate")[before:]
+    assert send_concurrently(8, lambda n: text(served, model, prompts[n], max_new_tokens=lengths[n])) == expected
+    batches = logged(served, "generate")[before:]
     assert {batch["rows"] for batch in batches} == {1 if model == "nxd_single" else 4}
     assert len(batches) == 8 if model == "nxd_single" else len(batches) < 8
 
@@ -182,7 +182,7 @@ def test_seed_gives_the_same_text_in_a_batch(served, plain, model):
     def ask(n: int) -> str:
         return text(served, model, "I am going", max_new_tokens=10, temperature=1.5, top_p=0.95, seed=n % 3)
 
-    batched = together(6, ask)
+    batched = send_concurrently(6, ask)
     assert batched == [ask(n) for n in range(3)] * 2
     assert len(set(batched)) == 3
 
@@ -197,11 +197,11 @@ def test_stop_strings_end_the_text(served, plain, model):
 
 
 def test_rows_that_fill_a_batch_count_only_as_padding(served):
-    requested = sum(event["visible"] == "14" for event in seen(served, "generate")) - 1  # one run tests the load
+    requested = sum(event["visible"] == "14" for event in logged(served, "generate")) - 1  # one run tests the load
     before = served.wait(lambda: counts(served, "own", "runs", requested), "the earlier texts in the counters")
     text(served, "own", "I am going", max_new_tokens=4)
     now = served.wait(lambda: counts(served, "own", "runs", requested + 1), "the text in the counters")
-    width = seen(served, "generate")[-1]["width"]
+    width = logged(served, "generate")[-1]["width"]
     added = {name: now[name] - before.get(name, 0) for name in now}
     assert added == {"texts": 1, "tokens": width, "padding_tokens": width, "generated_tokens": 4, "runs": 1}
 
@@ -216,7 +216,7 @@ def counts(stack: TestStack, model: str, name: str, reached: int) -> dict[str, f
 
 
 def test_every_model_loads_its_options_on_its_own_cores(served):
-    loads = seen(served, "load")
+    loads = logged(served, "load")
     places = {(load["visible"], load["library"], load["batch_size"], load["tp_degree"]) for load in loads}
     assert places == {
         ("0-3", "nxd-inference", 4, 4),
@@ -228,7 +228,7 @@ def test_every_model_loads_its_options_on_its_own_cores(served):
         ("14", "transformers-neuronx", 2, 1),
         ("15", "nxd-inference", 1, 1),  # nxd_stream
     }
-    options = {(call["visible"], call["amp"], call["unroll"]) for call in seen(served, "from_pretrained")}
+    options = {(call["visible"], call["amp"], call["unroll"]) for call in logged(served, "from_pretrained")}
     assert options == {("10-11", "f32", 2), ("12-13", "f32", 2), ("14", "f16", None)}
 
 
@@ -268,7 +268,7 @@ def test_wrong_request_leaves_the_others_unharmed(served, plain):
         except TritonError as error:
             return str(error.status)
 
-    assert together(5, ask) == ["400" if n == 2 else plain(PROMPTS[0], 6) for n in range(5)]
+    assert send_concurrently(5, ask) == ["400" if n == 2 else plain(PROMPTS[0], 6) for n in range(5)]
 
 
 @pytest.mark.parametrize(

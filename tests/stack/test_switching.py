@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.switching import MODES, Switch, plan
-from tests.support.stacks import TestStack, brought_up, stacks
+from tests.support.stacks import TestStack, bring_up, stacks
 
 MODEL = """
 import time
@@ -67,8 +67,8 @@ def small_models() -> TestStack:
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[TestStack]:
-    with stacks(small_models) as make_one:
-        yield brought_up(make_one())
+    with stacks(small_models) as create:
+        yield bring_up(create())
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from scripts.common.settings import ROOT
 from tests.support.checkpoints import vision
-from tests.support.stacks import TestStack, brought_up
+from tests.support.stacks import TestStack, bring_up
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def stack(new_stack, checkpoints) -> TestStack:
         {"SYSTEMS": "pets_python", "SOURCE": checkpoints["classifier"], "FORMAT": "python"},
     )
     stack.environment["SYSTEMS"] = "vit_ensemble python_vit pets pets_python"
-    return brought_up(stack)
+    return bring_up(stack)
 
 
 def make_models(stack: TestStack, **settings) -> str:

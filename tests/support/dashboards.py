@@ -10,6 +10,6 @@ from scripts.dashboards.render.evaluate import load
 ALL = {path.relative_to(FOLDER).with_suffix("").as_posix(): load(path) for path in sorted(FOLDER.rglob("*.json"))}
 PANELS = [
     pytest.param(panel, id=f"{name}: {panel['title']} ({panel['type']})")
-    for name, found in ALL.items()
-    for panel in found["panels"]
+    for name, dashboard in ALL.items()
+    for panel in dashboard["panels"]
 ]

@@ -15,7 +15,7 @@ CURL = """curl -X POST http://localhost:8000/v2/models/{model}/versions/1/infer 
 
 
 def body(*texts: bytes) -> tuple[bytes, dict[str, str]]:
-    """Return a binary request and its headers. Unlike JSON, it can carry what is not UTF-8."""
+    """Return a binary request and its headers. Unlike JSON, it can carry bytes that are not UTF-8."""
     tensor = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
     header = {
         "inputs": [

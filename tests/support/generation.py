@@ -38,10 +38,11 @@ def pieces(stack: TestStack, model: str, prompt: str | list[str], **options) -> 
 def counted(stack: TestStack, model: str) -> dict[str, float]:
     """Return the backend's counters, which it reports twice per second."""
     page = opener.open(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics").read().decode()
-    found = re.findall(rf'^transformers_(\w+)_total{{model="{model}",version="1"}} (\S+)$', page, re.MULTILINE)
-    return {name: float(value) for name, value in found}
+    samples = re.findall(rf'^transformers_(\w+)_total{{model="{model}",version="1"}} (\S+)$', page, re.MULTILINE)
+    return {name: float(value) for name, value in samples}
 
 
-def together(count: int, ask) -> list:
+def send_concurrently(count: int, ask) -> list:
+    """Return ask(0) to ask(count - 1), all called at once."""
     with ThreadPoolExecutor(count) as clients:
         return list(clients.map(ask, range(count)))

@@ -1,4 +1,4 @@
-"""Windows and results of a comparison, made without a server."""
+"""Build windows and results of a comparison without a server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def window(
 
 
 def rounds(pairs: list[tuple[float, float]], **options) -> list[Window]:
-    """Return the windows of rounds, given the requests per second of (none, dynamic) in each."""
+    """Return the windows of rounds. `pairs`: the requests per second of each round, (none, dynamic)."""
     return [
         window(mode, number, rps, mean_batch=8 if mode == "dynamic" else 1, **options)
         for number, pair in enumerate(pairs, 1)
@@ -42,6 +42,6 @@ def rounds(pairs: list[tuple[float, float]], **options) -> list[Window]:
 
 def comparison(settings: Settings, windows: list[Window], noun: str = "texts") -> Comparison:
     """Return a comparison that has measured these windows."""
-    made = Comparison(settings, windows, server_version="2.51.0")
-    made.examples = Examples(noun, [])
-    return made
+    measured = Comparison(settings, windows, server_version="2.51.0")
+    measured.examples = Examples(noun, [])
+    return measured

@@ -1,4 +1,4 @@
-"""Runs test stacks on AWS Neuron, with the stand-ins of its libraries in tests/support/neuron_stand_in."""
+"""Run test stacks on AWS Neuron, with the stand-ins of its libraries in tests/support/neuron_stand_in."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def on_neuron(stack: TestStack) -> TestStack:
     return stack
 
 
-def seen(stack: TestStack, event: str) -> list[dict]:
-    """Return the calls of the libraries, in their order."""
+def logged(stack: TestStack, event: str) -> list[dict]:
+    """Return the calls of one kind that the stand-ins of the libraries logged, in their order."""
     log = stack.folder / "neuron.jsonl"
     lines = log.read_text().splitlines() if log.exists() else []
     return [call for call in map(json.loads, lines) if call["event"] == event]

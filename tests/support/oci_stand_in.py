@@ -44,7 +44,7 @@ GROUPS = (
 )
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     def __init__(self, status: int, code: str, message: str = "") -> None:
         self.status, self.code, self.message = status, code, message or code
 
@@ -71,15 +71,15 @@ class OciStandIn:
     objects: dict[str, bytes] = field(default_factory=dict)
     uploads: dict[str, dict] = field(default_factory=dict)
     received: list[tuple[str, str, dict | None]] = field(default_factory=list)  # method, path, body
-    # (pattern of a request's "METHOD path", the answer in its place), each used once.
+    # (pattern of a request's "METHOD path", the answer instead), used once.
     faults: list[tuple[str, int, str, str, dict[str, str]]] = field(default_factory=list)
-    proxy_answer: bytes | None = None  # the answer to every request, as of a proxy in between
+    proxy_answer: bytes | None = None  # the answer to every request, as if from a proxy
     hangs_at: str = ""  # pattern of a request that gets no answer, used once
     container_error: str = ""  # the next container fails to start with this message
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def fault(
-        self, match: str, status: int, code: str = "Fault", message: str = "as the test wants", **headers: str
+        self, match: str, status: int, code: str = "Fault", message: str = "injected by the test", **headers: str
     ) -> None:
         self.faults.append((match, status, code, message, headers))
 
@@ -141,21 +141,21 @@ class Handler(BaseHTTPRequestHandler):
             if self.cloud.hangs_at and re.search(self.cloud.hangs_at, line):
                 self.cloud.hangs_at = ""
                 self.close_connection = True
-                while self.connection.recv(1024):  # until the client is gone
+                while self.connection.recv(1024):  # until the client disconnects
                     pass
                 return
             self.check_signature(content)
             for fault in self.cloud.faults:
                 if re.search(fault[0], line):
                     self.cloud.faults.remove(fault)
-                    raise FaultOf(*fault[1:])
+                    raise InjectedFault(*fault[1:])
             if self.cloud.proxy_answer is not None:
                 self.answer(200, {}, self.cloud.proxy_answer)
                 return
             status, headers, answer = self.route(url.path, query, body, content)
-        except FaultOf as fault:
+        except InjectedFault as fault:
             status, headers, answer = fault.answer
-        except Refused as error:
+        except RefusedRequest as error:
             status, headers, answer = error.status, {}, {"code": error.code, "message": error.message}
         self.answer(status, headers, answer)
 
@@ -183,17 +183,17 @@ class Handler(BaseHTTPRequestHandler):
             target = f"{self.command.lower()} {self.path}"
             lines.append(f"{name}: {target if name == '(request-target)' else self.headers[name]}")
         if "(request-target)" not in parts.get("headers", ""):
-            raise Refused(401, "NotAuthenticated")
+            raise RefusedRequest(401, "NotAuthenticated")
         if "x-content-sha256" in parts["headers"]:
             digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
             if digest != self.headers["x-content-sha256"]:
-                raise Refused(401, "NotAuthenticated", "the body is not the signed one")
+                raise RefusedRequest(401, "NotAuthenticated", "the body is not the signed one")
         try:
             self.cloud.key.public_key().verify(
                 base64.b64decode(parts["signature"]), "\n".join(lines).encode(), padding.PKCS1v15(), hashes.SHA256()
             )
         except InvalidSignature:
-            raise Refused(401, "NotAuthenticated", "The required information was not provided.") from None
+            raise RefusedRequest(401, "NotAuthenticated", "The required information was not provided.") from None
 
     # --- Data Science -------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Handler(BaseHTTPRequestHandler):
             if method == self.command and (match := re.fullmatch(pattern, path)):
                 parts = {name: urllib.parse.unquote(value) for name, value in match.groupdict().items()}
                 return function(self, query=query, body=body, content=content, **parts)
-        raise Refused(404, "NotAuthorizedOrNotFound", f"{self.command} {path}")
+        raise RefusedRequest(404, "NotAuthorizedOrNotFound", f"{self.command} {path}")
 
     def list_models(self, query: dict, **_: object) -> tuple[int, dict, object]:
         return paged(named(self.cloud.models, query), query)
@@ -221,21 +221,21 @@ class Handler(BaseHTTPRequestHandler):
         model = find(self.cloud.models, id)
         live = [record for record in self.cloud.deployments.values() if record["lifecycleState"] != "DELETED"]
         if any(model_id(deployment) == id for deployment in live):
-            raise Refused(409, "Conflict", "the model is deployed")
+            raise RefusedRequest(409, "Conflict", "the model is deployed")
         model["lifecycleState"] = "DELETED"
         return 204, {}, None
 
     def create_artifact(self, id: str, content: bytes, **_: object) -> tuple[int, dict, object]:
         model = find(self.cloud.models, id)
         if "artifact" in model:
-            raise Refused(409, "Conflict", "the model has an artifact, which cannot be changed")
+            raise RefusedRequest(409, "Conflict", "the model has an artifact, which cannot be changed")
         model["artifact"] = content
         return 204, {}, None
 
     def head_artifact(self, id: str, **_: object) -> tuple[int, dict, object]:
         model = find(self.cloud.models, id)
         if "artifact" not in model:
-            raise Refused(404, "NotAuthorizedOrNotFound")
+            raise RefusedRequest(404, "NotAuthorizedOrNotFound")
         return 200, {"Content-Length": str(len(model["artifact"]))}, None
 
     def export_artifact(self, id: str, body: dict, **_: object) -> tuple[int, dict, object]:
@@ -259,7 +259,7 @@ class Handler(BaseHTTPRequestHandler):
     def create_deployment(self, body: dict, **_: object) -> tuple[int, dict, object]:
         check(body, sdk.CreateModelDeploymentDetails)
         if "artifact" not in find(self.cloud.models, model_id(body)):
-            raise Refused(400, "InvalidParameter", "the model has no artifact")
+            raise RefusedRequest(400, "InvalidParameter", "the model has no artifact")
         live = json.loads(json.dumps(body))
         live |= {"id": self.cloud.identifier("datasciencemodeldeployment"), "timeCreated": now()}
         live |= {"modelDeploymentUrl": f"{self.cloud.url}/{live['id']}", "lifecycleState": "CREATING"}
@@ -271,13 +271,13 @@ class Handler(BaseHTTPRequestHandler):
         check(body, sdk.UpdateModelDeploymentDetails)
         live = find(self.cloud.deployments, id)
         if live["lifecycleState"] not in ("ACTIVE", "INACTIVE", "NEEDS_ATTENTION"):
-            raise Refused(409, "IncorrectState", f"it is {live['lifecycleState']}")
+            raise RefusedRequest(409, "IncorrectState", f"it is {live['lifecycleState']}")
         before, after = flat(live), flat(body)
         changes = [
             group for group in GROUPS if any(name in after and after[name] != before.get(name) for name in group)
         ]
         if live["lifecycleState"] != "INACTIVE" and len(changes) > 1:
-            raise Refused(400, "InvalidParameter", "an active deployment takes one change at a time")
+            raise RefusedRequest(400, "InvalidParameter", "an active deployment takes one change at a time")
         stopped = live["lifecycleState"] == "INACTIVE"
         merge(live, body)
         live["lifecycleState"] = "UPDATING"
@@ -304,7 +304,7 @@ class Handler(BaseHTTPRequestHandler):
     def stop(self, id: str, passing: str, final: str, kind: str) -> tuple[int, dict, object]:
         live = find(self.cloud.deployments, id)
         if live["lifecycleState"] in ("CREATING", "UPDATING", "DELETING"):
-            raise Refused(409, "IncorrectState", f"it is {live['lifecycleState']}")
+            raise RefusedRequest(409, "IncorrectState", f"it is {live['lifecycleState']}")
         live["lifecycleState"] = passing
         self.cloud.tritons.pop(id, None)
         return 202, self.cloud.begin(kind, lambda: live.update(lifecycleState=final)), None
@@ -323,7 +323,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def get_work(self, id: str, **_: object) -> tuple[int, dict, object]:
         if id not in self.cloud.work:
-            raise Refused(404, "NotAuthorizedOrNotFound")
+            raise RefusedRequest(404, "NotAuthorizedOrNotFound")
         work = self.cloud.poll(id)
         progress = {"percentComplete": 100.0 if work.status != "IN_PROGRESS" else 50.0, "status": work.status}
         return 200, {}, progress | {"id": id, "operationType": work.kind, "timeAccepted": now(), "resources": []}
@@ -345,7 +345,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def head_object(self, bucket: str, name: str, **_: object) -> tuple[int, dict, object]:
         if f"{bucket}/{name}" not in self.cloud.objects:
-            raise Refused(404, "ObjectNotFound")
+            raise RefusedRequest(404, "ObjectNotFound")
         return 200, {"Content-Length": str(len(self.cloud.objects[f"{bucket}/{name}"]))}, None
 
     def list_objects(self, bucket: str, query: dict, **_: object) -> tuple[int, dict, object]:
@@ -390,14 +390,16 @@ class Handler(BaseHTTPRequestHandler):
     def predict(self, id: str, content: bytes, **_: object) -> tuple[int, dict, object]:
         model, version = self.headers.get("model_name"), self.headers.get("model_version")
         if id not in self.cloud.tritons or not model or not version:
-            raise Refused(404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found.")
+            raise RefusedRequest(
+                404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found."
+            )
         return forward(f"{self.cloud.tritons[id]}/v2/models/{model}/versions/{version}/infer", content)
 
     def health(self, id: str, **_: object) -> tuple[int, dict, object]:
         return forward(f"{self.cloud.tritons[id]}/v2/health/ready")
 
 
-class FaultOf(Exception):
+class InjectedFault(Exception):
     def __init__(self, status: int, code: str, message: str, headers: dict[str, str]) -> None:
         self.answer = status, headers, {"code": code, "message": message}
 
@@ -458,7 +460,7 @@ def without_artifact(record: dict) -> dict:
 
 def find(records: dict[str, dict], id: str) -> dict:
     if id not in records:
-        raise Refused(404, "NotAuthorizedOrNotFound")
+        raise RefusedRequest(404, "NotAuthorizedOrNotFound")
     return records[id]
 
 
@@ -498,7 +500,7 @@ def check(body: dict, kind: type) -> None:
     try:
         fits(body, kind)
     except ValueError as error:
-        raise Refused(400, "InvalidParameter", str(error)) from None
+        raise RefusedRequest(400, "InvalidParameter", str(error)) from None
 
 
 def fits(body: dict, kind: type, path: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Builds small ONNX models that tests serve."""
+"""Build small ONNX models for tests to serve."""
 
 from __future__ import annotations
 

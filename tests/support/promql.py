@@ -1,4 +1,4 @@
-"""Which metrics a query asks for."""
+"""Parse queries for their metrics, and read the committed rules."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ KEYWORDS = {"and", "or", "unless", "by", "without", "on", "ignoring", "group_lef
 
 
 def metrics(expr: str) -> set[str]:
+    """Return the names of the metrics that the query reads."""
     bare = re.sub(r'"[^"]*"', '""', expr)
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)
     bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", bare)
@@ -21,6 +22,6 @@ def metrics(expr: str) -> set[str]:
 
 
 def rules() -> list[dict]:
-    """Each `record:` or `alert:` with its `expr:`, of all files."""
-    found = [yaml.safe_load(path.read_text()) for path in sorted(RULES.glob("*.yml"))]
-    return [rule for file in found for group in file["groups"] for rule in group["rules"]]
+    """Return every `record:` and `alert:` with its `expr:`, of all files."""
+    files = [yaml.safe_load(path.read_text()) for path in sorted(RULES.glob("*.yml"))]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"]]

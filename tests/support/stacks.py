@@ -1,4 +1,4 @@
-"""A stack for tests: the real programs, started through `make`, on free ports and in a temporary folder."""
+"""Stacks for tests: the real programs, started by `make`, on free ports and in a temporary folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -25,13 +26,13 @@ from tests.support import onnx_models as models
 
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
-# A comparison that ends in seconds. Its ratio means little.
+# A comparison that ends in seconds. Its ratio proves nothing.
 SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 
 
 @dataclass
 class TestStack:
-    """A stack, and the environment in which `make` uses it and no other."""
+    """A stack, and the environment in which `make` uses only this stack."""
 
     __test__ = False
     folder: Path
@@ -97,7 +98,7 @@ class TestStack:
         return done.stdout
 
     def start_make(self, target: str, **settings: object) -> subprocess.Popen[str]:
-        """Start it in its own process group, so that a test can send Ctrl-C."""
+        """Start `make` in its own process group, so that a test can send Ctrl-C."""
         return subprocess.Popen(
             ["make", target],
             cwd=ROOT,
@@ -111,46 +112,47 @@ class TestStack:
         )
 
     def server(self) -> psutil.Process:
-        """Wait until exactly one server is there. A new child has its name for a moment, and a dead one may linger."""
+        """Wait until exactly one server runs. A new child has its name for a moment, and a dead one may linger."""
 
-        def only() -> psutil.Process | None:
-            found = self.processes("tritonserver")
-            return found[0] if len(found) == 1 else None
+        def only_server() -> psutil.Process | None:
+            servers = self.processes("tritonserver")
+            return servers[0] if len(servers) == 1 else None
 
-        return self.wait(only, "one server", 60)
+        return self.wait(only_server, "exactly one server", 60)
 
     def replaced(self, before: psutil.Process) -> psutil.Process:
-        """Wait for the server that replaces a dead one."""
-        return self.wait(lambda: now if (now := self.server()) != before else None, "another server")
+        """Wait for the server that replaces a killed one."""
+        return self.wait(lambda: now if (now := self.server()) != before else None, "the replaced server")
 
     def stub(self, model: str) -> psutil.Process:
         """Wait until the model has exactly one Python process. After a reload the old one may linger."""
 
-        def only() -> psutil.Process | None:
-            found = [p for p in self.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())]
-            return found[0] if len(found) == 1 else None
+        def only_stub() -> psutil.Process | None:
+            stubs = [p for p in self.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())]
+            return stubs[0] if len(stubs) == 1 else None
 
-        return self.wait(only, f"one process of {model}", 40)
+        return self.wait(only_stub, f"exactly one process of {model}", 40)
 
     def processes(self, program: str) -> list[psutil.Process]:
         """Return this stack's living processes of a program."""
-        found = []
+        matching = []
         for process in psutil.process_iter():
             try:
                 line = process.cmdline()
                 if line and line[0].endswith(program) and str(self.folder) in " ".join(line):
-                    found.append(process)
+                    matching.append(process)
             except psutil.Error:
                 continue
-        return found
+        return matching
 
-    def wait(self, reached, what: str, seconds: float = 60):
+    def wait(self, condition: Callable[[], Any], description: str, seconds: float = 60) -> Any:
+        """Wait until the condition is true; return its value."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if result := reached():
+            if result := condition():
                 return result
             time.sleep(0.1)
-        raise AssertionError(f"not within {seconds} s: {what}\n{self.log[-3000:]}")
+        raise AssertionError(f"waited {seconds} s for {description}\n{self.log[-3000:]}")
 
     def results(self) -> dict:
         return json.loads((self.folder / "reports/latest/results.json").read_text())
@@ -222,27 +224,28 @@ SMALL_MODELS = {
 
 @contextlib.contextmanager
 def stacks(make: Callable[[], TestStack]) -> Iterator[Callable[[], TestStack]]:
-    """Give a function that makes stacks; stop them all at the end."""
-    made: list[TestStack] = []
+    """Yield a function that makes stacks; destroy them all at the end."""
+    created: list[TestStack] = []
 
-    def make_one() -> TestStack:
-        made.append(make())
-        return made[-1]
+    def create() -> TestStack:
+        created.append(make())
+        return created[-1]
 
     try:
-        yield make_one
+        yield create
     finally:
-        with ThreadPoolExecutor(4) as together:
-            list(together.map(TestStack.destroy, made))
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(TestStack.destroy, created))
 
 
-def brought_up(stack: TestStack, timeout: float = 240) -> TestStack:
+def bring_up(stack: TestStack, timeout: float = 240) -> TestStack:
     done = stack.make("up", timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return stack
 
 
-def filled() -> TestStack:
+def filled_stack() -> TestStack:
+    """Return a stack, not yet up, with the embedding system and the small models."""
     stack = TestStack(Path(tempfile.mkdtemp(prefix="stack-")))
     fill_repository(stack.folder / "models")
     return stack

@@ -1,4 +1,4 @@
-"""Cases of the postprocessor's arithmetic that served models rarely reach."""
+"""The postprocessor's arithmetic, on cases that served models rarely reach."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_large_logits_do_not_overflow():
         pytest.param([1], (0,), [], id="only special tokens"),
     ],
 )
-def test_entities_of_token_labels(best_labels, special, expected):
+def test_token_labels_become_entities(best_labels, special, expected):
     logits = np.eye(len(LABELS))[best_labels] * 9
     mask = np.array([int(i in special) for i in range(len(best_labels))])
     entities = answers.entities(logits, OFFSETS, mask, LABELS)
@@ -53,11 +53,11 @@ def test_span_is_in_context_in_order_and_within_max_tokens():
     assert (span.end - span.start) <= 8
 
 
-def test_no_context_has_empty_span():
+def test_missing_context_gives_an_empty_span():
     assert answers.best_span(np.ones(3), np.ones(3), np.zeros(3), OFFSETS[:3]) == (0.0, 0, 0)
 
 
-def test_most_probable_come_first():
+def test_labels_are_sorted_by_probability():
     best, probabilities = answers.most_probable(np.log([[0.1, 0.6, 0.3]]), 2)
     assert best.tolist() == [[1, 2]]
     np.testing.assert_allclose(probabilities, [[0.6, 0.3]], rtol=1e-6)

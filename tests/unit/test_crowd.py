@@ -27,7 +27,7 @@ def two_workers() -> MasterCrowd:
     return MasterCrowd(JOB, 2, lambda _: None)
 
 
-def gone(crowd: MasterCrowd, processes: list[subprocess.Popen]) -> bool:
+def has_ended(crowd: MasterCrowd, processes: list[subprocess.Popen]) -> bool:
     return not crowd.children and all(process.poll() is not None for process in processes)
 
 
@@ -42,7 +42,7 @@ def test_window_holds_the_samples_of_its_time(make):
                 gevent.sleep(0.05)
         crowd.open_window()
         gevent.sleep(1)
-        assert len(crowd.samples) > 10  # known during the window too, which may last until it holds enough
+        assert len(crowd.samples) > 10  # a window without WINDOW ends once it has enough samples
         assert 0 < crowd.cores < 1.5
         samples = crowd.close_window()
         assert len(samples) > 50
@@ -69,7 +69,7 @@ def test_workers_share_the_users_and_end_with_the_crowd():
             while crowd.running < 5:
                 gevent.sleep(0.05)
         assert [crowd.runner.clients[name].user_count for name in crowd.names] == [3, 2]
-    assert gone(crowd, processes)
+    assert has_ended(crowd, processes)
     assert [process.returncode for process in processes] == [0, 0]
 
 
@@ -84,7 +84,7 @@ def test_lost_worker_raises_an_error(number, message):
         while True:
             crowd.check()
             gevent.sleep(0.05)
-    assert gone(crowd, processes)
+    assert has_ended(crowd, processes)
 
 
 def test_worker_that_cannot_start_is_reported_with_its_exit_code(monkeypatch):

@@ -42,16 +42,20 @@ def test_grafana_schema_reads_every_field(name):
 
 
 def test_dashboards_have_fixed_uids_one_tag_and_links():
-    assert {found["uid"] for found in ALL.values()} == {"triton-throughput", "triton-batching", "triton-hardware"}
-    for found in ALL.values():
-        assert found["tags"] == found["links"][0]["tags"] == ["triton"]
-        ids = [panel["id"] for panel in found["panels"]]
+    assert {dashboard["uid"] for dashboard in ALL.values()} == {
+        "triton-throughput",
+        "triton-batching",
+        "triton-hardware",
+    }
+    for dashboard in ALL.values():
+        assert dashboard["tags"] == dashboard["links"][0]["tags"] == ["triton"]
+        ids = [panel["id"] for panel in dashboard["panels"]]
         assert len(set(ids)) == len(ids)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_each_profile_has_one_hardware_dashboard(profile):
-    uids = [found["uid"] for found in dashboards(profile)]
+def test_every_profile_has_one_hardware_dashboard(profile):
+    uids = [dashboard["uid"] for dashboard in dashboards(profile)]
     assert uids == ["triton-throughput", "triton-batching", "triton-hardware"]
 
 
@@ -81,7 +85,7 @@ def test_panel_has_description_unit_and_queries(panel):
     for target in panel["targets"]:
         assert target["legendFormat"]
         assert panel["datasource"] == target["datasource"] == {"type": "prometheus", "uid": "prometheus"}
-        # Of the dashboard's own range or resolution, never of a length written down.
+        # Windows follow the dashboard's range or resolution; a fixed length would not.
         assert set(re.findall(r"\[([^\]]+)\]", target["expr"])) <= {"$__rate_interval", "$__range", "$__range:1s"}
         assert "clamp_min" not in target["expr"]
 
@@ -141,10 +145,11 @@ def test_until_moves_the_range():
 
 
 def test_scrape_interval_is_the_same_everywhere():
-    told = yaml.safe_load((ROOT / "monitoring/prometheus/prometheus.yml").read_text())["global"]
+    scrapes = yaml.safe_load((ROOT / "monitoring/prometheus/prometheus.yml").read_text())["global"]
     source = yaml.safe_load((FOLDER / "provisioning/datasources/prometheus.yaml").read_text())["datasources"][0]
-    every = f"{SCRAPE_S}s"
-    assert told["scrape_interval"] == told["evaluation_interval"] == source["jsonData"]["timeInterval"] == every
+    interval = f"{SCRAPE_S}s"
+    assert scrapes["scrape_interval"] == scrapes["evaluation_interval"] == interval
+    assert source["jsonData"]["timeInterval"] == interval
     assert LAST_SCRAPE_S > SCRAPE_S
 
 
@@ -153,19 +158,19 @@ def test_long_range_has_a_longer_step():
     assert Range(0, 86400).step == 288
 
 
-class NothingStored(Prometheus):
-    """Stands in for a Prometheus without samples, and remembers the queries."""
+class EmptyPrometheus(Prometheus):
+    """Stands in for a Prometheus without samples; records the queries."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:9")
-        self.asked: list[str] = []
+        self.queries: list[str] = []
 
     def at(self, expr: str, time: float) -> list[Series]:
-        self.asked.append(expr)
+        self.queries.append(expr)
         return []
 
     def over(self, expr: str, start: float, end: float, step: float) -> list[Series]:
-        self.asked.append(expr)
+        self.queries.append(expr)
         return []
 
     def label_values(self, label: str, selector: str, start: float, end: float) -> list[str]:
@@ -174,16 +179,16 @@ class NothingStored(Prometheus):
 
 @pytest.mark.parametrize("name", ALL)
 def test_panels_without_data_show_no_value(name):
-    prometheus = NothingStored()
+    prometheus = EmptyPrometheus()
     page = str(draw(prometheus, ALL[name], Range(0, 900)))
     for panel in ALL[name]["panels"]:
         assert panel["fieldConfig"]["defaults"]["noValue"] in page
     assert "<img" not in page
-    assert not any("$" in expr for expr in prometheus.asked), "a variable is not filled in"
+    assert not any("$" in expr for expr in prometheus.queries), "a variable is not filled in"
 
 
 def test_defaults_are_the_newest_comparison_and_all_models():
-    prometheus = NothingStored()
+    prometheus = EmptyPrometheus()
     prometheus.label_values = lambda *_: ["20261121T090027Z", "20261121T193319Z", "20261120T000000Z"]
     time = Range(0, 900)
     assert Evaluator(prometheus, ALL["dashboards/batching"], time).values["run"] == "20261121T193319Z"
@@ -211,7 +216,7 @@ def test_modes_keep_their_colours():
     assert looks["GPU, none"].colour not in MODE_COLOURS.values()
 
 
-class OneWindow(NothingStored):
+class OneWindow(EmptyPrometheus):
     """Stands in for a Prometheus with one measured window of five seconds, an hour ago."""
 
     def over(self, expr: str, start: float, end: float, step: float) -> list[Series]:
@@ -220,7 +225,7 @@ class OneWindow(NothingStored):
 
 
 @pytest.mark.parametrize("length", [300, 3600, 3 * 3600 - 1000])
-def test_a_short_window_is_shaded_on_a_long_range(length):
+def test_short_window_is_shaded_on_a_long_range(length):
     ((colour, start, end),) = Evaluator(OneWindow(), ALL["dashboards/throughput"], Range(900, 900 + length)).regions()
     assert colour == MODE_COLOURS["none"]
     assert 1001 <= start < end < 1006
@@ -228,7 +233,7 @@ def test_a_short_window_is_shaded_on_a_long_range(length):
 
 def test_another_stacks_prometheus_is_refused():
     settings = Settings(Settings.load() | {"TRITON_METRICS_PORT": "8002"})
-    prometheus = NothingStored()
+    prometheus = EmptyPrometheus()
     prometheus.url = settings.url("PROMETHEUS_PORT")
     prometheus.at = lambda *_: [Series({"instance": "127.0.0.1:8102"}, [900.0], [1.0])]
     with pytest.raises(UserError, match=r"another stack: it scrapes 127\.0\.0\.1:8102, not 127\.0\.0\.1:8002"):
@@ -238,7 +243,7 @@ def test_another_stacks_prometheus_is_refused():
 
 
 def test_labels_are_escaped():
-    prometheus = NothingStored()
+    prometheus = EmptyPrometheus()
     prometheus.at = lambda *_: [Series({"mode": "<script>"}, [900.0], [1.0])]
     prometheus.over = lambda *_: [Series({"model": "<script>", "mode": "<script>"}, [800.0, 900.0], [1.0, 2.0])]
     page = str(draw(prometheus, ALL["dashboards/batching"], Range(0, 900)))

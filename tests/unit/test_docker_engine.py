@@ -1,4 +1,4 @@
-"""make test-docker: it installs and starts an engine only with consent, and stops only what it started."""
+"""`make test-docker` installs and starts an engine only with consent, and stops only the engine that it started."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_started_engine_is_stopped_at_the_end(checkout, settings):
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
-def test_terminal_is_asked(checkout, answer, code):
+def test_user_at_a_terminal_is_asked(checkout, answer, code):
     master, terminal = os.openpty()
     os.write(master, answer.encode())
     done = run(checkout, stdin=terminal)
@@ -89,7 +89,7 @@ def test_terminal_is_asked(checkout, answer, code):
     assert ("pytest" in done.stdout) == (code == 0)
 
 
-def test_engine_that_ran_before_goes_on(checkout):
+def test_running_engine_is_not_stopped(checkout):
     (checkout / "state").mkdir()
     (checkout / "answers").touch()
     shutil.copy(shutil.which("sleep"), checkout / "state/dockerd")
@@ -101,7 +101,7 @@ def test_engine_that_ran_before_goes_on(checkout):
         engine.kill()
 
 
-def test_help_says_what_it_installs():
+def test_help_names_what_it_installs():
     text = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     (line,) = [line for line in text.splitlines() if line.startswith("  make test-docker ")]
     assert "install Docker system-wide" in line

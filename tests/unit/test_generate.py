@@ -1,4 +1,4 @@
-"""make generate: which model it asks, and what it makes of the model's configuration."""
+"""`make generate`: the model that it queries, and how it reads the model's configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMBEDDING = {"embedding": ("input_text",)}
 
 
 class TritonStandIn(Triton):
-    """Models of seven billion parameters, as far as their inputs and an answer of so many tokens."""
+    """Stands in for a Triton with large models: their inputs, and answers of the requested number of tokens."""
 
     def __init__(self, served: dict[str, tuple[str, ...]]) -> None:
         super().__init__("http://nowhere")
@@ -58,14 +58,14 @@ def ask(monkeypatch):
         ({"SYSTEM": "gpt2_generate"}, "gpt2_generate"),
     ],
 )
-def test_generate_asks_system_or_gpt2_by_default(ask, capsys, settings, model):
+def test_generate_queries_system_or_gpt2_by_default(ask, capsys, settings, model):
     ask(GPT2 | FALCON | EMBEDDING, **settings)
     output = capsys.readouterr()
     assert (output.out, output.err) == ("go on on on\n", f"{model}\n")
 
 
 def test_chosen_system_that_continues_no_text_is_an_error(ask):
-    """SYSTEM=embedding is the default, too; set by the user, it is what the user asks."""
+    """SYSTEM=embedding is also the default; here the user sets it, so GPT-2 must not replace it."""
     with pytest.raises(UserError, match="SYSTEM=embedding continues no text: set a system that generates"):
         ask(GPT2 | EMBEDDING, SYSTEM="embedding")
 
@@ -83,7 +83,7 @@ def test_model_that_is_not_loaded_is_an_error(ask):
         ask(EMBEDDING)
 
 
-def test_step_that_answers_no_text_is_an_error():
+def test_step_that_returns_no_text_is_an_error():
     with pytest.raises(UserError, match="SYSTEM=gpt2_encoder continues no text"):
         prompt_inputs(TritonStandIn({"gpt2_encoder": ("TEXT",)}), "gpt2_encoder")
 
@@ -96,7 +96,7 @@ def test_pieces_hold_only_the_continuation(model):
     assert len(continuation) == (3 if model == "gpt2_ensemble" else 1)
 
 
-def test_loop_ends_when_the_model_answers_an_empty_token():
+def test_loop_ends_when_the_model_returns_an_empty_token():
     triton = TritonStandIn(GPT2)
     assert list(pieces(triton, "gpt2_ensemble", {"TEXT"}, prompt="go", tokens=50)) == [" on"] * 4
 

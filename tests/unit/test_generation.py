@@ -36,7 +36,7 @@ def options(**changes) -> Options:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Compute on one thread: models this small only wait for a second one."""
+    """Use one thread, because models this small gain nothing from a second one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,7 +45,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def decoders(tmp_path_factory):
-    """Return a function that gives the decoder of an architecture, and loads each only once."""
+    """Return a function that returns the decoder of an architecture, and loads it only once."""
     return functools.cache(lambda name: load(ARCHITECTURES[name](tmp_path_factory.mktemp(name))))
 
 
@@ -86,7 +86,7 @@ def reference(decoder: Decoder, prompt: str, new_tokens: int = 24) -> str:
 
 @functools.cache
 def reference_tokens(decoder: Decoder, prompt: str, new_tokens: int) -> tuple[int, torch.Tensor]:
-    """Return the prompt's number of tokens, and the tokens of a greedy run, whose beginning is that of any shorter."""
+    """Return the prompt's number of tokens and those of a greedy run; shorter runs are its beginnings."""
     encoded = decoder.tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     tokens = decoder.model.generate(**encoded, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
     return encoded["input_ids"].shape[1], tokens[0]
@@ -101,7 +101,7 @@ def test_batch_gives_each_row_its_own_text(decoder):
 
 
 def test_long_prompt_and_long_answer_run_apart(decoder, monkeypatch):
-    """Split a batch that would pass the model's context, which each row fits alone."""
+    """Split a batch that would exceed the context, although every row fits alone."""
     monkeypatch.setattr(decoder, "token_cost", 0.0)  # padding costs nothing
     monkeypatch.setattr(decoder, "context", 96)
     prompts = ["a 1 " * 20, "It", "I am"]
@@ -269,24 +269,24 @@ def parsed(path) -> ModelConfig:
 
 @pytest.mark.parametrize("system", ["falcon7b", "mistral7b", "persimmon8b"])
 def test_committed_configs_equal_generated_ones(tmp_path, system):
-    assemble(job(language.save_gpt2(tmp_path / "weights"), tmp_path / "made"))
+    assemble(job(language.save_gpt2(tmp_path / "weights"), tmp_path / "assembled"))
     for suffix in ("", "_stream"):
-        made = parsed(tmp_path / f"made/mymodel{suffix}/config.pbtxt")
-        made.name = f"{system}{suffix}"
+        generated = parsed(tmp_path / f"assembled/mymodel{suffix}/config.pbtxt")
+        generated.name = f"{system}{suffix}"
         if suffix:
-            made.parameters["weights"].string_value = system
-        assert parsed(ROOT / f"model_repository/{system}{suffix}/config.pbtxt") == made
+            generated.parameters["weights"].string_value = system
+        assert parsed(ROOT / f"model_repository/{system}{suffix}/config.pbtxt") == generated
 
 
 def test_only_needed_files_are_copied(tmp_path):
     weights = language.save_mistral(tmp_path / "weights")
     for name in ("consolidated.safetensors", "pytorch_model.bin", "modeling_custom.py", "README.md"):
         (weights / name).touch()
-    assemble(job(weights, tmp_path / "made"))
-    taken = {file.name for file in (tmp_path / "made/mymodel/1").iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= taken
-    assert not taken & {"consolidated.safetensors", "pytorch_model.bin", "modeling_custom.py", "README.md"}
-    assert list((tmp_path / "made/mymodel_stream/1").iterdir()) == []
+    assemble(job(weights, tmp_path / "assembled"))
+    copied = {file.name for file in (tmp_path / "assembled/mymodel/1").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= copied
+    assert not copied & {"consolidated.safetensors", "pytorch_model.bin", "modeling_custom.py", "README.md"}
+    assert list((tmp_path / "assembled/mymodel_stream/1").iterdir()) == []
 
     assemble(job(weights, tmp_path / "trusted", trust_remote_code=True))
     assert (tmp_path / "trusted/mymodel/1/modeling_custom.py").exists()
@@ -297,11 +297,11 @@ def test_sharded_weights_are_copied(tmp_path):
     weights = language.save_falcon(tmp_path / "weights")
     AutoModelForCausalLM.from_pretrained(weights).save_pretrained(weights, max_shard_size="50KB")
     (weights / "model.safetensors").unlink()
-    assemble(job(weights, tmp_path / "made"))
-    made = tmp_path / "made/mymodel/1"
-    assert len(list(made.glob("model-*.safetensors"))) > 1
-    assert sum(stored_weights(made).values()) == sum(
-        w.numel() for w in AutoModelForCausalLM.from_pretrained(made).parameters()
+    assemble(job(weights, tmp_path / "assembled"))
+    folder = tmp_path / "assembled/mymodel/1"
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    assert sum(stored_weights(folder).values()) == sum(
+        w.numel() for w in AutoModelForCausalLM.from_pretrained(folder).parameters()
     )
 
 
@@ -319,12 +319,12 @@ def test_unusable_checkpoint_is_refused(tmp_path, spoil, reason):
     weights = language.save_mistral(tmp_path / "weights")
     spoil(weights)
     with pytest.raises(UserError, match=reason):
-        assemble(job(weights, tmp_path / "made"))
-    assert not (tmp_path / "made").exists()
+        assemble(job(weights, tmp_path / "assembled"))
+    assert not (tmp_path / "assembled").exists()
 
 
 def test_sentencepiece_tokenizer_is_converted(tmp_path):
-    """Convert a tokenizer that is only a tokenizer.model, as that of persimmon8b."""
+    """Convert a tokenizer that has only a tokenizer.model, like persimmon8b's."""
     source = language.save_persimmon(tmp_path / "source")
     for file in source.glob("*token*"):
         file.unlink()
@@ -333,9 +333,9 @@ def test_sentencepiece_tokenizer_is_converted(tmp_path):
         input=str(tmp_path / "lines.txt"), model_prefix=str(source / "tokenizer"), vocab_size=90
     )
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    assemble(Job("story", "text-generation", "python", source, False, tmp_path / "made"))
-    (tmp_path / "made/story/1/tokenizer.model").unlink(missing_ok=True)
-    served = AutoTokenizer.from_pretrained(tmp_path / "made/story/1")
+    assemble(Job("story", "text-generation", "python", source, False, tmp_path / "assembled"))
+    (tmp_path / "assembled/story/1/tokenizer.model").unlink(missing_ok=True)
+    served = AutoTokenizer.from_pretrained(tmp_path / "assembled/story/1")
     original = AutoTokenizer.from_pretrained(source)
     assert served("It was raining, schönes Wetter").input_ids == original("It was raining, schönes Wetter").input_ids
     assert len(served("It was raining").input_ids) > 3
@@ -347,7 +347,7 @@ def test_index_cannot_name_files_elsewhere(tmp_path):
     for name in (str(secret), "../secret.safetensors", "config.json"):
         (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
         with pytest.raises(UserError, match=r"which is not a \*\.safetensors file in the same folder"):
-            assemble(Job("story", "text-generation", "python", source, True, tmp_path / "made"))
+            assemble(Job("story", "text-generation", "python", source, True, tmp_path / "assembled"))
     assert secret.exists()
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": str(secret)}}))
     with pytest.raises(FileNotFoundError):  # the server does not read them either
@@ -369,4 +369,4 @@ def test_model_without_language_head_is_refused(tmp_path):
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"architectures": ["MistralForSequenceClassification"]}))
     with pytest.raises(UserError, match="which has no language-model head"):
-        assemble(Job("story", "text-generation", "python", source, False, tmp_path / "made"))
+        assemble(Job("story", "text-generation", "python", source, False, tmp_path / "assembled"))

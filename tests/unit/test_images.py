@@ -82,14 +82,14 @@ def test_file_decodes_as_in_transformers(processor, kind):
 
 
 def test_sixteen_bit_grey_is_scaled_to_eight(processor):
-    """Scale what transformers clips to white."""
+    """Scale values that transformers clips to white."""
     deep = (np.arange(256).reshape(16, 16) * 256 + 77).astype(np.uint16)
     decoded = processor.decode(InputImage("", encoded(Image.fromarray(deep), "PNG")))
     np.testing.assert_array_equal(decoded, np.stack([deep >> 8] * 3, axis=-1))
 
 
 def test_fractional_pixels_are_rounded(processor):
-    """Round what transformers refuses, and read an image of zeros and ones on the scale of 255, which it does not."""
+    """Round fractions, which transformers refuses; read zeros and ones on the scale of 255, which it rescales."""
     near = np.array(gradient(), np.float32)
     near[near < 255] += 0.4
     whole = processor([input_images({"image": np.array(gradient(), np.float32)[None]})])[0]
@@ -138,7 +138,7 @@ def test_mangled_files_raise_only_bad_request(processor):
 
 
 def refuse(folder, file: str) -> tuple[str, int]:
-    """Return the message for the file, and by how many kilobytes the process grew meanwhile."""
+    """Return the error message for the file, and by how many kilobytes the process grew."""
     processor = ImageProcessor({}, folder)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BadRequest) as error:
@@ -148,11 +148,11 @@ def refuse(folder, file: str) -> tuple[str, int]:
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_decompression_bomb_is_refused_before_decoding(folder, tmp_path, kind):
-    """Refuse a real one: a small file that decodes to 50 megabytes and more."""
+    """Refuse a real bomb: a small file that decodes to more than 50 megabytes."""
     bomb = Image.new("L", (7_100, 7_100))
     bomb.save(tmp_path / "bomb", kind, lossless=True, quality=0, method=0)  # the fastest WebP
     del bomb
-    # A process of its own, because the peak of this one may be higher.
+    # In a process of its own, because the peak of this one may already be higher.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
         message, growth = pool.submit(refuse, folder, str(tmp_path / "bomb")).result()
     assert message == "row 0 has 7100 x 7100 pixels, too many for max_pixels=50000000"

@@ -1,4 +1,4 @@
-"""The install: what it prints while pip works, and where PyTorch comes from."""
+"""The install: its progress lines while pip works, and the index that PyTorch comes from."""
 
 import os
 import pty
@@ -42,7 +42,7 @@ def venv(tmp_path):
 
 
 def run_install(venv, *group, **variables):
-    """Return the exit code and all that a user at a terminal sees."""
+    """Return the exit code and the output at a terminal."""
     ours, terminal = pty.openpty()
     command = ["scripts/make/install.sh", str(venv), "requirements.lock", *group]
     with subprocess.Popen(command, cwd=ROOT, env=os.environ | variables, stdout=terminal, stderr=terminal) as process:
@@ -91,7 +91,7 @@ def test_terminal_shows_a_line_that_moves(venv):
     assert "\r\x1b[KWARNING: a message of pip's" in text
 
 
-def test_log_file_gets_a_line_now_and_then(venv, capfd, monkeypatch):
+def test_log_file_gets_few_progress_lines(venv, capfd, monkeypatch):
     monkeypatch.setenv("PAUSE", "0.8")
     monkeypatch.setattr(install, "LINE_S", 0.5)
     assert install.pip_install(venv, "torch", total=127) == 0
@@ -107,7 +107,7 @@ def test_failed_pip_fails_the_install(venv):
     assert "error: pip could not install requirements.lock: see its message above" in text
 
 
-def test_torch_alone_comes_from_its_index(venv):
+def test_only_torch_comes_from_its_index(venv):
     with index(200) as url:
         code, text = run_install(venv, TORCH_INDEX=url, no_proxy="127.0.0.1")
     assert code == 0, text
@@ -118,7 +118,7 @@ def test_torch_alone_comes_from_its_index(venv):
 
 
 @pytest.mark.parametrize("status", [None, 403])
-def test_index_that_fails_is_no_source(monkeypatch, status):
+def test_failing_index_is_not_used(monkeypatch, status):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(install, "PROBE_S", 0.5)
     with index(status) as url:

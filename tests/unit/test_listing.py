@@ -1,4 +1,4 @@
-"""make models LIST=1, and the tables of docs/models.md."""
+"""`make models LIST=1`, and the tables of docs/models.md."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_list_shows_weights_licence_inputs_and_outputs_of_every_system(listed):
 
 def test_list_fits_100_columns(listed, tmp_path):
     written(tmp_path / "mine/config.pbtxt", CONFIG)
-    written(tmp_path / "a_rather_long_name_of_a_model_that_somebody_made/config.pbtxt", CONFIG)
+    written(tmp_path / "a_rather_long_name_of_a_model_of_some_other_user/config.pbtxt", CONFIG)
     assert max(map(len, listed().splitlines()[:-2])) <= 100
 
 
-def test_list_tells_in_place_assembled_and_own_models(listed, tmp_path):
+def test_list_marks_models_in_place_assembled_and_own(listed, tmp_path):
     facts = {"task": "sentence-similarity", "format": "onnx", "identity": "tests/model@1", "source": "tests/model@1"}
     for name in ("embedding", "spam"):
         written(tmp_path / name / "config.pbtxt", CONFIG)
@@ -77,7 +77,7 @@ def test_list_tells_in_place_assembled_and_own_models(listed, tmp_path):
         written(tmp_path / name / "1/assembled.json", json.dumps(facts | more))
         written(tmp_path / f"{name}_part/config.pbtxt", CONFIG)
     shutil.copy(CONFIGS / "embedding/config.pbtxt", tmp_path / "embedding/config.pbtxt")
-    written(tmp_path / "tokenizer/config.pbtxt", CONFIG)  # a step of it
+    written(tmp_path / "tokenizer/config.pbtxt", CONFIG)  # a step of embedding
     written(tmp_path / "mine/config.pbtxt", CONFIG)
     text = listed()
     assert entry(text, "embedding").startswith("●")

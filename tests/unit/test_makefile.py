@@ -1,4 +1,4 @@
-"""The Makefile: its help, where settings come from, when it works out the runtime, what an install prints."""
+"""The Makefile: its help, the sources of settings, when it detects the runtime, and the messages of an install."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from scripts.common.settings import ROOT
 
-# Stands in for the virtual environment's Python: prints the settings that a command of ours would have.
+# Stands in for the virtual environment's Python: prints the settings that our commands would load.
 PRINT_SETTINGS = """#!/bin/sh
 exec {python} -c 'from scripts.common.settings import Settings
 for name, value in Settings.load().items(): print(name, value, sep="=")'
@@ -17,7 +17,7 @@ for name, value in Settings.load().items(): print(name, value, sep="=")'
 
 
 class Machine:
-    """A machine with a Docker engine, and a virtual environment of its own."""
+    """A machine with a Docker engine and its own virtual environment."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -75,7 +75,7 @@ def test_dry_run_writes_nothing(machine):
     assert {path.name for path in machine.folder.iterdir()} == {"bin", "docker-calls"}
 
 
-def test_exported_variables_are_no_settings(installed_machine):
+def test_exported_variables_are_not_settings(installed_machine):
     exported = {"USERS": "abc", "TAG": "t", "TASK": "t", "SOURCE": "/s", "WINDOW": "3", "RUNTIME": "podman"}
     settings = installed_machine.settings(**exported)
     assert {name: settings[name] for name in exported} == dict.fromkeys(exported, "") | {"RUNTIME": "docker"}
@@ -99,19 +99,19 @@ def test_profile_target_sets_the_profile(installed_machine):
 NEED_NO_RUNTIME = ("help", "lint", "test", "test-unit", "test-all", "test-docker", "dashboards-json", "bench", "lock")
 
 
-def test_no_engine_is_asked_without_need(machine):
+def test_targets_without_a_runtime_query_no_engine(machine):
     machine.make("--dry-run", *NEED_NO_RUNTIME, "clean", "status", "down", "logs")
     assert machine.docker_calls.read_text() == ""
 
 
 @pytest.mark.parametrize("target", ["loadtest", "build-cuda", "deploy-oci", "clean", "status"])
-def test_engine_is_asked_once(installed_machine, target):
+def test_engine_is_queried_once(installed_machine, target):
     installed_machine.make("--dry-run", target)
     assert installed_machine.docker_calls.read_text() == "info\n"
 
 
 @pytest.mark.parametrize("line", ["LOCAL_STATE={}", "export LOCAL_STATE = '{}'  # elsewhere", 'LOCAL_STATE="{}"\r'])
-def test_running_local_stack_is_found_where_dotenv_puts_it(machine, line):
+def test_running_local_stack_is_found_in_local_state_of_dotenv(machine, line):
     state = machine.folder / "the state"
     (state / "run").mkdir(parents=True)
     machine.dotenv.write_text(f"RUNTIME=\n{line.format(state)}\n")

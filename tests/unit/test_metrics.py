@@ -57,7 +57,7 @@ def test_only_the_current_mode_is_set():
 
 
 def test_metrics_are_served_until_the_end_of_the_run(monkeypatch):
-    monkeypatch.setattr(telemetry, "LAST_SCRAPE_S", 60)  # not waited for, because nothing was counted
+    monkeypatch.setattr(telemetry, "LAST_SCRAPE_S", 60)  # must not delay the end, because nothing was counted
     (port,) = free_ports(1)
     with Metrics("r", "s").served("127.0.0.1", port):
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()

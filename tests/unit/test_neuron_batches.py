@@ -190,7 +190,7 @@ def test_missing_library_names_the_image_that_has_it(monkeypatch, name, message)
         FRAMEWORKS[name]({"input": tensors("x__0"), "output": tensors("z__0")}, Cores(0, 1, 1))
 
 
-def test_unrelated_folder_of_a_library_s_name_is_not_the_library(monkeypatch, tmp_path):
+def test_unrelated_folder_with_the_name_of_a_library_is_not_the_library(monkeypatch, tmp_path):
     (tmp_path / "tensorflow/models").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "tensorflow", None)

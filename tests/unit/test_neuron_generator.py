@@ -93,7 +93,7 @@ def home(tmp_path, monkeypatch) -> Path:
 
 
 def save_model(folder: Path, tags: tuple[str, ...] = ("serve",), key: str = "serving_default", **sides: dict) -> None:
-    """Write what the stand-in of tensorflow reads."""
+    """Write a SavedModel for the stand-in of tensorflow."""
     folder.mkdir(parents=True)
     (folder / "saved_model.pb").write_text(json.dumps({"tags": tags, "signatures": {key: sides}}))
 
@@ -249,7 +249,7 @@ def test_script_runs_from_another_folder_without_packages(tmp_path, home):
     assert "make up PROFILE=neuron SYSTEMS=m" in done.stdout
 
 
-def test_script_without_its_package_says_what_to_copy(tmp_path):
+def test_script_without_its_package_names_what_to_copy(tmp_path):
     shutil.copy(SCRIPT, tmp_path)
     done = subprocess.run([sys.executable, "-I", tmp_path / SCRIPT.name, "--help"], capture_output=True, text=True)
     assert done.returncode == 1

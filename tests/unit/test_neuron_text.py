@@ -57,7 +57,7 @@ def test_other_profiles_have_no_target():
     assert target(PROFILE="cpu") is None
 
 
-def test_lengths_double_up_to_the_model_s_maximum():
+def test_lengths_double_up_to_the_maximum_of_the_model():
     assert target().lengths_up_to(256, "spam") == [32, 64, 128, 256]
     assert target().lengths_up_to(200, "spam") == [32, 64, 128, 200]
     assert target().lengths_up_to(20, "spam") == [20]

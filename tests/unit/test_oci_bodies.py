@@ -36,10 +36,10 @@ def deployment(request, tmp_path):
 
 def test_bodies_fit_the_sdks_models(deployment):
     fits(bodies.as_json(bodies.create_model(deployment, "hash")), models.CreateModelDetails)
-    wanted = bodies.create_deployment(deployment, "ocid1.model")
-    fits(bodies.as_json(wanted), models.CreateModelDeploymentDetails)
+    requested = bodies.create_deployment(deployment, "ocid1.model")
+    fits(bodies.as_json(requested), models.CreateModelDeploymentDetails)
     for groups in ([], *([group] for group in bodies.GROUPS), list(bodies.GROUPS)):
-        body = bodies.update_deployment(wanted, groups, "ocid1.model")
+        body = bodies.update_deployment(requested, groups, "ocid1.model")
         fits(bodies.as_json(body), models.UpdateModelDeploymentDetails)
 
 
@@ -102,10 +102,10 @@ def test_body_is_literally_this(tmp_path):
 
 def live(deployment, model_id: str = "ocid1.model") -> models.ModelDeployment:
     """Return what the service reports after this body: the same fields, and some that it adds."""
-    wanted = bodies.create_deployment(deployment, model_id)
+    requested = bodies.create_deployment(deployment, model_id)
     reported = models.ModelDeployment(lifecycle_state="ACTIVE", id="ocid1.deployment")
-    for name in wanted.swagger_types:
-        setattr(reported, name, getattr(wanted, name))
+    for name in requested.swagger_types:
+        setattr(reported, name, getattr(requested, name))
     configuration = reported.model_deployment_configuration_details
     configuration.model_configuration_details.maximum_bandwidth_mbps = 10
     configuration.model_configuration_details.instance_configuration.network_access_type = "CUSTOM_NETWORKING"
@@ -136,8 +136,8 @@ def test_change_is_in_its_group(tmp_path, section, change, group):
     before = read(write_deployment(tmp_path, **EVERYTHING))
     section_before = getattr(before, section)
     now = section_before | change if section == "tags" else section_before.model_copy(update=change)
-    wanted = bodies.create_deployment(before.model_copy(update={section: now}), "ocid1.model")
-    assert bodies.changed(wanted, live(before)) == [group]
+    requested = bodies.create_deployment(before.model_copy(update={section: now}), "ocid1.model")
+    assert bodies.changed(requested, live(before)) == [group]
 
 
 def test_new_model_is_a_change(deployment):
@@ -145,8 +145,8 @@ def test_new_model_is_a_change(deployment):
 
 
 def test_update_has_only_its_group(deployment):
-    wanted = bodies.create_deployment(deployment, "ocid1.new")
-    body = bodies.as_json(bodies.update_deployment(wanted, ["bandwidth"], "ocid1.live"))
+    requested = bodies.create_deployment(deployment, "ocid1.new")
+    body = bodies.as_json(bodies.update_deployment(requested, ["bandwidth"], "ocid1.live"))
     configuration = {"modelId": "ocid1.live", "bandwidthMbps": 10}
     assert body == {
         "modelDeploymentConfigurationDetails": {

@@ -1,4 +1,4 @@
-"""make predict-oci: its requests, how often it repeats them, and its messages when they fail."""
+"""`make predict-oci`: its requests, its retries, and its messages about failures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HANG, DROP = "hang", "drop"
 
 @dataclass
 class Service:
-    """A stand-in for a deployment: it gives its answers in turn, and the last one again and again."""
+    """Stands in for a deployment: gives its answers in turn, then repeats the last one."""
 
     url: str
     answers: list = field(default_factory=list)
@@ -209,7 +209,7 @@ def test_too_large_request_is_not_sent(service, monkeypatch):
     assert service.requests == []
 
 
-# --- what a prompt becomes --------------------------------------------------------------------------------------------
+# --- prompts ----------------------------------------------------------------------------------------------------------
 
 
 def form(model: str) -> RequestForm:

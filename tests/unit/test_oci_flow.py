@@ -1,4 +1,4 @@
-"""make deploy-oci and destroy-oci against a stand-in for Oracle Cloud, whose deployments serve nothing here."""
+"""`make deploy-oci` and `destroy-oci` against a stand-in for Oracle Cloud whose deployments serve nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ VERBOSE = {"container__environment": {"TRITON_LOG_VERBOSE": "1"}}
 
 
 def test_first_deployment_creates_model_and_deployment(machine):
-    """In a process of its own, which also runs `make models`."""
+    """Run in a process of its own, which also runs `make models`."""
     done = machine.run_process("deploy")
     assert done.returncode == 0, done.stdout + done.stderr
     ((model_id, model),) = machine.cloud.models.items()
@@ -329,19 +329,19 @@ def test_uploaded_parts_are_not_uploaded_again(machine, small_parts):
 
 @pytest.mark.parametrize("command", ["deploy", "destroy"])
 def test_leftovers_in_the_bucket_are_deleted(machine, small_parts, command):
-    """They stem from a killed run, from another zip, or from an unfinished upload."""
+    """Delete objects of a killed run, of another zip, and of an unfinished upload."""
     machine.deploy(**BUCKET)
     ours = {f"artifacts/triton-transformers/triton-transformers/{name}.zip": b"x" for name in "ab"}
-    others = {"artifacts/triton-transformers/other/a.zip": b"x", "artifacts/a.zip": b"x"}
+    foreign = {"artifacts/triton-transformers/other/a.zip": b"x", "artifacts/a.zip": b"x"}
     upload = {"namespace": "tests", "bucket": "artifacts", "timeCreated": now(), "parts": {}}
-    machine.cloud.objects |= ours | others
+    machine.cloud.objects |= ours | foreign
     machine.cloud.uploads["1"] = upload | {"object": "triton-transformers/triton-transformers/c.zip", "uploadId": "1"}
     machine.cloud.uploads["2"] = upload | {"object": "triton-transformers/other/c.zip", "uploadId": "2"}
     if command == "deploy":
         machine.deploy(**BUCKET)
     else:
         destroy(machine.usual_service, machine.deployment(**BUCKET))
-    assert machine.cloud.objects == others
+    assert machine.cloud.objects == foreign
     assert list(machine.cloud.uploads) == ["2"]
 
 
@@ -482,7 +482,12 @@ def test_killed_destroy_is_continued(machine, hanging_request):
             ("POST .*/modelDeployments$", 400, code, "create model deployment: your tenancy has reached a limit")
             for code in ("LimitExceeded", "QuotaExceeded", "OutOfHostCapacity")
         ],
-        ("POST .*/models$", 400, "InvalidParameter", "refused the request (400 InvalidParameter): as the test wants"),
+        (
+            "POST .*/models$",
+            400,
+            "InvalidParameter",
+            "refused the request (400 InvalidParameter): injected by the test",
+        ),
     ],
 )
 def test_refusal_is_one_sentence(machine, request_pattern, status, code, message):
@@ -585,7 +590,7 @@ def test_predict_reports_a_deployment_that_does_not_serve(machine, state, messag
 
 
 def test_resource_principal_deploys(machine, monkeypatch):
-    """It has a token that names its expiry, and the key of that token, as in a notebook session of OCI."""
+    """Sign with a token that names its expiry, and with its key, as in a notebook session of OCI."""
     parts = ({"alg": "RS256"}, {"exp": int(time.time()) + 3600, "res_tenant": "ocid1.tenancy.oc1..tests"}, {})
     token = ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
     machine.cloud.config_file()

@@ -1,4 +1,4 @@
-"""make build TAG=: which backends some systems need, and the command that builds the image."""
+"""`make build TAG=`: the backends that the systems need, and the command that builds the image."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_command_builds_on_debian_for_pypi():
     assert words(line, "--secret") == []
 
 
-def test_platform_is_that_of_clouds_or_dockers_own_variable():
+def test_platform_is_amd64_unless_docker_sets_another():
     elsewhere = ENVIRONMENT | {"DOCKER_DEFAULT_PLATFORM": "linux/arm64"}
     assert words(command("r/x:1", "cpu", ["tokenizer"], ENVIRONMENT), "--platform") == ["linux/amd64"]
     assert words(command("r/x:1", "cpu", ["tokenizer"], elsewhere), "--platform") == ["linux/arm64"]
@@ -113,7 +113,7 @@ def test_unknown_backend_is_an_error_before_the_build():
 
 
 def test_dockerfile_installs_the_packages_of_all_backends():
-    """The image of all backends, made without TAG, has what `make build TAG=` would select for all."""
+    """Without TAG, the image has the packages that `make build TAG=` selects for all backends."""
     stages = (ROOT / "images/triton/Dockerfile.nvidia").read_text().split("\nFROM ")
     for profile in PROFILES:
         (stage,) = [text for text in stages if text.startswith(f"build AS packages-{profile}\n")]

@@ -1,4 +1,4 @@
-"""make package: the zip's files, and the same bytes for the same models."""
+"""`make package`: the files of the zip, and equal bytes for equal models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported on a machine that cannot run a profile, with Docker and without."""
+"""The errors on a machine that cannot run a profile, with Docker and without."""
 
 import ctypes
 import json
@@ -16,7 +16,7 @@ from scripts.stack.local.stack import LocalStack
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Return a machine that has everything, for a test to take away. A stand-in answers the docker command."""
+    """Return a machine that has every requirement, for tests to remove one. A stand-in replaces the docker command."""
     state = SimpleNamespace(
         info={"Runtimes": {"runc": {}, "nvidia": {}}, "DockerRootDir": str(tmp_path)},
         compose="2.26.1",
@@ -180,11 +180,11 @@ def test_unreachable_torch_index_is_a_warning_before_the_first_build(machine, ca
     assert warned is not has_image
 
 
-# --- without Docker -------------------------------------------------------------------------------------------------
+# --- without Docker ---------------------------------------------------------------------------------------------------
 
 
 class SupervisorStandIn:
-    """A supervisord whose programs run; a stop is a failure of the test."""
+    """Stands in for a supervisord whose programs run; stopping them fails the test."""
 
     def running(self) -> bool:
         return True
@@ -221,7 +221,7 @@ def test_local_profile_with_its_device_passes(monkeypatch):
 
 @pytest.mark.parametrize(("init", "count"), [(0, 2), (100, 0)])
 def test_gpu_count_asks_the_driver(monkeypatch, init, count):
-    """100 is CUDA_ERROR_NO_DEVICE."""
+    """Read the driver's return code; 100 is CUDA_ERROR_NO_DEVICE."""
 
     def count_devices(reference):
         reference._obj.value = 2

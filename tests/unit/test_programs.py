@@ -1,4 +1,4 @@
-"""Where the local runtime finds its programs and packages, and whether they are new enough."""
+"""Where the local runtime finds its programs and packages, and how it checks their release."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from scripts.stack.local import programs
 
 
 def unpack(folder: Path, name: str = "grafana", version: str = "Version 11.6.0 (commit: 1, branch: HEAD)") -> Path:
-    """Make what an unpacked archive of Grafana has, as far as the code looks at it."""
+    """Create those files of an unpacked archive of Grafana that the code reads."""
     (folder / "bin").mkdir(parents=True)
     (folder / "conf").mkdir()
     (folder / "conf/defaults.ini").touch()

@@ -1,4 +1,4 @@
-"""The files of a report: what they show, and what they never show."""
+"""The files of a report: their content, and the secrets that they never contain."""
 
 import re
 from html.parser import HTMLParser
@@ -187,7 +187,7 @@ def test_command_repeats_what_differs_from_the_defaults(dotenv):
 
 
 def test_no_report_shows_a_secret(dotenv, blank_charts, monkeypatch, tmp_path):
-    """Settings that are not shown hold a secret each, in .env or in the environment."""
+    """Set every setting that is not shown to a secret, in .env or in the environment."""
     hidden = dotenv_values(EXAMPLE).keys() - set(report.SHOWN_SETTINGS)
     assert {"HF_TOKEN", "TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD", "TRANSFORMERS", "TORCH_INDEX"} <= hidden
     numbers = {name for name in hidden if name.endswith("_PORT")}

@@ -44,12 +44,12 @@ def promtool():
 
 @pytest.mark.parametrize("targets", sorted((FOLDER / "targets").iterdir()), ids=lambda path: path.stem)
 def test_prometheus_accepts_the_configuration(promtool, tmp_path, targets):
-    for name, there in (("prometheus.yml", "prometheus.yml"), ("rules", "rules"), ("targets.json", targets)):
-        (tmp_path / name).symlink_to(FOLDER / there)
-    said = promtool("check", "config", "--lint-fatal", "prometheus.yml", folder=tmp_path)
+    for name, source in (("prometheus.yml", "prometheus.yml"), ("rules", "rules"), ("targets.json", targets)):
+        (tmp_path / name).symlink_to(FOLDER / source)
+    output = promtool("check", "config", "--lint-fatal", "prometheus.yml", folder=tmp_path)
     # Prometheus accepts a pattern that matches no file, and a missing file of targets.
-    assert f"{len(list((FOLDER / 'rules').iterdir()))} rule files found" in said
-    assert "WARNING" not in said
+    assert f"{len(list((FOLDER / 'rules').iterdir()))} rule files found" in output
+    assert "WARNING" not in output
 
 
 @pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])

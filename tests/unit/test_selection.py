@@ -1,4 +1,4 @@
-"""Which systems the settings select, what is in place already, and whose a model is."""
+"""The systems that settings select, those already in place, and the owner of a model."""
 
 from __future__ import annotations
 

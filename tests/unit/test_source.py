@@ -79,7 +79,7 @@ def hub(model, monkeypatch):
 
 
 def set_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do what HF_ENDPOINT does, which the library reads only when it is imported."""
+    """Set the endpoint in the library, which reads HF_ENDPOINT only when it is imported."""
     monkeypatch.setattr(huggingface_hub, "HfApi", partial(huggingface_hub.HfApi, endpoint=url))
 
 

@@ -1,4 +1,4 @@
-"""make status, logs and down while nothing runs."""
+"""`make status`, `logs` and `down` while nothing runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripts.stack.local.stack import LocalStack
 @pytest.mark.parametrize("target", ["status", "logs", "down"])
 @pytest.mark.parametrize("runtime", ["docker", "local"])
 def test_without_packages_the_stack_is_not_running(tmp_path, target, runtime):
-    """The packages of the other runtime may be installed, and its stack may have run: do not deny that."""
+    """Report only this runtime: a stack of the other one may have run."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copytree(ROOT / "scripts/make", tmp_path / "scripts/make")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}

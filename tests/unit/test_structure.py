@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows."""
+"""Rules of this repository that no linter checks: names of modules, and imports of tests."""
 
 from __future__ import annotations
 
