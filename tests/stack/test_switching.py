@@ -97,7 +97,7 @@ def test_errors_in_the_log_of_a_healthy_start_are_explained(stack):
 
 
 @pytest.mark.usefixtures("busy_machine")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("switches", "pause"), [(10, 0), pytest.param(100, 0, marks=pytest.mark.slow), (2, 2.5)], ids=str
 )
