@@ -79,7 +79,7 @@ class OciStandIn:
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def fault(
-        self, match: str, status: int, code: str = "Fault", message: str = "injected by the test", **headers: str
+        self, match: str, status: int, code: str = "Fault", message: str = "injected fault", **headers: str
     ) -> None:
         self.faults.append((match, status, code, message, headers))
 

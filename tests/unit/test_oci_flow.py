@@ -486,7 +486,7 @@ def test_killed_destroy_is_continued(machine, hanging_request):
             "POST .*/models$",
             400,
             "InvalidParameter",
-            "refused the request (400 InvalidParameter): injected by the test",
+            "refused the request (400 InvalidParameter): injected fault",
         ),
     ],
 )
