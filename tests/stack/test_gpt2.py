@@ -325,9 +325,9 @@ def test_other_architectures_are_refused(served):
 # --- make generate ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("system", ["embedding", "gpt2_generate"])
-def test_make_generate_equals_transformers(served, original, system):
-    done = served.make("generate", PROMPT="I am", TOKENS=8, SYSTEM=system)
+@pytest.mark.parametrize("settings", [{}, {"SYSTEM": "gpt2_generate"}])
+def test_make_generate_equals_transformers(served, original, settings):
+    done = served.make("generate", PROMPT="I am", TOKENS=8, **settings)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"I am{original.continuation('I am', 8)}\n"
 
