@@ -51,15 +51,15 @@ def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
                 "colour": looks[line.name].colour if panel["type"] != "stat" else stat_colour(panel, line),
                 "style": looks[line.name].style,
                 "text": text(line.last, unit, decimals),
-                "most": text(max(line.finite), unit, decimals),
-                "share": line.last / (max(each.last for each in lines) or 1),
+                "maximum": text(max(line.finite), unit, decimals),
+                "share": line.last / (max(other.last for other in lines) or 1),
             }
             for line in (sorted(lines, key=lambda line: -max(line.finite)) if panel["type"] == "timeseries" else lines)
         ],
     }
     if panel["type"] == "timeseries" and lines:
         size = (panel["gridPos"]["w"] * COLUMN, (panel["gridPos"]["h"] - 2) * ROW)
-        shown["pictures"] = svg_data_urls(partial(draw_lines, panel, lines, looks, regions, time), size)
+        shown["charts"] = svg_data_urls(partial(draw_lines, panel, lines, looks, regions, time), size)
     elif panel["type"] not in ("timeseries", "stat", "bargauge"):
         raise UserError(f"panel '{panel['title']}' is a {panel['type']}, which cannot be drawn here")
     return shown
@@ -91,8 +91,8 @@ def draw_lines(
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     axes.set_ylabel(name)
     axes.set_xlim(time.start, time.end)
-    most = max(4, panel["gridPos"]["w"] / 2)
-    between = next((t for t in TICKS if (time.end - time.start) / t <= most), TICKS[-1])
+    max_ticks = max(4, panel["gridPos"]["w"] / 2)
+    between = next((t for t in TICKS if (time.end - time.start) / t <= max_ticks), TICKS[-1])
     first = math.ceil(time.start / between) * between
     axes.set_xticks([first + n * between for n in range(int((time.end - first) / between) + 1)])
     form = "%H:%M:%S" if between < 60 else "%H:%M" if between < 86400 else "%d %b"
@@ -135,9 +135,9 @@ def own_colour(panel: dict, name: str) -> str | None:
     """Return the colour that the panel's overrides give a series."""
     for override in panel["fieldConfig"]["overrides"]:
         if re.search(override["matcher"]["options"].strip("/"), name):
-            for each in override["properties"]:
-                if each["id"] == "color":
-                    return each["value"]["fixedColor"]
+            for setting in override["properties"]:
+                if setting["id"] == "color":
+                    return setting["value"]["fixedColor"]
     return None
 
 

@@ -13,10 +13,10 @@ from scripts.common.settings import ROOT, UserError
 
 FOLDER = ROOT / "monitoring/grafana"
 BATCHING = FOLDER / "dashboards/batching.json"
-# Points of a line at most: a panel is not wide enough for more.
+# Maximum points of a line: a panel is not wide enough for more.
 POINTS = 300
 # Prometheus refuses a query of more than 11000 points.
-MOST_POINTS = 10_000
+MAX_POINTS = 10_000
 SCRAPE_S = 1  # prometheus.yml's scrape_interval, Grafana's timeInterval
 
 
@@ -85,30 +85,30 @@ class Evaluator:
         query = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
         assert query, "the definitions use no other kind of variable"
         selector, label = query.groups()
-        found = self.prometheus.label_values(label, self.filled_in(selector), self.time.start, self.time.end)
-        return max(found, default="")
+        values = self.prometheus.label_values(label, self.filled_in(selector), self.time.start, self.time.end)
+        return max(values, default="")
 
     def filled_in(self, expr: str) -> str:
-        return re.sub(r"\$(\w+)", lambda found: self.values[found[1]], expr)
+        return re.sub(r"\$(\w+)", lambda match: self.values[match[1]], expr)
 
     def lines(self, panel: dict) -> list[Line]:
-        found = []
+        lines: list[Line] = []
         for target in panel["targets"]:
             expr = self.filled_in(target["expr"])
             if target.get("instant"):
                 series = self.prometheus.at(expr, self.time.end)
             else:
                 series = self.prometheus.over(expr, self.time.start, self.time.end, self.time.step)
-            lines = [Line(_name(target["legendFormat"], each.labels), each) for each in series]
-            found += sorted((line for line in lines if line.finite), key=lambda line: line.name)
-        return found
+            named = [Line(_name(target["legendFormat"], one.labels), one) for one in series]
+            lines += sorted((line for line in named if line.finite), key=lambda line: line.name)
+        return lines
 
     def regions(self) -> list[tuple[str, float, float]]:
         """Return (colour, start, end) of what the dashboard's annotations mark.
 
-        A window is shorter than a step of a long range, so they are asked for as finely as Prometheus answers.
+        A window is shorter than a step of a long range, so this asks for the smallest step that Prometheus allows.
         """
-        step = max(SCRAPE_S, math.ceil((self.time.end - self.time.start) / MOST_POINTS))
+        step = max(SCRAPE_S, math.ceil((self.time.end - self.time.start) / MAX_POINTS))
         marked = []
         for annotation in self.dashboard["annotations"]["list"]:
             for series in self.prometheus.over(annotation["expr"], self.time.start, self.time.end, step):
@@ -119,21 +119,21 @@ class Evaluator:
 
 def since(text: str) -> float:
     """Return the seconds of a length of time such as 90s, 15m, 2h or 1d."""
-    found = re.fullmatch(r"(\d+)([smhd])", text)
-    if not found or not int(found[1]):
+    match = re.fullmatch(r"(\d+)([smhd])", text)
+    if not match or not int(match[1]):
         raise UserError(f"RANGE={text}: must be a length of time above 0, such as 90s, 15m, 2h or 1d")
-    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def _name(form: str, labels: dict[str, str]) -> str:
-    return re.sub(r"{{\s*(\w+)\s*}}", lambda found: labels.get(found[1], ""), form)
+    return re.sub(r"{{\s*(\w+)\s*}}", lambda match: labels.get(match[1], ""), form)
 
 
 def _stretches(times: list[float], step: float) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
+    stretches: list[tuple[float, float]] = []
     for time in times:
-        if found and time - found[-1][1] <= 1.5 * step:
-            found[-1] = (found[-1][0], time)
+        if stretches and time - stretches[-1][1] <= 1.5 * step:
+            stretches[-1] = (stretches[-1][0], time)
         else:
-            found.append((time, time))
-    return found
+            stretches.append((time, time))
+    return stretches

@@ -15,7 +15,7 @@ from scripts.common.settings import PROFILES, Settings, UserError
 from scripts.dashboards.render.draw import draw
 from scripts.dashboards.render.evaluate import Range, dashboards, since
 
-LONGEST_S = 31 * 86400
+MAX_RANGE_S = 31 * 86400
 
 
 def main() -> None:
@@ -60,8 +60,8 @@ def check_ours(prometheus: Prometheus, settings: Settings) -> None:
 
 def chosen_range(settings: Settings) -> Range:
     length = since(settings["RANGE"])
-    if length > LONGEST_S:
-        raise UserError(f"RANGE={settings['RANGE']}: must be at most {LONGEST_S // 86400}d")
+    if length > MAX_RANGE_S:
+        raise UserError(f"RANGE={settings['RANGE']}: must be at most {MAX_RANGE_S // 86400}d")
     if not settings["UNTIL"]:
         return Range(time.time() - length, time.time())
     try:
