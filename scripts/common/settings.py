@@ -142,5 +142,8 @@ def _is_setting(name: str) -> bool:
 
 
 def _read(path: Path) -> dict[str, str]:
-    values = dotenv_values(path, interpolate=False) if path.exists() else {}
+    try:
+        values = dotenv_values(path, interpolate=False) if path.exists() else {}
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text in UTF-8: save it as such") from None
     return {name: value or "" for name, value in values.items()}

@@ -137,7 +137,7 @@ def test_wrong_range_is_refused(text):
 def test_until_moves_the_range():
     settings = Settings(Settings.load() | {"RANGE": "5m", "UNTIL": "1970-01-01T01:00:00Z"})
     assert chosen_range(settings) == Range(3300, 3600)
-    for until in ("yesterday", "0001-01-01T00:00:00Z"):
+    for until in ("yesterday", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"):
         with pytest.raises(UserError, match=f"UNTIL={until}: must be a time such as"):
             chosen_range(Settings(settings | {"UNTIL": until}))
     with pytest.raises(UserError, match="RANGE=3650d: must be at most 31d"):

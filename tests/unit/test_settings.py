@@ -79,6 +79,12 @@ def test_misspelt_name_raises(dotenv):
         Settings.load()
 
 
+def test_dotenv_in_another_encoding_raises_with_its_path(dotenv):
+    dotenv.write_bytes("REPORTS=Berichte für mich\n".encode("latin-1"))
+    with pytest.raises(UserError, match=f"{re.escape(str(dotenv))} is not text in UTF-8"):
+        Settings.load()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "read"),
     [

@@ -66,7 +66,7 @@ def chosen_range(settings: Settings) -> Range:
         return Range(time.time() - length, time.time())
     try:
         until = datetime.fromisoformat(settings["UNTIL"])
-        end = (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp()
+        end = (until if until.tzinfo else until.replace(tzinfo=UTC)).astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
         end = 0.0
     if end < length:
