@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +16,20 @@ IMAGES_PER_SIZE = 4
 SMALL = 320 * 240
 
 
-def all_sizes() -> list[Image]:
+def images(largest: float = math.inf) -> list[Image]:
+    """Return the images of at most this number of pixels."""
     random = np.random.default_rng(1)
-    return [generate(random, width, height) for width, height in SIZES for _ in range(IMAGES_PER_SIZE)]
+    sizes = [(width, height) for width, height in SIZES if width * height <= largest]
+    return [generate(random, width, height) for width, height in sizes for _ in range(IMAGES_PER_SIZE)]
 
 
 def files() -> list[bytes]:
-    return [jpeg(image) for image in all_sizes()]
+    return [jpeg(image) for image in images()]
 
 
 def small() -> list[Image]:
     """Return the small images, for models that take pixels: as FP32 a megapixel is 12 MB on the wire."""
-    return [image for image in all_sizes() if image.shape[0] * image.shape[1] <= SMALL]
+    return images(SMALL)
 
 
 def generate(random: np.random.Generator, width: int, height: int) -> Image:
