@@ -1,4 +1,4 @@
-"""The zip of `make package`, with the systems that deployment.toml names: what is uploaded."""
+"""Pack the systems that deployment.toml names into the zip that is uploaded, as `make package` does."""
 
 from __future__ import annotations
 

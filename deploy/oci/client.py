@@ -155,7 +155,7 @@ def list_all(operation: Callable, *arguments: Any, **options: Any) -> list[Any]:
 
 
 def list_named(operation: Callable, deployment: Deployment, ignored_states: tuple[str, ...]) -> list[Any]:
-    """Return the resources with the deployment's name, newest first, whoever created them."""
+    """Return the resources with the deployment's name, newest first, also those that others created."""
     place = deployment.deployment
     order = {"sort_by": "timeCreated", "sort_order": "DESC"}
     with err.status(CONTACTING):

@@ -128,9 +128,9 @@ GROUPS = {
 EXACT = ("description", "environmentVariables", "freeformTags", "entrypoint", "cmd", "access", "predict")
 
 
-def changed(wanted: models.CreateModelDeploymentDetails, live: models.ModelDeployment) -> list[str]:
-    """Return the groups in which a live deployment differs from the wanted one."""
-    ours, theirs = as_json(wanted), as_json(live)
+def changed(target: models.CreateModelDeploymentDetails, live: models.ModelDeployment) -> list[str]:
+    """Return the groups in which a live deployment differs from the target."""
+    ours, theirs = as_json(target), as_json(live)
     return [
         group
         for group, paths in GROUPS.items()
@@ -154,17 +154,17 @@ def differ(ours: Any, theirs: Any, name: str) -> bool:
 
 
 def update_deployment(
-    wanted: models.CreateModelDeploymentDetails, groups: list[str], model_id: str
+    target: models.CreateModelDeploymentDetails, groups: list[str], model_id: str
 ) -> models.UpdateModelDeploymentDetails:
     """Return the body that changes these groups; it always names a model, if not the new one then `model_id`."""
     body = models.UpdateModelDeploymentDetails()
     if "description and tags" in groups:
-        body.description, body.freeform_tags = wanted.description or "", wanted.freeform_tags
+        body.description, body.freeform_tags = target.description or "", target.freeform_tags
     if "logs" in groups:
-        logs = wanted.category_log_details or models.CategoryLogDetails()
+        logs = target.category_log_details or models.CategoryLogDetails()
         body.category_log_details = recast(logs, models.UpdateCategoryLogDetails)
     configuration = models.UpdateSingleModelDeploymentConfigurationDetails()
-    details = wanted.model_deployment_configuration_details
+    details = target.model_deployment_configuration_details
     if {"instances", "bandwidth", "model"} & set(groups):
         theirs = details.model_configuration_details
         ours = configuration.model_configuration_details = models.UpdateModelConfigurationDetails()

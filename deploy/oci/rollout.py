@@ -31,30 +31,30 @@ def roll_out(service: Service, deployment: Deployment, artifact: Artifact) -> Mo
             f"({same_name[0].id}). Choose another deployment.name"
         )
     model_id = register(service, deployment, artifact)
-    wanted = bodies.create_deployment(deployment, model_id)
+    target = bodies.create_deployment(deployment, model_id)
     if ours:
         state = ours[0].lifecycle_state.lower()
         live = wait_until_settled(service, ours[0].id, f"{deployment.name}: {state}", deployment.wait)
         if live.lifecycle_state not in (*GONE, "FAILED"):
-            return update(service, deployment, wanted, live)
+            return update(service, deployment, target, live)
         if live.lifecycle_state == "FAILED":
             reason = f" ({escape(live.lifecycle_details)})" if live.lifecycle_details else ""
             out.print(f"deployment  {live.id} failed{reason}: replacing it")
             delete(service, deployment, live.id)
-    response = service.data_science.create_model_deployment(wanted)
+    response = service.data_science.create_model_deployment(target)
     out.print(f"deployment  {response.data.id}")
     wait_for_work(service, response, f"creating {deployment.name}", deployment.wait)
     return check_active(service, deployment, response.data.id)
 
 
 def update(
-    service: Service, deployment: Deployment, wanted: CreateModelDeploymentDetails, live: ModelDeployment
+    service: Service, deployment: Deployment, target: CreateModelDeploymentDetails, live: ModelDeployment
 ) -> ModelDeployment:
     """Change what differs: one group at a time while it serves, as the service requires.
 
     A new model and a new container may not fit the old ones, so both change together, while the deployment is stopped.
     """
-    groups = bodies.changed(wanted, live)
+    groups = bodies.changed(target, live)
     out.print(f"deployment  {live.id}, {'changes: ' + ', '.join(groups) if groups else 'unchanged'}")
     stopped = live.lifecycle_state == "INACTIVE"
     if {"model", "container"} <= set(groups) and not stopped:
@@ -66,11 +66,11 @@ def update(
     if not stopped:
         for group in groups:
             with while_serving(group):
-                change(service, deployment, wanted, live.id, [group])
+                change(service, deployment, target, live.id, [group])
         return check_active(service, deployment, live.id)
     with while_stopped(deployment):
         if groups:
-            change(service, deployment, wanted, live.id, groups)
+            change(service, deployment, target, live.id, groups)
         response = service.data_science.activate_model_deployment(live.id)
         wait_for_work(service, response, f"starting {deployment.name}", deployment.wait)
     return check_active(service, deployment, live.id)
@@ -100,11 +100,11 @@ def while_serving(group: str) -> Iterator[None]:
 
 
 def change(
-    service: Service, deployment: Deployment, wanted: CreateModelDeploymentDetails, live_id: str, groups: list[str]
+    service: Service, deployment: Deployment, target: CreateModelDeploymentDetails, live_id: str, groups: list[str]
 ) -> None:
     live = service.data_science.get_model_deployment(live_id).data
     model_id = live.model_deployment_configuration_details.model_configuration_details.model_id
-    body = bodies.update_deployment(wanted, groups, model_id)
+    body = bodies.update_deployment(target, groups, model_id)
     response = service.data_science.update_model_deployment(live_id, body)
     action = f"updating {', '.join(groups)} of {deployment.name}"
     if WORK_REQUEST_HEADER in response.headers:

@@ -84,7 +84,7 @@ def wait_until(
 
 @contextmanager
 def progress(action: str) -> Iterator[Callable[[float | None], None]]:
-    """Show what is going on, and yield a function that takes the percentage done."""
+    """Show a progress bar, and yield a function that takes the percentage done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     if not err.is_terminal:
         err.print(action)
