@@ -1,6 +1,6 @@
 """The comparison of dynamic batching with none on a running server, under Locust's users.
 
-workload.py   who sends what: the named workloads       windows.py     the rounds, and what each window measured
+workload.py   the named workloads: texts, users, pace    windows.py     the rounds, and what each window measured
 examples.py   the requests, for the system's inputs     statistics.py  the numbers and the verdict
 encoding.py   the requests as they go over the wire     charts.py      the figures
 users.py      Locust's users                            report.py      the files of a report

@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt in the greenlet that created it, at its next wait, unless told to ignore signals."""
+    """Raises KeyboardInterrupt in the greenlet that created it, at its next wait, until ignore() is called."""
 
     def __init__(self) -> None:
         self.greenlet = greenlet.getcurrent()
@@ -27,7 +27,7 @@ class Interrupt:
 
     def __call__(self) -> None:
         self.received = True
-        err.print("stopping: putting the server's configuration back")
+        err.print("stopping: restoring the server's configuration")
         if not self.ignored:
             self.ignored = True
             gevent.kill(self.greenlet, KeyboardInterrupt)

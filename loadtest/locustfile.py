@@ -1,4 +1,4 @@
-"""What `make locust` runs: the users of the comparison, under Locust's own web page."""
+"""The users of the comparison, under Locust's own web page: `make locust` has Locust load this file."""
 
 from __future__ import annotations
 

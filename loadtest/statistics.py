@@ -15,7 +15,7 @@ import numpy as np
 from loadtest.switching import MODES
 from loadtest.windows import Counters, Window
 
-# What results.json holds: docs/comparison.md.
+# The content of results.json, or a part of it (docs/comparison.md).
 Results = dict[str, Any]
 
 # Cores that Locust's busiest process may use before it counts as the bottleneck: the limit of Locust's own warning.
@@ -39,7 +39,7 @@ def t95(degrees: int) -> float:
 
 @dataclass(frozen=True)
 class ModelBatches:
-    """What Triton did with the requests of one model."""
+    """Triton's figures for one model: batch sizes, and time per request."""
 
     mean_batch: float
     queue_ms: float

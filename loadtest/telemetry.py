@@ -24,7 +24,7 @@ OUTCOMES = ("ok", "failed")
 
 
 class Metrics:
-    """The metrics of one run; the label `run` tells it from other runs on the same Prometheus."""
+    """The metrics of one run; the label `run` distinguishes it from other runs on the same Prometheus."""
 
     def __init__(self, run: str, system: str, modes: Sequence[str] = MODES) -> None:
         disable_created_metrics()

@@ -27,7 +27,7 @@ NO_TENSOR = "the response has no binary tensor"
 
 @dataclass(frozen=True)
 class Job:
-    """What the users do. It is plain data, because a master sends it to its workers."""
+    """The work of the users, as plain data, because a master sends it to its workers."""
 
     protocol: str
     url: str
@@ -54,7 +54,7 @@ def _open_gate() -> gevent.event.Event:
 
 @dataclass
 class Traffic:
-    """What the users of one process share: the job, its encoded requests, and a gate that holds each request."""
+    """The state that the users of one process share: the job, its encoded requests, and a gate before each request."""
 
     job: Job
     numbers: Iterator[int] = field(default_factory=itertools.count)  # of the users, in the order in which they start

@@ -77,7 +77,7 @@ class Counters:
 
 @dataclass
 class Window:
-    """What one window measured; times are in seconds since the comparison began."""
+    """The measurements of one window; times are in seconds since the comparison began."""
 
     round: int
     mode: str

@@ -1,4 +1,4 @@
-"""The workloads: which texts are sent, by how many users, at what pace."""
+"""The named workloads: their texts, how many users send them, and at what pace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripts.common.settings import Settings, UserError
 
 @dataclass(frozen=True)
 class Workload:
-    """How many users send what; the settings override a field of the named one."""
+    """A load: the texts, the number of users and their pace. Settings override the fields of a named workload."""
 
     name: str
     corpus: Corpus

@@ -1,4 +1,4 @@
-"""What the crowds have in common: the interface that drives the users, and the meter that records responses."""
+"""The base class of crowds, which drives the users, and the meter that records their responses."""
 
 from __future__ import annotations
 

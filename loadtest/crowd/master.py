@@ -4,7 +4,7 @@ The master sends orders. Each worker confirms an order once it has carried it ou
 samples of its users. A worker counts time from when it opened the window, so the clocks of two machines may differ.
 
 The master starts the workers on this machine, and they end with it. If LOADTEST_BIND (host:port) is set, the master
-listens there instead, for workers that somebody else starts, such as Docker Compose.
+listens there instead, for workers that others start, such as Docker Compose.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class MasterCrowd(Crowd):
             self.children.pop()
 
     def _listen(self) -> None:
-        """Listen for workers, and start them unless somebody else does."""
+        """Listen for workers, and start them unless LOADTEST_BIND is set."""
         started_elsewhere = bool(os.environ.get("LOADTEST_BIND"))
         host, port = address("LOADTEST_BIND") if started_elsewhere else ("127.0.0.1", 0)
         try:

@@ -55,7 +55,7 @@ class Worker:
             "open_window": self.open_window,
             "close_window": self.close_window,
         }
-        self._answer(None)  # tells the master that this worker now receives orders
+        self._answer(None)  # announces that this worker now receives orders
         while order := self._next():
             try:
                 self._answer({"result": commands[order["order"]](*order["arguments"])})
@@ -83,7 +83,7 @@ class Worker:
         return self._share()
 
     def leave(self) -> None:
-        self.environment.events.quitting.fire(environment=self.environment)  # tells the master
+        self.environment.events.quitting.fire(environment=self.environment)  # notifies the master
         self.runner.quit()
         self.runner.client.close(linger=500)
 

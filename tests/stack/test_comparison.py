@@ -200,7 +200,7 @@ def test_interrupt_restores_the_server_and_keeps_windows(stack, number, settings
     process.wait(timeout=60)
     text = "".join(lines)
     assert process.returncode != 0
-    assert "putting the server's configuration back" in text
+    assert "restoring the server's configuration" in text
     assert "report.html" in text
     assert "Traceback" not in text
     assert stack.results()["stopped"] == "interrupted"
