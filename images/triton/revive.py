@@ -113,7 +113,7 @@ class Triton:
         self.load(model, config)
 
     def load(self, model: str, config: dict) -> None:
-        """Load the model; retry if this process unloaded it, because nobody else would notice that it is missing."""
+        """Load the model; retry if this process unloaded it, because the watcher does not see that it is missing."""
         for attempt in range(1, MAX_LOADS + 1):
             try:
                 self.call(f"/v2/repository/models/{model}/load", {"parameters": {"config": json.dumps(config)}})
@@ -133,7 +133,7 @@ class Triton:
 
 
 def log(message: str) -> None:
-    """Print a line. A closed pipe is no error: supervisord closes it when the server has died."""
+    """Print a line. A closed pipe is no error: supervisord closes it when the server has crashed."""
     with contextlib.suppress(OSError):
         os.write(sys.stdout.fileno(), f"revive: {message}\n".encode())
 
@@ -159,8 +159,8 @@ class Watch:
     def poll(self, stubs: dict[int, str]) -> None:
         """Compare the living stubs with those of the last poll; reload models that stay short of processes.
 
-        A process that is younger than the loss means that somebody loads the model. A reload now would wait in Triton
-        for that load to end and then undo it, because it carries the configuration from before.
+        A process that is younger than the loss means that another client loads the model. A reload now would wait in
+        Triton for that load to end and then undo it, because it carries the configuration from before.
         """
         living: dict[str, set[int]] = {model: set() for model in self.suspects.keys() | {*self.known.values()}}
         for pid, model in stubs.items():

@@ -42,7 +42,7 @@ def fetch_embedding(_: Path) -> Path:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a benchmark compares: each system at each number of users, in turn."""
+    """The systems and numbers of users that a benchmark compares in turn."""
 
     formats: dict[str, str]  # system -> its FORMAT
     users: tuple[int, ...]
@@ -75,8 +75,8 @@ def run(subject: Subject) -> None:
                 if subject.one_core:
                     alone.append(model_alone.measure(cpu, variables))
                 with err.status(f"turn {turn + 1} of {subject.turns}: {system}, {users} user(s)"):
-                    found = compare(variables | {"SYSTEM": system, "USERS": str(users)})
-                results.setdefault((system, users), []).append(found)
+                    result = compare(variables | {"SYSTEM": system, "USERS": str(users)})
+                results.setdefault((system, users), []).append(result)
     show(subject, results, alone)
     path = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     served = [{"system": system, "users": users, "runs": runs} for (system, users), runs in results.items()]
@@ -116,7 +116,7 @@ def compare(variables: dict[str, str]) -> dict:
     latest = Path(variables["REPORTS"]) / "latest"
     before = latest.resolve()
     done = subprocess.run([sys.executable, "-m", "loadtest"], cwd=ROOT, env=variables, capture_output=True, text=True)
-    # The exit code may only tell that batching was not proven, as with one user. The results are written all the same.
+    # The exit code may only mean that batching was not proven, as with one user. The results are written all the same.
     if latest.resolve() == before:
         raise UserError(f"the comparison of {variables['SYSTEM']} left no results: {done.stderr.strip()}")
     return json.loads((latest / "results.json").read_text())

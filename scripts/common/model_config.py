@@ -65,7 +65,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a config.pbtxt sets; fields that it leaves out are empty."""
+    """The fields of a config.pbtxt; those that it leaves out are empty."""
 
     name: str = ""
     platform: str = ""

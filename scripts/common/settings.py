@@ -28,7 +28,7 @@ SECRETS = ("TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD")
 
 
 class UserError(Exception):
-    """A mistake that the user can correct. The message says what is wrong, where, and what to do."""
+    """A mistake that the user can correct. The message states what is wrong, where, and what to do."""
 
 
 class Settings(dict[str, str]):

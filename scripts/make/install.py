@@ -28,7 +28,7 @@ PACKAGE = re.compile(r"(?:Collecting|Processing|Requirement already satisfied:) 
 
 
 class Progress:
-    """How far pip is: its output names the packages, and its temporary folder holds what it has downloaded."""
+    """The progress of pip: its output names the packages, and its temporary folder holds its downloads."""
 
     def __init__(self, venv: Path, downloads: Path, total: int) -> None:
         self.venv = venv

@@ -17,7 +17,7 @@ FORMATS = ("onnx", "onnx-int8", "python")
 
 @dataclass(frozen=True)
 class Job:
-    """What a recipe has to make, and where.
+    """An order to a recipe: the system to make, its weights, and the folder to fill.
 
     The recipe fills folder/<model>/<version>/ for each Triton model of the system, and writes
     folder/<model>/config.pbtxt for a model that has none in git.
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a recipe reports: a line for the terminal, and facts for the record."""
+    """The report of a recipe: a line for the terminal, and facts for the record."""
 
     summary: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the systems of a task are made: `assemble` in scripts/models/exporters/<module>.py."""
+    """The way to make the systems of a task: `assemble` in scripts/models/exporters/<module>.py."""
 
     module: str
     formats: tuple[str, ...] = FORMATS  # the default first

@@ -117,7 +117,7 @@ def add(archive: ZipFile, name: str, path: Path, advance: Callable[[int], None])
         archive.writestr(entry, b"")
         return
     entry.external_attr = (stat.S_IFREG | 0o644) << 16
-    entry.file_size = os.path.getsize(path)  # tells zipfile to write ZIP64
+    entry.file_size = os.path.getsize(path)  # makes zipfile write ZIP64
     with path.open("rb") as content, archive.open(entry, "w") as packed:
         while chunk := content.read(1 << 20):
             packed.write(chunk)

@@ -27,7 +27,7 @@ class Record:
     source: str  # for people
     identity: str  # changes with the weights
     neuron: dict[str, Any] | None = None  # what it was compiled for (scripts/neuron/target.py)
-    facts: dict[str, Any] = field(default_factory=dict)  # whatever else the recipe reports
+    facts: dict[str, Any] = field(default_factory=dict)  # everything else that the recipe reports
 
     @property
     def models(self) -> tuple[str, ...]:

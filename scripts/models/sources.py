@@ -1,4 +1,4 @@
-"""Where weights come from: the Hugging Face Hub, a folder, or a Python package."""
+"""The sources of weights: the Hugging Face Hub, a folder, or a Python package."""
 
 from __future__ import annotations
 

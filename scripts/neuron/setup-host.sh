@@ -16,8 +16,8 @@ usage() {
   cat <<'USAGE'
 usage: sudo scripts/neuron/setup-host.sh [--dry-run] [inf1|inf2|trn1]
 
-Install AWS Neuron's driver and tools on Ubuntu 22.04, Ubuntu 24.04 or Amazon Linux 2023. The instance type tells the
-chip, unless you name it. Safe to repeat.
+Install AWS Neuron's driver and tools on Ubuntu 22.04, Ubuntu 24.04 or Amazon Linux 2023. The instance type names the
+chip, unless you do. Safe to repeat.
 
   --dry-run   print the steps and change nothing; needs no root
 USAGE

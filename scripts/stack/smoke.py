@@ -27,7 +27,7 @@ def main() -> int:
 
 
 def attempt(triton: Triton, name: str) -> str:
-    """Return what is wrong with the system's response, or nothing."""
+    """Send the system a request, and return the error of its response, or nothing."""
     try:
         configs = triton.composing(name)
         inputs = request(configs[name], configs)
@@ -63,7 +63,7 @@ def example(tensor: dict, batched: bool, text: str) -> dict:
 
 
 def check(outputs: list[dict]) -> str:
-    """Return what is wrong with the outputs, or nothing."""
+    """Return the first error of the outputs, or nothing."""
     for output in outputs:
         if len(output["data"]) != math.prod(output["shape"]):
             return f"{output['name']} has {len(output['data'])} elements, but the shape {output['shape']}"

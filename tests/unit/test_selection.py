@@ -155,9 +155,9 @@ def test_record_survives_writing_and_reading(tmp_path):
 
 
 def test_record_of_an_earlier_release_keeps_its_facts(settings):
-    put(settings, "pets", "a/b@123", neuron={"lengths": [32]}, least_cosine=0.5)
+    put(settings, "pets", "a/b@123", neuron={"lengths": [32]}, minimum_cosine=0.5)
     record = read_record("pets", settings.path("MODEL_REPOSITORY"))
-    assert (record.neuron, record.facts) == ({"lengths": [32]}, {"least_cosine": 0.5})
+    assert (record.neuron, record.facts) == ({"lengths": [32]}, {"minimum_cosine": 0.5})
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"system": "pets", "files": []}'])

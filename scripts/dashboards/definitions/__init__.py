@@ -1,1 +1,1 @@
-"""What the Grafana dashboards show."""
+"""The definitions of the Grafana dashboards."""

@@ -1,4 +1,4 @@
-"""What all dashboards share: how a panel looks, what it shows without data, the colours of the modes."""
+"""Parts that all dashboards share: panels, their text without data, the colours of the modes."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def throughput():
         ),
         number(
             "Alerts firing",
-            "Prometheus lists them on its page Alerts; docs/alerts.md tells what to do.",
+            "Prometheus lists them on its page Alerts; docs/alerts.md has the remedies.",
             "none",
             Query('count(ALERTS{alertstate="firing"}) or vector(0)', "alerts", instant=True),
             bad_from=1,

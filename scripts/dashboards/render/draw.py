@@ -114,7 +114,7 @@ def broken(line: Line, step: float) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True)
 class Look:
-    """How a series is drawn on its panel."""
+    """The colour and the line style of a series on its panel."""
 
     colour: str
     style: str = STYLES[0]

@@ -103,7 +103,7 @@ def parity(model: TextModel, feeds: list[Feed], answers: list[np.ndarray], minim
     cosine = check_parity(reference(model, feeds), answers, minimum)
     return Outcome(
         f"cosine with the original at least {cosine:.6f} on {len(feeds)} texts",
-        {"least_cosine": cosine, "parity_texts": len(feeds)},
+        {"minimum_cosine": cosine, "parity_texts": len(feeds)},
     )
 
 

@@ -78,7 +78,7 @@ class TextModel:
 
     @cached_property
     def token_inputs(self) -> list[str]:
-        """Return the encoder's inputs. token_type_ids tell two texts apart, so they matter only for pairs."""
+        """Return the encoder's inputs. token_type_ids distinguish two texts, so only pairs need them."""
         has_types = self.takes_pairs and getattr(self.config, "type_vocab_size", 0) > 1
         return ["input_ids", "attention_mask", *(["token_type_ids"] if has_types else [])]
 

@@ -201,7 +201,7 @@ def save_onnx(model: VisionModel, target: Path) -> Outcome:
     answers = run(target, model.examples)
     cosine = check_parity(reference(model), answers, MIN_COSINE)
     summary = f"cosine with the original at least {cosine:.6f} on {len(answers)} images"
-    facts = {"least_cosine": cosine, "parity_images": len(answers)}
+    facts = {"minimum_cosine": cosine, "parity_images": len(answers)}
     if model.job.format == "onnx-int8":
         int8 = quantize_and_compare(target, lambda: run(target, model.examples))
         return Outcome(f"{summary}; {int8.summary}", facts | int8.facts)

@@ -1,4 +1,4 @@
-"""Checks before compose runs, so that what this machine lacks is one sentence that says what to do."""
+"""Checks before compose runs: whatever this machine lacks becomes one sentence with the remedy."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def checked(models: dict[str, str], profile: str, environment: dict[str, str]) -
     for model, backend in models.items():
         if not backend:
             raise UserError(
-                f"{model}: its config.pbtxt names no backend, and no file of it tells Triton which: add one"
+                f"{model}: its config.pbtxt names no backend, and Triton cannot choose one by its files: add one"
             )
         known = backend in (ENSEMBLE, "python") or (OURS / backend).is_dir()
         if not known and base(profile, environment["TRITON_SOURCE"]) != "nvidia":

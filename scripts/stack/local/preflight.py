@@ -1,4 +1,4 @@
-"""Checks before anything starts or restarts, so that what this machine lacks is one sentence that says what to do."""
+"""Checks before anything starts or restarts: whatever this machine lacks becomes one sentence with the remedy."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class LocalStack(Stack):
 
     @property
     def record(self) -> Path:
-        """The file that holds the settings of the running programs."""
+        """Return the file that holds the settings of the running programs."""
         return self.state / "run/started.json"
 
     # --- up and down ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Compiled large language models: what each is compiled for, and how its library loads it.
+"""Compiled large language models: the shape of each, and how its library loads it.
 
 It imports no torch, because torch-neuronx may start the Neuron runtime before the instance has claimed its cores.
 """
@@ -20,7 +20,7 @@ AMPS = ("f32", "f16", "bf16", "s8", "f8e4m3fn")
 
 @dataclass(frozen=True)
 class CompiledLLM:
-    """What a model is compiled for, from its neuron_config.json, if the library writes one, and from config.pbtxt."""
+    """A model's compiled shape, from its neuron_config.json, if the library writes one, and from config.pbtxt."""
 
     folder: Path
     batch_size: int

@@ -47,8 +47,8 @@ class ImageTask(BatchBackend[Job]):
             pb_utils.Logger.log_warn(f"{args['model_name']}: no output '{POOLED}': the weights have no pooler")
 
     def prepare(self, request: pb_utils.InferenceRequest) -> Job:
-        given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        return Job(images.input_images(given), serving.requested_outputs(request, self.outputs))
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        return Job(images.input_images(tensors), serving.requested_outputs(request, self.outputs))
 
     def run_batch(self, jobs: list[Job]) -> list[Tensors | Exception]:
         """Run the jobs with valid images at once; each other job gets its own error."""
