@@ -52,7 +52,15 @@ def test_every_named_setting_exists():
     assert named <= dotenv_values(EXAMPLE).keys()
 
 
-def test_every_linked_file_exists():
-    for text in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(((?!https?://)[^)#]+)", text.read_text()):
-            assert (text.parent / link).exists(), f"{text.name}: {link}"
+def test_every_link_leads_to_a_file_and_its_heading():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for path, heading in re.findall(r"\]\(((?!https?://)[^)#]*)(?:#([^)]+))?\)", page.read_text()):
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page.name}: {path}"
+            assert not heading or heading in anchors(target.read_text()), f"{page.name}: {path}#{heading}"
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

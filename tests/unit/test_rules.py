@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from scripts.common.settings import ROOT
+from scripts.dashboards.render.evaluate import BATCHING, load
 from scripts.stack.local.programs import prometheus
 from tests.support import promql
 
@@ -60,6 +61,25 @@ def test_rules_load(promtool, name):
 @pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
 def test_rules_pass_their_cases(promtool, name):
     promtool("test", "rules", name, folder=FOLDER / "tests")
+
+
+def test_largest_mean_batch_is_drawn_in_measured_windows_only(promtool, tmp_path):
+    """A rate reaches three seconds back, so before the window it still has the batches of the mode before."""
+    (panel,) = (panel for panel in load(BATCHING)["panels"] if panel["title"] == "Largest mean batch")
+    expr = panel["targets"][0]["expr"].replace("$run", "R")
+    case = {
+        "interval": "1s",
+        "input_series": [
+            {"series": 'model:batch_size:mean{model="encoder", run="R", mode="none"}', "values": "16x4 1x5"},
+            {"series": 'loadtest_window{run="R", mode="none", round="2"}', "values": "_x5 1x5"},
+        ],
+        "promql_expr_test": [
+            {"expr": expr, "eval_time": "4s", "exp_samples": []},
+            {"expr": expr, "eval_time": "5s", "exp_samples": [{"labels": '{mode="none"}', "value": 1}]},
+        ],
+    }
+    (tmp_path / "panel.yml").write_text(yaml.safe_dump({"evaluation_interval": "1s", "tests": [case]}))
+    promtool("test", "rules", "panel.yml", folder=tmp_path)
 
 
 @pytest.mark.parametrize("name", RECORDED)
