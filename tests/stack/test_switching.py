@@ -84,10 +84,6 @@ def is_batching(stack: TestStack, model: str) -> bool:
     return "dynamic_batching" in stack.triton.config(model)
 
 
-def switch_of(stack: TestStack, system: str) -> Switch:
-    return Switch(stack.triton, plan(stack.triton.composing(system), None), stack.folder)
-
-
 def test_errors_in_the_log_of_a_healthy_start_are_explained(stack):
     errors = re.findall(r"^E\d{4} .*\] \"(.*)\"$", stack.log, re.MULTILINE)
     assert errors
