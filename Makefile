@@ -108,9 +108,8 @@ locust: up ## Serve Locust's own web page, for tests against the running server
 dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE, UNTIL
 	@$(stack) dashboards
 
-BENCH := embedding
 bench: $(all) ## Measure the figures of the docs on this machine: BENCH=embedding (30 minutes), generation, gpt2, text-formats, vision-formats
-	@$(python) -m scripts.bench $(BENCH)
+	@$(python) -m scripts.bench $(or $(BENCH),embedding)
 
 ##@ Working on it
 

@@ -97,68 +97,26 @@ class Switch:
         if mode == self.mode:
             return
         self.mode = None
-        self._load_until_held({model.name: model.modes[mode] for model in self.models})
+        _load_until_held(self.triton, {model.name: model.modes[mode] for model in self.models})
         self.mode = mode
 
     def in_force(self) -> bool:
         """Return whether the server is still in the mode it was switched to; a restart would have undone it."""
-        return self.mode is not None and self._held({model.name: model.modes[self.mode] for model in self.models})
+        return self.mode is not None and _held(
+            self.triton, {model.name: model.modes[self.mode] for model in self.models}
+        )
 
     def __exit__(self, *exception: object) -> None:
         self.on_restore()
         # Steps before the ensemble: when max_batch_size grows again, the ensemble may not batch more than they do.
         originals = {model.name: model.original for model in reversed(self.models)}
         try:
-            self._load_until_held(originals, time.monotonic() + RESTART_S)
+            _load_until_held(self.triton, originals, time.monotonic() + RESTART_S)
         except (UserError, TritonError) as error:
             raise UserError(
                 f"{error}. The server's configurations are not restored; the next `make loadtest` tries again"
             ) from None
         self.journal.unlink(missing_ok=True)
-
-    def _load_until_held(self, configs: dict[str, Config], deadline: float = 0) -> None:
-        """Load all models, more than once if needed, until their configurations hold.
-
-        A load of the same model by revive.py or another client may wait in Triton behind ours and undo it. Triton runs
-        the loads of a model one after the other, so a second load of ours waits for that one. Where nothing changed in
-        between, it does nothing.
-        """
-        errors: list[str] = []
-        for _ in range(ATTEMPTS):
-            errors = self._load_all(configs, deadline) or self._load_all(configs, deadline)
-            if not errors and self._held(configs):
-                return
-        raise UserError(
-            "; ".join(errors)
-            or f"another client keeps loading {', '.join(configs)} with another configuration: stop it and try again"
-        )
-
-    def _load_all(self, configs: dict[str, Config], deadline: float) -> list[str]:
-        """Load each model, whether or not another one fails; return the errors."""
-        errors = []
-        for name, config in configs.items():
-            try:
-                self._load(name, config, deadline)
-            except TritonError as error:
-                if error.status == 403:
-                    raise UserError(
-                        "Triton refuses model control: TRITON_ADMIN_KEY is not the one the server was started with"
-                    ) from None
-                errors.append(f"switching '{name}' failed: {error}")
-        return errors
-
-    def _load(self, model: str, config: Config, deadline: float) -> None:
-        while True:
-            try:
-                return self.triton.load(model, config)
-            except TritonError as error:
-                # Without a status the server is gone, and a supervisor may be restarting it.
-                if error.status or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
-
-    def _held(self, configs: dict[str, Config]) -> bool:
-        return all(_same(self.triton.config(name), config) for name, config in configs.items())
 
 
 def restore_after_kill(triton: Triton, folder: Path) -> list[str]:
@@ -169,7 +127,7 @@ def restore_after_kill(triton: Triton, folder: Path) -> list[str]:
     journal = _journal(triton, folder)
     if not journal.exists():
         return []
-    restored = []
+    originals = {}
     for entry in reversed(json.loads(journal.read_text())):
         try:
             current = triton.config(entry["model"])
@@ -178,10 +136,58 @@ def restore_after_kill(triton: Triton, folder: Path) -> list[str]:
                 raise
             continue  # no longer served
         if any(_same(current, ours) for ours in entry["ours"]) and not _same(current, entry["original"]):
-            triton.load(entry["model"], entry["original"])
-            restored.append(entry["model"])
+            originals[entry["model"]] = entry["original"]
+    _load_until_held(triton, originals)
     journal.unlink()
-    return restored
+    return list(originals)
+
+
+def _load_until_held(triton: Triton, configs: dict[str, Config], deadline: float = 0) -> None:
+    """Load all models, more than once if needed, until their configurations hold.
+
+    A load of the same model by revive.py or another client may wait in Triton behind ours and undo it. Triton runs
+    the loads of a model one after the other, so a second load of ours waits for that one. Where nothing changed in
+    between, it does nothing.
+    """
+    errors: list[str] = []
+    for _ in range(ATTEMPTS):
+        errors = _load_all(triton, configs, deadline) or _load_all(triton, configs, deadline)
+        if not errors and _held(triton, configs):
+            return
+    raise UserError(
+        "; ".join(errors)
+        or f"another client keeps loading {', '.join(configs)} with another configuration: stop it and try again"
+    )
+
+
+def _load_all(triton: Triton, configs: dict[str, Config], deadline: float) -> list[str]:
+    """Load each model, whether or not another one fails; return the errors."""
+    errors = []
+    for name, config in configs.items():
+        try:
+            _load(triton, name, config, deadline)
+        except TritonError as error:
+            if error.status == 403:
+                raise UserError(
+                    "Triton refuses model control: TRITON_ADMIN_KEY is not the one the server was started with"
+                ) from None
+            errors.append(f"switching '{name}' failed: {error}")
+    return errors
+
+
+def _load(triton: Triton, model: str, config: Config, deadline: float) -> None:
+    while True:
+        try:
+            return triton.load(model, config)
+        except TritonError as error:
+            # Without a status the server is gone, and a supervisor may be restarting it.
+            if error.status or time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def _held(triton: Triton, configs: dict[str, Config]) -> bool:
+    return all(_same(triton.config(name), config) for name, config in configs.items())
 
 
 def _journal(triton: Triton, folder: Path) -> Path:

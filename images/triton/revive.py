@@ -199,7 +199,7 @@ def main() -> None:
         try:
             watch.poll(stubs_of(server))
         except urllib.error.HTTPError as error:
-            log(f"Triton did not reload the model: {error.read().decode(errors='replace')}")
+            log(f"Triton refused {error.url}: {error.read().decode(errors='replace')}")
         except (OSError, ValueError):
             pass  # the server is starting or stopping: the next poll tries again
     kill_orphans(server)

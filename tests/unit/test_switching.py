@@ -119,6 +119,16 @@ def test_failed_restore_is_an_error_that_the_next_comparison_corrects(tmp_path):
     assert triton.current == STEP
 
 
+def test_restore_after_kill_holds_against_a_reload_in_flight(tmp_path):
+    without = {key: value for key, value in STEP.items() if key != "dynamic_batching"}
+    # The restore after the comparison fails; the first load of the next comparison is undone by a reload.
+    triton = StandIn(None, None, *[TritonError("no memory", 400)] * 3, without, without)
+    with pytest.raises(UserError), switch_on(triton, tmp_path) as switch:
+        switch.to("none")
+    assert restore_after_kill(triton, tmp_path) == ["a"]
+    assert triton.current == STEP
+
+
 def test_wrong_admin_key_is_an_error_at_the_first_load(tmp_path):
     triton = StandIn(*[TritonError("Forbidden", 403)] * 2)
     with pytest.raises(UserError, match="TRITON_ADMIN_KEY is not the one"), switch_on(triton, tmp_path) as switch:
