@@ -5,12 +5,14 @@ An exported variable of the user's shell is no setting, because names such as US
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import os
 import secrets
 from pathlib import Path
 
-from dotenv import dotenv_values, set_key
+from dotenv import set_key
+from dotenv.parser import parse_stream
 
 # Names the environment variables that are settings. The Makefile puts the names of its command line here; containers
 # and tests, whose whole environment is ours, set it to "*".
@@ -142,8 +144,13 @@ def _is_setting(name: str) -> bool:
 
 
 def _read(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
     try:
-        values = dotenv_values(path, interpolate=False) if path.exists() else {}
+        lines = list(parse_stream(io.StringIO(path.read_text(encoding="utf-8"))))
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text in UTF-8: save it as such") from None
-    return {name: value or "" for name, value in values.items()}
+    for line in lines:
+        if line.error:
+            raise UserError(f"{path}, line {line.original.line}: write NAME=value, with a closing quote if it has one")
+    return {line.key: line.value or "" for line in lines if line.key}

@@ -9,8 +9,9 @@ import signal
 import subprocess
 
 import pytest
+from dotenv import dotenv_values
 
-from scripts.common.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError, dotenv_values
+from scripts.common.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError
 from scripts.stack.docker.compose import NEURON_SERVICES, Compose
 from scripts.stack.docker.stack import DockerStack
 

@@ -6,8 +6,9 @@ import re
 import subprocess
 
 import pytest
+from dotenv import dotenv_values
 
-from scripts.common.settings import EXAMPLE, ROOT, dotenv_values
+from scripts.common.settings import EXAMPLE, ROOT
 from tests.support.stacks import SHORT
 
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from dotenv import dotenv_values
 
 from scripts.common.ports import free_ports
-from scripts.common.settings import EXAMPLE, ROOT, dotenv_values
+from scripts.common.settings import EXAMPLE, ROOT
 from scripts.common.triton import Triton
 from tests.support import onnx_models as models
 

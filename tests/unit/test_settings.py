@@ -79,6 +79,13 @@ def test_misspelt_name_raises(dotenv):
         Settings.load()
 
 
+@pytest.mark.parametrize("wrong", ['PROFILE="cpu', "=cpu"])
+def test_unreadable_line_of_dotenv_raises_with_its_number(dotenv, wrong):
+    dotenv.write_text(f"USERS=3\n{wrong}\n")
+    with pytest.raises(UserError, match=r"line 2: write NAME=value"):
+        Settings.load()
+
+
 def test_dotenv_in_another_encoding_raises_with_its_path(dotenv):
     dotenv.write_bytes("REPORTS=Berichte für mich\n".encode("latin-1"))
     with pytest.raises(UserError, match=f"{re.escape(str(dotenv))} is not text in UTF-8"):
