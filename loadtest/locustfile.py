@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -27,8 +29,11 @@ Client = user_class(Traffic(job))
 
 
 @events.init.add_listener
-def start_metrics(environment: Environment, **_: Any) -> None:
+def start(environment: Environment, **_: Any) -> None:
     gevent.spawn(report_metrics, environment)
+    # Python raises KeyboardInterrupt in whichever user happens to run, which can lose it. Locust handles SIGTERM in a
+    # greenlet of its own.
+    gevent.signal_handler(signal.SIGINT, os.kill, os.getpid(), signal.SIGTERM)
 
 
 def report_metrics(environment: Environment) -> None:
