@@ -157,7 +157,7 @@ lock: ## Write requirements.lock: the newest versions that the groups of pyproje
 
 clean: ## Stop everything; remove what make created, except .env and the reports
 	@$(if $(is_installed),$(stack) clean)
-	@rm -rf $(venv) .pytest_cache .ruff_cache
+	@rm -rf $(venv) $(venv).lock .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## Print this list

@@ -195,8 +195,9 @@ def main() -> int:
         return 130 if comparison.stopped == INTERRUPTED else 1
     results = comparison.results()
     prometheus = Prometheus(comparison.settings.url("PROMETHEUS_PORT"))
-    dashboard = report.drawn_dashboard(prometheus, comparison.run, comparison.windows)
-    folder = report.write(results, comparison.windows, comparison.settings.path("REPORTS"), dashboard)
+    with err.status("drawing the report"):
+        dashboard = report.drawn_dashboard(prometheus, comparison.run, comparison.windows)
+        folder = report.write(results, comparison.windows, comparison.settings.path("REPORTS"), dashboard)
     print_table(results, out)
     path = os.path.relpath(folder)
     out.print(f"\nreport  {path}/report.html  (numbers: {path}/results.json)")

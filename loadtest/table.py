@@ -23,8 +23,8 @@ def sentence(results: Results) -> str:
     bounds = f"95 % interval {interval[0]:.2f} to {interval[1]:.2f}"
     if verdict["outcome"] == NOT_PROVEN:
         return (
-            f"Not proven: too few rounds. {load}, they measured {ratio:.2f} times the requests of {system} with "
-            f"dynamic batching, but it may as well change nothing ({bounds}). {NARROW}"
+            f"Not proven: too few rounds. {load}, dynamic batching served {ratio:.2f} times the requests of {system}, "
+            f"but the interval contains 1 ({bounds}). {NARROW}"
         )
     p95 = {mode: f"{results['modes'][mode]['p95_ms']:.0f}" for mode in results["modes"]}
     return (

@@ -5,6 +5,7 @@ An exported variable of the user's shell is no setting, because names such as US
 
 from __future__ import annotations
 
+import difflib
 import io
 import ipaddress
 import os
@@ -45,9 +46,13 @@ class Settings(dict[str, str]):
         defaults = _read(EXAMPLE)
         environment = {name: os.environ[name] for name in defaults if os.environ.get(name) and _is_setting(name)}
         own = {name: value for name, value in _read(DOTENV).items() if value}
-        unknown = own.keys() - defaults.keys() - _read(VERSIONS).keys()
-        if unknown:
+        known = defaults.keys() | _read(VERSIONS).keys()
+        if unknown := own.keys() - known:
             raise UserError(f".env: unknown setting {', '.join(sorted(unknown))}; .env.example lists all settings")
+        for name in set(os.environ.get(NAMES, "").split()) - known:
+            # make's command line may hold variables of its own, so only a name like a setting's is refused.
+            if close := difflib.get_close_matches(name, defaults, n=1, cutoff=0.75):
+                raise UserError(f"unknown setting {name} on make's command line; did you mean {close[0]}?")
         settings = cls({name: value for name, value in (defaults | own | environment).items() if name in defaults})
         settings._in_dotenv, settings._in_environment = frozenset(own), frozenset(environment)
         if os.environ.get("SERVE_SYSTEM") and settings["SYSTEM"] not in settings.words("SYSTEMS"):

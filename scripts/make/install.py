@@ -5,6 +5,7 @@ It runs before any package is installed, so it uses the standard library only. S
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -15,7 +16,8 @@ import threading
 import time
 import tomllib
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -162,13 +164,31 @@ def make_venv(venv: Path, group: str) -> None:
 def main() -> int:
     """Install the packages of the lock, or those of one dependency group of pyproject.toml."""
     venv, lock, group = Path(sys.argv[1]), sys.argv[2], "".join(sys.argv[3:])
+    with lock_of(venv):
+        return install(venv, lock, group)
+
+
+@contextmanager
+def lock_of(venv: Path) -> Iterator[None]:
+    """Wait until no other install works on the same virtual environment."""
+    with open(f"{venv}.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"another command installs into {venv}: waiting", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def install(venv: Path, lock: str, group: str) -> int:
+    if not group:
+        print(f"installing the packages of {lock} into {venv} (2 GB, or 5 with PyTorch's CUDA build; once)", flush=True)
     make_venv(venv, group)
     if group:
         # pip knows dependency groups from 25.1 on, and Debian's is older.
         names = tomllib.loads(Path("pyproject.toml").read_text())["dependency-groups"][group]
         code = pip_install(venv, "--constraint", lock, *names)
     else:
-        print(f"installing the packages of {lock} into {venv} (2 GB, or 5 with PyTorch's CUDA build; once)", flush=True)
         install_torch(venv, lock)
         total = len(re.findall(r"^\w", Path(lock).read_text(), re.MULTILINE))
         code = pip_install(venv, "--requirement", lock, total=total)

@@ -86,7 +86,12 @@ def test_panel_has_description_unit_and_queries(panel):
         assert target["legendFormat"]
         assert panel["datasource"] == target["datasource"] == {"type": "prometheus", "uid": "prometheus"}
         # Windows follow the dashboard's range or resolution; a fixed length would not.
-        assert set(re.findall(r"\[([^\]]+)\]", target["expr"])) <= {"$__rate_interval", "$__range", "$__range:1s"}
+        assert set(re.findall(r"\[([^\]]+)\]", target["expr"])) <= {
+            "$__rate_interval",
+            "$__range",
+            "$__range:1s",
+            "$__rate_interval:1s",
+        }
         assert "clamp_min" not in target["expr"]
 
 

@@ -66,7 +66,7 @@ def test_rules_pass_their_cases(promtool, name):
 def test_largest_mean_batch_is_drawn_in_measured_windows_only(promtool, tmp_path):
     """A rate reaches three seconds back, so before the window it still has the batches of the mode before."""
     (panel,) = (panel for panel in load(BATCHING)["panels"] if panel["title"] == "Largest mean batch")
-    expr = panel["targets"][0]["expr"].replace("$run", "R")
+    expr = panel["targets"][0]["expr"].replace("$run", "R").replace("$__rate_interval", "4s")
     case = {
         "interval": "1s",
         "input_series": [

@@ -24,7 +24,7 @@ def test_environment_wins_over_dotenv_and_dotenv_over_example(dotenv, monkeypatc
 
 
 def test_unlisted_variable_of_the_shell_is_no_setting(dotenv, monkeypatch):
-    monkeypatch.setenv(module.NAMES, "ROUNDS TAGS")
+    monkeypatch.setenv(module.NAMES, "ROUNDS OTHER")
     for name in ("USERS", "TAG", "TASK", "SOURCE", "WINDOW", "ROUNDS", "TRITON_HTTP_PORT"):
         monkeypatch.setenv(name, "7")
     loaded = Settings.load()
@@ -77,6 +77,18 @@ def test_misspelt_name_raises(dotenv):
     dotenv.write_text("USERZ=3\n")
     with pytest.raises(UserError, match="USERZ"):
         Settings.load()
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("USRES", "USERS"), ("ROUNSD", "ROUNDS"), ("MIN_RATOI", "MIN_RATIO")])
+def test_misspelt_name_on_the_command_line_raises_with_the_right_one(dotenv, monkeypatch, wrong, right):
+    monkeypatch.setenv(module.NAMES, f"SYSTEM {wrong}")
+    with pytest.raises(UserError, match=f"unknown setting {wrong} .* did you mean {right}"):
+        Settings.load()
+
+
+def test_variables_of_make_itself_are_no_misspelt_settings(dotenv, monkeypatch):
+    monkeypatch.setenv(module.NAMES, "BENCH TENSORFLOW INSTALL_DOCKER PYTHON SERVE_SYSTEM * RUNTIME SHELL MAKEFLAGS CI")
+    Settings.load()
 
 
 @pytest.mark.parametrize("wrong", ['PROFILE="cpu', "=cpu"])

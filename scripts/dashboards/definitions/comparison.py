@@ -30,9 +30,9 @@ def throughput(mode: str) -> Query:
     return Query(f'last_over_time(run_mode:throughput:mean{{{RUN}, mode="{mode}"}}[$__range])', mode, instant=True)
 
 
-def measured(series: str, which: str = RUN) -> str:
+def measured(series: str, which: str = RUN, every: str = "$__range") -> str:
     """Return a recorded series in the measured windows only, without warm-up and switching."""
-    return f"({series}{{{which}}} and on (run, mode) loadtest_window)[$__range:1s]"
+    return f"({series}{{{which}}} and on (run, mode) loadtest_window)[{every}:1s]"
 
 
 def over_windows(series: str) -> str:
@@ -103,7 +103,10 @@ def batching():
                 "Inferences per execution in measured windows, of the model that batches most.",
                 "none",
                 # The rates reach three seconds back: outside windows they still hold the mode before.
-                Query(f"max by (mode) (model:batch_size:mean{{{RUN}}} and on (run, mode) loadtest_window)", "{{mode}}"),
+                Query(
+                    f"max by (mode) (avg_over_time({measured('model:batch_size:mean', every='$__rate_interval')}))",
+                    "{{mode}}",
+                ),
                 no_value=NO_RUN,
             )
         ),
