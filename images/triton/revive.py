@@ -166,7 +166,8 @@ class Watch:
         for pid, model in stubs.items():
             living.setdefault(model, set()).add(pid)
         for model in {model for pid, model in self.known.items() if pid not in stubs}:
-            self.suspects[model] = Suspect(living[model])
+            # Only those of the last poll: a load may have started a process since.
+            self.suspects[model] = Suspect(living[model] & self.known.keys())
         self.known = stubs
         for model, suspect in list(self.suspects.items()):
             if len(living[model]) >= self.triton.required_processes(model):  # it was reloaded or unloaded

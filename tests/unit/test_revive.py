@@ -61,6 +61,11 @@ def test_load_in_flight_postpones_the_reload_of_a_crashed_model(reloads):
     assert reloads({1, 2}, set(), {3}, {3}, {3}, {3}, {4}, {4, 5}, {4, 5}) == 0
 
 
+def test_load_that_began_with_the_crash_postpones_the_reload(reloads):
+    """Process 3 is there when the loss is noticed."""
+    assert reloads({1, 2}, {3}, {3}, {3}, {3}, {3}, {4}, {4, 5}, {4, 5}) == 0
+
+
 def test_failed_load_ends_the_postponement(reloads):
     assert reloads({1, 2}, {1}, {1, 3}, {1, 3}) == 0
     assert reloads({1}, {1}, {1}) == 1
