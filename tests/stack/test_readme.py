@@ -47,6 +47,10 @@ def test_first_screen_works_as_written(stack):
     assert stack.processes("tritonserver") == []
 
 
+def test_no_placeholder_is_left():
+    assert "@@" not in (ROOT / "README.md").read_text()
+
+
 def test_every_named_setting_exists():
     named = {name for block in BLOCKS for name in re.findall(r"\b([A-Z][A-Z_]+)=", block)}
     assert named
