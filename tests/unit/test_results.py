@@ -64,6 +64,12 @@ def test_missing_batches_are_an_error():
     assert "'encoder' ran only 1.00" in statistics.batching_error(windows, "encoder")
 
 
+def test_counters_read_between_two_updates_are_no_batch():
+    windows = [window("none", 1, 100), window("dynamic", 1, 100, mean_batch=8)]
+    windows[0].counters["encoder"].executions += 1
+    assert not statistics.batching_error(windows, "encoder")
+
+
 def test_batches_while_batching_is_off_are_an_error():
     windows = [window("none", 1, 100, mean_batch=2), window("dynamic", 1, 100, mean_batch=8)]
     assert "something else was using the server" in statistics.batching_error(windows, "encoder")
