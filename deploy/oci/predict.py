@@ -21,7 +21,7 @@ from scripts.common.triton import Triton
 from scripts.stack.generate import pieces, show
 
 SHOWN_VALUES = 6
-# What make deploy-oci does about a deployment that does not serve.
+# `make deploy-oci` does this about a deployment that does not serve.
 REMEDIES = {"FAILED": "replaces it", "INACTIVE": "starts it"}
 
 

@@ -1,4 +1,4 @@
-"""What the images contain. On stand-ins for the base images (base-images.sh) the tests cover only what we add."""
+"""Contents of the images. On stand-ins for the base images (base-images.sh) the tests cover only what we add."""
 
 from __future__ import annotations
 

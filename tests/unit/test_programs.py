@@ -1,4 +1,4 @@
-"""Where the local runtime finds its programs and packages, and how it checks their release."""
+"""Programs and packages of the local runtime: their places and their releases."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What serve.sh passes to Triton. Stand-ins replace the server and df."""
+"""Flags that serve.sh passes to Triton. Stand-ins replace the server and df."""
 
 from __future__ import annotations
 

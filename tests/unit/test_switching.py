@@ -1,4 +1,4 @@
-"""What each mode loads, and a switch on a server whose loads fail or are undone."""
+"""The configurations of each mode, and a switch on a server whose loads fail or are undone."""
 
 import copy
 

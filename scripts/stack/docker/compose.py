@@ -76,7 +76,7 @@ class Compose:
     @cached_property
     def environment(self) -> dict[str, str]:
         """Return the variables that compose.yaml refers to."""
-        # In a rootless engine, root is the user who started the engine.
+        # The root of a rootless engine is the user who started the engine.
         rootless = any("rootless" in option for option in self.engine.get("SecurityOptions") or [])
         user = "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
         return {

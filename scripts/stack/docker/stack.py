@@ -160,7 +160,7 @@ class DockerStack(Stack):
         started = preflight.run("docker", "start", name)
         if started.returncode:
             raise UserError(f"{service} did not start: {started.stderr.strip()}")
-        # In a session of its own, which Ctrl-C does not reach.
+        # Ctrl-C does not reach another session.
         subprocess.run(["docker", "logs", "--follow", name], start_new_session=True)
         code = preflight.run("docker", "wait", name, timeout=None).stdout.strip()
         if not code:

@@ -21,7 +21,7 @@ from shared.errors import BadRequest, ConfigError
 from shared.parameters import choice_parameter, instance_count, int_parameter, parameter, usable_cpus
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
-# What the C++ backend sets for a model that batches and has no max_batch_size.
+# The C++ backend sets this for a model that batches and has no max_batch_size.
 DEFAULT_MAX_BATCH_SIZE = 4
 
 _OPTIMIZATION_LEVELS = {
