@@ -31,6 +31,7 @@ class CompiledEncoder:
     target: Target
     lengths: list[int]
     folder: Path
+    pad_token_id: int = 0
     files: dict[tuple[int, int], Path] = field(default_factory=dict)  # (rows, length) -> artifact
 
     def compile(self) -> None:
@@ -63,7 +64,8 @@ class CompiledEncoder:
             length = feed[self.inputs[0]].shape[1]
             fitting = [shape for shape in artifacts if shape[1] >= length]
             rows, width = fitting[number % len(fitting)]
-            padded = [np.zeros((rows, width), np.int64) for _ in self.inputs]
+            fill = {"input_ids": self.pad_token_id}
+            padded = [np.full((rows, width), fill.get(name, 0), np.int64) for name in self.inputs]
             for array, name in zip(padded, self.inputs, strict=True):
                 array[-1, :length] = feed[name][0]
             with torch.inference_mode():

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from shared.packing import RunCost, cheapest_cut, row_lengths
+from shared.packing import RunCost, cheapest_cut, equal_lengths, row_lengths
 
 COST = RunCost(per_run=2e-3, per_token=2e-4, per_pair=1e-7, per_token2=1e-8)
 
@@ -38,6 +38,13 @@ def test_equal_lengths_share_a_run_and_unequal_ones_do_not():
 
 def test_free_runs_are_cut_at_every_length():
     assert cheapest_cut(np.array([1, 2, 3]), RunCost(0.0, 1e-4)) == [(0, 1), (1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "runs"), [([], []), ([3], [(0, 1)]), ([1, 1, 2, 5, 5], [(0, 2), (2, 3), (3, 5)])]
+)
+def test_runs_without_padding_have_rows_of_one_length(lengths, runs):
+    assert equal_lengths(np.array(lengths, int)) == runs
 
 
 def test_fit_recovers_cost_from_noisy_measurements():

@@ -87,6 +87,7 @@ def save_onnx(model: TextModel, tokenizer: Tokenizer) -> tuple[int, Outcome]:
         target.parent,
         outputs,
         library="sentence_transformers" if is_sentence_model else "transformers",
+        pad_token_id=model.pad_token_id,
     )
     if model.mask:
         keep_masked(target, tokenizer.token_to_id(model.mask))
@@ -124,7 +125,9 @@ def save_neuron(model: TextModel, tokenizer: Tokenizer) -> tuple[int, Outcome]:
             "model's folder with scripts/neuron/gen_triton_model.py"
         )
     lengths = target.lengths_up_to(model.max_length, model.job.system)
-    compiled = CompiledEncoder(model.network, model.token_inputs, target, lengths, model.version("encoder"))
+    compiled = CompiledEncoder(
+        model.network, model.token_inputs, target, lengths, model.version("encoder"), model.pad_token_id
+    )
     with core_errors():
         compiled.compile()
     feeds = [feed(encoding) for encoding in tokenizer.encode_batch(parity_texts(model))]

@@ -41,6 +41,13 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
 
 
 def encoder(model: TextModel, tokens: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
+    config, parameters = encoder_of_format(model, tokens, outputs)
+    if model.pad_token_id:
+        parameters["pad_token_id"] = model.pad_token_id
+    return config, parameters
+
+
+def encoder_of_format(model: TextModel, tokens: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
     if target := model.job.neuron:
         cores = {"NEURON_CORE_START_INDEX": target.cores[0], "NEURON_CORE_END_INDEX": target.cores[-1]}
         return batched("neuron", MAX_BATCH, ragged(tokens), outputs, "KIND_MODEL"), {"task": "text-encoder", **cores}

@@ -72,6 +72,20 @@ class TextModel:
     def takes_pairs(self) -> bool:
         return len(self.task.inputs) > 1
 
+    @cached_property
+    def pad_token_id(self) -> int:
+        """Return the id that fills the padded columns of input_ids.
+
+        A classifier may find the last token of a text by this id. If it has none, it gets -1, which no token has.
+        """
+        own = getattr(self.config, "pad_token_id", None)
+        if own is not None and own >= self.config.vocab_size:
+            raise UserError(
+                f"{self.job.system}: config.json sets pad_token_id={own}, but the model has only "
+                f"{self.config.vocab_size} tokens: correct it there"
+            )
+        return max(own, -1) if own is not None else -1 if self.task.model_class.endswith("SequenceClassification") else 0
+
     @property
     def labels(self) -> list[str]:
         return [self.config.id2label[i] for i in range(len(self.config.id2label))]
@@ -132,6 +146,9 @@ class TextModel:
     @cached_property
     def network(self) -> OriginalNetwork:
         if self.job.task != "sentence-similarity":
+            if self.pad_token_id < 0:  # as in shared/text_encoder.py
+                self.original.config.pad_token_id = self.pad_token_id
+                self.original.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0].clamp(min=0),))
             return OriginalNetwork(self, self.original)
         from sentence_transformers import SentenceTransformer
 

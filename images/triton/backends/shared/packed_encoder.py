@@ -20,8 +20,8 @@ import triton_python_backend_utils as pb_utils
 from shared import serving
 from shared.backend import BatchBackend
 from shared.errors import BadRequest, ConfigError
-from shared.packing import Cost, RunCost, cheapest_cut, row_lengths
-from shared.parameters import parameter
+from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths
+from shared.parameters import choice_parameter, int_parameter, parameter
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 
@@ -64,6 +64,9 @@ class PackedEncoder(BatchBackend[Texts]):
             raise ConfigError(
                 f"no input '{self.mask}': packing needs the mask to know a row's length; name it in parameter 'mask'"
             )
+        # A model that finds a text's last token by the padding token's id needs that id in every padded column.
+        self.pad_values = {"input_ids": int_parameter(config, "pad_token_id", 0)}
+        self.pads = choice_parameter(config, "padding", ("longest", "none"), "longest") == "longest"
         self.encoder = self.load_encoder(config, args)
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.cost = self.encoder.cost or self.measured_cost(
@@ -117,7 +120,8 @@ class PackedEncoder(BatchBackend[Texts]):
                 for i, result in zip(packed, array[: len(packed)], strict=True):
                     results[name][i] = result
 
-        runs = [order[start:end] for start, end in cheapest_cut(lengths[order], self.cost)]
+        cuts = cheapest_cut(lengths[order], self.cost) if self.pads else equal_lengths(lengths[order])
+        runs = [order[start:end] for start, end in cuts]
         # Start the longest first, so that no worker has a long run left at the end.
         list(self.workers.map(run, reversed(runs)))
         tokens = int(lengths.sum())
@@ -132,8 +136,11 @@ class PackedEncoder(BatchBackend[Texts]):
         return responses
 
     def feed(self, rows: list[tuple[Texts, int]], count: int, length: int) -> Tensors:
-        """Return the inputs of one run: these rows, padded with zeros to `count` rows of `length` tokens."""
-        feed: Tensors = {name: np.zeros((count, length), dtype) for name, dtype in self.encoder.inputs.items()}
+        """Return the inputs of one run: these rows, padded to `count` rows of `length` tokens."""
+        feed: Tensors = {
+            name: np.full((count, length), self.pad_values.get(name, 0), dtype)
+            for name, dtype in self.encoder.inputs.items()
+        }
         for i, (texts, row) in enumerate(rows):
             end = texts.lengths[row]
             for name, array in texts.tokens.items():

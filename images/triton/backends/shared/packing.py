@@ -93,6 +93,12 @@ def cheapest_cut(lengths: Array, cost: Cost) -> list[tuple[int, int]]:
     return runs[::-1]
 
 
+def equal_lengths(lengths: Array) -> list[tuple[int, int]]:
+    """Cut ascending `lengths` into runs [start, end) of rows of one length, which need no padding."""
+    ends = [*(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)] if len(lengths) else []
+    return list(zip([0, *ends][:-1], ends, strict=True))
+
+
 def row_lengths(mask: Array) -> Array:
     """Return each row's columns up to the last one that the mask lets through; the rest need not run.
 

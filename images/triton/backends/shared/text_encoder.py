@@ -20,6 +20,10 @@ class TextEncoder(PackedEncoder):
         if not hasattr(transformers, name):
             raise ConfigError(f"parameter 'model_class': transformers {transformers.__version__} has no class '{name}'")
         self.model = pretrained.load(getattr(transformers, name), config, args)
+        if (pad := self.pad_values["input_ids"]) < 0:
+            # No token has this id, so the model finds the last token of any text; the embedding must not look it up.
+            self.model.config.pad_token_id = pad
+            self.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0].clamp(min=0),))
         self.pooling = choice_parameter(config, "pooling", ("mean", "cls"), "mean")
         self.normalize = choice_parameter(config, "normalize", ("0", "1"), "0") == "1"
         self.mask_token_id = int_parameter(config, "mask_token_id", -1)
