@@ -22,6 +22,8 @@ class TextTask:
     model_class: str  # in transformers
     outputs: dict[str, Axes]  # of the encoder
     inputs: tuple[str, ...] = ("input_text",)
+    second_is_optional: bool = False
+    truncation: str = "longest_first"  # which text of a pair is cut: a strategy of the library tokenizers
     # The last step: what it takes from the tokenizer and from the request beside the encoder's outputs.
     from_tokenizer: tuple[str, ...] = ()
     from_request: tuple[str, ...] = ()
@@ -34,7 +36,15 @@ TEXT_TASKS = {
     "text-classification": TextTask(
         "AutoModelForSequenceClassification",
         {"logits": ("L",)},
+        inputs=("input_text", "text_pair"),
+        second_is_optional=True,
         answers={"label": ("STRING", (1,)), "score": ("FP32", (1,)), "scores": ("FP32", ("L",))},
+    ),
+    "text-ranking": TextTask(
+        "AutoModelForSequenceClassification",
+        {"logits": ("L",)},
+        inputs=("query", "text"),
+        answers={"score": ("FP32", ("L",))},
     ),
     "token-classification": TextTask(
         "AutoModelForTokenClassification",
@@ -56,7 +66,8 @@ TEXT_TASKS = {
         "AutoModelForQuestionAnswering",
         {"start_logits": ("T",), "end_logits": ("T",)},
         inputs=("question", "context"),
-        from_tokenizer=("offsets", "second_text_mask"),
+        truncation="only_second",
+        from_tokenizer=("offsets", "word_offsets", "second_text_mask"),
         from_request=("context",),
         answers={
             "answer": ("STRING", (1,)),
@@ -86,9 +97,11 @@ def task_of_architecture(name: str) -> str:
 
 def task_of(weights: Path) -> str:
     """Return the task of a model in a folder that save_pretrained wrote."""
+    config = json.loads((weights / "config.json").read_text())
+    if is_cross_encoder(weights, config):
+        return "text-ranking"
     if (weights / "modules.json").exists():
         return "sentence-similarity"
-    config = json.loads((weights / "config.json").read_text())
     for architecture in config.get("architectures") or []:
         if task := task_of_architecture(architecture):
             return task
@@ -96,6 +109,22 @@ def task_of(weights: Path) -> str:
             is_vision = (weights / "preprocessor_config.json").exists()
             return "image-feature-extraction" if is_vision else "feature-extraction"
     raise UserError("the model's config.json names no known architecture: set TASK (docs/models.md lists the tasks)")
+
+
+def is_cross_encoder(weights: Path, config: dict[str, Any]) -> bool:
+    """Return whether sentence-transformers wrote the model as a CrossEncoder, in the form of any of its releases.
+
+    A sequence classifier with one label is one too, unless its config.json states that it is a regression: most
+    rerankers of other libraries state nothing.
+    """
+    own = weights / "config_sentence_transformers.json"
+    if (weights / "modules.json").exists():
+        return own.exists() and json.loads(own.read_text()).get("model_type") == "CrossEncoder"
+    if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or []):
+        return False
+    saved_by_library = config.keys() & {"sentence_transformers", "sbert_ce_default_activation_function"}
+    labels = len(config.get("id2label") or range(config.get("num_labels", 2)))
+    return bool(saved_by_library) or (labels == 1 and not config.get("problem_type"))
 
 
 def save_labels(version: Path, labels: list[str]) -> None:

@@ -40,9 +40,7 @@ def test_free_runs_are_cut_at_every_length():
     assert cheapest_cut(np.array([1, 2, 3]), RunCost(0.0, 1e-4)) == [(0, 1), (1, 2), (2, 3)]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "runs"), [([], []), ([3], [(0, 1)]), ([1, 1, 2, 5, 5], [(0, 2), (2, 3), (3, 5)])]
-)
+@pytest.mark.parametrize(("lengths", "runs"), [([], []), ([3], [(0, 1)]), ([1, 1, 2, 5, 5], [(0, 2), (2, 3), (3, 5)])])
 def test_runs_without_padding_have_rows_of_one_length(lengths, runs):
     assert equal_lengths(np.array(lengths, int)) == runs
 

@@ -193,6 +193,30 @@ def test_task_follows_from_the_architecture(tmp_path, architecture, task):
     assert task_of(tmp_path) == task
 
 
+ONE_LABEL = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+THREE_LABELS = ONE_LABEL | {"id2label": {"0": "a", "1": "b", "2": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "model_type", "task"),
+    [
+        (THREE_LABELS, "CrossEncoder", "text-ranking"),
+        (ONE_LABEL, "SentenceTransformer", "sentence-similarity"),
+        (ONE_LABEL, None, "text-ranking"),
+        (ONE_LABEL | {"problem_type": "regression"}, None, "text-classification"),
+        (THREE_LABELS, None, "text-classification"),
+        (THREE_LABELS | {"sbert_ce_default_activation_function": "torch.nn.Identity"}, None, "text-ranking"),
+        (THREE_LABELS | {"sentence_transformers": {"version": "4.0.1"}}, None, "text-ranking"),
+    ],
+)
+def test_cross_encoder_is_recognised_in_the_form_of_each_release(tmp_path, config, model_type, task):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if model_type:
+        (tmp_path / "modules.json").touch()
+        (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"model_type": model_type}))
+    assert task_of(tmp_path) == task
+
+
 def test_task_follows_from_other_files_or_is_required(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ViTModel"]}))
     (tmp_path / "preprocessor_config.json").touch()

@@ -28,6 +28,8 @@ PUBLISHED_WIDTH = 384
 MIN_COSINE = 0.9999
 MIN_NEURON_COSINE = 0.999  # NEURON_COMPILER_ARGS may make it compute in bfloat16
 Feed = dict[str, np.ndarray]
+# optimum's names of the tasks that it calls otherwise.
+EXPORT_TASKS = {"sentence-similarity": "feature-extraction", "text-ranking": "text-classification"}
 
 
 def assemble(job: Job) -> Outcome:
@@ -61,13 +63,15 @@ def save_tokenizer(model: TextModel) -> Tokenizer:
     """Save the model's tokenizer with the model's maximum length; the one in its file may be another."""
     original = model.hugging_face_tokenizer
     tokenizer = Tokenizer.from_str(original.backend_tokenizer.to_str())
-    tokenizer.enable_truncation(model.max_length, strategy="only_second" if model.takes_pairs else "longest_first")
+    tokenizer.enable_truncation(model.max_length, strategy=model.task.truncation)
     tokenizer.enable_padding(pad_id=original.pad_token_id or 0, pad_token=original.pad_token or "[PAD]")
     tokenizer.save(str(model.version("tokenizer") / "tokenizer.json"))
     return tokenizer
 
 
 def save_answers(model: TextModel) -> None:
+    if model.job.task == "text-ranking":
+        _ = model.ranking_activation  # raises before the export if it is not served
     if model.mask:
         shutil.copy(model.version("tokenizer") / "tokenizer.json", model.version("answers"))
     elif "label" in model.task.answers:
@@ -83,7 +87,7 @@ def save_onnx(model: TextModel, tokenizer: Tokenizer) -> tuple[int, Outcome]:
     outputs = ["logits"] if model.mask else list(model.task.outputs)
     export(
         model.job.weights,
-        "feature-extraction" if is_sentence_model else model.job.task,
+        EXPORT_TASKS.get(model.job.task, model.job.task),
         target.parent,
         outputs,
         library="sentence_transformers" if is_sentence_model else "transformers",

@@ -20,8 +20,10 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
 
     task = model.task
     texts = [tensor(name, "STRING", [1]) for name in task.inputs]
+    if task.second_is_optional:
+        texts[1]["optional"] = True
     tokens = [tensor(name, "INT64", [-1]) for name in model.token_inputs]
-    from_tokenizer = [tensor(name, "INT64", [-1, 2] if name == "offsets" else [-1]) for name in task.from_tokenizer]
+    from_tokenizer = [tensor(name, "INT64", [-1, 2] if "offsets" in name else [-1]) for name in task.from_tokenizer]
     from_request = [text for text in texts if text["name"] in task.from_request]
     outputs = [tensor(name, "FP32", dims(shape)) for name, shape in task.outputs.items()]
     answers = [tensor(name, kind, dims(shape)) for name, (kind, shape) in task.answers.items()]
@@ -67,6 +69,10 @@ def last_step(model: TextModel) -> Parameters:
     parameters: Parameters = {"task": model.job.task}
     if model.job.task == "text-classification":
         parameters["activation"] = activation(model.config)
+    if model.job.task == "text-ranking":
+        parameters["activation"] = model.ranking_activation
+    if model.job.task == "question-answering":
+        parameters["align_to_words"] = 1
     if model.mask:
         parameters["count"] = ANSWERS
     return parameters

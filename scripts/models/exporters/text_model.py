@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -15,6 +15,11 @@ from scripts.common.settings import UserError
 from scripts.models.catalogue import Job
 from scripts.models.tasks import TEXT_TASKS, TextTask
 
+if TYPE_CHECKING:
+    from sentence_transformers import CrossEncoder
+
+# The modules of torch that CrossEncoder applies to logits -> the postprocessor's name for them.
+RANKING_ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax", "Tanh": "tanh"}
 POOLING = ("mean", "cls")  # the ones that shared/text_encoder.py implements
 # In these types the first position is the one after the padding token's id.
 OFFSET_POSITIONS = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "longformer")
@@ -84,16 +89,53 @@ class TextModel:
                 f"{self.job.system}: config.json sets pad_token_id={own}, but the model has only "
                 f"{self.config.vocab_size} tokens: correct it there"
             )
-        return max(own, -1) if own is not None else -1 if self.task.model_class.endswith("SequenceClassification") else 0
+        return (
+            max(own, -1) if own is not None else -1 if self.task.model_class.endswith("SequenceClassification") else 0
+        )
 
     @property
     def labels(self) -> list[str]:
         return [self.config.id2label[i] for i in range(len(self.config.id2label))]
 
     @cached_property
+    def cross_encoder(self) -> CrossEncoder:
+        from sentence_transformers import CrossEncoder
+
+        model = CrossEncoder(
+            str(self.job.weights),
+            device="cpu",
+            trust_remote_code=self.job.trust_remote_code,
+            local_files_only=True,
+            model_kwargs={"dtype": torch.float32, "use_safetensors": True, **self.attention},
+        )
+        first, *others = model
+        if others or first.transformer_task != "sequence-classification":
+            kinds = ", ".join(type(module).__name__ for module in model)
+            raise UserError(
+                f"{self.job.system}: cross-encoders are served if they are sequence classifiers, and this one is "
+                f"{kinds} for {first.transformer_task}: convert it to a sequence classifier with one label"
+            )
+        return model
+
+    @cached_property
+    def ranking_activation(self) -> str:
+        """Return the function that turns a cross-encoder's logits into scores."""
+        name = type(self.cross_encoder.activation_fn).__name__
+        if name not in RANKING_ACTIVATIONS:
+            raise UserError(
+                f"{self.job.system}: its scores pass through {name}, which is not served. Only "
+                f"{', '.join(RANKING_ACTIVATIONS)} are"
+            )
+        return RANKING_ACTIVATIONS[name]
+
+    @cached_property
     def token_inputs(self) -> list[str]:
         """Return the encoder's inputs. token_type_ids distinguish two texts, so only pairs need them."""
-        has_types = self.takes_pairs and getattr(self.config, "type_vocab_size", 0) > 1
+        has_types = (
+            self.takes_pairs
+            and getattr(self.config, "type_vocab_size", 0) > 1
+            and "token_type_ids" in self.hugging_face_tokenizer.model_input_names
+        )
         return ["input_ids", "attention_mask", *(["token_type_ids"] if has_types else [])]
 
     @cached_property
@@ -130,8 +172,8 @@ class TextModel:
             output_loading_info=True,
             **self.attention,
         )
-        # Only text classification reads the pooler.
-        uses_pooler = self.job.task == "text-classification"
+        # Only sequence classifiers read the pooler.
+        uses_pooler = "SequenceClassification" in self.task.model_class
         if missing := sorted(key for key in info["missing_keys"] if "pooler" not in key or uses_pooler):
             raise UserError(
                 f"{self.job.weights} is not a model for {self.job.task}: it lacks the weights '{missing[0]}'"

@@ -42,6 +42,11 @@ def classification(config: ModelConfig, folder: Path) -> Callable[[Tensors], Ten
     return lambda tensors: answers.classify(tensors["logits"], labels, activation)
 
 
+def ranking(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
+    activation = choice_parameter(config, "activation", answers.ACTIVATIONS, "sigmoid")
+    return lambda tensors: {"score": answers.activate(tensors["logits"], activation)}
+
+
 def token_classification(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     labels = read_labels(folder)
 
@@ -80,11 +85,16 @@ def fill_mask(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]
 
 def question_answering(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     max_tokens = int_parameter(config, "longest_answer", 15)
+    align_to_words = choice_parameter(config, "align_to_words", ("0", "1"), "1") == "1"
 
     def postprocess(tensors: Tensors) -> Tensors:
-        columns = (tensors[name] for name in ("start_logits", "end_logits", "second_text_mask", "offsets"))
-        spans = [answers.best_span(*row, max_tokens) for row in zip(*columns, strict=True)]
-        contexts = (value.decode() for value in tensors["context"].ravel())
+        names = ("start_logits", "end_logits", "second_text_mask", "offsets", "word_offsets")
+        windows = [answers.Window(*row) for row in zip(*(tensors[name] for name in names), strict=True)]
+        contexts = [value.decode() for value in tensors["context"].ravel()]
+        spans = [
+            answers.best_answer(context, [window], max_tokens, align_to_words)
+            for context, window in zip(contexts, windows, strict=True)
+        ]
         texts = [[context[span.start : span.end].encode()] for context, span in zip(contexts, spans, strict=True)]
         return {
             "answer": np.array(texts, np.object_).reshape(-1, 1),
@@ -98,6 +108,7 @@ def question_answering(config: ModelConfig, folder: Path) -> Callable[[Tensors],
 
 TASKS = {
     "text-classification": classification,
+    "text-ranking": ranking,
     "image-classification": classification,
     "token-classification": token_classification,
     "fill-mask": fill_mask,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from shared.types import Array, Tensors
 
-ACTIVATIONS = ("softmax", "sigmoid", "none")
+ACTIVATIONS = ("softmax", "sigmoid", "tanh", "none")
+SPANS_ALIGNED_TO_WORDS = 12  # as in transformers' pipeline
 
 
 class Entity(NamedTuple):
@@ -16,6 +18,16 @@ class Entity(NamedTuple):
     score: float
     start: int
     end: int
+
+
+class Window(NamedTuple):
+    """The tokens of a question and of as much of its context as fits into the model."""
+
+    start_logits: Array
+    end_logits: Array
+    in_context: Array
+    offsets: Array  # of each token in characters
+    word_offsets: Array  # of each token's word, or -1
 
 
 class Span(NamedTuple):
@@ -34,7 +46,9 @@ def activate(logits: Array, activation: str) -> Array:
     logits = logits.astype(np.float32)
     if activation == "softmax":
         return softmax(logits)
-    return (1 + np.tanh(logits / 2)) / 2 if activation == "sigmoid" else logits
+    if activation == "sigmoid":
+        return (1 + np.tanh(logits / 2)) / 2
+    return np.tanh(logits) if activation == "tanh" else logits
 
 
 def classify(logits: Array, labels: list[str], activation: str = "softmax") -> Tensors:
@@ -83,15 +97,35 @@ def most_probable(logits: Array, count: int) -> tuple[Array, Array]:
     return best, np.take_along_axis(probabilities, best, axis=1)
 
 
-def best_span(start: Array, end: Array, in_context: Array, offsets: Array, max_tokens: int = 15) -> Span:
-    """Return the most probable span of one question's context, in characters."""
+def best_answer(context: str, windows: list[Window], max_tokens: int, align_to_words: bool) -> Span:
+    """Return the most probable answer, with the summed score of the spans that read the same."""
+    candidates: dict[str, Span] = {}
+    for window in windows:
+        for span in spans(window, max_tokens, align_to_words):
+            text = context[span.start : span.end].lower()
+            first = candidates.get(text, span._replace(score=0.0))
+            candidates[text] = first._replace(score=first.score + span.score)
+    return max(candidates.values(), key=lambda span: span.score, default=Span(0.0, 0, 0))
+
+
+def spans(window: Window, max_tokens: int, align_to_words: bool) -> Iterator[Span]:
+    """Yield the most probable spans of a window, best first: several may be parts of the same words."""
     # The first token competes, because a model that knows no answer points there.
-    candidates = in_context.astype(bool).copy()
+    in_context = window.in_context.astype(bool)
+    candidates = in_context.copy()
     candidates[0] = True
-    starts, ends = (softmax(np.where(candidates, side.astype(np.float32), -10000.0)) for side in (start, end))
-    starts[~in_context.astype(bool)] = ends[~in_context.astype(bool)] = 0
+    starts, ends = (
+        np.where(in_context, softmax(np.where(candidates, logits.astype(np.float32), -10000.0)), 0)
+        for logits in (window.start_logits, window.end_logits)
+    )
     scores = np.tril(np.triu(np.outer(starts, ends)), max_tokens - 1)
-    first, last = np.unravel_index(scores.argmax(), scores.shape)
-    if not scores[first, last] > 0:
-        return Span(0.0, 0, 0)
-    return Span(float(scores[first, last]), int(offsets[first, 0]), int(offsets[last, 1]))
+    count = min(SPANS_ALIGNED_TO_WORDS if align_to_words else 1, scores.size)
+    best = np.argpartition(-scores, count - 1, axis=None)[:count]
+    for index in best[np.argsort(-scores.flat[best], kind="stable")]:
+        first, last = np.unravel_index(index, scores.shape)
+        if scores[first, last] > 0:
+            start, end = window.offsets[first, 0], window.offsets[last, 1]
+            words = window.word_offsets[first, 0], window.word_offsets[last, 1]
+            if align_to_words and min(words) >= 0:
+                start, end = words
+            yield Span(float(scores[first, last]), int(start), int(end))

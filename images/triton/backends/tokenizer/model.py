@@ -27,6 +27,8 @@ FIELDS = {
     "special_tokens_mask": lambda encoding: encoding.special_tokens_mask,
     # The characters of the text [start, end) that the token stands for.
     "offsets": lambda encoding: encoding.offsets,
+    # The characters of the word that the token is in; [-1, -1] without one.
+    "word_offsets": lambda encoding: word_offsets(encoding),
     # 1 for the tokens of the second text of a pair.
     "second_text_mask": lambda encoding: [int(part == 1) for part in encoding.sequence_ids],
 }
@@ -45,6 +47,7 @@ class TritonPythonModel(BatchBackend):
         self.set_truncation(config)
         self.set_padding(config)
         self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.second_is_optional = bool(config["input"][-1].get("optional"))
         if len(self.inputs) > 2:
             raise ConfigError(f"a tokenizer takes one input, or two for pairs of texts, not {len(self.inputs)}")
         self.dtypes = {}
@@ -53,7 +56,7 @@ class TritonPythonModel(BatchBackend):
                 raise ConfigError(f"unknown output '{output['name']}': use {', '.join((*FIELDS, PAST))}")
             self.dtypes[output["name"]] = pb_utils.triton_string_to_numpy(output["data_type"])
         # encode_batch is slower, but only it knows the position of each token in the text.
-        needs_offsets = "offsets" in self.dtypes
+        needs_offsets = self.dtypes.keys() & {"offsets", "word_offsets"}
         self.encode_batch = self.tokenizer.encode_batch if needs_offsets else self.tokenizer.encode_batch_fast
         self.required_token = parameter(config, "exactly_one")
         self.required_id = self.tokenizer.token_to_id(self.required_token)
@@ -94,7 +97,10 @@ class TritonPythonModel(BatchBackend):
 
     def prepare(self, request: pb_utils.InferenceRequest) -> list[str] | list[tuple[str, str]]:
         """Return the request's texts, or pairs of texts."""
-        columns = [serving.texts(request, name) for name in self.inputs]
+        names = self.inputs
+        if self.second_is_optional and pb_utils.get_input_tensor_by_name(request, names[-1]) is None:
+            names = names[:-1]
+        columns = [serving.texts(request, name) for name in names]
         if len({len(column) for column in columns}) > 1:
             raise BadRequest(f"inputs {', '.join(self.inputs)} must have the same number of rows")
         return list(zip(*columns, strict=True)) if len(columns) > 1 else columns[0]
@@ -153,7 +159,7 @@ class TritonPythonModel(BatchBackend):
         for name, dtype in self.dtypes.items():
             if name == PAST:
                 continue
-            tail = (2,) if name == "offsets" else ()
+            tail = (2,) if "offsets" in name else ()
             tensors[name] = np.full((len(encodings), width, *tail), self.pad_values[name], dtype)
             for row, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
                 cells = slice(width - length, width) if self.pad_left else slice(0, length)
@@ -170,3 +176,13 @@ class TritonPythonModel(BatchBackend):
         if self.padding == "bucket":
             return min((bucket for bucket in self.buckets if bucket >= own), default=self.max_length)
         return own
+
+
+def word_offsets(encoding: Encoding) -> list[tuple[int, int]]:
+    """Return the characters of each token's word."""
+    words = list(zip(encoding.word_ids, encoding.sequence_ids, strict=True))
+    offsets = {
+        (word, text): (-1, -1) if word is None or text is None else encoding.word_to_chars(word, text)
+        for word, text in set(words)
+    }
+    return [offsets[word] for word in words]
