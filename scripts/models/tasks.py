@@ -49,7 +49,8 @@ TEXT_TASKS = {
     "token-classification": TextTask(
         "AutoModelForTokenClassification",
         {"logits": ("T", "L")},
-        from_tokenizer=("offsets", "special_tokens_mask"),
+        from_tokenizer=("offsets", "special_tokens_mask", "input_ids"),
+        from_request=("input_text",),
         answers={
             "label": ("STRING", ("E",)),
             "score": ("FP32", ("E",)),

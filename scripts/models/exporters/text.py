@@ -72,9 +72,9 @@ def save_tokenizer(model: TextModel) -> Tokenizer:
 def save_answers(model: TextModel) -> None:
     if model.job.task == "text-ranking":
         _ = model.ranking_activation  # raises before the export if it is not served
-    if model.mask:
+    if model.mask or "input_ids" in model.task.from_tokenizer:
         shutil.copy(model.version("tokenizer") / "tokenizer.json", model.version("answers"))
-    elif "label" in model.task.answers:
+    if "label" in model.task.answers:
         save_labels(model.version("answers"), model.labels)
 
 

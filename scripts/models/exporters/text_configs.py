@@ -24,13 +24,20 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
         texts[1]["optional"] = True
     tokens = [tensor(name, "INT64", [-1]) for name in model.token_inputs]
     from_tokenizer = [tensor(name, "INT64", [-1, 2] if "offsets" in name else [-1]) for name in task.from_tokenizer]
+    extras = [extra for extra in from_tokenizer if extra not in tokens]
     from_request = [text for text in texts if text["name"] in task.from_request]
     outputs = [tensor(name, "FP32", dims(shape)) for name, shape in task.outputs.items()]
     answers = [tensor(name, kind, dims(shape)) for name, (kind, shape) in task.answers.items()]
 
     parts: dict[str, tuple[Config, Parameters]] = {
         "tokenizer": (
-            batched("tokenizer", MAX_BATCH, texts, tokens + from_tokenizer, "KIND_CPU"),
+            batched(
+                "tokenizer",
+                MAX_BATCH,
+                texts,
+                tokens + [extra for extra in from_tokenizer if extra not in tokens],
+                "KIND_CPU",
+            ),
             {"padding": "none", **({"exactly_one": model.mask} if model.mask else {})},
         ),
         "encoder": encoder(model, tokens, outputs),
@@ -75,4 +82,7 @@ def last_step(model: TextModel) -> Parameters:
         parameters["align_to_words"] = 1
     if model.mask:
         parameters["count"] = ANSWERS
+    if model.job.task == "token-classification":
+        parameters["aggregation_strategy"] = "simple"
+        parameters["unknown_token"] = model.hugging_face_tokenizer.unk_token or ""
     return parameters

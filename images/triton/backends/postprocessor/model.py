@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -19,7 +20,10 @@ from shared import answers, serving
 from shared.backend import BatchBackend
 from shared.errors import ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter
-from shared.types import InstanceArgs, ModelConfig, Tensors
+from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 class TritonPythonModel(BatchBackend[Tensors]):
@@ -49,10 +53,13 @@ def ranking(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
 
 def token_classification(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     labels = read_labels(folder)
+    strategy = choice_parameter(config, "aggregation_strategy", answers.STRATEGIES, "simple")
+    inside_words = words_of(config, folder) if strategy in answers.WORD_STRATEGIES else None
 
     def postprocess(tensors: Tensors) -> Tensors:
         columns = (tensors["logits"], tensors["offsets"], tensors["special_tokens_mask"])
-        rows = [answers.entities(*row, labels) for row in zip(*columns, strict=True)]
+        inside = inside_words(tensors) if inside_words else [None] * len(tensors["logits"])
+        rows = [answers.entities(*row, labels, strategy, tokens) for *row, tokens in zip(*columns, inside, strict=True)]
         shape = (len(rows), max(map(len, rows), default=0))
         outputs = {
             "label": np.full(shape, b"", np.object_),
@@ -69,10 +76,36 @@ def token_classification(config: ModelConfig, folder: Path) -> Callable[[Tensors
     return postprocess
 
 
-def fill_mask(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
-    from tokenizers import Tokenizer
+def words_of(config: ModelConfig, folder: Path) -> Callable[[Tensors], list[Array]]:
+    """Return a function that marks the tokens of each text that continue a word, as transformers' pipeline does."""
+    inputs = {tensor["name"] for tensor in config["input"]}
+    if not {"input_ids", "input_text"} <= inputs or not (folder / "tokenizer.json").is_file():
+        raise ConfigError(
+            "parameter 'aggregation_strategy': first, average and max need the tokens and the text, which this model "
+            "does not get: run `make models` again with the system's FORMAT"
+        )
+    tokenizer = read_tokenizer(folder)
+    unknown = tokenizer.token_to_id(parameter(config, "unknown_token"))
+    prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    def inside(text: str, ids: Array, offsets: Array) -> Array:
+        if prefix:
+            lengths = np.array([len(tokenizer.id_to_token(int(i)) or "") for i in ids])
+            marks = lengths != offsets[:, 1] - offsets[:, 0]
+        else:
+            # Without a prefix, the pipeline takes the text between two spaces for a word.
+            marks = np.array([start > 0 and " " not in text[start - 1 : start + 1] for start, _ in offsets])
+        return marks if unknown is None else marks & (ids != unknown)
+
+    def all_inside(tensors: Tensors) -> list[Array]:
+        texts = (value.decode() for value in tensors["input_text"].ravel())
+        return [inside(*row) for row in zip(texts, tensors["input_ids"], tensors["offsets"], strict=True)]
+
+    return all_inside
+
+
+def fill_mask(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
+    tokenizer = read_tokenizer(folder)
     count = int_parameter(config, "count", 5)
 
     def postprocess(tensors: Tensors) -> Tensors:
@@ -114,6 +147,12 @@ TASKS = {
     "fill-mask": fill_mask,
     "question-answering": question_answering,
 }
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def read_labels(folder: Path) -> list[str]:

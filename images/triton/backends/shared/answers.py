@@ -11,6 +11,9 @@ from shared.types import Array, Tensors
 
 ACTIVATIONS = ("softmax", "sigmoid", "tanh", "none")
 SPANS_ALIGNED_TO_WORDS = 12  # as in transformers' pipeline
+# Those of the pipeline `token-classification`; the latter give all tokens of a word one label.
+WORD_STRATEGIES = ("first", "average", "max")
+STRATEGIES = ("none", "simple", *WORD_STRATEGIES)
 
 
 class Entity(NamedTuple):
@@ -62,32 +65,64 @@ def classify(logits: Array, labels: list[str], activation: str = "softmax") -> T
     }
 
 
-def entities(logits: Array, offsets: Array, special: Array, labels: list[str]) -> list[Entity]:
-    """Return the entities of one text.
+def entities(
+    logits: Array,
+    offsets: Array,
+    special: Array,
+    labels: list[str],
+    strategy: str = "simple",
+    inside: Array | None = None,
+) -> list[Entity]:
+    """Return the entities of one text, as transformers' pipeline does with this aggregation_strategy.
 
-    Adjacent tokens of one kind are one entity. A label with B- begins another, and O is no entity.
+    `inside` marks the tokens that continue a word. The strategies of WORD_STRATEGIES give a word one label: that of its
+    first token, of its mean scores, or of its most certain token.
     """
     scores = softmax(logits.astype(np.float32))
-    groups: list[list[Entity]] = []
-    previous = ""
+    groups: list[list[int]] = []
     for token in np.flatnonzero(special == 0):
-        best = int(scores[token].argmax())
-        begins, kind = _parse_label(labels[best])
-        if begins or kind != previous:
-            groups.append([])
-        start, end = offsets[token]
-        groups[-1].append(Entity(kind, float(scores[token, best]), int(start), int(end)))
-        previous = kind
+        if groups and strategy in WORD_STRATEGIES and inside is not None and inside[token]:
+            groups[-1].append(int(token))
+        else:
+            groups.append([int(token)])
+    words = [_labelled(scores[tokens], offsets[tokens], labels, strategy) for tokens in groups]
+    return [entity for entity in (words if strategy == "none" else _joined(words)) if entity.label != "O"]
+
+
+def _labelled(scores: Array, offsets: Array, labels: list[str], strategy: str) -> Entity:
+    """Return one word, or one token, with its label."""
+    row = scores[0]
+    if strategy == "average":
+        row = scores.mean(axis=0)
+    elif strategy == "max":
+        row = scores[scores.max(axis=1).argmax()]
+    best = int(row.argmax())
+    return Entity(labels[best], float(row[best]), int(offsets[0, 0]), int(offsets[-1, 1]))
+
+
+def _joined(words: list[Entity]) -> list[Entity]:
+    """Join neighbours of one kind, unless a label with B- begins another entity."""
+    groups: list[list[Entity]] = []
+    for word in words:
+        if groups and not word.label.startswith("B-") and _kind(word.label) == _kind(groups[-1][-1].label):
+            groups[-1].append(word)
+        else:
+            groups.append([word])
     return [
-        Entity(tokens[0].label, float(np.mean([token.score for token in tokens])), tokens[0].start, tokens[-1].end)
-        for tokens in groups
-        if tokens[0].label != "O"
+        # The pipeline compares kinds without B- and I-, but returns the label without whatever precedes its first dash.
+        Entity(
+            group[0].label.split("-", 1)[-1],
+            float(np.mean([word.score for word in group])),
+            group[0].start,
+            group[-1].end,
+        )
+        for group in groups
     ]
 
 
-def _parse_label(label: str) -> tuple[bool, str]:
-    """Return (True, PER) for B-PER, and (False, PER) for I-PER and PER."""
-    return label.startswith("B-"), label[2:] if label[:2] in ("B-", "I-") else label
+def _kind(label: str) -> str:
+    """Return PER for B-PER, I-PER and PER."""
+    return label[2:] if label[:2] in ("B-", "I-") else label
 
 
 def most_probable(logits: Array, count: int) -> tuple[Array, Array]:
