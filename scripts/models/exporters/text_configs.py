@@ -31,13 +31,7 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
 
     parts: dict[str, tuple[Config, Parameters]] = {
         "tokenizer": (
-            batched(
-                "tokenizer",
-                MAX_BATCH,
-                texts,
-                tokens + [extra for extra in from_tokenizer if extra not in tokens],
-                "KIND_CPU",
-            ),
+            batched("tokenizer", MAX_BATCH, texts, tokens + extras, "KIND_CPU"),
             {"padding": "none", **({"exactly_one": model.mask} if model.mask else {})},
         ),
         "encoder": encoder(model, tokens, outputs),
