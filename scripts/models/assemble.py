@@ -16,6 +16,7 @@ from scripts.common.settings import Settings, UserError
 from scripts.models.catalogue import RECIPES, SYSTEMS, Job, Outcome, Recipe, System
 from scripts.models.hub import DOWNLOADS
 from scripts.models.record import NAME, Record, read_record, read_records
+from scripts.models.refusals import check_model, check_task
 from scripts.models.selection import all_in_place, missing_systems
 from scripts.models.sources import Weights, open_weights
 from scripts.models.tasks import task_of
@@ -58,7 +59,10 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
 
 
 def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> Job:
+    trust_remote_code = settings.flag("TRUST_REMOTE_CODE")
+    check_model(weights.name, weights.folder, trust_remote_code)
     task = system.task or task_of(weights.folder)
+    check_task(weights.name, weights.folder, task)
     recipe = RECIPES[task]
     target = Target.from_settings(settings) if recipe.neuron else None
     if target and settings["FORMAT"]:
@@ -73,7 +77,7 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
         weights=weights.folder,
         movable=weights.movable,
         folder=folder,
-        trust_remote_code=settings.flag("TRUST_REMOTE_CODE"),
+        trust_remote_code=trust_remote_code,
         neuron=target,
     )
 
@@ -92,6 +96,8 @@ def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
         if isinstance(error, OSError) and error.errno:  # from the file system; transformers' own have no number
             raise
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        if "Unrecognized configuration class" in reason:
+            reason = "transformers has no such head for this architecture. Set another TASK"
         hint = " (TRANSFORMERS= installs another release)" if "Transformers does not recognize" in reason else ""
         raise UserError(f"{name} cannot be served as {job.task}, FORMAT={job.format}{hint}: {reason}") from error
 

@@ -15,6 +15,7 @@ from rich.filesize import decimal
 
 from scripts.common.cli import err, out
 from scripts.common.settings import Settings, UserError
+from scripts.models.refusals import check_files
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import HfApi, ModelInfo, RepoSibling
@@ -48,6 +49,7 @@ def download(name: str, revision: str, settings: Settings, repository: Path) -> 
 def select_files(info: ModelInfo, with_code: bool) -> list[RepoSibling]:
     kinds = (WEIGHTS, DESCRIPTIONS, CODE) if with_code else (WEIGHTS, DESCRIPTIONS)
     files = [file for file in info.siblings or [] if any(kind.fullmatch(file.rfilename) for kind in kinds)]
+    check_files(info.id, (file.rfilename for file in info.siblings or []))
     if not any(WEIGHTS.fullmatch(file.rfilename) for file in files):
         raise UserError(
             f"{info.id} has no safetensors at {(info.sha or '')[:12]}, and other formats can run code when they are "

@@ -10,6 +10,7 @@ from scripts.common.cli import out
 from scripts.common.settings import Settings, UserError
 from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system
 from scripts.models.record import find_record, read_record, read_records
+from scripts.models.refusals import check_task_name
 from scripts.models.sources import Folder, Hub, Source, identity, source_of
 from scripts.neuron.target import Target
 
@@ -72,6 +73,7 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
                 f"make models SYSTEMS={name} HF_MODEL=organisation/model, or SOURCE=folder"
             )
         system = System(name, "", source)
+    check_task_name(settings["TASK"])
     task = "" if source and name not in SYSTEMS else system.task  # other weights may be for another task
     return replace(
         system,

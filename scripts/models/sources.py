@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scripts.common.settings import Settings, UserError
 from scripts.models.hub import download
+from scripts.models.refusals import check_files
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Folder:
     def verify(self) -> Path:
         if not self.path.is_dir():
             raise UserError(f"{self.path}: there is no such folder")
+        check_files(str(self.path), (path.name for path in self.path.iterdir()))
         if not (self.path / "config.json").is_file():
             raise UserError(f"{self.path} has no config.json: name a folder that save_pretrained wrote")
         return self.path
