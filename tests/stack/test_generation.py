@@ -211,8 +211,8 @@ def test_default_length_is_cut_to_the_context(served, plain):
         ([SECRET], {"top_p": 0}, "input 'top_p' must be more than 0 and at most 1"),
         ([SECRET], {"top_p": 1.01}, "input 'top_p' must be more than 0 and at most 1"),
         ([SECRET], {"seed": -1}, "input 'seed' must be"),
-        ([SECRET], {"stop": ["x", ""]}, "input 'stop' takes at most 16 strings of 1 to 256 characters"),
-        ([SECRET], {"stop": ["x"] * 17}, "input 'stop' takes at most 16 strings of 1 to 256 characters"),
+        ([SECRET], {"stop": ["x", ""]}, "input 'stop' must be at most 16 strings of 1 to 256 characters"),
+        ([SECRET], {"stop": ["x"] * 17}, "input 'stop' must be at most 16 strings of 1 to 256 characters"),
         ([SECRET * 40], {}, r"input 'prompt' has \d+ tokens; in the model's context of 256 that leaves no room"),
         ([], {}, "input 'prompt' holds no prompt"),
     ],
@@ -226,7 +226,7 @@ def test_wrong_option_is_refused(served, prompts, options, reason):
 def test_prompt_without_utf8_is_refused(served):
     tensor = httpclient.InferInput("prompt", [2], "BYTES")
     tensor.set_data_from_numpy(np.array([b"fine", b"not \xff"], np.object_))
-    with pytest.raises(InferenceServerException, match=r"input 'prompt': row 1 is not valid UTF-8 \(byte 4\)") as error:
+    with pytest.raises(InferenceServerException, match=r"input 'prompt': text 1 is not valid UTF-8 \(byte 4\)") as error:
         httpclient.InferenceServerClient(served.http.removeprefix("http://")).infer("falcon7b", [tensor])
     assert error.value.status() == "400"
 

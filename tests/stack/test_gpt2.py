@@ -271,7 +271,7 @@ def test_ensemble_loads_its_model(served, original):
         ("gpt2_generate", ["I am", ""], None, "input 'TEXT': text 1 is empty"),
         ("gpt2_generate", ["I am"], 254, "text 0 has 3 tokens; of the model's 256 positions that leaves 253, and 254"),
         ("gpt2_generate", ["a" * 256], None, "text 0 has 256 tokens; of the model's 256 positions that leaves 0"),
-        ("gpt2_generate", ["I am"], 0, "input 'max_new_tokens' must be at least 1"),
+        ("gpt2_generate", ["I am"], 0, "input 'max_new_tokens' must be a whole number of at least 1"),
     ],
 )
 def test_wrong_request_is_refused(served, model, texts, tokens, reason):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -27,9 +29,17 @@ class Tensor:
 
 
 class InferenceRequest:
-    def __init__(self, outputs: list[str], **inputs: object) -> None:
+    def __init__(self, outputs: list[str], request_parameters: dict | None = None, **inputs: object) -> None:
         self.outputs = outputs
+        self.request_parameters = request_parameters or {}
         self.inputs = {name: Tensor(name, np.array(value)) for name, value in inputs.items()}
+        self.sender = ResponseSender()
+
+    def parameters(self) -> str:
+        return json.dumps(self.request_parameters)
+
+    def get_response_sender(self) -> ResponseSender:
+        return self.sender
 
     def requested_output_names(self) -> list[str]:
         return self.outputs
@@ -39,6 +49,31 @@ class InferenceResponse:
     def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:
         self.outputs = {tensor.name: tensor.array.tolist() for tensor in output_tensors or ()}
         self.error = (error.code, error.message) if error else None
+
+
+class ResponseSender:
+    """Keeps the responses; `finished` is set with the last one."""
+
+    def __init__(self) -> None:
+        self.responses: list[InferenceResponse] = []
+        self.finished = threading.Event()
+
+    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+        self.responses.append(response)
+        if flags:
+            self.finished.set()
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+class Logger:
+    @staticmethod
+    def log_info(message: str) -> None: ...
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        raise AssertionError(message)
 
 
 class Metric:
@@ -72,6 +107,9 @@ def python_backend() -> Iterator[ModuleType]:
         Tensor=Tensor,
         InferenceRequest=InferenceRequest,
         InferenceResponse=InferenceResponse,
+        InferenceResponseSender=ResponseSender,
+        Logger=Logger,
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         MetricFamily=MetricFamily,
         metrics=values,
         get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
@@ -79,5 +117,5 @@ def python_backend() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module.__name__, module)
         yield module
-        for name in ("shared.backend", "shared.serving", "shared.metrics"):
-            sys.modules.pop(name, None)
+        for name in ("backend", "generation", "metrics", "prompts", "serving"):
+            sys.modules.pop(f"shared.{name}", None)

@@ -88,14 +88,18 @@ def write_configs(job: Job, served: Path, streamed: Path) -> None:
     config: Config = {
         "backend": "transformers",
         "input": [
-            tensor("prompt", "STRING", [-1]),
+            tensor("prompt", "STRING", [-1], optional=True),
+            tensor("text_input", "STRING", [-1], optional=True),
             tensor("max_new_tokens", "INT32", [1], optional=True),
             tensor("temperature", "FP32", [1], optional=True),
             tensor("top_p", "FP32", [1], optional=True),
             tensor("seed", "INT64", [1], optional=True),
             tensor("stop", "STRING", [-1], optional=True),
+            tensor("stream", "BOOL", [1], optional=True),
+            tensor("exclude_input_in_output", "BOOL", [1], optional=True),
+            tensor("sampling_parameters", "STRING", [1], optional=True),
         ],
-        "output": [tensor("text", "STRING", [-1])],
+        "output": [tensor("text", "STRING", [-1]), tensor("text_output", "STRING", [-1])],
         "instance_group": [{"count": 1, "kind": "KIND_AUTO"}],
     }
     parameters = {"task": job.task, "max_new_tokens": 64, "max_batch": 32, "dtype": "auto", "device": "auto"}

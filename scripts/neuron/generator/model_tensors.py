@@ -13,14 +13,18 @@ from generator.value_types import Tensor
 # The same as in model_repository/falcon7b/config.pbtxt.
 LANGUAGE_MODEL = {
     "triton_input": [
-        Tensor("prompt", "STRING", [-1]),
+        Tensor("prompt", "STRING", [-1], optional=True),
+        Tensor("text_input", "STRING", [-1], optional=True),
         Tensor("max_new_tokens", "INT32", [1], optional=True),
         Tensor("temperature", "FP32", [1], optional=True),
         Tensor("top_p", "FP32", [1], optional=True),
         Tensor("seed", "INT64", [1], optional=True),
         Tensor("stop", "STRING", [-1], optional=True),
+        Tensor("stream", "BOOL", [1], optional=True),
+        Tensor("exclude_input_in_output", "BOOL", [1], optional=True),
+        Tensor("sampling_parameters", "STRING", [1], optional=True),
     ],
-    "triton_output": [Tensor("text", "STRING", [-1])],
+    "triton_output": [Tensor("text", "STRING", [-1]), Tensor("text_output", "STRING", [-1])],
 }
 
 

@@ -47,11 +47,11 @@ class NeuronGeneration(TextGeneration):
         row = super().row(*arguments)
         if len(row.prompt_tokens) > self.compiled.max_prompt:
             raise BadRequest(
-                f"input 'prompt' has {len(row.prompt_tokens)} tokens; the model is compiled for prompts of up to "
-                f"{self.compiled.max_prompt}"
+                f"input '{row.owner.request.name}' has {len(row.prompt_tokens)} tokens; the model is compiled for "
+                f"prompts of up to {self.compiled.max_prompt}"
             )
         if row.options.temperature and not self.decoder.samples:
-            raise BadRequest(f"input 'temperature' must be 0: {NO_SAMPLING}")
+            raise BadRequest(f"option 'temperature' must be 0: {NO_SAMPLING}")
         return row
 
     def count(self, rows: list[Row]) -> None:

@@ -24,9 +24,11 @@ from shared import serving
 from shared.backend import Backend
 from shared.errors import BadRequest, ConfigError
 from shared.parameters import int_parameter, parameter, version_file
+from shared.prompts import RULES, TEXT_OUTPUT, PromptRequest, read_request
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
-TEXT, COUNT, OUT = "TEXT", "max_new_tokens", "out"
+COUNT = "max_new_tokens"
+OPTIONS = {name: RULES[name] for name in (COUNT, "exclude_input_in_output")}
 
 
 @dataclass(eq=False)  # compared by identity, so that rows fit into a set
@@ -59,6 +61,7 @@ class Row:
 class Job:
     """One request: its texts and its response sender."""
 
+    request: PromptRequest
     rows: list[Row]
     sender: pb_utils.InferenceResponseSender
 
@@ -100,27 +103,28 @@ class TritonPythonModel(Backend):
             sender = request.get_response_sender()
             try:
                 self.load_model()
-                self.arrivals.put(Job(self.rows(request), sender))
+                read = read_request(request, "TEXT", "out", OPTIONS)
+                self.arrivals.put(Job(read, self.rows(read), sender))
             except Exception as error:
-                send(sender, serving.error_response(error))
+                serving.send_last(sender, serving.error_response(error))
 
     def load_model(self) -> None:
         """Load the language model on the first request: a server that is starting loads nothing for a model."""
         if not pb_utils.is_model_ready(self.model):
             pb_utils.load_model(self.model)
 
-    def rows(self, request: pb_utils.InferenceRequest) -> list[Row]:
-        requested = requested_tokens(request)
-        encodings = self.tokenizer.encode_batch_fast(serving.texts(request, TEXT, "text"))
+    def rows(self, request: PromptRequest) -> list[Row]:
+        requested = request.options.get(COUNT)
+        encodings = self.tokenizer.encode_batch_fast(request.prompts)
         rows = []
         for number, encoding in enumerate(encodings):
-            room = self.positions - len(encoding)
+            text, room = f"input '{request.name}': text {number}", self.positions - len(encoding)
             if not encoding.ids:
-                raise BadRequest(f"input '{TEXT}': text {number} is empty; send at least one token to continue")
+                raise BadRequest(f"{text} is empty; send at least one token to continue")
             if room < (requested or 1):
                 raise BadRequest(
-                    f"input '{TEXT}': text {number} has {len(encoding)} tokens; of the model's {self.positions} "
-                    f"positions that leaves {max(0, room)}, and {requested or 1} new tokens are requested"
+                    f"{text} has {len(encoding)} tokens; of the model's {self.positions} positions that leaves "
+                    f"{max(0, room)}, and {requested or 1} new tokens are requested"
                 )
             rows.append(Row(encoding.ids, requested or min(self.max_new_tokens, room)))
         self.metrics.add(texts=len(encodings), tokens=sum(map(len, encodings)))
@@ -137,7 +141,7 @@ class TritonPythonModel(Backend):
             except Exception as error:
                 for job in [job for job in jobs if not set(rows).isdisjoint(job.rows)]:
                     jobs.remove(job)
-                    send(job.sender, serving.error_response(error))
+                    serving.send_last(job.sender, serving.error_response(error))
             for job in [job for job in jobs if job.done]:
                 jobs.remove(job)
                 self.respond(job)
@@ -176,20 +180,11 @@ class TritonPythonModel(Backend):
         return [pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in outputs]
 
     def respond(self, job: Job) -> None:
-        continuations = self.tokenizer.decode_batch([row.new for row in job.rows])
+        texts = self.tokenizer.decode_batch([row.new for row in job.rows])
+        if job.request.echoes(TEXT_OUTPUT in job.request.outputs):
+            texts = [prompt + text for prompt, text in zip(job.request.prompts, texts, strict=True)]
         self.metrics.add(generated_tokens=sum(len(row.new) for row in job.rows))
-        array = np.array([text.encode() for text in continuations], np.object_)
-        send(job.sender, pb_utils.InferenceResponse([pb_utils.Tensor(OUT, array)]))
-
-
-def requested_tokens(request: pb_utils.InferenceRequest) -> int | None:
-    tensor = pb_utils.get_input_tensor_by_name(request, COUNT)
-    if tensor is None:
-        return None
-    count = int(tensor.as_numpy().item())
-    if count < 1:
-        raise BadRequest(f"input '{COUNT}' must be at least 1, not {count}")
-    return count
+        serving.send_last(job.sender, job.request.response(texts))
 
 
 class BatchInputs:
@@ -225,10 +220,3 @@ class BatchInputs:
         if size > self.memory.size:
             self.memory = np.zeros(2 * size, np.float32)
         return self.memory[:size].reshape(shape)
-
-
-def send(sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse) -> None:
-    try:
-        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    except Exception as error:  # the other requests still need their responses
-        pb_utils.Logger.log_warn(f"could not send a response: {error}")

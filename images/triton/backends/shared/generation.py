@@ -12,10 +12,9 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -24,14 +23,12 @@ from shared.backend import Backend
 from shared.decoding import Decoder, Options, Row
 from shared.errors import BadRequest, Busy, ConfigError
 from shared.parameters import int_parameter, parameter
+from shared.prompts import NUMBERS, PromptRequest, Rule, read_option, read_request
 from shared.types import InstanceArgs, ModelConfig
 
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CANCELLED = pb_utils.TritonError.CANCELLED
 # Each check whether a client still waits is a round trip to Triton.
 CANCEL_CHECK_S = 0.25
-# The loop searches for stop strings after every token, and every row waits for that.
-MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 
 
 class TextGeneration(Backend):
@@ -75,45 +72,47 @@ class TextGeneration(Backend):
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         for request in requests:
-            job = Job(request.get_response_sender(), self.streams)
+            sender = request.get_response_sender()
             try:
-                job.rows = self.prepare(request, job)
-                if self.waiting.qsize() + len(job.rows) > self.max_waiting:
-                    raise Busy(f"{self.waiting.qsize()} texts wait already: try again later")
+                job = self.prepare(request, sender)
             except Exception as error:
-                job.fail(error)
+                serving.send_last(sender, serving.error_response(error))
                 continue
             for row in job.rows:
                 self.waiting.put(row)
 
-    def prepare(self, request: pb_utils.InferenceRequest, job: Job) -> list[Row[Job]]:
-        prompts = optional_texts(request, "prompt")
-        if not prompts:
-            raise BadRequest("input 'prompt' holds no prompt: send at least one")
-        if self.streams and len(prompts) > 1:
-            raise BadRequest(f"input 'prompt' holds {len(prompts)} prompts; streaming takes one per request")
-        options = {name: value for name in RULES if (value := number(request, name)) is not None}
-        stop = tuple(optional_texts(request, "stop"))
-        if len(stop) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_LENGTH for text in stop):
-            raise BadRequest(f"input 'stop' takes at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters")
-        return [self.row(job, prompt, options, stop) for prompt in prompts]
+    def prepare(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> Job:
+        read = read_request(request, "prompt", "text")
+        streams = read.options.get("stream", self.streams)
+        if streams and not self.streams:
+            raise BadRequest("option 'stream' is true, but this model answers once: send it to <this model>_stream")
+        if streams and len(read.prompts) > 1:
+            raise BadRequest(f"input '{read.name}' holds {len(read.prompts)} prompts; streaming takes one per request")
+        # Clients of vLLM's backend, which ask for a stream, expect it without the prompt.
+        job = Job(read, sender, streams, read.echoes(default="stream" not in read.options or not streams))
+        job.rows = [self.row(job, prompt) for prompt in read.prompts]
+        if self.waiting.qsize() + len(job.rows) > self.max_waiting:
+            raise Busy(f"{self.waiting.qsize()} texts wait already: try again later")
+        return job
 
-    def row(self, job: Job, prompt: str, requested: dict[str, Any], stop: tuple[str, ...]) -> Row[Job]:
+    def row(self, job: Job, prompt: str) -> Row[Job]:
+        name, requested = job.request.name, job.request.options
         tokens = self.decoder.encode(prompt)
         if not tokens:
-            raise BadRequest("input 'prompt' is empty, and this model has no token to begin a text with")
+            raise BadRequest(f"input '{name}' is empty, and this model has no token to begin a text with")
         if max(tokens) >= self.decoder.vocabulary:
-            raise BadRequest("input 'prompt' has a token that the tokenizer knows and the model does not")
-        options = {"seed": random.getrandbits(63)} | self.defaults | requested
+            raise BadRequest(f"input '{name}' has a token that the tokenizer knows and the model does not")
+        options: dict[str, Any] = {"seed": random.getrandbits(63), "stop": ()} | self.defaults
+        options |= {name: requested[name] for name in Options.__dataclass_fields__ if name in requested}
         room = (self.decoder.context or math.inf) - len(tokens)
         if room < requested.get("max_new_tokens", 1):
             left = f"room for {room} new ones" if room > 0 else "no room for new ones"
             raise BadRequest(
-                f"input 'prompt' has {len(tokens)} tokens; in the model's context of {self.decoder.context} that "
+                f"input '{name}' has {len(tokens)} tokens; in the model's context of {self.decoder.context} that "
                 f"leaves {left}, and 'max_new_tokens' is {options['max_new_tokens']}"
             )
         options["max_new_tokens"] = min(options["max_new_tokens"], room)
-        return Row(prompt, tokens, Options(**options, stop=stop), job)
+        return Row(prompt, tokens, Options(**options), job)
 
     # --- generating ---------------------------------------------------------------------------------------------------
 
@@ -178,9 +177,13 @@ class TextGeneration(Backend):
 class Job:
     """One request: its rows, and its response, whole or in pieces."""
 
-    def __init__(self, sender: pb_utils.InferenceResponseSender, streams: bool) -> None:
+    def __init__(
+        self, request: PromptRequest, sender: pb_utils.InferenceResponseSender, streams: bool, echoes: bool
+    ) -> None:
+        self.request = request
         self.sender = sender
         self.streams = streams
+        self.echoes = echoes  # each text begins with its prompt
         self.rows: list[Row[Job]] = []
         self.sent = 0  # characters
         self.finished = False  # the last response is sent
@@ -193,16 +196,17 @@ class Job:
             error = pb_utils.TritonError("the client cancelled the request", CANCELLED)
             self.finish(pb_utils.InferenceResponse(error=error))
         elif all(row.done for row in self.rows):
-            self.finish(text_response([(row.prompt + row.text)[self.sent :] for row in self.rows]))
+            self.finish(self.request.response([self.unsent(row) for row in self.rows]))
         elif self.streams:
             self.send_piece()
 
+    def unsent(self, row: Row[Job]) -> str:
+        return ((row.prompt if self.echoes else "") + row.text)[self.sent :]
+
     def send_piece(self) -> None:
-        (row,) = self.rows
-        piece = (row.prompt + row.text)[self.sent :]
-        if piece:
+        if piece := self.unsent(*self.rows):
             self.sent += len(piece)
-            self.sender.send(text_response([piece]))
+            self.sender.send(self.request.response([piece]))
 
     def fail(self, error: Exception) -> None:
         if not self.finished:
@@ -212,64 +216,23 @@ class Job:
         self.finished = True
         for row in self.rows:
             row.done = True
-        try:
-            self.sender.send(response, flags=FINAL)
-        except Exception as error:  # the other requests of the batch still need their responses
-            pb_utils.Logger.log_warn(f"could not send a response: {error}")
-
-
-# --- options of a request ---------------------------------------------------------------------------------------------
-
-
-class Rule(NamedTuple):
-    kind: type[int] | type[float]
-    accepts: Callable[[float], bool]
-    description: str
-    default: float | None = None
-
-
-RULES = {
-    "max_new_tokens": Rule(int, lambda n: n >= 1, "a whole number of at least 1", 64),
-    "temperature": Rule(float, lambda t: 0 <= t < math.inf, "0 (always the most probable token) or more", 0.0),
-    "top_p": Rule(float, lambda p: 0 < p <= 1, "more than 0 and at most 1", 1.0),
-    "seed": Rule(int, lambda seed: seed >= 0, "a whole number of at least 0"),
-}
+        serving.send_last(self.sender, response)
 
 
 def default_options(config: ModelConfig) -> dict[str, Any]:
     """Return the config's options, for requests that do not set them."""
-    values = {name: default_option(config, name, rule) for name, rule in RULES.items()}
+    values = {name: default_option(config, name, rule) for name, rule in NUMBERS.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def default_option(config: ModelConfig, name: str, rule: Rule) -> float | None:
-    text = parameter(config, name)
-    if not text:
+    if not (text := parameter(config, name)):
         return rule.default
-    with contextlib.suppress(ValueError):
-        if rule.accepts(value := rule.kind(text)):
-            return value
-    raise ConfigError(f"parameter '{name}' must be {rule.description}, not '{text}'")
-
-
-def number(request: pb_utils.InferenceRequest, name: str) -> float | None:
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    if tensor is None:
-        return None
-    value: float = tensor.as_numpy().item()
-    if not RULES[name].accepts(value):
-        raise BadRequest(f"input '{name}' must be {RULES[name].description}")
+    try:
+        value: float = read_option(rule, f"parameter '{name}'", text)
+    except BadRequest as error:
+        raise ConfigError(f"{error}, not '{text}'") from None
     return value
-
-
-def optional_texts(request: pb_utils.InferenceRequest, name: str) -> list[str]:
-    missing = pb_utils.get_input_tensor_by_name(request, name) is None
-    return [] if missing else serving.texts(request, name)
-
-
-def text_response(texts: list[str]) -> pb_utils.InferenceResponse:
-    array = np.array([text.encode() for text in texts], np.object_)
-    return pb_utils.InferenceResponse([pb_utils.Tensor("text", array)])
 
 
 def load_tokenizer(config: ModelConfig, args: InstanceArgs) -> PreTrainedTokenizerBase:

@@ -89,3 +89,11 @@ def error_response(error: Exception) -> pb_utils.InferenceResponse:
     elif type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values that the graph refuses
         code, message = pb_utils.TritonError.INVALID_ARG, f"the model refused the values of the inputs: {error}"
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
+
+
+def send_last(sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse) -> None:
+    """Send the last response of a request."""
+    try:
+        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    except Exception as error:  # the other requests of the batch still need their responses
+        pb_utils.Logger.log_warn(f"could not send a response: {error}")

@@ -1,0 +1,159 @@
+"""Requests that continue prompts: they name their inputs, options and outputs in several ways, with one meaning."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from shared import serving
+from shared.errors import BadRequest
+
+# The name that NVIDIA's tutorial and vLLM's backend give to the prompts, and to the output with their texts.
+TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
+# vLLM's name for an option, and ours.
+SYNONYMS = {"max_tokens": "max_new_tokens"}
+# vLLM's input for options: one JSON object.
+SAMPLING_PARAMETERS = "sampling_parameters"
+# The loop searches for stop strings after every token, and every row waits for that.
+MAX_STOPS, MAX_STOP_LENGTH = 16, 256
+
+
+class Rule(NamedTuple):
+    """The values that an option accepts, and its default."""
+
+    read: Callable[[Any], Any]
+    accepts: Callable[[Any], bool]
+    description: str
+    default: float | None = None
+
+
+def whole_number(value: Any) -> int:
+    number = int(value)
+    if not isinstance(value, str) and number != value:
+        raise ValueError
+    return number
+
+
+def flag(value: Any) -> bool:
+    return {"true": True, "false": False}[str(value).lower()]
+
+
+def strings(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+# The options that a model's config.pbtxt may set as parameters.
+NUMBERS = {
+    "max_new_tokens": Rule(whole_number, lambda n: 1 <= n < 2**31, "a whole number of at least 1", 64),
+    "temperature": Rule(float, lambda t: 0 <= t < math.inf, "0 (always the most probable token) or more", 0.0),
+    "top_p": Rule(float, lambda p: 0 < p <= 1, "more than 0 and at most 1", 1.0),
+    "seed": Rule(whole_number, lambda seed: 0 <= seed < 2**63, "a whole number from 0 to 2^63 - 1"),
+}
+RULES = NUMBERS | {
+    "stop": Rule(
+        strings,
+        lambda stops: len(stops) <= MAX_STOPS and all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops),
+        f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters",
+    ),
+    "stream": Rule(flag, lambda _: True, "true or false"),
+    "exclude_input_in_output": Rule(flag, lambda _: True, "true or false"),
+}
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """The prompts and options of a request, and the names that its response uses."""
+
+    name: str  # of the input with the prompts
+    prompts: list[str]
+    shape: tuple[int, ...]  # of that input, and of the response's outputs
+    outputs: list[str]
+    options: dict[str, Any]
+
+    def echoes(self, default: bool) -> bool:
+        """Return whether the response's texts begin with their prompts."""
+        return not self.options.get("exclude_input_in_output", not default)
+
+    def response(self, texts: Sequence[str]) -> pb_utils.InferenceResponse:
+        array = np.array([text.encode() for text in texts], np.object_).reshape(self.shape)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name in self.outputs])
+
+
+def read_request(
+    request: pb_utils.InferenceRequest, name: str, output: str, rules: Mapping[str, Rule] = RULES
+) -> PromptRequest:
+    """Read a request whose prompts are the input `name` or `text_input`. Raise BadRequest if it is wrong."""
+    answers = {name: output, TEXT_INPUT: TEXT_OUTPUT}
+    options = read_options(request, rules)
+    names = [name for name in answers if pb_utils.get_input_tensor_by_name(request, name) is not None]
+    if len(names) > 1:
+        raise BadRequest(f"inputs '{name}' and '{TEXT_INPUT}' are two names for the same: send one")
+    if not names:
+        raise BadRequest(f"input '{name}' is missing: send it, or name it '{TEXT_INPUT}'")
+    (name,) = names
+    prompts = serving.texts(request, name, "text")
+    if not prompts:
+        raise BadRequest(f"input '{name}' holds no prompt: send at least one")
+    # A request that names no outputs asks for all of them: it gets the one that fits its input.
+    requested = serving.requested_outputs(request, answers.values())
+    outputs = [answers[name]] if len(requested) == len(answers) else requested
+    return PromptRequest(name, prompts, serving.input_tensor(request, name).shape, outputs, options)
+
+
+def read_options(request: pb_utils.InferenceRequest, rules: Mapping[str, Rule]) -> dict[str, Any]:
+    """Return the options of a request. Raise BadRequest for one that is unknown, wrong, or given twice."""
+    options: dict[str, Any] = {}
+    for place, name, value in option_values(request, rules):
+        name = SYNONYMS.get(name, name)
+        if name not in rules:
+            raise BadRequest(f"unknown {place} '{name}': the options are {', '.join(rules)}")
+        value = read_option(rules[name], f"{place} '{name}'", value)
+        if options.setdefault(name, value) != value:
+            raise BadRequest(f"{place} '{name}' is there twice, with different values: send one")
+    return options
+
+
+def read_option(rule: Rule, place: str, value: Any) -> Any:
+    try:
+        result = rule.read(value)
+        if rule.accepts(result):
+            return result
+    except (ValueError, TypeError, KeyError, OverflowError):
+        pass
+    raise BadRequest(f"{place} must be {rule.description}")
+
+
+def option_values(request: pb_utils.InferenceRequest, rules: Mapping[str, Rule]) -> Iterator[tuple[str, str, Any]]:
+    """Yield each option that the request sets: where, its name, its value."""
+    for name in rules:
+        if (tensor := pb_utils.get_input_tensor_by_name(request, name)) is not None:
+            yield "input", name, serving.texts(request, name) if name == "stop" else only_value(name, tensor)
+    # vLLM's client sends the same options as an input and as parameters of the request.
+    if pb_utils.get_input_tensor_by_name(request, SAMPLING_PARAMETERS) is not None:
+        for name, value in sampling_parameters(request).items():
+            yield "sampling parameter", name, value
+    for name, value in json.loads(request.parameters() or "{}").items():
+        yield "parameter", name, value
+
+
+def only_value(name: str, tensor: pb_utils.Tensor) -> Any:
+    values = set(tensor.as_numpy().ravel().tolist())
+    if len(values) != 1:
+        raise BadRequest(f"input '{name}' must have the same value for all prompts of the request")
+    return values.pop()
+
+
+def sampling_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
+    try:
+        (text,) = serving.texts(request, SAMPLING_PARAMETERS)
+        if isinstance(parameters := json.loads(text), dict):
+            return parameters
+    except ValueError:
+        pass
+    raise BadRequest(f"input '{SAMPLING_PARAMETERS}' must be one JSON object")

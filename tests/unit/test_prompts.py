@@ -1,0 +1,231 @@
+"""Requests that continue prompts, under our names, those of NVIDIA's tutorial and those of vLLM's backend."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.common.model_config import read_config
+from scripts.common.settings import ROOT
+from shared.errors import BadRequest
+from tests.support.checkpoints import language
+from tests.support.python_backend import InferenceRequest, InferenceResponse, python_backend
+
+OUTPUTS = ["text", "text_output"]
+
+
+@pytest.fixture(scope="module")
+def pb_utils():
+    with python_backend() as module:
+        yield module
+
+
+@pytest.fixture(scope="module")
+def prompts(pb_utils) -> ModuleType:
+    return importlib.import_module("shared.prompts")
+
+
+@pytest.fixture(scope="module")
+def read(prompts):
+    """Return a function that reads a request whose model has the names of falcon7b."""
+
+    def read(outputs: list[str] = OUTPUTS, parameters: dict | None = None, **inputs: object):
+        return prompts.read_request(InferenceRequest(outputs, parameters, **inputs), "prompt", "text")
+
+    return read
+
+
+def sampling(**parameters: object) -> list[bytes]:
+    return [json.dumps(parameters).encode()]
+
+
+# --- names and shapes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "output"), [("prompt", "text"), ("text_input", "text_output")])
+@pytest.mark.parametrize("shape", [(2,), (1,), (2, 1), (1, 1)])
+def test_texts_get_the_name_that_fits_and_the_shape_of_the_prompts(read, name, output, shape):
+    texts = ["I am", "Grüße"][: shape[0]]
+    request = read(**{name: np.array([text.encode() for text in texts], object).reshape(shape)})
+    assert request.prompts == texts
+    response = request.response([text + "." for text in texts])
+    expected = np.array([f"{text}.".encode() for text in texts], object).reshape(shape).tolist()
+    assert response.outputs == {output: expected}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "name", "expected"),
+    [
+        (["text"], "text_input", ["text"]),
+        (["text_output"], "prompt", ["text_output"]),
+        (["text"], "prompt", ["text"]),  # also of a model whose config has only our names
+    ],
+)
+def test_output_that_is_asked_for_wins(read, outputs, name, expected):
+    assert read(outputs, **{name: [b"I am"]}).outputs == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ({}, "input 'prompt' is missing: send it, or name it 'text_input'"),
+        ({"prompt": [b"a"], "text_input": [b"a"]}, "inputs 'prompt' and 'text_input' are two names for the same"),
+        ({"text_input": np.array([], object)}, "input 'text_input' holds no prompt"),
+        ({"text_input": [b"not \xff"]}, r"input 'text_input': text 0 is not valid UTF-8 \(byte 4\)"),
+    ],
+)
+def test_wrong_prompts_are_refused(read, inputs, reason):
+    with pytest.raises(BadRequest, match=reason):
+        read(**inputs)
+
+
+@pytest.mark.parametrize("model", ["falcon7b", "mistral7b", "persimmon8b", "gpt2_generate"])
+def test_committed_configs_have_the_names_that_are_read(prompts, model):
+    config = read_config(ROOT / "model_repository" / model / "config.pbtxt")
+    inputs, outputs = ({tensor.name for tensor in tensors} for tensors in (config.inputs, config.outputs))
+    assert {prompts.TEXT_INPUT} <= inputs
+    assert {prompts.TEXT_OUTPUT} <= outputs
+    assert len(outputs) == 2
+    assert inputs - {"prompt", "TEXT", prompts.TEXT_INPUT, prompts.SAMPLING_PARAMETERS} <= prompts.RULES.keys()
+    assert all(tensor.optional for tensor in config.inputs)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "expected"),
+    [
+        ({"max_new_tokens": [3], "stop": [b"a", b"b"]}, {}, {"max_new_tokens": 3, "stop": ("a", "b")}),
+        ({"temperature": np.array([[0.5], [0.5]])}, {}, {"temperature": 0.5}),  # with a batch dimension
+        (
+            {},
+            {"max_tokens": 3, "temperature": 0, "stop": "a"},
+            {"max_new_tokens": 3, "temperature": 0.0, "stop": ("a",)},
+        ),
+        # As vLLM's client sends them: strings, and twice.
+        (
+            {"sampling_parameters": sampling(max_tokens="100", top_p="0.95"), "stream": [False]},
+            {"max_tokens": "100", "top_p": "0.95"},
+            {"max_new_tokens": 100, "top_p": 0.95, "stream": False},
+        ),
+        (
+            {"sampling_parameters": sampling(stop=["a", "b"], seed=2**62 + 1)},
+            {},
+            {"stop": ("a", "b"), "seed": 2**62 + 1},
+        ),
+    ],
+)
+def test_options_have_one_meaning_wherever_they_are(read, inputs, parameters, expected):
+    assert read(parameters=parameters, prompt=[b"I am"], **inputs).options == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "reason"),
+    [
+        ({}, {"top_k": 3}, "unknown parameter 'top_k': the options are max_new_tokens, temperature, top_p"),
+        ({}, {"prompts": "I am"}, "unknown parameter 'prompts'"),
+        ({"sampling_parameters": sampling(n=2)}, {}, "unknown sampling parameter 'n'"),
+        (
+            {"max_new_tokens": [3]},
+            {"max_tokens": 4},
+            "parameter 'max_new_tokens' is there twice, with different values",
+        ),
+        ({"max_new_tokens": [0]}, {}, "input 'max_new_tokens' must be a whole number of at least 1"),
+        ({}, {"max_tokens": 1.5}, "parameter 'max_new_tokens' must be a whole number"),
+        ({}, {"max_tokens": "many"}, "parameter 'max_new_tokens' must be a whole number"),
+        ({}, {"temperature": "nan"}, "parameter 'temperature' must be 0"),
+        ({}, {"top_p": 0}, "parameter 'top_p' must be more than 0"),
+        ({}, {"seed": 2**63}, "parameter 'seed' must be a whole number from 0"),
+        ({}, {"stream": "maybe"}, "parameter 'stream' must be true or false"),
+        ({"stop": [b"x"] * 17}, {}, "input 'stop' must be at most 16"),
+        ({"sampling_parameters": sampling(stop=[1])}, {}, "sampling parameter 'stop' must be at most 16"),
+        ({"sampling_parameters": [b"[1]"]}, {}, "input 'sampling_parameters' must be one JSON object"),
+        ({"sampling_parameters": [b"{"]}, {}, "input 'sampling_parameters' must be one JSON object"),
+        ({"sampling_parameters": sampling(max_tokens=float("inf"))}, {}, "must be a whole number"),
+        ({"temperature": np.array([[0.5], [0.7]])}, {}, "input 'temperature' must have the same value for all prompts"),
+    ],
+)
+def test_wrong_option_is_refused(read, inputs, parameters, reason):
+    with pytest.raises(BadRequest, match=reason):
+        read(parameters=parameters, prompt=[b"I am"], **inputs)
+
+
+# --- responses, from a real model -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def serve(pb_utils, tmp_path_factory):
+    """Return a function that sends a request to a tiny GPT-2, streaming or not, and returns its responses."""
+    repository = tmp_path_factory.mktemp("models")
+    language.save_gpt2(repository / "mine/1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a model this small gains nothing from a second one
+    models = {}
+    for streams in (False, True):
+        args = {"model_name": "mine", "model_version": "1", "model_repository": str(repository / "mine")}
+        args |= {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": "mine_0"}
+        config = {"model_transaction_policy": {"decoupled": streams}, "parameters": {}}
+        models[streams] = importlib.import_module("shared.generation").TextGeneration()
+        models[streams].initialize(args | {"model_config": json.dumps(config)})
+
+    def send(streams: bool, parameters: dict | None = None, **inputs: object) -> list[InferenceResponse]:
+        request = InferenceRequest(OUTPUTS, {"max_tokens": 12} | (parameters or {}), **inputs)
+        models[streams].execute([request])
+        assert request.sender.finished.wait(60)
+        return request.sender.responses
+
+    yield send
+    for model in models.values():
+        model.finalize()
+    torch.set_num_threads(threads)
+
+
+def joined(responses: list[InferenceResponse], output: str) -> str:
+    assert all(list(response.outputs) == [output] for response in responses)
+    return b"".join(response.outputs[output][0] for response in responses).decode()
+
+
+def test_text_is_the_same_under_both_names_and_in_pieces(serve):
+    (answer,) = serve(False, prompt=[b"I am going"])
+    text = joined([answer], "text")
+    assert text.startswith("I am going")
+    assert joined(serve(False, text_input=[b"I am going"]), "text_output") == text
+    streamed = serve(True, prompt=[b"I am going"])
+    assert len(streamed) > 2
+    assert joined(streamed, "text") == text
+
+
+def test_stream_of_vllm_begins_after_the_prompt(serve):
+    text = joined(serve(False, prompt=[b"I am going"]), "text")
+    continuation = joined(serve(False, text_input=[b"I am going"], exclude_input_in_output=[True]), "text_output")
+    assert "I am going" + continuation == text
+    for extra in ({"parameters": {"stream": True}}, {"stream": [True]}):
+        assert joined(serve(True, text_input=[b"I am going"], **extra), "text_output") == continuation
+    whole = serve(True, text_input=[b"I am going"], stream=[True], exclude_input_in_output=[False])
+    assert joined(whole, "text_output") == text
+
+
+def test_streaming_model_answers_once_without_stream(serve):
+    (answer,) = serve(True, {"stream": False}, text_input=[b"I am going", b"It"])
+    assert [text.decode().split()[0] for text in answer.outputs["text_output"]] == ["I", "It"]
+
+
+@pytest.mark.parametrize(
+    ("streams", "inputs", "reason"),
+    [
+        (False, {"text_input": [b"I am"], "stream": [True]}, "option 'stream' is true, but this model answers once"),
+        (True, {"text_input": [b"I am", b"It"]}, "input 'text_input' holds 2 prompts; streaming takes one per request"),
+        (False, {"text_input": [b"a 1 " * 300]}, r"input 'text_input' has \d+ tokens; in the model's context"),
+    ],
+)
+def test_wrong_request_gets_one_error(serve, streams, inputs, reason):
+    (answer,) = serve(streams, **inputs)
+    code, message = answer.error
+    assert code == "INVALID_ARG"
+    assert message.startswith(reason.split(r"\d+")[0])
