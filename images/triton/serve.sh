@@ -3,8 +3,10 @@
 set -euo pipefail
 
 home=${TRITON_HOME:-/opt/tritonserver}
-# Endpoints that load code, map memory or change the server need the key.
-restricted=model-repository,shared-memory,trace,logging
+# Endpoints that load code, map memory or change the server need the key. TRITON_SHARED_MEMORY opens one of them, but
+# not in Oracle Cloud, where every client is remote.
+restricted=model-repository,trace,logging
+[[ ${TRITON_SHARED_MEMORY:-0} == 1 && ${CONTAINER_TYPE:-} != TRITON ]] || restricted+=,shared-memory
 # Oracle Cloud sets CONTAINER_TYPE. No client there needs the restricted endpoints, so a random key closes them.
 if [[ ${CONTAINER_TYPE:-} == TRITON ]]; then
   export TRITON_ADMIN_KEY="${TRITON_ADMIN_KEY:-$(python3 -c 'import secrets; print(secrets.token_urlsafe())')}"

@@ -109,6 +109,16 @@ class Settings(dict[str, str]):
         bind = self.bind_address()
         return "127.0.0.1" if bind.is_unspecified else str(bind)
 
+    def shares_memory(self) -> bool:
+        """Return whether clients may register shared memory without the key. Raise if other machines reach the ports."""
+        shares = self.flag("TRITON_SHARED_MEMORY")
+        if shares and not self.bind_address().is_loopback:
+            raise UserError(
+                f"TRITON_SHARED_MEMORY=1 opens this machine's memory to every client, and BIND_ADDRESS="
+                f"{self['BIND_ADDRESS']} to other machines: set TRITON_SHARED_MEMORY=0, or BIND_ADDRESS=127.0.0.1"
+            )
+        return shares
+
     def url(self, port: str) -> str:
         """Return the address of the server behind a port setting, such as TRITON_HTTP_PORT."""
         # TRITON_HOST and PROMETHEUS_HOST are set in containers, where the servers are other hosts.

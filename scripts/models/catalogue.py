@@ -154,6 +154,7 @@ SYSTEMS = {
             "vit_ensemble",
             "image-feature-extraction",
             Hub("google/vit-base-patch16-224-in21k", "b4569560a39a0f1af58e3ddaf17facf20ab919b0"),
+            companions=("ensemble_model",),
             licence="Apache-2.0",
             gigabytes=0.35,
             about="ViT turns an image into features, preprocessing and ONNX as an ensemble",

@@ -109,6 +109,7 @@ class Stack(ABC):
     def up(self) -> None:
         if self.settings.choice("PROFILE", PROFILES) == "neuron":
             check_cores(self.settings)
+        self.settings.shares_memory()
         self.state.mkdir(parents=True, exist_ok=True)
         with exclusive(self.state, UP_OR_DOWN):
             if self.start():

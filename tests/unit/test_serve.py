@@ -66,6 +66,24 @@ def test_shared_memory_setting_overrides_df(serve):
     assert shared_memory(serve("kill -9 $PPID", TRITON_SHM_BYTES="12345678")) == 12345678
 
 
+@pytest.mark.parametrize(
+    ("settings", "restricted"),
+    [
+        ({}, True),
+        ({"TRITON_SHARED_MEMORY": "0"}, True),
+        ({"TRITON_SHARED_MEMORY": "1"}, False),
+        ({"TRITON_SHARED_MEMORY": "1", "CONTAINER_TYPE": "TRITON"}, True),
+    ],
+)
+def test_shared_memory_needs_the_key_unless_it_is_opened(serve, settings, restricted):
+    flags = re.findall(r"--(http-restricted-api|grpc-restricted-protocol)=([\w,-]+):(\S+)=", serve(**settings))
+    names = ["model-repository", "trace", "logging", *(["shared-memory"] if restricted else [])]
+    assert flags == [
+        ("http-restricted-api", ",".join(names), "triton-admin-key"),
+        ("grpc-restricted-protocol", ",".join(names), "triton-admin-key"),
+    ]
+
+
 def test_exit_code_of_the_server_passes_through(serve):
     serve(EXIT="3")
 

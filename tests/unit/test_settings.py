@@ -123,6 +123,20 @@ def test_invalid_value_raises_with_name_and_value(dotenv, name, value, read):
         read(Settings(Settings.load() | {name: value}))
 
 
+@pytest.mark.parametrize(
+    ("shares", "address", "expected"), [("0", "0.0.0.0", False), ("0", "127.0.0.1", False), ("1", "127.0.0.2", True)]
+)
+def test_shared_memory_is_opened_on_loopback(dotenv, shares, address, expected):
+    chosen = {"TRITON_SHARED_MEMORY": shares, "BIND_ADDRESS": address}
+    assert Settings(Settings.load() | chosen).shares_memory() is expected
+
+
+def test_shared_memory_is_refused_where_others_reach_the_ports(dotenv):
+    settings = Settings(Settings.load() | {"TRITON_SHARED_MEMORY": "1", "BIND_ADDRESS": "0.0.0.0"})
+    with pytest.raises(UserError, match=r"TRITON_SHARED_MEMORY=1 opens .* BIND_ADDRESS=0.0.0.0 to other machines"):
+        settings.shares_memory()
+
+
 def test_admin_key_is_generated_once_and_kept_private(dotenv):
     first = with_secrets(Settings.load())["TRITON_ADMIN_KEY"]
     assert len(first) >= 40

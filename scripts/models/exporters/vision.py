@@ -25,8 +25,9 @@ MIN_COSINE = 0.9999
 POOLED = "pooler_output"
 # The systems whose configurations are in git, and the formats that these describe.
 PUBLISHED = {"python_vit": ("python",), "vit_ensemble": ("onnx", "onnx-int8")}
-# The names that the published guides use for vit_ensemble.
+# The names that the published guides use for vit_ensemble, and NVIDIA's tutorial for the same (its config is in git).
 PUBLISHED_PARTS = {"ensemble": "vit_ensemble", "processor": "preprocessing", "model": "vit"}
+ALIAS = "ensemble_model"
 
 IMAGES = [
     tensor("image", "FP32", [-1, -1, 3], optional=True),
@@ -178,6 +179,8 @@ def features(model: VisionModel) -> list[Config]:
 def save_ensemble(model: VisionModel) -> Outcome:
     for part in ("ensemble", "processor", "model", *(["answers"] if model.classifies else [])):
         (model.part(part) / "1").mkdir(parents=True)
+    if model.job.system == "vit_ensemble":
+        (model.job.folder / ALIAS / "1").mkdir(parents=True)  # Triton requires a version of each model
     model.processor.save_pretrained(model.part("processor") / "1")
     outcome = save_onnx(model, model.part("model") / "1/model.onnx")
     if model.classifies:

@@ -99,6 +99,7 @@ class Compose:
             "HOST_USER": user,
             # Triton writes no files of the user, so it never runs as root.
             "TRITON_USER": user if os.getuid() else "1000:1000",
+            "TRITON_IPC": "host" if self.settings.shares_memory() else "private",
             "TTY": "true" if sys.stdout.isatty() else "false",
             "COLUMNS": str(shutil.get_terminal_size().columns),
             "LOADTEST_BIND": "0.0.0.0:5557" if self.workers else "",
