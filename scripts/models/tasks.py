@@ -103,6 +103,11 @@ def task_of(weights: Path) -> str:
         return "text-ranking"
     if (weights / "modules.json").exists():
         return "sentence-similarity"
+    if config.keys() >= {"text_config", "vision_config"}:
+        raise UserError(
+            f"the model ({config['model_type']}) is for texts and images: set TASK=image-feature-extraction to serve "
+            "its image half, and TASK=sentence-similarity under another name in SYSTEMS for its text half"
+        )
     for architecture in config.get("architectures") or []:
         if task := task_of_architecture(architecture):
             return task

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
@@ -16,13 +18,19 @@ from transformers.utils import ModelOutput
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
-from scripts.models.exporters.onnx_export import export, quantize_and_compare, quiet
+from scripts.models.exporters.onnx_export import quantize_and_compare, quiet
 from scripts.models.exporters.parity import check_parity
 from scripts.models.tasks import activation, save_labels
+
+if TYPE_CHECKING:
+    from optimum.exporters.onnx import OnnxConfig
 
 MAX_BATCH = 32
 MIN_COSINE = 0.9999
 POOLED = "pooler_output"
+FEATURES = ("last_hidden_state", POOLED, "image_embeds")
+# Models of texts and images -> the class of transformers that is their image half.
+TOWERS = {"clip": "CLIPVisionModelWithProjection", "siglip": "SiglipVisionModel"}
 # The systems whose configurations are in git, and the formats that these describe.
 PUBLISHED = {"python_vit": ("python",), "vit_ensemble": ("onnx", "onnx-int8")}
 # The names that the published guides use for vit_ensemble, and NVIDIA's tutorial for the same (its config is in git).
@@ -60,8 +68,8 @@ class VisionModel:
         """Return the outputs to serve. Leave out a pooler that the weights lack: its numbers would be random."""
         if self.classifies:
             return ["logits"]
-        names = ("last_hidden_state", POOLED)
-        return [name for name in names if name in self.example_outputs and name not in self._loaded[1]]
+        # In the model's own order, in which the exporter numbers them.
+        return [name for name in self.example_outputs if name in FEATURES and name not in self._loaded[1]]
 
     @cached_property
     def example_outputs(self) -> ModelOutput:
@@ -69,11 +77,21 @@ class VisionModel:
         return run_original(self.original, self.examples[:1])
 
     @cached_property
+    def model_class(self) -> str:
+        """Return the class of transformers that loads the weights: of a model of texts and images, its image half."""
+        if self.classifies:
+            return "AutoModelForImageClassification"
+        config = json.loads((self.job.weights / "config.json").read_text())
+        architecture = next(iter(config.get("architectures") or []), "")
+        # AutoModel would load a tower without its projection.
+        projected = architecture if architecture in TOWERS.values() else "AutoModel"
+        return TOWERS.get(config["model_type"], projected)
+
+    @cached_property
     def _loaded(self) -> tuple[transformers.PreTrainedModel, list[str]]:
         """Return the original, and the names of its outputs that depend on missing weights."""
-        kind = transformers.AutoModelForImageClassification if self.classifies else transformers.AutoModel
         try:
-            model, info = kind.from_pretrained(
+            model, info = getattr(transformers, self.model_class).from_pretrained(
                 self.job.weights,
                 local_files_only=True,
                 use_safetensors=True,
@@ -160,7 +178,7 @@ def save_python(model: VisionModel) -> Outcome:
     job.take_model(version)
     model.processor.save_pretrained(version)
     if job.system not in PUBLISHED:
-        parameters: dict[str, object] = {"task": job.task}
+        parameters: dict[str, object] = {"task": job.task, "model_class": model.model_class}
         if model.classifies:
             parameters |= last_step(model)
         if job.trust_remote_code:
@@ -191,16 +209,10 @@ def save_ensemble(model: VisionModel) -> Outcome:
 
 
 def save_onnx(model: VisionModel, target: Path) -> Outcome:
+    from optimum.exporters.onnx import export
+
     *_, height, width = model.examples[0].shape
-    export(
-        model.job.weights,
-        model.export_task,
-        target.parent,
-        model.outputs,
-        custom_onnx_configs={"model": onnx_config(model)},
-        height=height,
-        width=width,
-    )
+    export(model.original, onnx_config(model), target, input_shapes={"height": height, "width": width})
     answers = run(target, model.examples)
     cosine = check_parity(reference(model), answers, MIN_COSINE)
     summary = f"cosine with the original at least {cosine:.6f} on {len(answers)} images"
@@ -211,7 +223,7 @@ def save_onnx(model: VisionModel, target: Path) -> Outcome:
     return Outcome(summary, facts)
 
 
-def onnx_config(model: VisionModel):
+def onnx_config(model: VisionModel) -> OnnxConfig:
     """Return optimum's configuration with all our outputs: its own leaves out the pooled one."""
     import optimum.exporters.onnx.model_configs  # noqa: F401  (registers the exportable models)
     from optimum.exporters.tasks import TasksManager
@@ -225,8 +237,10 @@ def onnx_config(model: VisionModel):
         raise UserError(
             f"{model.job.system}: optimum cannot export models of type {kind} to ONNX. Set FORMAT=python"
         ) from None
-    outputs = property(lambda self: {name: {0: "batch_size"} for name in model.outputs})
-    return type("AllOutputs", (constructor.func,), {"outputs": outputs})(model.original.config, **constructor.keywords)
+    axes = {name: {0: "batch_size"} for name in model.outputs}
+    return type("AllOutputs", (constructor.func,), {"outputs": property(lambda self: axes)})(
+        model.original.config, **constructor.keywords
+    )
 
 
 def write_configs(model: VisionModel) -> None:

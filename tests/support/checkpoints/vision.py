@@ -40,6 +40,26 @@ def save_dinov2(folder: Path) -> Path:
     return save(folder, lambda: transformers.Dinov2Model(config), processor)
 
 
+def save_clip(folder: Path, model: str = "CLIPModel") -> Path:
+    """Save CLIP, or one of its towers."""
+    text = {**SIZE, "vocab_size": 300, "max_position_embeddings": 24, "eos_token_id": 299, "bos_token_id": 298}
+    config = transformers.CLIPConfig(text_config=tower(text), vision_config=tower(SIZE), projection_dim=24)
+    part = config.vision_config if "Vision" in model else config
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
+    return save(folder, lambda: getattr(transformers, model)(part), processor)
+
+
+def save_siglip(folder: Path) -> Path:
+    config = transformers.SiglipConfig(text_config={**tower(SIZE), "vocab_size": 300}, vision_config=tower(SIZE))
+    processor = transformers.SiglipImageProcessor(size={"height": SIDE, "width": SIDE})
+    return save(folder, lambda: transformers.SiglipModel(config), processor)
+
+
+def tower(fields: dict) -> dict:
+    # CLIP multiplies initializer_range by factors of its own.
+    return {**fields, "initializer_range": 0.1, "projection_dim": 24}
+
+
 def vit_processor() -> transformers.ViTImageProcessor:
     return transformers.ViTImageProcessor(size={"height": SIDE, "width": SIDE})
 
