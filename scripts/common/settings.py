@@ -110,7 +110,7 @@ class Settings(dict[str, str]):
         return "127.0.0.1" if bind.is_unspecified else str(bind)
 
     def shares_memory(self) -> bool:
-        """Return whether clients may register shared memory without the key. Raise if other machines reach the ports."""
+        """Return whether clients may register shared memory without the key. Raise if the ports are not on loopback."""
         shares = self.flag("TRITON_SHARED_MEMORY")
         if shares and not self.bind_address().is_loopback:
             raise UserError(

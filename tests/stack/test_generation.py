@@ -226,7 +226,7 @@ def test_wrong_option_is_refused(served, prompts, options, reason):
 def test_prompt_without_utf8_is_refused(served):
     tensor = httpclient.InferInput("prompt", [2], "BYTES")
     tensor.set_data_from_numpy(np.array([b"fine", b"not \xff"], np.object_))
-    with pytest.raises(InferenceServerException, match=r"input 'prompt': text 1 is not valid UTF-8 \(byte 4\)") as error:
+    with pytest.raises(InferenceServerException, match=r"input 'prompt': text 1 is not valid UTF-8") as error:
         httpclient.InferenceServerClient(served.http.removeprefix("http://")).infer("falcon7b", [tensor])
     assert error.value.status() == "400"
 

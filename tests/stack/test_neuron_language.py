@@ -251,7 +251,7 @@ def test_log_names_cores_batches_and_idle_cores(served):
             {"max_new_tokens": 1},
             r"has 2\d\d tokens; the model is compiled for prompts of up to 200",
         ),
-        ("nxd_device", SECRET, {"temperature": 0.5}, "option 'temperature' must be 0: this model is compiled to choose"),
+        ("nxd_device", SECRET, {"temperature": 0.5}, "option 'temperature' must be 0: this model is compiled"),
         ("opt", SECRET * 40, {}, r"in the model's context of 256 that leaves no room"),
     ],
 )
