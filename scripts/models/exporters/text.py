@@ -17,7 +17,7 @@ from scripts.common.corpus import MIXED
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.config_writer import write_config
-from scripts.models.exporters.onnx_export import export, quantize_and_compare, quiet
+from scripts.models.exporters.onnx_export import quantize_and_compare, quiet
 from scripts.models.exporters.parity import check_parity
 from scripts.models.exporters.text_configs import configs
 from scripts.models.exporters.text_model import TextModel
@@ -28,18 +28,17 @@ PUBLISHED_WIDTH = 384
 MIN_COSINE = 0.9999
 MIN_NEURON_COSINE = 0.999  # NEURON_COMPILER_ARGS may make it compute in bfloat16
 Feed = dict[str, np.ndarray]
-# optimum's names of the tasks that it calls otherwise.
-EXPORT_TASKS = {"sentence-similarity": "feature-extraction", "text-ranking": "text-classification"}
 
 
 def assemble(job: Job) -> Outcome:
     os.environ["HF_HUB_OFFLINE"] = "1"
-    model = TextModel(job)
+    model = text_model(job)
     if job.system == "embedding":
         check_published(model)
     for part in ("ensemble", "tokenizer", "encoder", *(["answers"] if model.task.answers else [])):
         model.version(part).mkdir(parents=True)
     tokenizer = save_tokenizer(model)
+    model.save_prompts(model.version("tokenizer"))
     if model.task.answers:
         save_answers(model)
     with quiet():
@@ -50,12 +49,20 @@ def assemble(job: Job) -> Outcome:
     return Outcome(outcome.summary, {"max_length": model.max_length, **outcome.facts})
 
 
+def text_model(job: Job) -> TextModel:
+    if job.task != "sentence-similarity":
+        return TextModel(job)
+    from scripts.models.exporters.sentence_model import SentenceModel  # sentence-transformers takes seconds to import
+
+    return SentenceModel(job)
+
+
 def check_published(model: TextModel) -> None:
     """Raise if the configurations in git do not describe these weights in this format."""
-    if model.job.format == "python" or model.config.hidden_size != PUBLISHED_WIDTH:
+    if model.job.format == "python" or model.width != PUBLISHED_WIDTH or model.optional_inputs:
         raise UserError(
-            f"embedding is ONNX with vectors of {PUBLISHED_WIDTH}: choose another name in SYSTEMS for other weights "
-            "and formats"
+            f"embedding is ONNX with vectors of {PUBLISHED_WIDTH} and without prompts: choose another name in SYSTEMS "
+            "for other weights and formats"
         )
 
 
@@ -83,16 +90,7 @@ def save_answers(model: TextModel) -> None:
 
 def save_onnx(model: TextModel, tokenizer: Tokenizer) -> tuple[int, Outcome]:
     target = model.version("encoder") / "model.onnx"
-    is_sentence_model = model.job.task == "sentence-similarity"
-    outputs = ["logits"] if model.mask else list(model.task.outputs)
-    export(
-        model.job.weights,
-        EXPORT_TASKS.get(model.job.task, model.job.task),
-        target.parent,
-        outputs,
-        library="sentence_transformers" if is_sentence_model else "transformers",
-        pad_token_id=model.pad_token_id,
-    )
+    model.export(target)
     if model.mask:
         keep_masked(target, tokenizer.token_to_id(model.mask))
     feeds = [feed(encoding) for encoding in tokenizer.encode_batch(parity_texts(model))]
@@ -114,8 +112,9 @@ def parity(model: TextModel, feeds: list[Feed], answers: list[np.ndarray], minim
 
 def save_python(model: TextModel, tokenizer: Tokenizer) -> tuple[int, Outcome]:
     _ = model.original  # raises if it does not load
+    model.save_layers(model.version("encoder"))
     model.job.take_model(model.version("encoder"))
-    return model.config.hidden_size, Outcome()
+    return model.width, Outcome()
 
 
 def save_neuron(model: TextModel, tokenizer: Tokenizer) -> tuple[int, Outcome]:
@@ -207,6 +206,7 @@ def feed(encoding: Encoding) -> Feed:
     columns = {
         "input_ids": encoding.ids,
         "attention_mask": encoding.attention_mask,
+        "pooling_mask": encoding.attention_mask,
         "token_type_ids": encoding.type_ids,
     }
     return {name: np.array([column[:used]], np.int64) for name, column in columns.items()}

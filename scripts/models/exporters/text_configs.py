@@ -22,6 +22,7 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
     texts = [tensor(name, "STRING", [1]) for name in task.inputs]
     if task.second_is_optional:
         texts[1]["optional"] = True
+    texts += [tensor(name, "STRING", [1], optional=True) for name in model.optional_inputs]
     tokens = [tensor(name, "INT64", [-1]) for name in model.token_inputs]
     from_tokenizer = [tensor(name, "INT64", [-1, 2] if "offsets" in name else [-1]) for name in task.from_tokenizer]
     extras = [extra for extra in from_tokenizer if extra not in tokens]
@@ -59,8 +60,7 @@ def encoder_of_format(model: TextModel, tokens: list[Config], outputs: list[Conf
     parameters: Parameters = {"task": "text-encoder", "model_class": model.task.model_class}
     if model.mask:
         parameters["mask_token_id"] = model.hugging_face_tokenizer.mask_token_id
-    if "sentence_embedding" in model.task.outputs:
-        parameters |= model.pooling
+    parameters |= model.layers
     if model.job.trust_remote_code:
         parameters["trust_remote_code"] = 1
     return batched("transformers", MAX_BATCH, ragged(tokens), outputs, "KIND_AUTO"), parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,7 @@ import transformers
 
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job
+from scripts.models.exporters.onnx_export import export
 from scripts.models.tasks import TEXT_TASKS, TextTask
 
 if TYPE_CHECKING:
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 # The modules of torch that CrossEncoder applies to logits -> the postprocessor's name for them.
 RANKING_ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax", "Tanh": "tanh"}
-POOLING = ("mean", "cls")  # the ones that shared/text_encoder.py implements
+# optimum's names of the tasks that it calls otherwise.
+EXPORT_TASKS = {"text-ranking": "text-classification"}
 # In these types the first position is the one after the padding token's id.
 OFFSET_POSITIONS = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "longformer")
+DEFAULT_LENGTH = 512  # of texts for a model that sets no limit
 # The names that the published guides use for `embedding`.
 PUBLISHED_PARTS = {"ensemble": "embedding", "tokenizer": "tokenizer", "encoder": "encoder"}
 
@@ -41,11 +43,14 @@ class TextModel:
             self.job.weights, trust_remote_code=self.job.trust_remote_code, local_files_only=True
         )
 
-    @cached_property
-    def hugging_face_tokenizer(self) -> transformers.PreTrainedTokenizerFast:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
+    def load_tokenizer(self) -> Any:
+        return transformers.AutoTokenizer.from_pretrained(
             self.job.weights, trust_remote_code=self.job.trust_remote_code, local_files_only=True
         )
+
+    @cached_property
+    def hugging_face_tokenizer(self) -> transformers.PreTrainedTokenizerFast:
+        tokenizer = self.load_tokenizer()
         if not tokenizer.is_fast:
             raise UserError(
                 f"{self.job.system}: its {type(tokenizer).__name__} has no fast version in transformers, and only fast "
@@ -56,12 +61,12 @@ class TextModel:
     @cached_property
     def max_length(self) -> int:
         """Return the maximum length of a text in tokens: what the model was trained for and has positions for."""
-        positions = getattr(self.config, "max_position_embeddings", None) or 512
+        positions = getattr(self.config, "max_position_embeddings", None) or 0
         if self.config.model_type in OFFSET_POSITIONS:
             positions -= self.config.pad_token_id + 1
-        own = self.job.weights / "sentence_bert_config.json"
-        trained = json.loads(own.read_text()).get("max_seq_length") if own.exists() else None
-        maximum = min(positions, trained or self.hugging_face_tokenizer.model_max_length)
+        # A tokenizer without a limit has an enormous one, and a model with relative positions none or -1.
+        limits = [limit for limit in (positions, self.hugging_face_tokenizer.model_max_length) if 0 < limit < 10**9]
+        maximum = min(limits, default=DEFAULT_LENGTH)
         return self.job.neuron.lengths_up_to(maximum, self.job.system)[-1] if self.job.neuron else maximum
 
     @cached_property
@@ -72,6 +77,16 @@ class TextModel:
         if not (mask := self.hugging_face_tokenizer.mask_token):
             raise UserError(f"{self.job.system}: its tokenizer has no mask token, which TASK=fill-mask requires")
         return mask
+
+    @property
+    def optional_inputs(self) -> tuple[str, ...]:
+        """Return the names of further inputs of the tokenizer: a text for each row, if the client sets them."""
+        return ()
+
+    @property
+    def width(self) -> int:
+        """Return the width of the encoder's vectors."""
+        return self.config.hidden_size
 
     @property
     def takes_pairs(self) -> bool:
@@ -138,18 +153,26 @@ class TextModel:
         )
         return ["input_ids", "attention_mask", *(["token_type_ids"] if has_types else [])]
 
+    def export(self, path: Path) -> None:
+        """Write the ONNX graph from tokens to the encoder's outputs."""
+        export(
+            self.job.weights,
+            EXPORT_TASKS.get(self.job.task, self.job.task),
+            path.parent,
+            ["logits"] if self.mask else list(self.task.outputs),
+            pad_token_id=self.pad_token_id,
+        )
+
+    def save_prompts(self, version: Path) -> None:
+        """Save what the tokenizer puts before texts."""
+
+    def save_layers(self, version: Path) -> None:
+        """Save the layers that shared/text_encoder.py applies after the model of transformers."""
+
     @cached_property
-    def pooling(self) -> dict[str, str]:
-        """Return the parameters with which the backend makes one vector of a text's tokens, as the original does."""
-        modules = json.loads((self.job.weights / "modules.json").read_text())
-        kinds = [module["type"].rpartition(".")[2] for module in modules]
-        mode = pooling_mode(json.loads((self.job.weights / "1_Pooling/config.json").read_text()))
-        if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]) or mode not in POOLING:
-            raise UserError(
-                f"{self.job.system}: FORMAT=python does not support this sentence-transformer ({', '.join(kinds)}; "
-                f"{mode} pooling): set FORMAT=onnx"
-            )
-        return {"pooling": mode, "normalize": "1" if "Normalize" in kinds else "0"}
+    def layers(self) -> dict[str, object]:
+        """Return the parameters by which shared/text_encoder.py applies these layers."""
+        return {}
 
     def part(self, name: str) -> Path:
         """Return the folder of one of the Triton models."""
@@ -160,9 +183,12 @@ class TextModel:
         return self.part(name) / "1"
 
     @cached_property
-    def original(self) -> transformers.PreTrainedModel:
-        """Return the PyTorch model. Raise if weights are missing: transformers would draw them at random."""
-        kind = getattr(transformers, self.task.model_class)
+    def original(self) -> Any:
+        """Return the PyTorch model."""
+        return self.load(getattr(transformers, self.task.model_class))
+
+    def load(self, kind: Any) -> transformers.PreTrainedModel:
+        """Return a model of this class. Raise if weights are missing: transformers would draw them at random."""
         model, info = kind.from_pretrained(
             self.job.weights,
             trust_remote_code=self.job.trust_remote_code,
@@ -186,16 +212,12 @@ class TextModel:
         return {"attn_implementation": "eager"} if self.job.neuron else {}
 
     @cached_property
-    def network(self) -> OriginalNetwork:
-        if self.job.task != "sentence-similarity":
-            if self.pad_token_id < 0:  # as in shared/text_encoder.py
-                self.original.config.pad_token_id = self.pad_token_id
-                self.original.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0].clamp(min=0),))
-            return OriginalNetwork(self, self.original)
-        from sentence_transformers import SentenceTransformer
-
-        folder, options = str(self.job.weights), {"local_files_only": True, "model_kwargs": self.attention}
-        return OriginalNetwork(self, SentenceTransformer(folder, device="cpu", **options))
+    def network(self) -> torch.nn.Module:
+        """Return the original from the tensors of `token_inputs` to the outputs that are served."""
+        if self.pad_token_id < 0:  # as in shared/text_encoder.py
+            self.original.config.pad_token_id = self.pad_token_id
+            self.original.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0].clamp(min=0),))
+        return OriginalNetwork(self, self.original)
 
 
 class OriginalNetwork(torch.nn.Module):
@@ -208,18 +230,8 @@ class OriginalNetwork(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         tokens = dict(zip(self.model.token_inputs, tensors, strict=True))
-        if self.model.job.task == "sentence-similarity":
-            return (self.network(tokens)["sentence_embedding"],)
         outputs = self.network(**tokens)
         if self.model.mask:
             where = (tokens["input_ids"] == self.model.hugging_face_tokenizer.mask_token_id).int().argmax(dim=1)
             return (outputs.logits[torch.arange(len(where)), where],)
         return tuple(outputs[name] for name in self.model.task.outputs)
-
-
-def pooling_mode(config: dict) -> str:
-    """Return mean, cls, ... from a pooling module's configuration, in its old form or its new one."""
-    if "pooling_mode" in config:
-        return config["pooling_mode"]
-    chosen = [key.split("_")[2] for key, value in config.items() if key.startswith("pooling_mode_") and value]
-    return "+".join(chosen)

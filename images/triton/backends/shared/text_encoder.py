@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file
 from transformers.utils import ModelOutput
 
-from shared import pretrained
+from shared import pooling, pretrained
 from shared.errors import ConfigError
 from shared.packed_encoder import Encoder, PackedEncoder
 from shared.parameters import choice_parameter, int_parameter, parameter
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+
+POOLING_MASK = "pooling_mask"  # the attention mask without the tokens that are not pooled
 
 
 class TextEncoder(PackedEncoder):
@@ -24,7 +30,12 @@ class TextEncoder(PackedEncoder):
             # No token has this id, so the model finds the last token of any text; the embedding must not look it up.
             self.model.config.pad_token_id = pad
             self.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0].clamp(min=0),))
-        self.pooling = choice_parameter(config, "pooling", ("mean", "cls"), "mean")
+        self.pooling = parameter(config, "pooling", "mean").split("+")
+        if unknown := [mode for mode in self.pooling if mode not in pooling.MODES]:
+            raise ConfigError(f"parameter 'pooling': unknown mode '{unknown[0]}'; use {', '.join(pooling.MODES)}")
+        folder = pretrained.weights_folder(config, args)
+        self.dense = [self.load_dense(folder / name) for name in parameter(config, "dense").split(",") if name]
+        self.dimensions = int_parameter(config, "dimensions", 0) or None
         self.normalize = choice_parameter(config, "normalize", ("0", "1"), "0") == "1"
         self.mask_token_id = int_parameter(config, "mask_token_id", -1)
         return Encoder(
@@ -38,7 +49,7 @@ class TextEncoder(PackedEncoder):
     @torch.inference_mode()
     def forward(self, names: list[str] | None, feed: Tensors) -> list[Array]:
         tensors = {name: torch.from_numpy(array).to(self.model.device) for name, array in feed.items()}
-        outputs = self.model(**tensors)
+        outputs = self.model(**{name: tensor for name, tensor in tensors.items() if name != POOLING_MASK})
         names = names or self.encoder.outputs
         return [self.output(name, outputs, tensors).float().cpu().numpy() for name in names]
 
@@ -48,11 +59,27 @@ class TextEncoder(PackedEncoder):
             logits: torch.Tensor = outputs["logits"]
             return logits[torch.arange(len(positions)), positions]
         if name == "sentence_embedding":
-            return self.pool(outputs["last_hidden_state"], tensors["attention_mask"])
+            mask = tensors.get(POOLING_MASK, tensors["attention_mask"])
+            return self.embedding(outputs["last_hidden_state"], mask)
         output: torch.Tensor = outputs[name]
         return output
 
-    def pool(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        weights = mask[..., None].to(tokens.dtype)
-        vectors = tokens[:, 0] if self.pooling == "cls" else (tokens * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
-        return torch.nn.functional.normalize(vectors, dim=1) if self.normalize else vectors
+    def embedding(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        vectors = torch.cat([pooling.MODES[mode](tokens, mask) for mode in self.pooling], dim=1)
+        for layer in self.dense:
+            vectors = layer(vectors)
+        if self.normalize:
+            vectors = torch.nn.functional.normalize(vectors, dim=1)
+        return vectors[:, : self.dimensions]
+
+    def load_dense(self, folder: Path) -> torch.nn.Module:
+        """Return a dense layer as sentence-transformers saves it."""
+        path = folder / "config.json"
+        if not path.is_file():
+            raise ConfigError(f"parameter 'dense': {path} is missing: put there what sentence-transformers saves")
+        config = json.loads(path.read_text())
+        linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config["bias"])
+        weights = load_file(folder / "model.safetensors")
+        linear.load_state_dict({name.removeprefix("linear."): weight for name, weight in weights.items()})
+        activation = getattr(torch.nn, config["activation_function"].rpartition(".")[2])()
+        return torch.nn.Sequential(linear, activation).to(self.model.device, self.model.dtype).eval()

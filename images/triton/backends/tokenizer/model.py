@@ -6,6 +6,7 @@ import itertools
 import math
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -15,14 +16,17 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import serving
 from shared.backend import BatchBackend
+from shared.embedding_prompts import NAME, OWN, Prompts
 from shared.errors import BadRequest, ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter, version_file
-from shared.types import InstanceArgs, ModelConfig, Tensors
+from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Output tensor -> the values of one text.
 FIELDS = {
     "input_ids": lambda encoding: encoding.ids,
     "attention_mask": lambda encoding: encoding.attention_mask,
+    # The same without the tokens of the prompt, for models that do not pool them.
+    "pooling_mask": lambda encoding: encoding.attention_mask,
     "token_type_ids": lambda encoding: encoding.type_ids,
     "special_tokens_mask": lambda encoding: encoding.special_tokens_mask,
     # The characters of the text [start, end) that the token stands for.
@@ -39,17 +43,29 @@ TRUNCATION = ("longest_first", "only_first", "only_second", "none")
 PADDING = ("none", "bucket", "max_length", "longest")
 
 
-class TritonPythonModel(BatchBackend):
+class Rows(NamedTuple):
+    """One request: its texts, or pairs of texts, with their prompts before them, and the prompts alone."""
+
+    texts: list
+    prompts: list[str]
+
+
+class TritonPythonModel(BatchBackend[Rows]):
     counters = ("texts", "truncated_texts", "tokens", "padding_tokens")
 
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.tokenizer = Tokenizer.from_file(str(version_file(args, "tokenizer.json", "the model's tokenizer.json")))
         self.set_truncation(config)
         self.set_padding(config)
-        self.inputs = [tensor["name"] for tensor in config["input"]]
-        self.second_is_optional = bool(config["input"][-1].get("optional"))
+        optional = [tensor["name"] for tensor in config["input"] if tensor.get("optional")]
+        self.prompt_inputs = [name for name in (OWN, NAME) if name in optional]
+        texts = [tensor for tensor in config["input"] if tensor["name"] not in self.prompt_inputs]
+        self.inputs = [tensor["name"] for tensor in texts]
+        self.second_is_optional = bool(texts[-1].get("optional"))
         if len(self.inputs) > 2:
             raise ConfigError(f"a tokenizer takes one input, or two for pairs of texts, not {len(self.inputs)}")
+        self.prompts = Prompts(Path(args["model_repository"]) / args["model_version"] / "prompts.json")
+        self.special_ids = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
         self.dtypes = {}
         for output in config["output"]:
             if output["name"] not in (*FIELDS, PAST):
@@ -95,26 +111,41 @@ class TritonPythonModel(BatchBackend):
         # A text longer than every bucket is padded to max_length, so that truncated texts of any model fit.
         self.buckets = sorted(min(int(width), self.max_length) for width in widths)
 
-    def prepare(self, request: pb_utils.InferenceRequest) -> list[str] | list[tuple[str, str]]:
-        """Return the request's texts, or pairs of texts."""
+    def prepare(self, request: pb_utils.InferenceRequest) -> Rows:
         names = self.inputs
-        if self.second_is_optional and pb_utils.get_input_tensor_by_name(request, names[-1]) is None:
+        if self.second_is_optional and not is_set(request, names[-1]):
             names = names[:-1]
         columns = [serving.texts(request, name) for name in names]
         if len({len(column) for column in columns}) > 1:
             raise BadRequest(f"inputs {', '.join(self.inputs)} must have the same number of rows")
-        return list(zip(*columns, strict=True)) if len(columns) > 1 else columns[0]
+        before = self.chosen_prompts(request, len(columns[0]))
+        columns[0] = [prompt + text for prompt, text in zip(before, columns[0], strict=True)]
+        return Rows(list(zip(*columns, strict=True)) if len(columns) > 1 else columns[0], before)
 
-    def run_batch(self, jobs: list[list]) -> list[Tensors]:
-        encodings = self.encode([row for rows in jobs for row in rows])
+    def chosen_prompts(self, request: pb_utils.InferenceRequest, count: int) -> list[str]:
+        """Return the prompt of each text. Prefer the client's own to a name, like sentence-transformers."""
+        name = next((name for name in self.prompt_inputs if is_set(request, name)), None)
+        if not name:
+            return [self.prompts.default] * count
+        values = serving.texts(request, name)
+        if len(values) != count:
+            raise BadRequest(f"input '{name}' must have a row for each text: {count}, not {len(values)}")
+        return values if name == OWN else self.prompts.named(values)
+
+    def run_batch(self, jobs: list[Rows]) -> list[Tensors]:
+        encodings = self.encode([row for rows in jobs for row in rows.texts])
         self.check_lengths(encodings)
         if self.required_token:
             self.check_required_token(encodings)
         lengths = [len(encoding) for encoding in encodings]
         longest = max(lengths, default=0)
-        ends = itertools.accumulate(map(len, jobs))
-        requests = [encodings[end - len(rows) : end] for rows, end in zip(jobs, ends, strict=True)]
+        counts = [len(rows.texts) for rows in jobs]
+        ends = itertools.accumulate(counts)
+        requests = [encodings[end - count : end] for count, end in zip(counts, ends, strict=True)]
         outputs = [self.padded(request, longest) for request in requests]
+        if "pooling_mask" in self.dtypes:
+            for rows, tensors in zip(jobs, outputs, strict=True):
+                self.exclude_prompts(tensors["pooling_mask"], rows.prompts)
         cells = sum(math.prod(next(iter(tensors.values())).shape[:2]) for tensors in outputs)
         self.metrics.add(
             texts=len(encodings),
@@ -123,6 +154,16 @@ class TritonPythonModel(BatchBackend):
             padding_tokens=cells - sum(lengths),
         )
         return outputs
+
+    def exclude_prompts(self, mask: Array, before: list[str]) -> None:
+        """Clear as many tokens of each row as the prompt before it has."""
+        lengths = {prompt: self.prompt_length(prompt) for prompt in set(before)}
+        mask *= np.cumsum(mask, axis=1) > np.array([lengths[prompt] for prompt in before], int)[:, None]
+
+    def prompt_length(self, prompt: str) -> int:
+        """Count as sentence-transformers does: without the special token that ends a text."""
+        ids = self.tokenizer.encode(prompt).ids if prompt else []
+        return len(ids) - (bool(ids) and ids[-1] in self.special_ids)
 
     def encode(self, rows: list) -> list[Encoding]:
         try:
@@ -176,6 +217,10 @@ class TritonPythonModel(BatchBackend):
         if self.padding == "bucket":
             return min((bucket for bucket in self.buckets if bucket >= own), default=self.max_length)
         return own
+
+
+def is_set(request: pb_utils.InferenceRequest, name: str) -> bool:
+    return pb_utils.get_input_tensor_by_name(request, name) is not None
 
 
 def word_offsets(encoding: Encoding) -> list[tuple[int, int]]:

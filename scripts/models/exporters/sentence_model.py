@@ -1,0 +1,172 @@
+"""Describe a model of sentence-transformers that is being assembled, so that it is served as encode() answers."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from optimum.exporters.onnx import export
+from optimum.exporters.onnx.config import TextEncoderOnnxConfig
+from optimum.utils import DummyTextInputGenerator, NormalizedTextConfig
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import Dropout, Normalize, Pooling
+
+from scripts.common.settings import UserError
+from scripts.models.exporters.text_model import TextModel
+
+PROMPT_INPUTS = ("prompt_name", "prompt")
+POOLING_MASK = "pooling_mask"
+
+
+class SentenceModel(TextModel):
+    @cached_property
+    def original(self) -> SentenceTransformer:
+        """Return the model as the library loads it. Its texts must go through a tokenizer as they are."""
+        model = SentenceTransformer(
+            str(self.job.weights),
+            device="cpu",
+            trust_remote_code=self.job.trust_remote_code,
+            local_files_only=True,
+            model_kwargs={"use_safetensors": True, **self.attention},
+        )
+        first = model[0]
+        if not isinstance(first, Transformer):
+            raise UserError(
+                f"{self.job.system}: its first module is {type(first).__name__}, and only sentence-transformers that "
+                "begin with a Transformer are served"
+            )
+        if "message" in first.modality_config:
+            raise UserError(
+                f"{self.job.system}: its texts pass through a chat template, which is not served for embeddings"
+            )
+        self.load(type(first.auto_model))  # raises if weights are missing
+        return model.eval()
+
+    def load_tokenizer(self) -> Any:
+        """Return the library's tokenizer, which may also put texts into lower case and knows the maximum length."""
+        return self.original.tokenizer
+
+    @cached_property
+    def pools_prompt(self) -> bool:
+        return all(module.include_prompt for module in self.original if isinstance(module, Pooling))
+
+    @cached_property
+    def optional_inputs(self) -> tuple[str, ...]:
+        """Return the inputs that choose a prompt, unless the model has none."""
+        return PROMPT_INPUTS if any(self.original.prompts.values()) or not self.pools_prompt else ()
+
+    @cached_property
+    def token_inputs(self) -> list[str]:
+        return ["input_ids", "attention_mask", *([] if self.pools_prompt else [POOLING_MASK])]
+
+    @cached_property
+    def width(self) -> int:
+        return self.original.get_embedding_dimension() or super().width
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        return EmbeddingNetwork(self.original)
+
+    def save_prompts(self, version: Path) -> None:
+        fields = {"default_prompt_name": self.original.default_prompt_name, "prompts": self.original.prompts}
+        text = json.dumps(fields, ensure_ascii=False, indent=2)
+        (version / "prompts.json").write_text(f"{text}\n", encoding="utf-8")
+
+    def export(self, path: Path) -> None:
+        """Write the ONNX graph from tokens to the vector."""
+        export(self.network, EmbeddingOnnxConfig(self.network.config, self.token_inputs), path)
+
+    @cached_property
+    def dense(self) -> dict[str, Dense]:
+        """Return the dense layers after the pooling, by the name of their folder."""
+        layers = [module for module in self.original if isinstance(module, Dense)]
+        return {f"{number}_Dense": layer for number, layer in enumerate(layers, start=2)}
+
+    def save_layers(self, version: Path) -> None:
+        _ = self.layers  # raises if they are not supported
+        for name, layer in self.dense.items():
+            (version / name).mkdir()
+            layer.save(str(version / name))
+
+    @cached_property
+    def layers(self) -> dict[str, object]:
+        transformer, *modules = self.original
+        kinds = [type(module) for module in modules if not isinstance(module, Dropout)]
+        supported = [Pooling, *[Dense] * len(self.dense), *[Normalize] * (Normalize in kinds)]
+        if kinds != supported or not all(map(is_plain, self.dense.values())):
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise UserError(
+                f"{self.job.system}: FORMAT=python does not support this sentence-transformer's modules after its "
+                f"Transformer ({names}): set FORMAT=onnx"
+            )
+        modes: Any = modules[0].pooling_mode
+        network: Any = transformer.auto_model
+        parameters: dict[str, object] = {
+            # The library takes only the encoder of an encoder-decoder.
+            "model_class": type(network).__name__ if network.config.is_encoder_decoder else "AutoModel",
+            "dtype": str(network.dtype).removeprefix("torch."),
+            "pooling": modes if isinstance(modes, str) else "+".join(modes),
+            "dense": ",".join(self.dense),
+            "normalize": int(Normalize in kinds),
+            "dimensions": self.original.truncate_dim,
+        }
+        return {name: value for name, value in parameters.items() if value not in ("", None)}
+
+
+class EmbeddingNetwork(torch.nn.Module):
+    """From tokens to the vector that encode() returns."""
+
+    def __init__(self, original: SentenceTransformer) -> None:
+        super().__init__()
+        self.original = original
+        transformer: Any = original[0]
+        self.config = transformer.auto_model.config
+        for module in original:
+            if isinstance(module, Pooling):
+                module.register_forward_pre_hook(use_pooling_mask)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, pooling_mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor]:
+        features = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if pooling_mask is not None:
+            features[POOLING_MASK] = pooling_mask
+        return (self.original(features)["sentence_embedding"][:, : self.original.truncate_dim],)
+
+
+def use_pooling_mask(_: torch.nn.Module, args: tuple[dict[str, Any]]) -> None:
+    if POOLING_MASK in args[0]:
+        args[0]["attention_mask"] = args[0].pop(POOLING_MASK)
+
+
+class EmbeddingInputs(DummyTextInputGenerator):
+    SUPPORTED_INPUT_NAMES = ("input_ids", "attention_mask", POOLING_MASK)
+
+
+class EmbeddingOnnxConfig(TextEncoderOnnxConfig):
+    """What optimum needs to know to export the network."""
+
+    NORMALIZED_CONFIG_CLASS = NormalizedTextConfig
+    DUMMY_INPUT_GENERATOR_CLASSES = (EmbeddingInputs,)
+
+    def __init__(self, config: Any, token_inputs: list[str]) -> None:
+        super().__init__(config, task="feature-extraction")
+        self.token_inputs = token_inputs
+
+    @property
+    def inputs(self) -> dict[str, dict[int, str]]:
+        return {name: {0: "batch_size", 1: "sequence_length"} for name in self.token_inputs}
+
+    @property
+    def outputs(self) -> dict[str, dict[int, str]]:
+        return {"sentence_embedding": {0: "batch_size"}}
+
+
+def is_plain(layer: Dense) -> bool:
+    """Return whether a dense layer computes on the pooled vector, with an activation that torch.nn has."""
+    names = layer.module_input_name, layer.module_output_name
+    return names == ("sentence_embedding",) * 2 and hasattr(torch.nn, type(layer.activation_function).__name__)
