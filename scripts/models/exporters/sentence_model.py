@@ -72,6 +72,8 @@ class SentenceModel(TextModel):
         return EmbeddingNetwork(self.original)
 
     def save_prompts(self, version: Path) -> None:
+        if not self.optional_inputs:
+            return
         fields = {"default_prompt_name": self.original.default_prompt_name, "prompts": self.original.prompts}
         text = json.dumps(fields, ensure_ascii=False, indent=2)
         (version / "prompts.json").write_text(f"{text}\n", encoding="utf-8")
