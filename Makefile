@@ -126,7 +126,7 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; t
 	@$(venv)/bin/lint-imports --no-logo >/dev/null || $(venv)/bin/lint-imports --no-logo
 	@$(venv)/bin/mypy
 	@git ls-files -z | xargs -0 $(venv)/bin/codespell
-	@awk -f scripts/make/docs-width.awk *.md docs/*.md
+	@awk -f scripts/make/docs-width.awk $$(git ls-files "*.md")
 	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
 	@$(python) -m scripts.dashboards --check
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile

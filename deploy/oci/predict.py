@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import cast
 
 from rich.markup import escape
 
@@ -17,7 +16,6 @@ from deploy.oci.rollout import GONE
 from scripts.common.cli import err, run
 from scripts.common.model_config import with_steps
 from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton
 from scripts.stack.generate import pieces, show
 
 SHOWN_VALUES = 6
@@ -118,7 +116,7 @@ def check_prompt(model: str, form: RequestForm) -> None:
 
 def answer_prompt(endpoint: Endpoint, model: str, form: RequestForm, prompt: str, tokens: int) -> None:
     if form.generates_text:
-        show(prompt, pieces(cast(Triton, endpoint), model, form.inputs, prompt, tokens))
+        show(prompt, pieces(endpoint, model, form.inputs, prompt, tokens))
     elif request := form.fill_in(prompt):
         show_outputs(endpoint.infer(model, request))
 

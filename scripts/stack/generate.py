@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 from scripts.common.cli import err, run
 from scripts.common.settings import Settings, UserError
@@ -11,6 +12,12 @@ from scripts.common.triton import Triton, TritonError
 # SYSTEM's own default is for comparisons.
 DEFAULT_SYSTEM = "gpt2_ensemble"
 TIMEOUT_S = 600  # a large model on a CPU
+
+
+class Server(Protocol):
+    """A Triton, or a deployment in a cloud that passes requests on to one."""
+
+    def infer(self, model: str, request: dict, timeout: float) -> dict: ...
 
 
 def main() -> None:
@@ -51,30 +58,30 @@ def prompt_inputs(triton: Triton, model: str) -> set[str]:
     return inputs
 
 
-def pieces(triton: Triton, model: str, inputs: set[str], prompt: str, tokens: int) -> Iterator[str]:
+def pieces(server: Server, model: str, inputs: set[str], prompt: str, tokens: int) -> Iterator[str]:
     if "prompt" in inputs:
-        yield ask(triton, model, "prompt", prompt, tokens).removeprefix(prompt)
+        yield ask(server, model, "prompt", prompt, tokens).removeprefix(prompt)
     elif "max_new_tokens" in inputs:
-        yield ask(triton, model, "TEXT", prompt, tokens)
+        yield ask(server, model, "TEXT", prompt, tokens)
     else:
-        yield from one_by_one(triton, model, prompt, tokens)
+        yield from one_by_one(server, model, prompt, tokens)
 
 
-def one_by_one(triton: Triton, model: str, text: str, tokens: int) -> Iterator[str]:
+def one_by_one(server: Server, model: str, text: str, tokens: int) -> Iterator[str]:
     """Yield one token per request, each request with the text so far, until the model answers an empty token."""
     for _ in range(tokens):
-        piece = ask(triton, model, "TEXT", text)
+        piece = ask(server, model, "TEXT", text)
         if not piece:
             return
         text += piece
         yield piece
 
 
-def ask(triton: Triton, model: str, name: str, text: str, tokens: int | None = None) -> str:
+def ask(server: Server, model: str, name: str, text: str, tokens: int | None = None) -> str:
     inputs = [{"name": name, "shape": [1], "datatype": "BYTES", "data": [text]}]
     if tokens is not None:
         inputs.append({"name": "max_new_tokens", "shape": [1], "datatype": "INT32", "data": [tokens]})
-    return triton.infer(model, {"inputs": inputs}, TIMEOUT_S)["outputs"][0]["data"][0]
+    return server.infer(model, {"inputs": inputs}, TIMEOUT_S)["outputs"][0]["data"][0]
 
 
 if __name__ == "__main__":

@@ -23,15 +23,15 @@ EXAMPLES = [[Tensor("input_text", "BYTES", [1, 1], bytes([n]))] for n in (0, 255
 JOB = Job("http", "http://127.0.0.1:9", "m", EXAMPLES, (0.01, 0.01), 1)
 
 
-def two_workers() -> MasterCrowd:
-    return MasterCrowd(JOB, 2, lambda _: None)
+def crowd_of(workers: int) -> MasterCrowd:
+    return MasterCrowd(JOB, workers, lambda _: None)
 
 
 def has_ended(crowd: MasterCrowd, processes: list[subprocess.Popen]) -> bool:
     return not crowd.children and all(process.poll() is not None for process in processes)
 
 
-@pytest.mark.parametrize("make", [lambda: LocalCrowd(JOB), two_workers])
+@pytest.mark.parametrize("make", [lambda: LocalCrowd(JOB), lambda: crowd_of(1)])
 def test_window_holds_the_samples_of_its_time(make):
     with make() as crowd:
         crowd.pause()
@@ -61,7 +61,7 @@ def test_window_holds_the_samples_of_its_time(make):
 
 
 def test_workers_share_the_users_and_end_with_the_crowd():
-    with two_workers() as crowd:
+    with crowd_of(2) as crowd:
         processes = [child.process for child in crowd.children]
         assert len(processes) == 2
         crowd.start(5, 5)
@@ -78,7 +78,7 @@ def test_workers_share_the_users_and_end_with_the_crowd():
 )
 def test_lost_worker_raises_an_error(number, message, monkeypatch):
     monkeypatch.setattr(master, "END_S", 0.5)  # a stopped worker does not end by itself
-    crowd = two_workers()
+    crowd = crowd_of(1)
     with pytest.raises(UserError, match=message), gevent.Timeout(15), crowd:
         processes = [child.process for child in crowd.children]
         processes[0].send_signal(number)
@@ -90,7 +90,7 @@ def test_lost_worker_raises_an_error(number, message, monkeypatch):
 
 def test_worker_that_cannot_start_is_reported_with_its_exit_code(monkeypatch):
     monkeypatch.setattr(master.sys, "executable", "/bin/false")
-    with pytest.raises(UserError, match=r"worker 1 of 2 ended with exit code 1"), two_workers():
+    with pytest.raises(UserError, match=r"worker 1 of 2 ended with exit code 1"), crowd_of(2):
         pass
 
 
@@ -122,15 +122,15 @@ def start_worker(bind, monkeypatch):
 
 
 def test_master_takes_workers_started_elsewhere(start_worker):
-    workers = [start_worker(), start_worker()]
-    with two_workers() as crowd:
+    worker = start_worker()
+    with crowd_of(1) as crowd:
         assert not crowd.children
-    assert [worker.wait(5) for worker in workers] == [0, 0]
+    assert worker.wait(5) == 0
 
 
 def test_worker_that_leaves_raises_an_error(start_worker):
     workers = [start_worker(), start_worker()]
-    with pytest.raises(UserError, match="1 of 2 workers left"), two_workers() as crowd, gevent.Timeout(2):
+    with pytest.raises(UserError, match="1 of 2 workers left"), crowd_of(2) as crowd, gevent.Timeout(2):
         workers[0].terminate()
         while True:
             crowd.check()
@@ -139,10 +139,10 @@ def test_worker_that_leaves_raises_an_error(start_worker):
 
 
 def test_worker_too_many_raises_an_error(start_worker):
-    start_worker(), start_worker()
+    start_worker()
     with (
-        pytest.raises(UserError, match="3 workers connected, but WORKERS=2"),
-        two_workers() as crowd,
+        pytest.raises(UserError, match="2 workers connected, but WORKERS=1"),
+        crowd_of(1) as crowd,
         gevent.Timeout(15),
     ):
         start_worker()
@@ -151,18 +151,17 @@ def test_worker_too_many_raises_an_error(start_worker):
             gevent.sleep(0.05)
 
 
-def test_workers_end_when_the_master_stops_answering(start_worker):
-    workers = [start_worker(), start_worker()]
-    with two_workers() as crowd:
+def test_worker_ends_when_the_master_stops_answering(start_worker):
+    worker = start_worker()
+    with crowd_of(1) as crowd:
         crowd.runner.greenlet.kill()  # as if killed: it answers no heartbeat
-        for worker in workers:
-            assert worker.wait(10) == 1
-            assert worker.stderr.read() == "error: the comparison stopped answering, 5 s ago\n"
+        assert worker.wait(10) == 1
+        assert worker.stderr.read() == "error: the comparison stopped answering, 5 s ago\n"
 
 
 def test_missing_workers_raise_an_error(bind, monkeypatch):
     monkeypatch.setattr(master, "GATHER_S", 0.2)
-    with pytest.raises(UserError, match="only 0 of 2 workers connected in"), two_workers():
+    with pytest.raises(UserError, match="only 0 of 2 workers connected in"), crowd_of(2):
         pass
 
 
