@@ -118,7 +118,7 @@ def check_modules(name: str, weights: Path) -> None:
     unknown = [module.rpartition(".")[2] for module in types if module.startswith("sentence_transformers.")]
     unknown = [module for module in unknown if module not in MODULES.get(kind, ())]
     if unknown:
-        raise UserError(f"{name} is a {kind} with a module {unknown[0]}, which is not served here ({LIST})")
+        raise UserError(f"{name} is a {kind} of {', '.join(unknown)}, which is not served here ({LIST})")
 
 
 def check_task(name: str, weights: Path, task: str) -> None:

@@ -1,6 +1,7 @@
 """Define what models do: the tensors of each task, and how to find a model's task from its files.
 
-Axes by letter: T tokens, L labels, D the width of a vector, V the vocabulary, K the requested answers, E entities.
+Axes by letter: T tokens, L labels, D the width of a vector, V the vocabulary, K the requested answers, E what a text
+has of entities, or of words in its sparse vector.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ class TextTask:
 
 TEXT_TASKS = {
     "sentence-similarity": TextTask("AutoModel", {"sentence_embedding": ("D",)}),
+    "sparse-embedding": TextTask(
+        "AutoModelForMaskedLM",
+        {"sparse_embedding": ("V",)},
+        answers={"token": ("STRING", ("E",)), "token_id": ("INT64", ("E",)), "weight": ("FP32", ("E",))},
+    ),
     "feature-extraction": TextTask("AutoModel", {"last_hidden_state": ("T", "D")}),
     "text-classification": TextTask(
         "AutoModelForSequenceClassification",
@@ -102,7 +108,7 @@ def task_of(weights: Path) -> str:
     if is_cross_encoder(weights, config):
         return "text-ranking"
     if (weights / "modules.json").exists():
-        return "sentence-similarity"
+        return "sparse-embedding" if library_class(weights) == "SparseEncoder" else "sentence-similarity"
     if config.keys() >= {"text_config", "vision_config"}:
         raise UserError(
             f"the model ({config['model_type']}) is for texts and images: set TASK=image-feature-extraction to serve "
@@ -123,14 +129,20 @@ def is_cross_encoder(weights: Path, config: dict[str, Any]) -> bool:
     A sequence classifier with one label is one too, unless its config.json states that it is a regression: most
     rerankers of other libraries state nothing.
     """
-    own = weights / "config_sentence_transformers.json"
     if (weights / "modules.json").exists():
-        return own.exists() and json.loads(own.read_text()).get("model_type") == "CrossEncoder"
+        return library_class(weights) == "CrossEncoder"
     if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or []):
         return False
     saved_by_library = config.keys() & {"sentence_transformers", "sbert_ce_default_activation_function"}
     labels = len(config.get("id2label") or range(config.get("num_labels", 2)))
     return bool(saved_by_library) or (labels == 1 and not config.get("problem_type"))
+
+
+def library_class(weights: Path) -> str:
+    """Return the class of sentence-transformers that saved the folder."""
+    own = weights / "config_sentence_transformers.json"
+    content = json.loads(own.read_text()) if own.exists() else {}
+    return content.get("model_type", "SentenceTransformer")
 
 
 def save_labels(version: Path, labels: list[str]) -> None:

@@ -115,7 +115,7 @@ CASES = {
             "config_sentence_transformers.json": {"model_type": "SparseEncoder"},
         },
         {},
-        "is a SparseEncoder with a module Router, which is not served here",
+        "is a SparseEncoder of Router, SparseStaticEmbedding, which is not served here",
     ),
     "unknown architecture": (
         TOKENIZED | {"config.json": config("Bert", "BertForNextSentencePrediction")},

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from optimum.exporters.onnx import export
 from optimum.exporters.onnx.config import TextEncoderOnnxConfig
 from optimum.utils import DummyTextInputGenerator, NormalizedTextConfig
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, Normalize, Pooling
+from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from scripts.common.settings import UserError
 from scripts.models.exporters.text_model import TextModel
@@ -23,10 +25,12 @@ POOLING_MASK = "pooling_mask"
 
 
 class SentenceModel(TextModel):
+    library: ClassVar[type[BaseModel]] = SentenceTransformer
+
     @cached_property
-    def original(self) -> SentenceTransformer:
+    def original(self) -> BaseModel:
         """Return the model as the library loads it. Its texts must go through a tokenizer as they are."""
-        model = SentenceTransformer(
+        model = self.library(
             str(self.job.weights),
             device="cpu",
             trust_remote_code=self.job.trust_remote_code,
@@ -80,7 +84,7 @@ class SentenceModel(TextModel):
 
     def export(self, path: Path) -> None:
         """Write the ONNX graph from tokens to the vector."""
-        export(self.network, EmbeddingOnnxConfig(self.network.config, self.token_inputs), path)
+        export(self.network, EmbeddingOnnxConfig(self.network.config, self.token_inputs, list(self.task.outputs)), path)
 
     @cached_property
     def dense(self) -> dict[str, Dense]:
@@ -119,10 +123,36 @@ class SentenceModel(TextModel):
         return {name: value for name, value in parameters.items() if value not in ("", None)}
 
 
+class SparseModel(SentenceModel):
+    """A SparseEncoder with SPLADE's pooling: a vector with a weight for each token of the vocabulary."""
+
+    library = SparseEncoder
+
+    @cached_property
+    def original(self) -> BaseModel:
+        model = super().original
+        kinds = [type(module).__name__ for module in model]
+        if not isinstance(model[-1], SpladePooling) or len(kinds) != 2:
+            raise UserError(
+                f"{self.job.system}: TASK={self.job.task} serves a masked language model with SPLADE's pooling, and "
+                f"this is a sparse encoder of {', '.join(kinds)}"
+            )
+        return model
+
+    @cached_property
+    def layers(self) -> dict[str, object]:
+        pooling = self.original[1]
+        return {
+            "model_class": self.task.model_class,
+            "splade_pooling": pooling.pooling_strategy,
+            "splade_activation": pooling.activation_function,
+        }
+
+
 class EmbeddingNetwork(torch.nn.Module):
     """From tokens to the vector that encode() returns."""
 
-    def __init__(self, original: SentenceTransformer) -> None:
+    def __init__(self, original: BaseModel) -> None:
         super().__init__()
         self.original = original
         transformer: Any = original[0]
@@ -137,7 +167,8 @@ class EmbeddingNetwork(torch.nn.Module):
         features = {"input_ids": input_ids, "attention_mask": attention_mask}
         if pooling_mask is not None:
             features[POOLING_MASK] = pooling_mask
-        return (self.original(features)["sentence_embedding"][:, : self.original.truncate_dim],)
+        dimensions = getattr(self.original, "truncate_dim", None)  # a SparseEncoder has none
+        return (self.original(features)["sentence_embedding"][:, :dimensions],)
 
 
 def use_pooling_mask(_: torch.nn.Module, args: tuple[dict[str, Any]]) -> None:
@@ -155,9 +186,10 @@ class EmbeddingOnnxConfig(TextEncoderOnnxConfig):
     NORMALIZED_CONFIG_CLASS = NormalizedTextConfig
     DUMMY_INPUT_GENERATOR_CLASSES = (EmbeddingInputs,)
 
-    def __init__(self, config: Any, token_inputs: list[str]) -> None:
+    def __init__(self, config: Any, token_inputs: list[str], names: list[str]) -> None:
         super().__init__(config, task="feature-extraction")
         self.token_inputs = token_inputs
+        self.names = names
 
     @property
     def inputs(self) -> dict[str, dict[int, str]]:
@@ -165,7 +197,7 @@ class EmbeddingOnnxConfig(TextEncoderOnnxConfig):
 
     @property
     def outputs(self) -> dict[str, dict[int, str]]:
-        return {"sentence_embedding": {0: "batch_size"}}
+        return {name: {0: "batch_size"} for name in self.names}
 
 
 def is_plain(layer: Dense) -> bool:

@@ -50,11 +50,11 @@ def assemble(job: Job) -> Outcome:
 
 
 def text_model(job: Job) -> TextModel:
-    if job.task != "sentence-similarity":
+    if job.task not in ("sentence-similarity", "sparse-embedding"):
         return TextModel(job)
-    from scripts.models.exporters.sentence_model import SentenceModel  # sentence-transformers takes seconds to import
+    from scripts.models.exporters import sentence_model  # sentence-transformers takes seconds to import
 
-    return SentenceModel(job)
+    return (sentence_model.SentenceModel if job.task == "sentence-similarity" else sentence_model.SparseModel)(job)
 
 
 def check_published(model: TextModel) -> None:
@@ -79,7 +79,7 @@ def save_tokenizer(model: TextModel) -> Tokenizer:
 def save_answers(model: TextModel) -> None:
     if model.job.task == "text-ranking":
         _ = model.ranking_activation  # raises before the export if it is not served
-    if model.mask or "input_ids" in model.task.from_tokenizer:
+    if "token" in model.task.answers or "input_ids" in model.task.from_tokenizer:
         shutil.copy(model.version("tokenizer") / "tokenizer.json", model.version("answers"))
     if "label" in model.task.answers:
         save_labels(model.version("answers"), model.labels)

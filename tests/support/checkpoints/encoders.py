@@ -49,6 +49,17 @@ def save_sentence_transformer(folder: Path, pooling: str = "mean") -> Path:
     return folder
 
 
+def save_sparse_encoder(folder: Path, **pooling: str) -> Path:
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    save_bert(folder / "plain", "ForMaskedLM")
+    transformer = Transformer(str(folder / "plain"), transformer_task="fill-mask")
+    SparseEncoder(modules=[transformer, SpladePooling(**pooling)], device="cpu").save(str(folder))
+    return folder
+
+
 def save(folder: Path, name: str, config, tokenizer) -> Path:
     torch.manual_seed(0)
     getattr(transformers, name)(config).save_pretrained(folder)

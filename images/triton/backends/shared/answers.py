@@ -125,6 +125,13 @@ def _kind(label: str) -> str:
     return label[2:] if label[:2] in ("B-", "I-") else label
 
 
+def active_dimensions(row: Array) -> tuple[Array, Array]:
+    """Return the indices and weights of a sparse vector, the largest weight first."""
+    ids = np.flatnonzero(row)
+    ids = ids[np.argsort(-row[ids], kind="stable")]
+    return ids, row[ids]
+
+
 def most_probable(logits: Array, count: int) -> tuple[Array, Array]:
     """Return the indices and probabilities of each row's best, best first, for logits [rows, vocabulary]."""
     probabilities = softmax(logits.astype(np.float32))

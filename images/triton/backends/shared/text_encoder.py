@@ -37,6 +37,8 @@ class TextEncoder(PackedEncoder):
         self.dense = [self.load_dense(folder / name) for name in parameter(config, "dense").split(",") if name]
         self.dimensions = int_parameter(config, "dimensions", 0) or None
         self.normalize = choice_parameter(config, "normalize", ("0", "1"), "0") == "1"
+        self.splade_pooling = choice_parameter(config, "splade_pooling", ("max", "sum"), "max")
+        self.splade_activation = choice_parameter(config, "splade_activation", ("relu", "log1p_relu"), "relu")
         self.mask_token_id = int_parameter(config, "mask_token_id", -1)
         return Encoder(
             inputs={tensor["name"]: np.int64 for tensor in config["input"]},
@@ -58,11 +60,19 @@ class TextEncoder(PackedEncoder):
             positions = (tensors["input_ids"] == self.mask_token_id).int().argmax(dim=1)
             logits: torch.Tensor = outputs["logits"]
             return logits[torch.arange(len(positions)), positions]
+        if name == "sparse_embedding":
+            return self.splade(outputs["logits"], tensors["attention_mask"])
         if name == "sentence_embedding":
             mask = tensors.get(POOLING_MASK, tensors["attention_mask"])
             return self.embedding(outputs["last_hidden_state"], mask)
         output: torch.Tensor = outputs[name]
         return output
+
+    def splade(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        weights = (logits * mask[..., None]).relu().log1p()
+        if self.splade_activation == "log1p_relu":
+            weights = weights.log1p()
+        return weights.amax(dim=1) if self.splade_pooling == "max" else weights.sum(dim=1)
 
     def embedding(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         vectors = torch.cat([pooling.MODES[mode](tokens, mask) for mode in self.pooling], dim=1)
