@@ -104,9 +104,9 @@ class TextModel:
                 f"{self.job.system}: config.json sets pad_token_id={own}, but the model has only "
                 f"{self.config.vocab_size} tokens: correct it there"
             )
-        return (
-            max(own, -1) if own is not None else -1 if self.task.model_class.endswith("SequenceClassification") else 0
-        )
+        if own is None:
+            return -1 if self.task.model_class.endswith("SequenceClassification") else 0
+        return max(own, -1)
 
     @property
     def labels(self) -> list[str]:
