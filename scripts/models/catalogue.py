@@ -51,6 +51,9 @@ class Outcome:
     summary: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def join(self, other: Outcome) -> Outcome:
+        return Outcome("; ".join(filter(None, (self.summary, other.summary))), self.facts | other.facts)
+
 
 @dataclass(frozen=True)
 class Recipe:

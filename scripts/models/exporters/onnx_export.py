@@ -6,15 +6,16 @@ import logging
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import onnx
 
 from scripts.common.settings import UserError
-from scripts.models.catalogue import Outcome
-from scripts.models.exporters.parity import smallest_cosine
+from scripts.models.catalogue import Job, Outcome
+from scripts.models.exporters.parity import serve, smallest_cosine
+from scripts.models.exporters.served import Tensors
 
 # A model whose int8 answers agree less with its fp32 answers is refused.
 MIN_INT8_COSINE = 0.9
@@ -82,6 +83,27 @@ def quantize_and_compare(path: Path, run: Callable[[], list[np.ndarray]]) -> Out
         f"cosine with fp32 at least {cosine:.3f}",
         {"int8_bytes": int8_size, "fp32_bytes": fp32_size, "int8_speedup": speedup, "int8_cosine": cosine},
     )
+
+
+def compare_int8_batches(job: Job, requests: list[Tensors], outputs: Iterable[str]) -> Outcome:
+    """Compare what a system in int8 answers to a request in a batch with what it answers to the request alone.
+
+    ONNX Runtime scales the activations of a run by the largest of all its rows, so the two are never quite equal.
+    """
+    answers = serve(job, requests)
+    alone = [joined(answers.alone[number], outputs) for number, _ in answers.in_batch]
+    cosine, example = smallest_cosine(alone, [joined(tensors, outputs) for _, tensors in answers.in_batch])
+    if cosine < MIN_INT8_COSINE:
+        raise UserError(
+            "int8 costs this model too much accuracy: the cosine of its answers in a batch with those to a request "
+            f"alone is {cosine:.3f} on example {answers.in_batch[example][0]}, at least {MIN_INT8_COSINE} is required. "
+            "Set FORMAT=onnx instead"
+        )
+    return Outcome(f"in a batch with int8 alone at least {cosine:.3f}", {"int8_batch_cosine": cosine})
+
+
+def joined(tensors: Tensors, names: Iterable[str]) -> np.ndarray:
+    return np.concatenate([tensors[name].ravel() for name in names])
 
 
 def timed(run: Callable[[], list[np.ndarray]]) -> tuple[list[np.ndarray], float]:

@@ -48,6 +48,8 @@ def encoder(model: TextModel, tokens: list[Config], outputs: list[Config]) -> tu
     config, parameters = encoder_of_format(model, tokens, outputs)
     if model.pad_token_id:
         parameters["pad_token_id"] = model.pad_token_id
+    if not model.pads:
+        parameters["padding"] = "none"
     return config, parameters
 
 

@@ -32,6 +32,7 @@ PUBLISHED_PARTS = {"ensemble": "embedding", "tokenizer": "tokenizer", "encoder":
 @dataclass
 class TextModel:
     job: Job
+    pads: bool = True  # whether texts of unequal length may share a run
 
     @cached_property
     def task(self) -> TextTask:
@@ -205,6 +206,11 @@ class TextModel:
                 f"{self.job.weights} is not a model for {self.job.task}: it lacks the weights '{missing[0]}'"
             )
         return model.eval()
+
+    def forget_original(self) -> None:
+        """Free the memory of the original."""
+        for name in ("original", "network"):
+            self.__dict__.pop(name, None)
 
     @property
     def attention(self) -> dict[str, str]:

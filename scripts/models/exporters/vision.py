@@ -18,15 +18,15 @@ from transformers.utils import ModelOutput
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
-from scripts.models.exporters.onnx_export import quantize_and_compare, quiet
-from scripts.models.exporters.parity import check_parity
+from scripts.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare, quiet
+from scripts.models.exporters.parity import measure_parity
+from scripts.models.exporters.served import Tensors
 from scripts.models.tasks import activation, save_labels
 
 if TYPE_CHECKING:
     from optimum.exporters.onnx import OnnxConfig
 
 MAX_BATCH = 32
-MIN_COSINE = 0.9999
 POOLED = "pooler_output"
 FEATURES = ("last_hidden_state", POOLED, "image_embeds")
 # Models of texts and images -> the class of transformers that is their image half.
@@ -118,18 +118,22 @@ class VisionModel:
             raise UserError(f"{self.job.weights} has no usable image processor: {error}") from None
 
     @cached_property
-    def examples(self) -> list[np.ndarray]:
-        """Return pixel_values of a few images: plain, noise, blocks and waves, in different sizes."""
+    def images(self) -> list[np.ndarray]:
+        """Return a few images: plain, noise, blocks and waves, in different sizes."""
         random = np.random.default_rng(0)
         rows, columns = np.mgrid[0:300, 0:200]
         waves = np.stack([np.sin(rows / 9), np.sin(columns / 7), np.sin((rows + columns) / 23)], axis=-1)
-        images = [
+        return [
             np.full((64, 64, 3), 127, np.uint8),
             random.integers(0, 256, (48, 96, 3), np.uint8),
             random.integers(0, 256, (10, 10, 3), np.uint8).repeat(40, axis=0).repeat(40, axis=1),
             ((waves + 1) * 127).astype(np.uint8),
         ]
-        return [self.processor(image, return_tensors="np")["pixel_values"] for image in images]
+
+    @cached_property
+    def examples(self) -> list[np.ndarray]:
+        """Return the pixel_values of the images."""
+        return [self.processor(image, return_tensors="np")["pixel_values"] for image in self.images]
 
     @property
     def labels(self) -> list[str]:
@@ -146,7 +150,16 @@ def assemble(job: Job) -> Outcome:
     model = VisionModel(job)
     with quiet():
         check_published(model)
-        return save_python(model) if job.format == "python" else save_ensemble(model)
+        expected = reference(model)
+        if job.format == "python":
+            save_python(model)
+        else:
+            save_ensemble(model)
+        requests = [{"image": image[None].astype(np.float32)} for image in model.images]
+        parity = measure_parity(job, requests, expected)
+        parity.check()
+        outcome = parity.outcome("images")
+        return outcome.join(convert_to_int8(model, requests)) if job.format == "onnx-int8" else outcome
 
 
 def check_published(model: VisionModel) -> None:
@@ -170,7 +183,7 @@ def check_published(model: VisionModel) -> None:
 # --- in PyTorch -------------------------------------------------------------------------------------------------------
 
 
-def save_python(model: VisionModel) -> Outcome:
+def save_python(model: VisionModel) -> None:
     job = model.job
     outputs = labelled(model) if model.classifies else features(model)
     version = job.folder / job.system / "1"
@@ -184,7 +197,6 @@ def save_python(model: VisionModel) -> Outcome:
         if job.trust_remote_code:
             parameters["trust_remote_code"] = 1
         write(model, "ensemble", batched("transformers", MAX_BATCH, ragged(IMAGES), outputs, "KIND_AUTO"), parameters)
-    return Outcome()
 
 
 def features(model: VisionModel) -> list[Config]:
@@ -194,33 +206,30 @@ def features(model: VisionModel) -> list[Config]:
 # --- as an ensemble ---------------------------------------------------------------------------------------------------
 
 
-def save_ensemble(model: VisionModel) -> Outcome:
+def save_ensemble(model: VisionModel) -> None:
     for part in ("ensemble", "processor", "model", *(["answers"] if model.classifies else [])):
         (model.part(part) / "1").mkdir(parents=True)
     if model.job.system == "vit_ensemble":
         (model.job.folder / ALIAS / "1").mkdir(parents=True)  # Triton requires a version of each model
     model.processor.save_pretrained(model.part("processor") / "1")
-    outcome = save_onnx(model, model.part("model") / "1/model.onnx")
+    save_onnx(model, model.part("model") / "1/model.onnx")
     if model.classifies:
         save_labels(model.part("answers") / "1", model.labels)
     if model.job.system not in PUBLISHED:
         write_configs(model)
-    return outcome
 
 
-def save_onnx(model: VisionModel, target: Path) -> Outcome:
+def save_onnx(model: VisionModel, target: Path) -> None:
     from optimum.exporters.onnx import export
 
     *_, height, width = model.examples[0].shape
     export(model.original, onnx_config(model), target, input_shapes={"height": height, "width": width})
-    answers = run(target, model.examples)
-    cosine = check_parity(reference(model), answers, MIN_COSINE)
-    summary = f"cosine with the original at least {cosine:.6f} on {len(answers)} images"
-    facts = {"minimum_cosine": cosine, "parity_images": len(answers)}
-    if model.job.format == "onnx-int8":
-        int8 = quantize_and_compare(target, lambda: run(target, model.examples))
-        return Outcome(f"{summary}; {int8.summary}", facts | int8.facts)
-    return Outcome(summary, facts)
+
+
+def convert_to_int8(model: VisionModel, requests: list[Tensors]) -> Outcome:
+    target = model.part("model") / "1/model.onnx"
+    int8 = quantize_and_compare(target, lambda: run(target, model.examples))
+    return int8.join(compare_int8_batches(model.job, requests, model.outputs))
 
 
 def onnx_config(model: VisionModel) -> OnnxConfig:
@@ -285,10 +294,10 @@ def run_original(original: transformers.PreTrainedModel, examples: list[np.ndarr
     return original(pixel_values=torch.from_numpy(np.concatenate(examples)))
 
 
-def reference(model: VisionModel) -> list[np.ndarray]:
-    """Return the original's outputs for each image, in one row."""
+def reference(model: VisionModel) -> list[Tensors]:
+    """Return the original's outputs for each image."""
     outputs = [run_original(model.original, [example]) for example in model.examples]
-    return [np.concatenate([each[name].numpy().ravel() for name in model.outputs]) for each in outputs]
+    return [{name: output[name].numpy() for name in model.outputs} for output in outputs]
 
 
 def run(path: Path, examples: list[np.ndarray]) -> list[np.ndarray]:

@@ -1,0 +1,71 @@
+"""Compute the answers that a text system must give, with the library that its users know: one example at a time.
+
+A reference takes a model and its requests, and returns tensors by the names that the served models give them: those
+that a client gets, or outputs of the encoder if the answers are discrete (spans, words), because these jump on a tie.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from scripts.models.exporters.served import Tensors
+from scripts.models.exporters.text_model import TextModel
+
+Reference = Callable[[TextModel, list[Tensors]], list[Tensors]]
+
+
+def transformers_outputs(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    """Return the outputs of transformers' model for what its own tokenizer makes of each request."""
+    return [model_outputs(model, tokenize(model, texts_of(model, request))) for request in requests]
+
+
+def sentence_embeddings(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    """Return what encode() returns for each request, with the prompt that it chooses."""
+    answers = []
+    for request in requests:
+        prompt = {name: request[name][0, 0].decode() for name in model.optional_inputs if name in request}
+        answers.append({"sentence_embedding": model.original.encode(texts_of(model, request), **prompt)})
+    return answers
+
+
+# Tasks whose reference is another than the outputs of transformers' model.
+REFERENCES: dict[str, Reference] = {"sentence-similarity": sentence_embeddings}
+
+
+def reference(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    return REFERENCES.get(model.job.task, transformers_outputs)(model, requests)
+
+
+def request_of(model: TextModel, *texts: str) -> Tensors:
+    """Return a request with one row."""
+    return {name: np.array([[text.encode()]], np.object_) for name, text in zip(model.task.inputs, texts, strict=True)}
+
+
+def texts_of(model: TextModel, request: Tensors) -> list[str]:
+    """Return the texts of a request's row."""
+    return [request[name][0, 0].decode() for name in model.task.inputs]
+
+
+def tokenize(model: TextModel, texts: list[str]) -> dict[str, torch.Tensor]:
+    return model.hugging_face_tokenizer(
+        *([text] for text in texts),  # as lists: beside a single text, transformers ignores an empty second one
+        truncation="only_second" if model.takes_pairs else True,
+        max_length=model.max_length,
+        return_tensors="pt",
+    )
+
+
+@torch.inference_mode()
+def model_outputs(model: TextModel, tokens: dict[str, torch.Tensor]) -> Tensors:
+    original: Any = model.original
+    accepted = inspect.signature(original.forward).parameters
+    outputs = original(**{name: tensor for name, tensor in tokens.items() if name in accepted})
+    if model.mask:
+        position = int((tokens["input_ids"][0] == model.hugging_face_tokenizer.mask_token_id).int().argmax())
+        return {"mask_logits": outputs.logits[:, position].numpy()}
+    return {name: outputs[name].numpy() for name in model.task.outputs}
