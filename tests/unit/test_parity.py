@@ -1,16 +1,109 @@
-"""Parity of exported models: the comparison with the original, and the accuracy that int8 costs."""
+"""Parity of assembled systems: the comparison with the original, alone and in a batch, and what int8 costs."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scripts.common.settings import UserError
-from scripts.models.exporters import onnx_export
-from scripts.models.exporters.onnx_export import quantize_and_compare
-from scripts.models.exporters.parity import check_parity
+from scripts.models.catalogue import Job, Outcome
+from scripts.models.exporters import onnx_export, text
+from scripts.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare
+from scripts.models.exporters.parity import Answers, Difference, largest_difference, padded_batches, smallest_cosine
+from scripts.models.exporters.text_model import TextModel
+from tests.support.checkpoints import encoders, language, vision
 
 ORIGINAL = [np.array([1.0, 0.0]), np.array([1.0, 1.0])]
+
+
+def assemble(weights: Path, folder: Path, task: str = "text-classification", format: str = "python") -> Outcome:
+    return text.assemble(Job("system", task, format, weights, movable=False, folder=folder))
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory) -> Path:
+    return language.save_llama_classifier(tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.mark.parametrize("format", ["onnx", "python"])
+def test_decoder_classifier_answers_alike_in_a_batch(decoder, tmp_path, format):
+    facts = assemble(decoder, tmp_path, format=format).facts
+    assert facts["difference_alone"] < facts["tolerance"] == 1e-3
+    assert facts["difference_together"] < facts["tolerance"]
+    assert 'key: "padding"' not in (tmp_path / "system_encoder/config.pbtxt").read_text()
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_decoder_without_a_padding_token_answers_alike_in_a_batch(tmp_path, labels):
+    weights = language.save_llama_classifier(tmp_path / "weights", labels, pad=False)
+    facts = assemble(weights, tmp_path / "models").facts
+    assert facts["difference_together"] < facts["tolerance"]
+
+
+def test_texts_share_a_run_only_if_padding_changes_no_answer(decoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(TextModel, "pad_token_id", 0)  # not the one by which the model finds the last token
+    outcome = assemble(decoder, tmp_path)
+    assert "padding changes its answers, so only texts of equal length share a run" in outcome.summary
+    assert outcome.facts["difference_together"] < outcome.facts["tolerance"]
+    assert 'key: "padding"' in (tmp_path / "system_encoder/config.pbtxt").read_text()
+
+
+def test_padding_token_outside_the_vocabulary_is_refused(decoder, tmp_path, monkeypatch):
+    job = Job("system", "text-classification", "onnx", decoder, movable=False, folder=tmp_path)
+    model = TextModel(job)
+    model.config.pad_token_id = model.config.vocab_size
+    with pytest.raises(UserError, match=r"config\.json sets pad_token_id=(\d+), but the model has only \1 tokens"):
+        _ = model.pad_token_id
+
+
+def test_system_that_answers_differently_is_refused(tmp_path, monkeypatch):
+    weights = encoders.save_bert(tmp_path / "weights", "ForSequenceClassification")
+    monkeypatch.setattr(text, "reference", lambda model, requests: [{"logits": np.ones((1, 2), "f")}] * len(requests))
+    with pytest.raises(UserError, match="the served model answers differently from the original to a request alone"):
+        assemble(weights, tmp_path / "models")
+
+
+def test_images_in_a_batch_equal_images_alone(tmp_path):
+    from scripts.models.exporters.vision import assemble
+
+    weights = vision.save_vit_classifier(tmp_path / "weights")
+    job = Job("pets", "image-classification", "python", weights, movable=False, folder=tmp_path / "models")
+    facts = assemble(job).facts
+    assert facts["difference_together"] < facts["tolerance"]
+
+
+# --- the measure ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("actual", "difference"),
+    [
+        ([{"x": np.array([4.0])}, {"x": np.array([-1.0])}], Difference(0.0)),
+        ([{"x": np.array([4.0])}, {"x": np.array([1.0])}], Difference(0.5, 1, "x")),
+        ([{"x": np.array([np.nan])}, {"x": np.array([-1.0])}], Difference(np.inf, 0, "x")),
+        ([{"x": np.array([4.0, 4.0])}, {"x": np.array([-1.0])}], Difference(np.inf, 0, "x")),
+    ],
+)
+def test_difference_is_relative_to_the_largest_value(actual, difference):
+    assert largest_difference([{"x": np.array([4.0])}, {"x": np.array([-1.0])}], actual) == difference
+
+
+def test_difference_above_the_tolerance_is_an_error():
+    Difference(1e-4).check(1e-3, "alone")
+    with pytest.raises(UserError, match=r"in a batch: 'x' of example 3 differs by 5.0e-01 .* at most 1e-03 is allowed"):
+        Difference(0.5, 3, "x").check(1e-3, "in a batch")
+    with pytest.raises(UserError):
+        Difference(np.nan).check(1e-3, "alone")
+
+
+def test_every_batch_pads_short_texts_to_a_long_one():
+    batches = padded_batches([10, 500, 20, 900, 1500])
+    assert batches == [[3, 0], [1, 2]]  # 1500 tokens run only alone
+
+
+# --- int8 -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -40,18 +133,15 @@ def test_int8_reports_size_and_agreement(quantized):
     assert (outcome.facts["int8_bytes"], outcome.facts["fp32_bytes"]) == (1, 4)
 
 
-@pytest.mark.parametrize(
-    ("exported", "reason"),
-    [
-        ([ORIGINAL[0], np.array([0.0, 1.0])], "cosine 0.707107 on example 1, at least 0.99 is required"),
-        ([ORIGINAL[0], np.array([1.0])], r"\(1,\) instead of \(2,\)"),
-        ([ORIGINAL[0], np.array([np.nan, 1.0])], "cosine -1.000000 on example 1"),
-    ],
-)
-def test_different_export_is_refused(exported, reason):
-    with pytest.raises(UserError, match=f"the exported model answers differently from the original: {reason}"):
-        check_parity(ORIGINAL, exported, 0.99)
+def test_int8_that_differs_in_a_batch_is_refused(monkeypatch):
+    alone = [{"x": answer} for answer in ORIGINAL]
+    answers = Answers(alone, [(1, {"x": np.array([1.0, -0.5])}), (0, alone[0])], "float32")
+    monkeypatch.setattr(onnx_export, "serve", lambda job, requests: answers)
+    with pytest.raises(UserError, match=r"in a batch with those to a request alone is 0\.316 on example 1"):
+        compare_int8_batches(None, [], ["x"])
 
 
-def test_equal_export_passes():
-    assert check_parity(ORIGINAL, ORIGINAL, 0.99) == pytest.approx(1)
+def test_cosine_of_single_numbers_compares_all_examples():
+    scores = [np.array([0.2]), np.array([0.9])]
+    assert smallest_cosine(scores, scores)[0] == pytest.approx(1)
+    assert smallest_cosine(scores, scores[::-1])[0] < 0.5

@@ -33,8 +33,17 @@ def sentence_embeddings(model: TextModel, requests: list[Tensors]) -> list[Tenso
     return answers
 
 
+def ranking_scores(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    cross_encoder = model.cross_encoder
+    if cross_encoder.tokenizer.pad_token is None:
+        # `predict` asks for padding even of one pair, which then gets none.
+        cross_encoder.tokenizer.pad_token = cross_encoder.tokenizer.eos_token
+    scores = (np.asarray(cross_encoder.predict([texts_of(model, request)])) for request in requests)
+    return [{"score": row.reshape(1, -1)} for row in scores]
+
+
 # Tasks whose reference is another than the outputs of transformers' model.
-REFERENCES: dict[str, Reference] = {"sentence-similarity": sentence_embeddings}
+REFERENCES: dict[str, Reference] = {"sentence-similarity": sentence_embeddings, "text-ranking": ranking_scores}
 
 
 def reference(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
@@ -42,19 +51,19 @@ def reference(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
 
 
 def request_of(model: TextModel, *texts: str) -> Tensors:
-    """Return a request with one row."""
-    return {name: np.array([[text.encode()]], np.object_) for name, text in zip(model.task.inputs, texts, strict=True)}
+    """Return a request with one row. The second of two texts may be optional."""
+    return {name: np.array([[text.encode()]], np.object_) for name, text in zip(model.task.inputs, texts, strict=False)}
 
 
 def texts_of(model: TextModel, request: Tensors) -> list[str]:
     """Return the texts of a request's row."""
-    return [request[name][0, 0].decode() for name in model.task.inputs]
+    return [request[name][0, 0].decode() for name in model.task.inputs if name in request]
 
 
 def tokenize(model: TextModel, texts: list[str]) -> dict[str, torch.Tensor]:
     return model.hugging_face_tokenizer(
         *([text] for text in texts),  # as lists: beside a single text, transformers ignores an empty second one
-        truncation="only_second" if model.takes_pairs else True,
+        truncation=model.task.truncation,
         max_length=model.max_length,
         return_tensors="pt",
     )

@@ -111,8 +111,11 @@ def python_backend() -> Iterator[None]:
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - before:
+            package, _, child = name.rpartition(".")
             if name == module.__name__ or name.partition(".")[0] in ("shared", "neuron"):
                 del sys.modules[name]
+                # `from shared import serving` would find it there, too.
+                vars(sys.modules.get(package, module)).pop(child, None)
 
 
 class ServedSystem:

@@ -207,10 +207,15 @@ def keep_masked(path: Path, mask_id: int) -> None:
 def example_rows(model: TextModel) -> list[tuple[str, ...]]:
     texts = example_texts(model.max_length)
     if model.takes_pairs:
-        return [("Which one?", text) for text in texts]
+        pairs: list[tuple[str, ...]] = [("Which one?", text) for text in texts]
+        return [*pairs[::2], *single(model, texts)] if model.task.second_is_optional else pairs
     if model.mask:
         return [(f"{model.mask} {text}",) for text in texts]
-    # A tokenizer without special tokens makes none of an empty text, and no model runs on that.
+    return single(model, texts)
+
+
+def single(model: TextModel, texts: list[str]) -> list[tuple[str, ...]]:
+    """Leave out texts without tokens, such as an empty one without special tokens: no model runs on these."""
     return [(text,) for text in texts if tokenize(model, [text])["input_ids"].numel()]
 
 
@@ -222,7 +227,7 @@ def example_texts(max_length: int) -> list[str]:
 
 
 def encoded(model: TextModel, tokenizer: Tokenizer) -> list[Feed]:
-    rows = [row if model.takes_pairs else row[0] for row in example_rows(model)]
+    rows = [row if len(row) > 1 else row[0] for row in example_rows(model)]
     return [feed(encoding) for encoding in tokenizer.encode_batch(rows)]
 
 

@@ -295,8 +295,11 @@ def run_original(original: transformers.PreTrainedModel, examples: list[np.ndarr
 
 
 def reference(model: VisionModel) -> list[Tensors]:
-    """Return the original's outputs for each image."""
+    """Return the original's outputs for each image, or the scores of a classifier, as the pipeline computes them."""
     outputs = [run_original(model.original, [example]) for example in model.examples]
+    if model.classifies:
+        scores = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
+        return [{"scores": scores[activation(model.original.config)](output.logits).numpy()} for output in outputs]
     return [{name: output[name].numpy() for name in model.outputs} for output in outputs]
 
 

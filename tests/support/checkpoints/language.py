@@ -65,6 +65,20 @@ def save_persimmon(folder: Path, context: int = CONTEXT) -> Path:
     return save(folder, transformers.PersimmonForCausalLM, config, tokenizer)
 
 
+def save_llama_classifier(folder: Path, labels: int = 3, pad: bool = True) -> Path:
+    """Save a decoder that classifies a text by its last token, which it finds by the id of the padding token."""
+    tokenizer = byte_level_bpe("</s>", bos="<s>")
+    config = transformers.LlamaConfig(
+        **SIZE | {"max_position_embeddings": 64},
+        **vocabulary(tokenizer),
+        initializer_range=SPREAD,
+        intermediate_size=64,
+        num_labels=labels,
+        pad_token_id=tokenizer.eos_token_id if pad else None,
+    )
+    return save(folder, transformers.LlamaForSequenceClassification, config, tokenizer)
+
+
 def save_gpt2(folder: Path, context: int = CONTEXT, width: int = 32, layers: int = 2, heads: int = 4) -> Path:
     tokenizer = byte_level_bpe("<|endoftext|>", transformers.GPT2TokenizerFast)
     config = transformers.GPT2Config(
