@@ -43,7 +43,7 @@ def assemble(job: Job) -> Outcome:
     rows = example_rows(model)
     with quiet():
         # The reference comes first: a format may move the weights away.
-        requests = [request_of(model, *row) for row in rows]
+        requests = [request_of(model, *row) for row in rows] + prompt_requests(model)
         expected = reference(model, requests)
         write_configs(model)
         outcome = SAVE[job.format](model, tokenizer, expected)
@@ -212,6 +212,18 @@ def example_rows(model: TextModel) -> list[tuple[str, ...]]:
     if model.mask:
         return [(f"{model.mask} {text}",) for text in texts]
     return single(model, texts)
+
+
+def prompt_requests(model: TextModel) -> list[Tensors]:
+    """Return a request for each prompt of the model, and one that brings its own."""
+    if "prompt" not in model.optional_inputs:
+        return []
+    prompts = [("prompt_name", name) for name in model.original.prompts] + [("prompt", "about rain: ")]
+    texts = MIXED.texts
+    return [
+        request_of(model, text) | {name: np.array([[value.encode()]], np.object_)}
+        for text, (name, value) in zip(texts, prompts, strict=False)
+    ]
 
 
 def single(model: TextModel, texts: list[str]) -> list[tuple[str, ...]]:

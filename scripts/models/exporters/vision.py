@@ -299,7 +299,7 @@ def reference(model: VisionModel) -> list[Tensors]:
     outputs = [run_original(model.original, [example]) for example in model.examples]
     if model.classifies:
         scores = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
-        return [{"scores": scores[activation(model.original.config)](output.logits).numpy()} for output in outputs]
+        return [{"scores": scores[activation(model.original.config)](output["logits"]).numpy()} for output in outputs]
     return [{name: output[name].numpy() for name in model.outputs} for output in outputs]
 
 
