@@ -38,7 +38,8 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
         "questions": (encoders.save_bert, "ForQuestionAnswering", {}),
     }
     saved = {name: save(folder / name, head, **config) for name, (save, head, config) in savers.items()}
-    return saved | {"sentences": encoders.save_sentence_transformer(folder / "sentences")}
+    prompts = {"prompts": encoders.PROMPTS, "default_prompt_name": "passage"}
+    return saved | {"sentences": encoders.save_sentence_transformer(folder / "sentences", **prompts)}
 
 
 @pytest.fixture(scope="module", params=["onnx", "python", "neuron"])
@@ -109,12 +110,44 @@ def test_feature_extraction_equals_pipeline(served, checkpoints):
         np.testing.assert_allclose(answer["last_hidden_state"], expected, atol=1e-4)
 
 
-def test_sentence_similarity_equals_sentence_transformers(served, checkpoints):
+@pytest.fixture(scope="module")
+def sentence_transformer(checkpoints):
     from sentence_transformers import SentenceTransformer
 
-    answer = ask(served, "sentences", input_text=TEXTS)
-    expected = SentenceTransformer(str(checkpoints["sentences"]), device="cpu").encode(TEXTS)
+    return SentenceTransformer(str(checkpoints["sentences"]), device="cpu")
+
+
+@pytest.mark.parametrize("choice", [{}, {"prompt_name": "query"}, {"prompt": "Find a city: "}, {"prompt": ""}])
+def test_sentence_similarity_equals_sentence_transformers(served, sentence_transformer, choice):
+    answer = ask(
+        served, "sentences", input_text=TEXTS, **{name: [value] * len(TEXTS) for name, value in choice.items()}
+    )
+    expected = sentence_transformer.encode(TEXTS, **choice)
     np.testing.assert_allclose(answer["sentence_embedding"], expected, atol=1e-4)
+
+
+def test_concurrent_requests_get_their_own_prompts(served, sentence_transformer):
+    """Triton batches requests that set the optional inputs with others only in the encoder."""
+    choices = [{}, {"prompt_name": "query"}, {"prompt": "Find a city: "}]
+    expected = [sentence_transformer.encode(TEXTS, **choice) for choice in choices]
+    cases = [(choice, text) for choice in range(len(choices)) for text in range(len(TEXTS))]
+
+    def embedding(case: tuple[int, int]) -> np.ndarray:
+        choice = {name: [value] for name, value in choices[case[0]].items()}
+        return ask(served, "sentences", input_text=[TEXTS[case[1]]], **choice)["sentence_embedding"][0]
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(embedding, cases))
+    for (choice, text), answer in zip(cases, answers, strict=True):
+        np.testing.assert_allclose(answer, expected[choice][text], atol=1e-4)
+
+
+def test_unknown_prompt_name_gets_400_with_the_known_names(served):
+    known = "input 'prompt_name': row 1 has an unknown name; this model's prompts: document, passage, query"
+    with pytest.raises(TritonError, match=known) as error:
+        ask(served, "sentences", input_text=["a", "b"], prompt_name=["query", "secret"])
+    assert error.value.status == 400
+    assert "secret" not in str(error.value)
 
 
 def test_fill_mask_equals_pipeline(served, checkpoints):

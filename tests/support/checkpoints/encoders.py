@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
+from tokenizers.processors import TemplateProcessing
 
 from scripts.common.corpus import MIXED
 
@@ -15,6 +19,7 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
 POSITIONS = 64
 SPREAD = 0.3  # wide enough that an answer depends on the whole text
 ENTITIES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+PROMPTS = {"query": "Instruct: find the passage\nQuery: ", "passage": "passage: "}
 MOODS = ["calm", "cross", "glad"]
 
 
@@ -38,14 +43,42 @@ def save_roberta(folder: Path, head: str, **config) -> Path:
     return save(folder, f"Roberta{head}", config, tokenizer)
 
 
-def save_sentence_transformer(folder: Path, pooling: str = "mean") -> Path:
+def save_qwen3(folder: Path, head: str, **config) -> Path:
+    """Save a decoder. Its tokenizer pads on the left and adds no special tokens, so an empty text has no token."""
+    tokenizer = byte_level()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B")
+    tokenizer.padding_side = "left"
+    config = transformers.Qwen3Config(**SIZE, **common_fields(tokenizer), num_key_value_heads=2, head_dim=8, **config)
+    return save(folder, f"Qwen3{head}", config, tokenizer)
+
+
+def save_sentence_transformer(
+    folder: Path,
+    pooling: str | tuple[str, ...] = "mean",
+    save_plain: Callable[[Path, str], Path] = save_bert,
+    include_prompt: bool = True,
+    layers: Sequence[str] = ("Normalize",),
+    transformer: dict[str, object] | None = None,
+    **options: Any,
+) -> Path:
+    """Save a folder of sentence-transformers. `options` are those of SentenceTransformer: prompts, truncate_dim, ..."""
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Dense
     from sentence_transformers.sentence_transformer import modules
 
-    save_bert(folder / "plain", "Model")
-    transformer = modules.Transformer(str(folder / "plain"), max_seq_length=48)
-    layers = [transformer, modules.Pooling(32, pooling_mode=pooling), modules.Normalize()]
-    SentenceTransformer(modules=layers, device="cpu").save(str(folder))
+    save_plain(folder / "plain", "Model")
+    torch.manual_seed(1)
+    width = SIZE["hidden_size"]
+    pooled = modules.Pooling(width, pooling_mode=pooling, include_prompt=include_prompt)
+    kinds = {
+        "Normalize": modules.Normalize,
+        "Dense": lambda: Dense(pooled.get_embedding_dimension(), 16),
+        "LayerNorm": lambda: modules.LayerNorm(width),
+    }
+    transformer = modules.Transformer(str(folder / "plain"), **transformer or {"max_seq_length": 48})
+    chain = [transformer, pooled, *(kinds[name]() for name in layers)]
+    SentenceTransformer(modules=chain, device="cpu", **options).save(str(folder))
+    shutil.rmtree(folder / "plain")
     return folder
 
 
