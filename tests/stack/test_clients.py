@@ -1,0 +1,241 @@
+"""Triton's own client library works unchanged: each way to send a request, model control, and shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import uuid
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.grpc.aio as grpc_aio
+import tritonclient.http as httpclient
+import tritonclient.http.aio as http_aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException, shared_memory
+
+from tests.support.stacks import KEY, TestStack
+
+# The header that carries the admin key has a longer name over gRPC.
+HEADERS = {httpclient: {"triton-admin-key": KEY}, grpcclient: {"triton-grpc-protocol-triton-admin-key": KEY}}
+IDS = np.array([[3], [0], [99]])
+
+Infer = Callable[[str, list], np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def lookup(stack: TestStack) -> TestStack:
+    """Return the shared stack, with a model that maps `ids` to equal numbers `row`."""
+    stack.triton.load("lookup")
+    return stack
+
+
+def address(stack: TestStack, library: ModuleType) -> str:
+    port = "TRITON_HTTP_PORT" if library in (httpclient, http_aio) else "TRITON_GRPC_PORT"
+    return f"127.0.0.1:{stack.environment[port]}"
+
+
+def connect(stack: TestStack, library: ModuleType, **options: object):
+    return library.InferenceServerClient(address(stack, library), **options)
+
+
+@pytest.fixture(params=[httpclient, grpcclient], ids=["http", "grpc"])
+def library(request) -> ModuleType:
+    return request.param
+
+
+@pytest.fixture
+def client(lookup, library) -> Iterator:
+    with connect(lookup, library) as connected:
+        yield connected
+
+
+def ids_input(library: ModuleType, ids: np.ndarray = IDS):
+    tensor = library.InferInput("ids", list(ids.shape), "INT64")
+    tensor.set_data_from_numpy(ids)
+    return tensor
+
+
+# --- ways to send a request -------------------------------------------------------------------------------------------
+
+
+def http_async(stack: TestStack) -> np.ndarray:
+    with connect(stack, httpclient, concurrency=2) as client:
+        return client.async_infer("lookup", [ids_input(httpclient)]).get_result().as_numpy("row")
+
+
+def grpc_async(stack: TestStack) -> np.ndarray:
+    answers: queue.Queue = queue.Queue()
+    with connect(stack, grpcclient) as client:
+        client.async_infer("lookup", [ids_input(grpcclient)], lambda result, error: answers.put((result, error)))
+        return checked(*answers.get(timeout=30))
+
+
+def grpc_stream(stack: TestStack) -> np.ndarray:
+    answers: queue.Queue = queue.Queue()
+    with connect(stack, grpcclient) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for row in IDS:
+            client.async_stream_infer("lookup", [ids_input(grpcclient, row[None])])
+        return np.concatenate([checked(*answers.get(timeout=30)) for _ in IDS])
+
+
+def checked(result, error) -> np.ndarray:
+    assert error is None
+    return result.as_numpy("row")
+
+
+def asynchronous(library: ModuleType) -> Callable[[TestStack], np.ndarray]:
+    async def infer(stack: TestStack) -> np.ndarray:
+        async with connect(stack, library) as client:
+            return (await client.infer("lookup", [ids_input(library)])).as_numpy("row")
+
+    return lambda stack: asyncio.run(infer(stack))
+
+
+def explicit_contents(stack: TestStack) -> np.ndarray:
+    """Send the numbers as gRPC fields, as clients do that are generated from the protocol."""
+    request = service_pb2.ModelInferRequest(model_name="lookup")
+    tensor = request.inputs.add(name="ids", datatype="INT64", shape=IDS.shape)
+    tensor.contents.int64_contents.extend(IDS.ravel().tolist())
+    with grpc.insecure_channel(address(stack, grpcclient)) as channel:
+        response = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=30)
+    return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(response.outputs[0].shape)
+
+
+WAYS = {
+    "http async": http_async,
+    "http aio": asynchronous(http_aio),
+    "grpc async": grpc_async,
+    "grpc aio": asynchronous(grpc_aio),
+    "grpc stream": grpc_stream,
+    "grpc explicit contents": explicit_contents,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_send_gets_the_answer(lookup, way):
+    assert WAYS[way](lookup).tolist() == IDS.tolist()
+
+
+def test_objects_are_used_again(client, library):
+    inputs, outputs = [ids_input(library)], [library.InferRequestedOutput("row")]
+    for ids in (IDS, IDS[::-1]):
+        inputs[0].set_data_from_numpy(np.ascontiguousarray(ids))
+        assert client.infer("lookup", inputs, outputs=outputs).as_numpy("row").tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_request_is_answered(client, library, algorithm):
+    options = (
+        {"request_compression_algorithm": algorithm} if library is httpclient else {"compression_algorithm": algorithm}
+    )
+    assert client.infer("lookup", [ids_input(library)], **options).as_numpy("row").tolist() == IDS.tolist()
+
+
+def test_channel_options_and_headers_are_accepted(lookup):
+    keepalive = grpcclient.KeepAliveOptions(keepalive_time_ms=10_000, http2_max_pings_without_data=0)
+    arguments = [("grpc.max_receive_message_length", 2**20), ("grpc.dns_enable_srv_queries", 1)]
+    for options in ({"keepalive_options": keepalive}, {"channel_args": arguments}):
+        with connect(lookup, grpcclient, **options) as client:
+            answer = client.infer("lookup", [ids_input(grpcclient)], headers={"test": "1"}, request_id="a")
+        assert answer.get_response().id == "a"
+        assert answer.as_numpy("row").tolist() == IDS.tolist()
+
+
+def test_texts_are_answered_alike_over_both_protocols(lookup):
+    texts = np.array([[b"Which battery fits?"], ["비 그친 뒤".encode()]], np.object_)
+    vectors = []
+    for library in (httpclient, grpcclient):
+        tensor = library.InferInput("input_text", list(texts.shape), "BYTES")
+        tensor.set_data_from_numpy(texts)
+        with connect(lookup, library) as client:
+            vectors.append(client.infer("embedding", [tensor]).as_numpy("output__0"))
+    assert vectors[0].shape == (2, 384)
+    np.testing.assert_allclose(*vectors, atol=1e-5)
+
+
+def test_health_metadata_and_statistics_are_open(client, library):
+    options = {} if library is httpclient else {"as_json": True}
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("lookup")
+    assert client.get_server_metadata(**options)["name"] == "triton"
+    assert client.get_model_metadata("lookup", **options)["inputs"][0]["name"] == "ids"
+    config = client.get_model_config("lookup", **options)
+    assert config.get("config", config)["max_batch_size"] == 32
+    assert client.get_inference_statistics("lookup", **options)["model_stats"][0]["name"] == "lookup"
+
+
+@pytest.mark.parametrize("library", [httpclient, grpcclient], ids=["http", "grpc"])
+def test_encrypted_connection_is_refused(lookup, library):
+    """Serve no TLS: docs/local.md names a proxy for that."""
+    with connect(lookup, library, ssl=True) as client, pytest.raises((InferenceServerException, OSError)):
+        client.is_server_live() if library is httpclient else client.infer("lookup", [ids_input(library)])
+
+
+# --- the restricted endpoints -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.get_model_repository_index(),
+        lambda client: client.load_model("lookup"),
+        lambda client: client.unload_model("lookup"),
+        lambda client: client.get_system_shared_memory_status(),
+        lambda client: client.update_log_settings({"log_info": False}),
+        lambda client: client.get_trace_settings(),
+    ],
+    ids=["index", "load", "unload", "shared memory", "logging", "trace"],
+)
+def test_restricted_endpoint_needs_the_key(client, library, call):
+    (header,) = HEADERS[library]
+    with pytest.raises(InferenceServerException, match=f"restricted, expecting header '{header}'"):
+        call(client)
+    assert client.is_model_ready("lookup")
+
+
+def test_model_control_with_the_key(client, library):
+    headers = HEADERS[library]
+    client.unload_model("fixed", headers=headers)
+    client.load_model("fixed", headers=headers)
+    assert client.is_model_ready("fixed")
+    client.load_model("lookup", headers=headers, config='{"max_batch_size": "16"}')
+    try:
+        config = client.get_model_config("lookup", **({} if library is httpclient else {"as_json": True}))
+        assert config.get("config", config)["max_batch_size"] == 16
+    finally:
+        client.load_model("lookup", headers=headers)
+    with pytest.raises(InferenceServerException, match="failed to load"):
+        client.load_model("wrong_model_name", headers=headers)
+
+
+def test_shared_memory_with_the_key(client, library):
+    assert exchange_over_shared_memory(client, library, HEADERS[library]).tolist() == IDS.tolist()
+
+
+def exchange_over_shared_memory(client, library: ModuleType, headers: dict[str, str]) -> np.ndarray:
+    """Send IDS to `lookup` in one region, and receive its answer in another."""
+    sizes = {"ids": IDS.nbytes, "row": IDS.size * 4}
+    regions = {}
+    try:
+        for name, size in sizes.items():
+            key = f"/test-{uuid.uuid4()}"
+            regions[name] = shared_memory.create_shared_memory_region(name, key, size)
+            client.register_system_shared_memory(name, key, size, headers=headers)
+        shared_memory.set_shared_memory_region(regions["ids"], [IDS])
+        tensor = library.InferInput("ids", list(IDS.shape), "INT64")
+        tensor.set_shared_memory("ids", sizes["ids"])
+        output = library.InferRequestedOutput("row")
+        output.set_shared_memory("row", sizes["row"])
+        client.infer("lookup", [tensor], outputs=[output])
+        return shared_memory.get_contents_as_numpy(regions["row"], np.float32, IDS.shape).copy()
+    finally:
+        client.unregister_system_shared_memory(headers=headers)
+        for region in regions.values():
+            shared_memory.destroy_shared_memory_region(region)
