@@ -25,6 +25,7 @@ from scripts.models.exporters.text_model import TextModel
 from scripts.models.tasks import save_labels
 
 PARITY_TEXTS = 64
+LONGEST_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
 PUBLISHED_WIDTH = 384
 Feed = dict[str, np.ndarray]
 
@@ -205,7 +206,7 @@ def keep_masked(path: Path, mask_id: int) -> None:
 
 
 def example_rows(model: TextModel) -> list[tuple[str, ...]]:
-    texts = example_texts(model.max_length)
+    texts = example_texts(min(model.max_length, LONGEST_EXAMPLE))
     if model.takes_pairs:
         pairs: list[tuple[str, ...]] = [("Which one?", text) for text in texts]
         return [*pairs[::2], *single(model, texts)] if model.task.second_is_optional else pairs
@@ -215,14 +216,15 @@ def example_rows(model: TextModel) -> list[tuple[str, ...]]:
 
 
 def prompt_requests(model: TextModel) -> list[Tensors]:
-    """Return a request for each prompt of the model, and one that brings its own."""
+    """Return requests for each prompt of the model, with a prompt of their own, and without any."""
     if "prompt" not in model.optional_inputs:
         return []
-    prompts = [("prompt_name", name) for name in model.original.prompts] + [("prompt", "about rain: ")]
-    texts = MIXED.texts
+    prompts = [("prompt_name", name) for name in model.original.prompts] + [("prompt", "about rain: "), ("prompt", "")]
+    texts = [*MIXED.texts[:3], "word " * min(model.max_length, LONGEST_EXAMPLE)]
     return [
         request_of(model, text) | {name: np.array([[value.encode()]], np.object_)}
-        for text, (name, value) in zip(texts, prompts, strict=False)
+        for name, value in prompts
+        for text in texts
     ]
 
 

@@ -33,7 +33,7 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
     parts: dict[str, tuple[Config, Parameters]] = {
         "tokenizer": (
             batched("tokenizer", MAX_BATCH, texts, tokens + extras, "KIND_CPU"),
-            {"padding": "none", **({"exactly_one": model.mask} if model.mask else {})},
+            tokenization(model),
         ),
         "encoder": encoder(model, tokens, outputs),
     }
@@ -42,6 +42,15 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
         parts["answers"] = batched("postprocessor", MAX_BATCH, inputs, answers, "KIND_CPU"), last_step(model)
     steps = {model.part(part).name: config for part, (config, _) in parts.items()}
     return parts | {"ensemble": (ensemble(steps, texts, answers or outputs), {})}
+
+
+def tokenization(model: TextModel) -> Parameters:
+    parameters: Parameters = {"padding": "none"}
+    if model.mask:
+        parameters["exactly_one"] = model.mask
+    if not model.hugging_face_tokenizer("").input_ids:  # it adds no special tokens, and no model runs on nothing
+        parameters["min_length"] = 1
+    return parameters
 
 
 def encoder(model: TextModel, tokens: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:

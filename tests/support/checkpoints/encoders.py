@@ -43,11 +43,11 @@ def save_roberta(folder: Path, head: str, **config) -> Path:
     return save(folder, f"Roberta{head}", config, tokenizer)
 
 
-def save_qwen3(folder: Path, head: str, **config) -> Path:
-    """Save a decoder. Its tokenizer pads on the left and adds no special tokens, so an empty text has no token."""
+def save_qwen3(folder: Path, head: str, padding_side: str = "left", **config) -> Path:
+    """Save a decoder. Its tokenizer adds no special tokens, so an empty text has no token."""
     tokenizer = byte_level()
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B")
-    tokenizer.padding_side = "left"
+    tokenizer.padding_side = padding_side
     config = transformers.Qwen3Config(**SIZE, **common_fields(tokenizer), num_key_value_heads=2, head_dim=8, **config)
     return save(folder, f"Qwen3{head}", config, tokenizer)
 
