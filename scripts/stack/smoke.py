@@ -1,16 +1,58 @@
-"""Send each of SYSTEMS a request made from its configuration, because ready alone proves little: make smoke."""
+"""Send each of SYSTEMS example requests, alone and together, and compare the answers: make smoke.
+
+A model that is ready may still answer wrongly, and a wrong batch answers as fast as a right one.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from rich.markup import escape
 
 from scripts.common.cli import out, run
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Triton, TritonError
+from scripts.models.record import Record, find_record
 
 TEXT = "Dynamic batching in one sentence, 안녕하세요"
+SHORT = "Which one?"
+TEXTS = ("a", "It rains.", TEXT, "Which one of them is the right one?", f"{TEXT}. {TEXT}")
+NEW_TOKENS = 4
+CLIENTS = 16
+REPEATS = 4  # of each example, so that there is something to batch
+TIMEOUT_S = 120
+
+Tensor = dict[str, Any]  # as in Triton's JSON
+Outputs = dict[str, list[Any]]  # the elements of each output that belong to one example
+
+
+class SmokeError(Exception):
+    """An answer that is wrong in itself, or differs in a batch."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far the answer to a request in a batch may be from that to the request alone."""
+
+    tolerance: float = 1e-2  # relative to the largest value of the output
+    compares_texts: bool = True  # texts are equal or not, and jump where numbers differ a little
+
+    @classmethod
+    def of(cls, record: Record | None) -> Limits:
+        if record is None:
+            return cls()
+        if record.format == "onnx-int8":  # it scales the activations of a run by the largest of all its rows
+            return cls(0.5, compares_texts=False)
+        if record.neuron:  # it may compute in bfloat16
+            return cls(0.1, compares_texts=False)
+        tolerance = record.facts.get("tolerance", cls.tolerance)
+        is_exact = record.facts.get("dtype", "float32") == "float32" and tolerance <= cls.tolerance
+        return cls(tolerance, compares_texts=is_exact)
 
 
 def main() -> int:
@@ -18,58 +60,152 @@ def main() -> int:
     triton = Triton(settings.url("TRITON_HTTP_PORT"))
     failures = 0
     for name in settings.words("SYSTEMS"):
-        error = attempt(triton, name)
+        limits = Limits.of(find_record(name, settings.path("MODEL_REPOSITORY")))
+        error = attempt(triton, name, limits)
         out.print(f"[red]failed[/]  {name}: {escape(error)}" if error else f"[green]ok[/]      {name}")
         failures += bool(error)
     if failures:
-        raise UserError(f"{failures} request(s) failed against {triton.url}; is the stack up? (`make status`)")
+        raise UserError(f"{failures} system(s) failed against {triton.url}; is the stack up? (`make status`)")
     return 0
 
 
-def attempt(triton: Triton, name: str) -> str:
-    """Send the system a request, and return the error of its response, or nothing."""
+def attempt(triton: Triton, name: str, limits: Limits) -> str:
+    """Send the system its examples alone and together; return the first error, or nothing."""
     try:
         configs = triton.composing(name)
-        inputs = request(configs[name], configs)
-        if configs[name].get("model_transaction_policy", {}).get("decoupled"):
-            pieces = triton.stream(name, {tensor["name"]: tensor["data"][0] for tensor in inputs})
-            return "" if pieces else "the response has no piece"
-        return check(triton.infer(name, {"inputs": inputs})["outputs"])
-    except TritonError as error:
+        rows = examples(configs[name], configs)
+        send = partial(send_rows, triton, name, configs[name])
+        alone = [send([row])[0] for row in rows]
+        for description, answers in together(send, rows, configs[name]["max_batch_size"]):
+            compare(rows, alone, answers, description, limits)
+        return ""
+    except (TritonError, SmokeError) as error:
         return str(error)
 
 
-def request(config: dict, composing: dict[str, dict]) -> list[dict]:
-    """Return its required inputs, or the first one if all are optional, with two rows if the model batches."""
+def examples(config: dict[str, Any], composing: dict[str, dict[str, Any]]) -> list[list[Tensor]]:
+    """Return the inputs of each example: the required inputs, or the first one if all are optional."""
     inputs = config["input"]
     required = [tensor for tensor in inputs if not tensor.get("optional")] or inputs[:1]
     required += [tensor for tensor in inputs if tensor["name"] == "max_new_tokens"]
-    return [example(tensor, config["max_batch_size"] > 0, text(composing)) for tensor in required]
+    strings = [tensor["name"] for tensor in required if tensor["data_type"] == "TYPE_STRING"]
+    # Of two texts the first stays short, so that it leaves room for the second.
+    short = strings[0] if len(strings) > 1 else ""
+    mask = mask_token(composing)
+    return [
+        [example(tensor, SHORT if tensor["name"] == short else f"{mask} {text}".strip(), number) for tensor in required]
+        for number, text in enumerate(TEXTS)
+    ]
 
 
-def text(composing: dict[str, dict]) -> str:
-    """Return the example text, with the mask token that a fill-mask model requires."""
+def mask_token(composing: dict[str, dict[str, Any]]) -> str:
+    """Return the mask token that a fill-mask model requires, or nothing."""
     masks = (config.get("parameters", {}).get("exactly_one") for config in composing.values())
-    return " ".join([TEXT, *(mask["string_value"] for mask in masks if mask)])
+    return next((mask["string_value"] for mask in masks if mask), "")
 
 
-def example(tensor: dict, batched: bool, text: str) -> dict:
-    dims = [int(size) if int(size) > 0 else 8 for size in tensor["dims"]]
-    shape = [2, *dims] if batched else dims
+def example(tensor: dict[str, Any], text: str, number: int) -> Tensor:
+    """Return one row of an input. Images and vectors differ from example to example; token ids may have to be 1."""
     kind = tensor["data_type"].removeprefix("TYPE_")
-    value = text if kind == "STRING" else 1
-    data = [value] * math.prod(shape)
-    return {"name": tensor["name"], "shape": shape, "datatype": kind.replace("STRING", "BYTES"), "data": data}
+    dims = [int(size) if int(size) > 0 else 1 if kind == "STRING" else 8 for size in tensor["dims"]]
+    values = {"STRING": text, "FP32": number + 1.0, "FP16": number + 1.0, "FP64": number + 1.0}
+    value = NEW_TOKENS if tensor["name"] == "max_new_tokens" else values.get(kind, 1)
+    return {
+        "name": tensor["name"],
+        "shape": dims,
+        "datatype": kind.replace("STRING", "BYTES"),
+        "data": [value] * math.prod(dims),
+    }
 
 
-def check(outputs: list[dict]) -> str:
-    """Return the first error of the outputs, or nothing."""
+def send_rows(triton: Triton, name: str, config: dict[str, Any], rows: list[list[Tensor]]) -> list[Outputs]:
+    """Send the rows in one request; return the outputs of each."""
+    if config.get("model_transaction_policy", {}).get("decoupled"):
+        pieces = triton.stream(name, {tensor["name"]: tensor["data"][0] for tensor in rows[0]})
+        if not pieces:
+            raise SmokeError("the response has no piece")
+        names = [tensor["name"] for tensor in config["output"]]
+        return [{name: ["".join(str(piece[name]) for piece in pieces)] for name in names if name in pieces[0]}]
+    batch = [len(rows)] if config["max_batch_size"] > 0 else []
+    inputs = [
+        {**columns[0], "shape": batch + columns[0]["shape"], "data": [x for tensor in columns for x in tensor["data"]]}
+        for columns in zip(*rows, strict=True)
+    ]
+    outputs = triton.infer(name, {"inputs": inputs}, TIMEOUT_S)["outputs"]
+    check(outputs)
+    parts = {output["name"]: split(output, len(rows)) for output in outputs}
+    return [{name: part[row] for name, part in parts.items()} for row in range(len(rows))]
+
+
+def check(outputs: list[dict[str, Any]]) -> None:
+    """Raise if there is no output, or one that cannot be right."""
+    if not outputs:
+        raise SmokeError("the response has no outputs")
     for output in outputs:
         if len(output["data"]) != math.prod(output["shape"]):
-            return f"{output['name']} has {len(output['data'])} elements, but the shape {output['shape']}"
+            raise SmokeError(f"{output['name']} has {len(output['data'])} elements, but the shape {output['shape']}")
         if any(isinstance(value, float) and not math.isfinite(value) for value in output["data"]):
-            return f"{output['name']} has values that are not finite"
-    return "" if outputs else "the response has no outputs"
+            raise SmokeError(f"{output['name']} has values that are not finite")
+
+
+def split(output: dict[str, Any], rows: int) -> list[list[Any]]:
+    size = len(output["data"]) // rows
+    return [output["data"][row * size : (row + 1) * size] for row in range(rows)]
+
+
+Send = Callable[[list[list[Tensor]]], list[Outputs]]
+
+
+def together(send: Send, rows: list[list[Tensor]], max_batch: int) -> Iterator[tuple[str, list[Outputs]]]:
+    """Yield the answers to the examples in one request, if the system takes several rows, and at the same time."""
+    if max_batch > 1:
+        batches = [rows[start : start + max_batch] for start in range(0, len(rows), max_batch)]
+        yield "in one request with others", [outputs for batch in batches for outputs in send(batch)]
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = [outputs for (outputs,) in pool.map(lambda row: send([row]), rows * REPEATS)]
+    for start in range(0, len(answers), len(rows)):
+        yield f"beside {CLIENTS - 1} other requests", answers[start : start + len(rows)]
+
+
+def compare(
+    rows: list[list[Tensor]], alone: list[Outputs], answers: list[Outputs], description: str, limits: Limits
+) -> None:
+    """Raise if an answer differs from that to the same example alone. One with more elements ends in padding."""
+    scales = {
+        name: max((abs(x) for outputs in alone for x in outputs[name] if isinstance(x, float)), default=0.0) or 1.0
+        for name in alone[0]
+    }
+    for number, (row, expected, actual) in enumerate(zip(rows, alone, answers, strict=True), 1):
+        for name, values in expected.items():
+            differs = difference(values, actual.get(name, []), scales[name], limits)
+            if differs:
+                raise SmokeError(
+                    f"example {number} of {len(rows)} ({abbreviated(row)}) is answered differently {description} than "
+                    f"alone: {name} {differs}"
+                )
+
+
+def difference(expected: list[Any], actual: list[Any], scale: float, limits: Limits) -> str:
+    """Describe how far two answers differ, if that is too far."""
+    if len(actual) < len(expected):
+        return f"has {len(actual)} elements instead of {len(expected)}"
+    largest = 0.0
+    for a, b in zip(expected, actual, strict=False):
+        if isinstance(a, float | int) and isinstance(b, float | int):
+            largest = max(largest, abs(a - b) / scale)
+        elif limits.compares_texts and a != b:
+            return f"is '{b}' instead of '{a}'"
+    if largest <= limits.tolerance:
+        return ""
+    return f"differs by {largest:.2g} of its largest value, at most {limits.tolerance:g} is allowed"
+
+
+def abbreviated(row: list[Tensor]) -> str:
+    """Return the last text of an example, which is the one that varies, or the name of its first input."""
+    texts = [tensor["data"][0] for tensor in row if tensor["datatype"] == "BYTES"]
+    if not texts:
+        return f"input {row[0]['name']}"
+    return f"'{texts[-1]}'" if len(texts[-1]) < 30 else f"'{texts[-1][:27]}...'"
 
 
 if __name__ == "__main__":

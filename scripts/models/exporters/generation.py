@@ -34,7 +34,9 @@ def assemble(job: Job) -> Outcome:
     if job.system not in SYSTEMS:
         write_configs(job, served, streamed)
     size = sum(file.stat().st_size for file in (served / "1").glob("*.safetensors"))
-    return Outcome(f"{size / 1e9:.2g} GB of weights; {streamed.name} streams from them")
+    config = json.loads((served / "1/config.json").read_text())
+    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return Outcome(f"{size / 1e9:.2g} GB of weights; {streamed.name} streams from them", {"dtype": dtype})
 
 
 def weight_files(folder: Path) -> list[Path]:
