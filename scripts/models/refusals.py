@@ -55,6 +55,8 @@ MODULES = {
     "SparseEncoder": {"Transformer", "MLMTransformer", "SpladePooling"},
     "CrossEncoder": {"Transformer", "LogitScore", "Dense"},
 }
+# The types of models of texts and images, and the tasks for which one half of them is served.
+HALVES = {"clip": ("image-feature-extraction", "sentence-similarity"), "siglip": ("image-feature-extraction",)}
 TOKENIZER = ("tokenizer*.json", "vocab.*", "*.model", "*.tiktoken")
 IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 
@@ -122,7 +124,12 @@ def check_modules(name: str, weights: Path) -> None:
 
 
 def check_task(name: str, weights: Path, task: str) -> None:
-    """Raise if the folder lacks what turns the task's inputs into tensors."""
+    """Raise if the model, or a file that turns the task's inputs into tensors, does not fit the task."""
+    config = read_json(name, weights / "config.json")
+    kind = config["model_type"]
+    if config.keys() >= {"text_config", "vision_config"} and task not in (served := HALVES.get(kind, ())):
+        instead = f"set TASK={' or TASK='.join(served)}" if served else LIST
+        raise UserError(f"{name} is a model of texts and images ({kind}), which is not served as {task}: {instead}")
     files = [path.name for path in weights.iterdir()]
     is_vision = task.startswith("image-")
     needed, what = (IMAGE_PROCESSOR, "image processor") if is_vision else (TOKENIZER, "tokenizer")

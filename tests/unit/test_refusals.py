@@ -117,6 +117,21 @@ CASES = {
         {},
         "is a SparseEncoder of Router, SparseStaticEmbedding, which is not served here",
     ),
+    "both halves of CLIP": (
+        TOKENIZED | {"config.json": config("CLIP", "CLIPModel"), "preprocessor_config.json": {}},
+        {},
+        "is for texts and images: set TASK=image-feature-extraction to serve its image half, and TASK=sentence-similar",
+    ),
+    "text half of SigLIP": (
+        TOKENIZED | {"config.json": config("Siglip", "SiglipModel"), "preprocessor_config.json": {}},
+        {"TASK": "sentence-similarity"},
+        "(siglip), which is not served as sentence-similarity: set TASK=image-feature-extraction",
+    ),
+    "BLIP": (
+        TOKENIZED | {"config.json": config("Blip", "BlipModel"), "preprocessor_config.json": {}},
+        {"TASK": "image-feature-extraction"},
+        "(blip), which is not served as image-feature-extraction: docs/models.md lists what is served",
+    ),
     "unknown architecture": (
         TOKENIZED | {"config.json": config("Bert", "BertForNextSentencePrediction")},
         {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -80,9 +81,12 @@ def write_configs(model: TextModel) -> None:
 def text_model(job: Job) -> TextModel:
     if job.task not in ("sentence-similarity", "sparse-embedding"):
         return TextModel(job)
-    from scripts.models.exporters import sentence_model  # sentence-transformers takes seconds to import
+    from scripts.models.exporters import sentence_model, text_tower  # sentence-transformers takes seconds to import
 
-    return (sentence_model.SentenceModel if job.task == "sentence-similarity" else sentence_model.SparseModel)(job)
+    if job.task == "sparse-embedding":
+        return sentence_model.SparseModel(job)
+    is_tower = json.loads((job.weights / "config.json").read_text()).get("model_type") in text_tower.TYPES
+    return (text_tower.TextTower if is_tower else sentence_model.SentenceModel)(job)
 
 
 def check_published(model: TextModel) -> None:

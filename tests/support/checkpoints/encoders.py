@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
+from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, CharBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
 from scripts.common.corpus import MIXED
@@ -125,6 +126,18 @@ def byte_level():
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trained.train_from_iterator(MIXED.texts, vocab_size=600, special_tokens=special, show_progress=False)
     return from_files(trained, transformers.RobertaTokenizerFast)
+
+
+def clip_bpe() -> transformers.CLIPTokenizerFast:
+    """Train a tokenizer whose special tokens have the largest ids, as CLIP's do."""
+    with tempfile.TemporaryDirectory() as folder:
+        trained = CharBPETokenizer(suffix="</w>", lowercase=True)
+        trained.train_from_iterator(MIXED.texts, vocab_size=600, special_tokens=[], show_progress=False)
+        vocabulary, merges = (Path(path) for path in trained.save_model(folder))
+        ids = json.loads(vocabulary.read_text())
+        ids |= {token: len(ids) + n for n, token in enumerate(("<|startoftext|>", "<|endoftext|>"))}
+        vocabulary.write_text(json.dumps(ids))
+        return transformers.CLIPTokenizerFast(str(vocabulary), str(merges), model_max_length=POSITIONS)
 
 
 def from_files(trained, kind):

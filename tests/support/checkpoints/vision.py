@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 import transformers
 
+from tests.support.checkpoints import encoders
+
 SIDE = 32
 SIZE = {
     "image_size": SIDE,
@@ -40,13 +42,20 @@ def save_dinov2(folder: Path) -> Path:
     return save(folder, lambda: transformers.Dinov2Model(config), processor)
 
 
-def save_clip(folder: Path, model: str = "CLIPModel") -> Path:
-    """Save CLIP, or one of its towers."""
-    text = {**SIZE, "vocab_size": 300, "max_position_embeddings": 24, "eos_token_id": 299, "bos_token_id": 298}
-    config = transformers.CLIPConfig(text_config=tower(text), vision_config=tower(SIZE), projection_dim=24)
-    part = config.vision_config if "Vision" in model else config
+def save_clip(folder: Path, legacy: bool = False) -> Path:
+    """Save CLIP with its tokenizer. Legacy configurations have a wrong eos_token_id."""
+    tokenizer = encoders.clip_bpe()
+    text = {
+        **tower(SIZE),
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": encoders.POSITIONS,
+        "bos_token_id": 0 if legacy else tokenizer.bos_token_id,
+        "eos_token_id": 2 if legacy else tokenizer.eos_token_id,
+    }
+    config = transformers.CLIPConfig(text_config=text, vision_config=tower(SIZE), projection_dim=24)
     processor = transformers.CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
-    return save(folder, lambda: getattr(transformers, model)(part), processor)
+    tokenizer.save_pretrained(folder)
+    return save(folder, lambda: transformers.CLIPModel(config), processor)
 
 
 def save_siglip(folder: Path) -> Path:

@@ -1,0 +1,55 @@
+"""Describe the text half of CLIP that is being assembled, so that it is served as get_text_features() answers."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from optimum.exporters.onnx import export
+
+from scripts.models.exporters.sentence_model import EmbeddingOnnxConfig
+from scripts.models.exporters.text_model import TextModel
+
+# The types of config.json with a text tower: CLIP as a whole, and the tower alone.
+TYPES = ("clip", "clip_text_model")
+
+
+class TextTower(TextModel):
+    @cached_property
+    def config(self) -> Any:
+        config = super().config
+        return getattr(config, "text_config", config)
+
+    @property
+    def width(self) -> int:
+        return self.config.projection_dim
+
+    @cached_property
+    def original(self) -> Any:
+        return self.load(transformers.CLIPTextModelWithProjection)
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        return TowerNetwork(self.original)
+
+    @cached_property
+    def layers(self) -> dict[str, object]:
+        return {"model_class": type(self.original).__name__}
+
+    def export(self, path: Path) -> None:
+        export(self.network, EmbeddingOnnxConfig(self.config, self.token_inputs, list(self.task.outputs)), path)
+
+
+class TowerNetwork(torch.nn.Module):
+    """From tokens to the vector that shares its space with those of images."""
+
+    def __init__(self, original: transformers.CLIPTextModelWithProjection) -> None:
+        super().__init__()
+        self.original = original
+        self.config = original.config
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.original(input_ids=input_ids, attention_mask=attention_mask).text_embeds,)
