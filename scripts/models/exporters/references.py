@@ -24,12 +24,13 @@ def transformers_outputs(model: TextModel, requests: list[Tensors]) -> list[Tens
     return [model_outputs(model, tokenize(model, texts_of(model, request))) for request in requests]
 
 
-def sentence_embeddings(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
-    """Return what encode() returns for each request, with the prompt that it chooses."""
+def vectors(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    """Return the vector of each request's text, with the prompt that the request chooses."""
+    (output,) = model.task.outputs
     answers = []
     for request in requests:
         prompt = {name: request[name][0, 0].decode() for name in model.optional_inputs if name in request}
-        answers.append({"sentence_embedding": model.original.encode(texts_of(model, request), **prompt)})
+        answers.append({output: model.encode(texts_of(model, request), **prompt)})
     return answers
 
 
@@ -43,7 +44,11 @@ def ranking_scores(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
 
 
 # Tasks whose reference is another than the outputs of transformers' model.
-REFERENCES: dict[str, Reference] = {"sentence-similarity": sentence_embeddings, "text-ranking": ranking_scores}
+REFERENCES: dict[str, Reference] = {
+    "sentence-similarity": vectors,
+    "sparse-embedding": vectors,
+    "text-ranking": ranking_scores,
+}
 
 
 def reference(model: TextModel, requests: list[Tensors]) -> list[Tensors]:

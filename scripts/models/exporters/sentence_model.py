@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from optimum.exporters.onnx import export
 from optimum.exporters.onnx.config import TextEncoderOnnxConfig
@@ -49,6 +50,9 @@ class SentenceModel(TextModel):
             )
         self.load(type(first.auto_model))  # raises if weights are missing
         return model.eval()
+
+    def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
+        return self.original.encode(texts, **prompt)
 
     def load_tokenizer(self) -> Any:
         """Return the library's tokenizer, which may also put texts into lower case and knows the maximum length."""
@@ -138,6 +142,9 @@ class SparseModel(SentenceModel):
                 f"this is a sparse encoder of {', '.join(kinds)}"
             )
         return model
+
+    def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
+        return self.original.encode(texts, convert_to_sparse_tensor=False, **prompt).numpy()
 
     @cached_property
     def layers(self) -> dict[str, object]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -163,6 +164,10 @@ class TextModel:
             ["logits"] if self.mask else list(self.task.outputs),
             pad_token_id=self.pad_token_id,
         )
+
+    def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
+        """Return what the model's own library makes of the texts, if the task is to return one vector for each."""
+        raise NotImplementedError
 
     def save_prompts(self, version: Path) -> None:
         """Save what the tokenizer puts before texts."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from optimum.exporters.onnx import export
@@ -30,6 +31,17 @@ class TextTower(TextModel):
     @cached_property
     def original(self) -> Any:
         return self.load(transformers.CLIPTextModelWithProjection)
+
+    @cached_property
+    def clip(self) -> transformers.CLIPModel | None:
+        """Return the whole model, unless the weights are the tower alone."""
+        return self.load(transformers.CLIPModel) if super().config.model_type == "clip" else None
+
+    @torch.inference_mode()
+    def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
+        tokens = self.hugging_face_tokenizer(texts, truncation=True, max_length=self.max_length, return_tensors="pt")
+        features = self.clip.get_text_features(**tokens) if self.clip else self.original(**tokens).text_embeds
+        return features.numpy()
 
     @cached_property
     def network(self) -> torch.nn.Module:

@@ -1,0 +1,66 @@
+"""Vision models in every format: what is served equals transformers, for images alone and in a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from scripts.models.assemble import run_recipe
+from scripts.models.catalogue import RECIPES, Job
+from scripts.models.exporters.served import ServedSystem, python_backend
+from tests.support.checkpoints import vision
+
+TASK = "image-feature-extraction"
+SIZES = ((40, 30), (32, 32), (7, 5), (64, 96))
+
+
+def images() -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.integers(0, 256, (*size, 3)).astype(np.float32) for size in SIZES]
+
+
+def served(weights: Path, folder: Path, form: str) -> tuple[list[dict], list[dict]]:
+    """Return the answers to each image alone, and to all of them at once."""
+    job = Job("eyes", TASK, form, weights, movable=False, folder=folder)
+    run_recipe(RECIPES[TASK], job, "eyes")
+    requests = [{"image": image[None]} for image in images()]
+    with python_backend():
+        system = ServedSystem("eyes", folder)
+        answers = system.alone(requests), system.together(requests)
+        system.close()
+    return answers
+
+
+@torch.inference_mode()
+def expected(weights: Path, kind: str, call: str, output: str) -> list[np.ndarray]:
+    processor = transformers.AutoImageProcessor.from_pretrained(weights, use_fast=False)
+    model = getattr(transformers, kind).from_pretrained(weights)
+    results = [
+        getattr(model, call)(**processor(image, return_tensors="pt", input_data_format="channels_last"))
+        for image in images()
+    ]
+    return [(result if isinstance(result, torch.Tensor) else result[output]).numpy() for result in results]
+
+
+CASES = {
+    "vit": (vision.save_vit, "AutoModel", "forward", "pooler_output"),
+    "dinov2": (vision.save_dinov2, "AutoModel", "forward", "pooler_output"),
+    "clip": (vision.save_clip, "CLIPModel", "get_image_features", "image_embeds"),
+    "siglip": (vision.save_siglip, "SiglipModel", "get_image_features", "pooler_output"),
+}
+
+
+@pytest.mark.parametrize("form", ["onnx", "python"])
+@pytest.mark.parametrize("case", CASES)
+def test_image_features_equal_transformers(tmp_path, case, form):
+    save, kind, call, output = CASES[case]
+    weights = save(tmp_path / "weights")
+    alone, together = served(weights, tmp_path / "models", form)
+    for n, reference in enumerate(expected(weights, kind, call, output)):
+        assert np.abs(reference).max() > 1e-3
+        np.testing.assert_allclose(alone[n][output], reference, atol=1e-4)
+        np.testing.assert_allclose(together[n][output], reference, atol=1e-4)

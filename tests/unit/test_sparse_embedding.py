@@ -1,0 +1,59 @@
+"""SPLADE in every format: the served tokens and weights equal those of SparseEncoder.encode()."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scripts.common.corpus import MIXED
+from scripts.common.settings import UserError
+from scripts.models.assemble import run_recipe
+from scripts.models.catalogue import RECIPES, Job
+from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.tasks import task_of
+from tests.support.checkpoints import encoders
+
+TASK = "sparse-embedding"
+TEXTS = [*MIXED.texts[:8], "a", "", "word " * 100]
+
+
+@pytest.mark.parametrize(
+    ("form", "pooling", "activation"),
+    [
+        ("onnx", "max", "relu"),
+        ("python", "max", "relu"),
+        ("onnx", "sum", "log1p_relu"),
+        ("python", "sum", "log1p_relu"),
+    ],
+)
+def test_sparse_embeddings_equal_sparse_encoder(tmp_path, form, pooling, activation):
+    from sentence_transformers import SparseEncoder
+
+    weights = encoders.save_sparse_encoder(
+        tmp_path / "weights", pooling_strategy=pooling, activation_function=activation
+    )
+    assert task_of(weights) == TASK
+    job = Job("splade", TASK, form, weights, movable=False, folder=tmp_path)
+    run_recipe(RECIPES[TASK], job, "splade")
+    requests = [{"input_text": np.array([[text.encode()]], np.object_)} for text in TEXTS]
+    with python_backend():
+        system = ServedSystem("splade", tmp_path)
+        alone, together = system.alone(requests), system.together(requests)
+        system.close()
+    library = SparseEncoder(str(weights), device="cpu")
+    for n, text in enumerate(TEXTS):
+        expected = library.encode(text, convert_to_sparse_tensor=False).numpy()
+        for answer in (alone[n], together[n]):
+            weights_of_ids = np.zeros_like(expected)
+            weights_of_ids[answer["token_id"][0]] = answer["weight"][0]
+            np.testing.assert_allclose(weights_of_ids, expected, atol=1e-4)
+            words = [token.decode() for token in answer["token"][0]]
+            assert words == library.tokenizer.convert_ids_to_tokens(answer["token_id"][0].tolist())
+            assert (np.diff(answer["weight"][0]) <= 0).all()
+
+
+def test_model_without_a_masked_language_head_is_refused(tmp_path):
+    weights = encoders.save_bert(tmp_path / "weights", "Model")
+    job = Job("splade", TASK, "onnx", weights, movable=False, folder=tmp_path)
+    with pytest.raises(UserError, match="serves a masked language model with SPLADE's pooling, and this is a sparse"):
+        run_recipe(RECIPES[TASK], job, "splade")
