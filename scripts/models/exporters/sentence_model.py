@@ -29,7 +29,7 @@ class SentenceModel(TextModel):
     library: ClassVar[type[BaseModel]] = SentenceTransformer
 
     @cached_property
-    def original(self) -> BaseModel:
+    def original(self) -> Any:
         """Return the model as the library loads it. Its texts must go through a tokenizer as they are."""
         model = self.library(
             str(self.job.weights),
@@ -133,7 +133,7 @@ class SparseModel(SentenceModel):
     library = SparseEncoder
 
     @cached_property
-    def original(self) -> BaseModel:
+    def original(self) -> Any:
         model = super().original
         kinds = [type(module).__name__ for module in model]
         if not isinstance(model[-1], SpladePooling) or len(kinds) != 2:

@@ -33,7 +33,7 @@ class TextTower(TextModel):
         return self.load(transformers.CLIPTextModelWithProjection)
 
     @cached_property
-    def clip(self) -> transformers.CLIPModel | None:
+    def clip(self) -> Any:
         """Return the whole model, unless the weights are the tower alone."""
         return self.load(transformers.CLIPModel) if super().config.model_type == "clip" else None
 

@@ -50,7 +50,8 @@ def activate(logits: Array, activation: str) -> Array:
     if activation == "softmax":
         return softmax(logits)
     if activation == "sigmoid":
-        return (1 + np.tanh(logits / 2)) / 2
+        sigmoid: Array = (1 + np.tanh(logits / 2)) / 2
+        return sigmoid
     return np.tanh(logits) if activation == "tanh" else logits
 
 

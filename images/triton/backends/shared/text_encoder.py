@@ -62,8 +62,8 @@ class TextEncoder(PackedEncoder):
             return logits[torch.arange(len(positions)), positions]
         if name == "sparse_embedding":
             return self.splade(outputs["logits"], tensors["attention_mask"])
-        if name == "sentence_embedding" and "text_embeds" in outputs:  # CLIP's text tower projects the vector itself
-            return outputs["text_embeds"]
+        if name == "sentence_embedding" and "text_embeds" in outputs:
+            name = "text_embeds"  # CLIP's text tower projects the vector itself
         if name == "sentence_embedding":
             mask = tensors.get(POOLING_MASK, tensors["attention_mask"])
             return self.embedding(outputs["last_hidden_state"], mask)
