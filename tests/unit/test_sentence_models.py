@@ -89,10 +89,7 @@ def library(source: Path) -> SentenceTransformer:
     return SentenceTransformer(str(source), device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("case", "format"),
-    [(case, format) for case in CASES for format in ("onnx", "python") if (case, format) != NO_EXPORT],
-)
+@pytest.mark.parametrize(("case", "format"), RUNS)
 def test_embeddings_equal_encode(checkpoint, serve, case, format):
     original, served = library(checkpoint(case)), serve(case, format)
     choices = CHOICES if "prompts" in CASES[case] else [{}]
