@@ -30,6 +30,11 @@ class TextTask:
     from_request: tuple[str, ...] = ()
     answers: dict[str, tuple[str, Axes]] = field(default_factory=dict)
 
+    @property
+    def cuts_windows(self) -> bool:
+        """Return whether a second text that is too long becomes several rows of the encoder, instead of being cut."""
+        return "pair" in self.from_tokenizer
+
 
 TEXT_TASKS = {
     "sentence-similarity": TextTask("AutoModel", {"sentence_embedding": ("D",)}),
@@ -74,8 +79,7 @@ TEXT_TASKS = {
         {"start_logits": ("T",), "end_logits": ("T",)},
         inputs=("question", "context"),
         truncation="only_second",
-        from_tokenizer=("offsets", "word_offsets", "second_text_mask"),
-        from_request=("context",),
+        from_tokenizer=("offsets", "word_offsets", "second_text_mask", "pair", "second_text"),
         answers={
             "answer": ("STRING", (1,)),
             "score": ("FP32", (1,)),

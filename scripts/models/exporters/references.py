@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from scripts.models.exporters.served import Tensors
 from scripts.models.exporters.text_model import TextModel
@@ -27,20 +28,35 @@ def transformers_outputs(model: TextModel, requests: list[Tensors]) -> list[Tens
 def vectors(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
     """Return the vector of each request's text, with the prompt that the request chooses."""
     (output,) = model.task.outputs
-    answers = []
-    for request in requests:
-        prompt = {name: request[name][0, 0].decode() for name in model.optional_inputs if name in request}
-        answers.append({output: model.encode(texts_of(model, request), **prompt)})
-    return answers
+    return [{output: model.encode(texts_of(model, request), **prompt_of(model, request))} for request in requests]
 
 
 def ranking_scores(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
-    cross_encoder = model.cross_encoder
+    """Return what predict() returns for each request, with the prompt that it chooses."""
+    cross_encoder = model.original
     if cross_encoder.tokenizer.pad_token is None:
         # `predict` asks for padding even of one pair, which then gets none.
         cross_encoder.tokenizer.pad_token = cross_encoder.tokenizer.eos_token
-    scores = (np.asarray(cross_encoder.predict([texts_of(model, request)])) for request in requests)
-    return [{"score": row.reshape(1, -1)} for row in scores]
+    scores = [cross_encoder.predict([texts_of(model, request)], **prompt_of(model, request)) for request in requests]
+    return [{"score": np.asarray(row).reshape(1, -1)} for row in scores]
+
+
+def prompt_of(model: TextModel, request: Tensors) -> dict[str, str]:
+    return {name: request[name][0, 0].decode() for name in model.optional_inputs if name in request}
+
+
+def answer_scores(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    """Return the scores of the answers that transformers' pipeline finds."""
+    answer = transformers.pipeline(
+        "question-answering", model=model.original, tokenizer=model.hugging_face_tokenizer, device="cpu"
+    )
+    scores = []
+    for request in requests:
+        question, context = texts_of(model, request)
+        # The pipeline refuses an empty context, and has no answer to one without words.
+        best = context and answer(question=question, context=context, max_seq_len=model.max_length)
+        scores.append({"score": np.array([[best["score"] if best else 0]], np.float32)})
+    return scores
 
 
 # Tasks whose reference is another than the outputs of transformers' model.
@@ -48,6 +64,7 @@ REFERENCES: dict[str, Reference] = {
     "sentence-similarity": vectors,
     "sparse-embedding": vectors,
     "text-ranking": ranking_scores,
+    "question-answering": answer_scores,
 }
 
 
@@ -66,6 +83,8 @@ def texts_of(model: TextModel, request: Tensors) -> list[str]:
 
 
 def tokenize(model: TextModel, texts: list[str]) -> dict[str, torch.Tensor]:
+    if model.task.second_is_optional:
+        texts = texts[:1] + [text for text in texts[1:] if text]  # as in the pipeline, an empty one is none
     return model.hugging_face_tokenizer(
         *([text] for text in texts),  # as lists: beside a single text, transformers ignores an empty second one
         truncation=model.task.truncation,

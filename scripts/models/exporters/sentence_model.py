@@ -45,9 +45,7 @@ class SentenceModel(TextModel):
                 "begin with a Transformer are served"
             )
         if "message" in first.modality_config:
-            raise UserError(
-                f"{self.job.system}: its texts pass through a chat template, which is not served for embeddings"
-            )
+            raise UserError(f"{self.job.system}: its texts pass through a chat template, which is not served")
         self.load(type(first.auto_model))  # raises if weights are missing
         return model.eval()
 

@@ -28,6 +28,7 @@ from scripts.models.tasks import save_labels
 PARITY_TEXTS = 64
 LONGEST_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
 PUBLISHED_WIDTH = 384
+WINDOW_STRIDE = 128  # tokens that two windows share at most, as in transformers' pipeline
 Feed = dict[str, np.ndarray]
 
 
@@ -79,10 +80,13 @@ def write_configs(model: TextModel) -> None:
 
 
 def text_model(job: Job) -> TextModel:
-    if job.task not in ("sentence-similarity", "sparse-embedding"):
+    if job.task not in ("sentence-similarity", "sparse-embedding", "text-ranking"):
         return TextModel(job)
-    from scripts.models.exporters import sentence_model, text_tower  # sentence-transformers takes seconds to import
+    # sentence-transformers takes seconds to import
+    from scripts.models.exporters import ranking_model, sentence_model, text_tower
 
+    if job.task == "text-ranking":
+        return ranking_model.RankingModel(job)
     if job.task == "sparse-embedding":
         return sentence_model.SparseModel(job)
     is_tower = json.loads((job.weights / "config.json").read_text()).get("model_type") in text_tower.TYPES
@@ -102,15 +106,14 @@ def save_tokenizer(model: TextModel) -> Tokenizer:
     """Save the model's tokenizer with the model's maximum length; the one in its file may be another."""
     original = model.hugging_face_tokenizer
     tokenizer = Tokenizer.from_str(original.backend_tokenizer.to_str())
-    tokenizer.enable_truncation(model.max_length, strategy=model.task.truncation)
+    stride = min(model.max_length // 2, WINDOW_STRIDE) if model.task.cuts_windows else 0
+    tokenizer.enable_truncation(model.max_length, strategy=model.task.truncation, stride=stride)
     tokenizer.enable_padding(pad_id=original.pad_token_id or 0, pad_token=original.pad_token or "[PAD]")
     tokenizer.save(str(model.version("tokenizer") / "tokenizer.json"))
     return tokenizer
 
 
 def save_answers(model: TextModel) -> None:
-    if model.job.task == "text-ranking":
-        _ = model.ranking_activation  # raises before the export if it is not served
     if "token" in model.task.answers or "input_ids" in model.task.from_tokenizer:
         shutil.copy(model.version("tokenizer") / "tokenizer.json", model.version("answers"))
     if "label" in model.task.answers:

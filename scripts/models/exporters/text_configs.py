@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor
 from scripts.models.exporters.text_model import TextModel
-from scripts.models.tasks import Axes, activation
+from scripts.models.tasks import Axes
 
 MAX_BATCH = 64
+MAX_WINDOWS = 256  # of the contexts of one request
 ANSWERS = 5  # words for a mask
+# The tokenizer's outputs that are not one number per token.
+FROM_TOKENIZER = {
+    "offsets": ("INT64", [-1, 2]),
+    "word_offsets": ("INT64", [-1, 2]),
+    "pair": ("INT64", [1]),
+    "second_text": ("STRING", [1]),
+}
 Parameters = dict[str, object]  # of the backend
 
 
@@ -24,7 +32,7 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
         texts[1]["optional"] = True
     texts += [tensor(name, "STRING", [1], optional=True) for name in model.optional_inputs]
     tokens = [tensor(name, "INT64", [-1]) for name in model.token_inputs]
-    from_tokenizer = [tensor(name, "INT64", [-1, 2] if "offsets" in name else [-1]) for name in task.from_tokenizer]
+    from_tokenizer = [tensor(name, *FROM_TOKENIZER.get(name, ("INT64", [-1]))) for name in task.from_tokenizer]
     extras = [extra for extra in from_tokenizer if extra not in tokens]
     from_request = [text for text in texts if text["name"] in task.from_request]
     outputs = [tensor(name, "FP32", dims(shape)) for name, shape in task.outputs.items()]
@@ -40,6 +48,9 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
     if answers:
         inputs = ragged(outputs + from_tokenizer) + from_request
         parts["answers"] = batched("postprocessor", MAX_BATCH, inputs, answers, "KIND_CPU"), last_step(model)
+    if task.cuts_windows:
+        for part in ("encoder", "answers"):
+            parts[part][0]["max_batch_size"] = MAX_WINDOWS
     steps = {model.part(part).name: config for part, (config, _) in parts.items()}
     return parts | {"ensemble": (ensemble(steps, texts, answers or outputs), {})}
 
@@ -48,6 +59,8 @@ def tokenization(model: TextModel) -> Parameters:
     parameters: Parameters = {"padding": "none"}
     if model.mask:
         parameters["exactly_one"] = model.mask
+    if model.task.cuts_windows:
+        parameters["max_windows"] = MAX_WINDOWS
     if not model.hugging_face_tokenizer("").input_ids:  # it adds no special tokens, and no model runs on nothing
         parameters["min_length"] = 1
     return parameters
@@ -79,10 +92,8 @@ def encoder_of_format(model: TextModel, tokens: list[Config], outputs: list[Conf
 
 def last_step(model: TextModel) -> Parameters:
     parameters: Parameters = {"task": model.job.task}
-    if model.job.task == "text-classification":
-        parameters["activation"] = activation(model.config)
-    if model.job.task == "text-ranking":
-        parameters["activation"] = model.ranking_activation
+    if model.job.task in ("text-classification", "text-ranking"):
+        parameters["activation"] = model.activation
     if model.job.task == "question-answering":
         parameters["align_to_words"] = 1
     if model.mask:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +14,11 @@ import transformers
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job
 from scripts.models.exporters.onnx_export import export
-from scripts.models.tasks import TEXT_TASKS, TextTask
+from scripts.models.tasks import TEXT_TASKS, TextTask, activation
 
-if TYPE_CHECKING:
-    from sentence_transformers import CrossEncoder
-
-# The modules of torch that CrossEncoder applies to logits -> the postprocessor's name for them.
-RANKING_ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax", "Tanh": "tanh"}
 # optimum's names of the tasks that it calls otherwise.
 EXPORT_TASKS = {"text-ranking": "text-classification"}
+WINDOW = 384  # tokens of a question and a part of its context, as in transformers' pipeline
 # In these types the first position is the one after the padding token's id.
 OFFSET_POSITIONS = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "longformer")
 DEFAULT_LENGTH = 512  # of texts for a model that sets no limit
@@ -69,6 +65,8 @@ class TextModel:
         # A tokenizer without a limit has an enormous one, and a model with relative positions none or -1.
         limits = [limit for limit in (positions, self.hugging_face_tokenizer.model_max_length) if 0 < limit < 10**9]
         maximum = min(limits, default=DEFAULT_LENGTH)
+        if self.task.cuts_windows:
+            maximum = min(maximum, WINDOW)
         return self.job.neuron.lengths_up_to(maximum, self.job.system)[-1] if self.job.neuron else maximum
 
     @cached_property
@@ -115,35 +113,9 @@ class TextModel:
         return [self.config.id2label[i] for i in range(len(self.config.id2label))]
 
     @cached_property
-    def cross_encoder(self) -> CrossEncoder:
-        from sentence_transformers import CrossEncoder
-
-        model = CrossEncoder(
-            str(self.job.weights),
-            device="cpu",
-            trust_remote_code=self.job.trust_remote_code,
-            local_files_only=True,
-            model_kwargs={"dtype": torch.float32, "use_safetensors": True, **self.attention},
-        )
-        first, *others = model
-        if others or first.transformer_task != "sequence-classification":
-            kinds = ", ".join(type(module).__name__ for module in model)
-            raise UserError(
-                f"{self.job.system}: cross-encoders are served if they are sequence classifiers, and this one is "
-                f"{kinds} for {first.transformer_task}: convert it to a sequence classifier with one label"
-            )
-        return model
-
-    @cached_property
-    def ranking_activation(self) -> str:
-        """Return the function that turns a cross-encoder's logits into scores."""
-        name = type(self.cross_encoder.activation_fn).__name__
-        if name not in RANKING_ACTIVATIONS:
-            raise UserError(
-                f"{self.job.system}: its scores pass through {name}, which is not served. Only "
-                f"{', '.join(RANKING_ACTIVATIONS)} are"
-            )
-        return RANKING_ACTIVATIONS[name]
+    def activation(self) -> str:
+        """Return the function that turns logits into scores."""
+        return activation(self.config)
 
     @cached_property
     def token_inputs(self) -> list[str]:

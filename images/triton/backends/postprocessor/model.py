@@ -5,6 +5,7 @@ The arithmetic is in shared/answers.py.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -142,10 +143,13 @@ def question_answering(config: ModelConfig, folder: Path) -> Callable[[Tensors],
     def postprocess(tensors: Tensors) -> Tensors:
         names = ("start_logits", "end_logits", "second_text_mask", "offsets", "word_offsets")
         windows = [answers.Window(*row) for row in zip(*(tensors[name] for name in names), strict=True)]
-        contexts = [value.decode() for value in tensors["context"].ravel()]
+        # The context is in the first of its windows.
+        _, first = np.unique(tensors["pair"].ravel(), return_index=True)
+        contexts = [tensors["second_text"].ravel()[row].decode() for row in first]
+        windows_of = [windows[start:end] for start, end in itertools.pairwise([*first, len(windows)])]
         spans = [
-            answers.best_answer(context, [window], max_tokens, align_to_words)
-            for context, window in zip(contexts, windows, strict=True)
+            answers.best_answer(context, own, max_tokens, align_to_words)
+            for context, own in zip(contexts, windows_of, strict=True)
         ]
         texts = [[context[span.start : span.end].encode()] for context, span in zip(contexts, spans, strict=True)]
         return {

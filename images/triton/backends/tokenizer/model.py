@@ -39,6 +39,10 @@ FIELDS = {
 # The keys and values that a language model keeps of earlier tokens: none, so [rows, 0]. The graph reads the number of
 # earlier tokens from the mask, so the tokenizer need not know the model's sizes.
 PAST = "past"
+# If the config has these outputs, a pair that is too long becomes several rows, its windows: the number of the pair
+# that a row belongs to, and the pair's second text, which only the first of its rows has.
+PAIR, SECOND_TEXT = "pair", "second_text"
+OUTPUTS = (*FIELDS, PAST, PAIR, SECOND_TEXT)
 TRUNCATION = ("longest_first", "only_first", "only_second", "none")
 PADDING = ("none", "bucket", "max_length", "longest")
 
@@ -68,9 +72,11 @@ class TritonPythonModel(BatchBackend[Rows]):
         self.special_ids = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
         self.dtypes = {}
         for output in config["output"]:
-            if output["name"] not in (*FIELDS, PAST):
-                raise ConfigError(f"unknown output '{output['name']}': use {', '.join((*FIELDS, PAST))}")
+            if output["name"] not in OUTPUTS:
+                raise ConfigError(f"unknown output '{output['name']}': use {', '.join(OUTPUTS)}")
             self.dtypes[output["name"]] = pb_utils.triton_string_to_numpy(output["data_type"])
+        self.cuts_windows = PAIR in self.dtypes
+        self.max_windows = int_parameter(config, "max_windows", config["max_batch_size"])
         # encode_batch is slower, but only it knows the position of each token in the text.
         needs_offsets = self.dtypes.keys() & {"offsets", "word_offsets"}
         self.encode_batch = self.tokenizer.encode_batch if needs_offsets else self.tokenizer.encode_batch_fast
@@ -120,7 +126,12 @@ class TritonPythonModel(BatchBackend[Rows]):
             raise BadRequest(f"inputs {', '.join(self.inputs)} must have the same number of rows")
         before = self.chosen_prompts(request, len(columns[0]))
         columns[0] = [prompt + text for prompt, text in zip(before, columns[0], strict=True)]
-        return Rows(list(zip(*columns, strict=True)) if len(columns) > 1 else columns[0], before)
+        if len(columns) == 1:
+            return Rows(columns[0], before)
+        pairs = zip(*columns, strict=True)
+        # As in transformers, an empty second text that may be left out is none.
+        texts = [first if self.second_is_optional and not second else (first, second) for first, second in pairs]
+        return Rows(texts, before)
 
     def chosen_prompts(self, request: pb_utils.InferenceRequest, count: int) -> list[str]:
         """Return the prompt of each text. Prefer the client's own to a name, like sentence-transformers."""
@@ -137,19 +148,23 @@ class TritonPythonModel(BatchBackend[Rows]):
         self.check_lengths(encodings)
         if self.required_token:
             self.check_required_token(encodings)
-        lengths = [len(encoding) for encoding in encodings]
-        longest = max(lengths, default=0)
         counts = [len(rows.texts) for rows in jobs]
         ends = itertools.accumulate(counts)
         requests = [encodings[end - count : end] for count, end in zip(counts, ends, strict=True)]
-        outputs = [self.padded(request, longest) for request in requests]
+        pairs: list[Tensors] = [{} for _ in jobs]
+        if self.cuts_windows:
+            pairs = [self.pairs(rows.texts, request) for rows, request in zip(jobs, requests, strict=True)]
+            requests = [[window for first in request for window in (first, *first.overflowing)] for request in requests]
+        lengths = [len(encoding) for request in requests for encoding in request]
+        longest = max(lengths, default=0)
+        outputs = [self.padded(request, longest) | more for request, more in zip(requests, pairs, strict=True)]
         if "pooling_mask" in self.dtypes:
             for rows, tensors in zip(jobs, outputs, strict=True):
                 self.exclude_prompts(tensors["pooling_mask"], rows.prompts)
         cells = sum(math.prod(next(iter(tensors.values())).shape[:2]) for tensors in outputs)
         self.metrics.add(
             texts=len(encodings),
-            truncated_texts=sum(bool(encoding.overflowing) for encoding in encodings),
+            truncated_texts=0 if self.cuts_windows else sum(bool(encoding.overflowing) for encoding in encodings),
             tokens=sum(lengths),
             padding_tokens=cells - sum(lengths),
         )
@@ -168,11 +183,27 @@ class TritonPythonModel(BatchBackend[Rows]):
     def encode(self, rows: list) -> list[Encoding]:
         try:
             return self.encode_batch(rows)
-        except Exception as error:  # tokenizers' exceptions have no class of their own
-            if "Truncation error" not in str(error):
+        except BaseException as error:  # tokenizers' exceptions have no class of their own, or are Rust's panics
+            if "Truncation error" not in str(error) and "`stride` must be" not in str(error):
                 raise
             first, last = self.inputs[0], self.inputs[-1]
             raise BadRequest(f"input '{first}' leaves no room for '{last}': shorten it") from None
+
+    def pairs(self, rows: list[tuple[str, str]], encodings: list[Encoding]) -> Tensors:
+        """Return the outputs that map windows to the pairs of a request."""
+        windows = [1 + len(encoding.overflowing) for encoding in encodings]
+        if sum(windows) > self.max_windows:
+            raise BadRequest(
+                f"input '{self.inputs[-1]}': the request has {sum(windows)} windows of {self.max_length} tokens; at "
+                f"most {self.max_windows} are possible: send fewer or shorter texts"
+            )
+        second_texts = [
+            text for (_, second), count in zip(rows, windows, strict=True) for text in (second, *[""] * (count - 1))
+        ]
+        return {
+            PAIR: np.repeat(np.arange(len(rows)), windows).reshape(-1, 1),
+            SECOND_TEXT: np.array([[text.encode()] for text in second_texts], np.object_).reshape(-1, 1),
+        }
 
     def check_lengths(self, encodings: list[Encoding]) -> None:
         for row, encoding in enumerate(encodings):
@@ -198,7 +229,7 @@ class TritonPythonModel(BatchBackend[Rows]):
         width = self.width(max(lengths, default=0), longest)
         tensors: Tensors = {}
         for name, dtype in self.dtypes.items():
-            if name == PAST:
+            if name not in FIELDS:
                 continue
             tail = (2,) if "offsets" in name else ()
             tensors[name] = np.full((len(encodings), width, *tail), self.pad_values[name], dtype)

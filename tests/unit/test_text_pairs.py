@@ -1,0 +1,127 @@
+"""Tasks that take two texts, on tiny real models: the answers equal those of the reference library."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from scripts.common.corpus import MIXED
+from scripts.common.settings import UserError
+from scripts.models.catalogue import RECIPES, Job
+from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.tasks import task_of
+from tests.support.checkpoints import encoders
+
+TEXTS = [*MIXED.texts[:10], "", "word " * 100]
+CONTEXTS = [*(text for text in MIXED.texts[:30] if text), " ".join(MIXED.texts[40:46])]
+QUESTIONS = ["Which one?", "why", "How many people live in Berlin?"]
+QUERIES = ["Which one?", "why", "", "How many people live in Berlin?", "long " * 70, "a"] * 2
+
+
+def assemble(weights: Path, folder: Path, format: str = "onnx") -> Path:
+    task = task_of(weights)
+    RECIPES[task].assemble(Job("m", task, format, weights, movable=False, folder=folder))
+    return folder
+
+
+def ask(models: Path, **columns: list[str]) -> dict[str, np.ndarray]:
+    """Return the answers of an assembled system to one request."""
+    request = {name: np.array([[text.encode()] for text in texts], np.object_) for name, texts in columns.items()}
+    with python_backend():
+        (answer,) = ServedSystem("m", models).together([request])
+    return answer
+
+
+def cross_encoder(folder: Path, **settings):
+    from sentence_transformers import CrossEncoder  # takes seconds
+
+    return CrossEncoder(str(folder), device="cpu", **settings)
+
+
+def save_cross_encoder(folder: Path, save=encoders.save_bert, labels: int = 1, **settings) -> Path:
+    save(folder / "plain", "ForSequenceClassification", num_labels=labels)
+    cross_encoder(folder / "plain", **settings).save_pretrained(str(folder / "saved"))
+    return folder / "saved"
+
+
+@pytest.mark.parametrize(
+    ("save", "labels", "activation", "format"),
+    [
+        (encoders.save_bert, 1, None, "onnx"),
+        (encoders.save_roberta, 1, "Identity", "python"),
+        (encoders.save_bert, 3, None, "python"),
+        (encoders.save_roberta, 2, "Tanh", "onnx"),
+    ],
+)
+def test_scores_equal_cross_encoder(tmp_path, save, labels, activation, format):
+    import torch
+
+    function = getattr(torch.nn, activation)() if activation else None
+    weights = save_cross_encoder(tmp_path, save, labels, activation_fn=function)
+    assert task_of(weights) == "text-ranking"
+    expected = cross_encoder(weights).predict(list(zip(QUERIES, TEXTS, strict=True)))
+    answer = ask(assemble(weights, tmp_path / "models", format), query=QUERIES, text=TEXTS)
+    assert answer["score"].shape == (len(TEXTS), labels)
+    np.testing.assert_allclose(answer["score"], expected.reshape(-1, labels), atol=1e-5)
+    assert answer["score"].std() > 1e-3
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    """Return transformers' pipeline, and the folder with the same model as it is served."""
+    folder = tmp_path_factory.mktemp("questions")
+    weights = encoders.save_bert(folder / "weights", "ForQuestionAnswering")
+    reference = transformers.pipeline("question-answering", model=str(weights), device="cpu")
+    return reference, assemble(weights, folder / "models")
+
+
+def test_answers_equal_question_answering_pipeline(questions):
+    """Contexts of one word to many times the model's maximum: the pipeline cuts them into windows."""
+    reference, models = questions
+    asked = [QUESTIONS[row % len(QUESTIONS)] for row in range(len(CONTEXTS))]
+    answer = ask(models, question=asked, context=CONTEXTS)
+    for row, (question, context) in enumerate(zip(asked, CONTEXTS, strict=True)):
+        expected = reference(question=question, context=context)
+        assert answer["score"][row, 0] == pytest.approx(expected["score"], abs=1e-5)
+        span = answer["answer"][row, 0].decode(), answer["start"][row, 0], answer["end"][row, 0]
+        assert span == (expected["answer"], expected["start"], expected["end"])
+
+
+def test_parameter_returns_answers_that_end_within_words(tmp_path, questions):
+    reference, models = questions
+    models = shutil.copytree(models, tmp_path / "models")
+    config = models / "m_answers/config.pbtxt"
+    text = config.read_text()
+    config.write_text(re.sub(r'("align_to_words"\s+value \{\s+string_value: )"1"', r'\1"0"', text))
+    assert config.read_text() != text
+    answer = ask(models, question=["why"] * 8, context=CONTEXTS[:8])
+    for row, context in enumerate(CONTEXTS[:8]):
+        expected = reference(question="why", context=context, align_to_words=False)
+        assert (answer["start"][row, 0], answer["end"][row, 0]) == (expected["start"], expected["end"])
+
+
+def test_questions_and_contexts_that_are_too_long_are_refused(questions):
+    _, models = questions
+    for question in ("why " * 20, "why " * 100):
+        with pytest.raises(UserError, match="input 'question' leaves no room for 'context': shorten it"):
+            ask(models, question=["why", question], context=["because"] * 2)
+    with pytest.raises(UserError, match=r"the request has \d+ windows of 64 tokens; at most 256 are possible"):
+        ask(models, question=["why"], context=["because " * 5000])
+
+
+@pytest.mark.parametrize("format", ["onnx", "python"])
+def test_classifier_takes_a_second_text(tmp_path, format):
+    weights = encoders.save_bert(tmp_path / "weights", "ForSequenceClassification", **encoders.labels(encoders.MOODS))
+    classify = transformers.pipeline("text-classification", model=str(weights), device="cpu", top_k=None)
+    models = assemble(weights, tmp_path / "models", format)
+    pairs = [{"text": query, "text_pair": text} for query, text in zip(QUERIES, TEXTS, strict=True)]
+    for inputs, examples in (({"input_text": QUERIES}, QUERIES), ({"input_text": QUERIES, "text_pair": TEXTS}, pairs)):
+        answer = ask(models, **inputs)
+        for row, expected in enumerate(classify(examples, truncation=True)):
+            scores = {label["label"]: label["score"] for label in expected}
+            np.testing.assert_allclose(answer["scores"][row], [scores[name] for name in encoders.MOODS], atol=1e-5)
