@@ -98,6 +98,8 @@ def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         if "Unrecognized configuration class" in reason:
             reason = "transformers has no such head for this architecture. Set another TASK"
+        if "contains custom code" in reason:
+            reason = "it brings its own code, which the exporter does not run. Set FORMAT=python"
         hint = " (TRANSFORMERS= installs another release)" if "Transformers does not recognize" in reason else ""
         raise UserError(f"{name} cannot be served as {job.task}, FORMAT={job.format}{hint}: {reason}") from error
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.settings import UserError
+from scripts.models.tasks import task_of_architecture
 
 LIST = "docs/models.md lists what is served"
 # A file that only folders of this kind have -> what such a folder is.
@@ -55,6 +56,14 @@ MODULES = {
     "SparseEncoder": {"Transformer", "MLMTransformer", "SpladePooling"},
     "CrossEncoder": {"Transformer", "LogitScore", "Dense"},
 }
+# Tasks that any model can do without its head, and those that share one head.
+HEADLESS = ("feature-extraction", "sentence-similarity", "image-feature-extraction")
+SAME_HEAD = (
+    {"text-classification", "text-ranking"},
+    {"fill-mask", "sparse-embedding"},
+    {"text-generation", "gpt2"},
+    {"text-generation", "text-ranking"},  # the exporter refuses these too, and explains how to convert them
+)
 # The types of models of texts and images, and the tasks for which one half of them is served.
 HALVES = {"clip": ("image-feature-extraction", "sentence-similarity"), "siglip": ("image-feature-extraction",)}
 TOKENIZER = ("tokenizer*.json", "vocab.*", "*.model", "*.tiktoken")
@@ -130,6 +139,11 @@ def check_task(name: str, weights: Path, task: str) -> None:
     if config.keys() >= {"text_config", "vision_config"} and task not in (served := HALVES.get(kind, ())):
         instead = f"set TASK={' or TASK='.join(served)}" if served else LIST
         raise UserError(f"{name} is a model of texts and images ({kind}), which is not served as {task}: {instead}")
+    for architecture in config.get("architectures") or []:
+        own = task_of_architecture(architecture)
+        # Weights of another head can have the right names and shapes, and then they load without an error.
+        if own not in ("", task) and task not in HEADLESS and {own, task} not in SAME_HEAD:
+            raise UserError(f"{name} is a {architecture}, which is for TASK={own} and not for TASK={task}")
     files = [path.name for path in weights.iterdir()]
     is_vision = task.startswith("image-")
     needed, what = (IMAGE_PROCESSOR, "image processor") if is_vision else (TOKENIZER, "tokenizer")

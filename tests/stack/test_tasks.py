@@ -9,17 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 from scripts.common.corpus import MIXED
 from scripts.common.triton import TritonError
-from tests.support.checkpoints import encoders
+from tests.support.checkpoints import encoders, vision
 from tests.support.neuron import on_neuron
 from tests.support.stacks import TestStack
 
 pytestmark = pytest.mark.slow
 
 TEXTS = MIXED.texts[:24]
+TASKS = {"captions": "sentence-similarity"}  # of the systems whose files name no single task
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,7 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
         "questions": (encoders.save_bert, "ForQuestionAnswering", {}),
     }
     saved = {name: save(folder / name, head, **config) for name, (save, head, config) in savers.items()}
+    saved |= {"splade": encoders.save_sparse_encoder(folder / "splade"), "captions": vision.save_clip(folder / "clip")}
     prompts = {"prompts": encoders.PROMPTS, "default_prompt_name": "passage"}
     return saved | {"sentences": encoders.save_sentence_transformer(folder / "sentences", **prompts)}
 
@@ -51,7 +54,8 @@ def served(new_stack, checkpoints, request) -> TestStack:
     stack.assemble(
         # On Neuron, models share no core.
         *(
-            {"SYSTEMS": name, "SOURCE": folder, "NEURON_CORES": f"{number}:{number}"} | settings
+            {"SYSTEMS": name, "SOURCE": folder, "NEURON_CORES": f"{number}:{number}", "TASK": TASKS.get(name, "")}
+            | settings
             for number, (name, folder) in enumerate(checkpoints.items())
         )
     )
@@ -124,6 +128,35 @@ def test_sentence_similarity_equals_sentence_transformers(served, sentence_trans
     )
     expected = sentence_transformer.encode(TEXTS, **choice)
     np.testing.assert_allclose(answer["sentence_embedding"], expected, atol=1e-4)
+
+
+def test_sparse_embedding_equals_sparse_encoder(served, checkpoints):
+    from sentence_transformers import SparseEncoder
+
+    answer = ask(served, "splade", input_text=TEXTS)
+    library = SparseEncoder(str(checkpoints["splade"]), device="cpu")
+    for row, expected in enumerate(library.encode(TEXTS, convert_to_sparse_tensor=False).numpy()):
+        is_token = answer["token_id"][row] >= 0
+        vector = np.zeros_like(expected)
+        vector[answer["token_id"][row][is_token]] = answer["weight"][row][is_token]
+        np.testing.assert_allclose(vector, expected, atol=1e-4)
+        assert answer["token"][row][0] == library.tokenizer.convert_ids_to_tokens(int(expected.argmax()))
+
+
+@torch.inference_mode()
+def test_text_half_of_clip_equals_get_text_features(served, checkpoints):
+    answer = ask(served, "captions", input_text=TEXTS)
+    clip = transformers.CLIPModel.from_pretrained(checkpoints["captions"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoints["captions"])
+    for row, text in enumerate(TEXTS):
+        expected = clip.get_text_features(**tokenizer(text, truncation=True, return_tensors="pt"))
+        np.testing.assert_allclose(answer["sentence_embedding"][row], expected[0].numpy(), atol=1e-4)
+
+
+def test_smoke_sends_each_task_a_request(served, checkpoints):
+    done = served.make("smoke", SYSTEMS=" ".join(checkpoints))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok ") == len(checkpoints)
 
 
 def test_concurrent_requests_get_their_own_prompts(served, sentence_transformer):

@@ -39,6 +39,7 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
         "vit": vision.save_vit(folder / "vit"),
         "classifier": vision.save_vit_classifier(folder / "classifier"),
         "dinov2": vision.save_dinov2(folder / "dinov2"),
+        "clip": vision.save_clip(folder / "clip"),
     }
 
 
@@ -50,8 +51,15 @@ def stack(new_stack, checkpoints) -> TestStack:
         {"SYSTEMS": "python_vit", "SOURCE": checkpoints["vit"]},
         {"SYSTEMS": "pets", "SOURCE": checkpoints["classifier"]},
         {"SYSTEMS": "pets_python", "SOURCE": checkpoints["classifier"], "FORMAT": "python"},
+        {"SYSTEMS": "clip", "SOURCE": checkpoints["clip"], "TASK": "image-feature-extraction"},
+        {
+            "SYSTEMS": "clip_python",
+            "SOURCE": checkpoints["clip"],
+            "TASK": "image-feature-extraction",
+            "FORMAT": "python",
+        },
     )
-    stack.environment["SYSTEMS"] = "vit_ensemble python_vit pets pets_python"
+    stack.environment["SYSTEMS"] = "vit_ensemble python_vit pets pets_python clip clip_python"
     return bring_up(stack)
 
 
@@ -252,6 +260,22 @@ def test_classifier_returns_labels(stack, checkpoints, model):
     labels = [[vision.LABELS[best]] for best in scores.argmax(axis=1)]
     assert [[label.decode() for label in row] for row in answer.as_numpy("label")] == labels
     assert len({label for (label,) in labels}) > 1
+
+
+@pytest.mark.parametrize("model", ["clip", "clip_python"])
+@torch.inference_mode()
+def test_image_half_of_clip_equals_get_image_features(stack, checkpoints, model):
+    images = [pixels(*size, seed) for seed, size in enumerate(SIZES)]
+    answer = ask(stack, model, image_bytes=[encoded(image) for image in images])
+    processor = transformers.AutoImageProcessor.from_pretrained(checkpoints["clip"], use_fast=False)
+    inputs = processor([Image.fromarray(image) for image in images], return_tensors="pt")
+    expected = transformers.CLIPModel.from_pretrained(checkpoints["clip"]).get_image_features(**inputs)
+    np.testing.assert_allclose(answer.as_numpy("image_embeds"), expected.numpy(), atol=1e-4)
+
+
+def test_smoke_sends_images(stack):
+    done = stack.make("smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

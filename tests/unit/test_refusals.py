@@ -153,6 +153,11 @@ CASES = {
         {"TASK": "image-classification"},
         "has no image processor (preprocessor_config.json), which TASK=image-classification requires",
     ),
+    "another head": (
+        TOKENIZED | {"config.json": config("Bert", "BertForSequenceClassification")},
+        {"TASK": "token-classification"},
+        "is a BertForSequenceClassification, which is for TASK=text-classification and not for TASK=token-class",
+    ),
     "zero-shot": (
         TOKENIZED | {"config.json": config("Bert", "BertForSequenceClassification")},
         {"TASK": "zero-shot-classification"},
