@@ -89,7 +89,7 @@ class System:
 
 
 RECIPES = {
-    **{task: Recipe("text", neuron=True) for task in TEXT_TASKS},
+    **{task: Recipe("text", neuron=True, version="2") for task in TEXT_TASKS},
     "text-generation": Recipe("generation", ("python",)),
     "image-classification": Recipe("vision"),
     "image-feature-extraction": Recipe("vision"),
