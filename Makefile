@@ -114,7 +114,7 @@ bench: $(all) ## Measure the figures of the docs on this machine: BENCH=embeddin
 ##@ Working on it
 
 # Modules run side by side, each with servers of its own: at most four, for the memory's sake.
-pytest := $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 15
+pytest := $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15
 
 test: lint test-unit test-stack ## Lint, unit tests, and the stack tests that are quick (10 minutes on 2 cores)
 

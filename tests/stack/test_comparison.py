@@ -108,12 +108,6 @@ def test_comparison_writes_report_and_results(stack):
         assert word in done.stdout
 
 
-def test_comparison_over_grpc(stack):
-    done = loadtest(stack, PROTOCOL="grpc")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert stack.results()["settings"]["protocol"] == "grpc"
-
-
 def test_workers_share_the_users(stack):
     process, lines = running(stack, WORKERS=2, ROUNDS=2)
     stack.wait(lambda: any("none " in line for line in lines), "a window", 90)
@@ -136,6 +130,7 @@ def test_workers_share_the_users(stack):
 def test_comparison_over_grpc_with_workers(stack):
     done = loadtest(stack, PROTOCOL="grpc", WORKERS=2)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert stack.results()["settings"]["protocol"] == "grpc"
 
 
 def test_killed_worker_ends_the_run_and_keeps_its_windows(stack):
@@ -217,11 +212,10 @@ def test_early_interrupt_is_quiet(stack, settings):
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("settings", [{}, TWO_WORKERS])
-def test_killed_comparison_is_undone_by_the_next(stack, settings):
-    process, _ = running(stack, WARMUP=30, **settings)
+def test_killed_comparison_is_undone_by_the_next(stack):
+    process, _ = running(stack, WARMUP=30, WORKERS=2)
     stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
-    assert len(workers(stack)) == settings.get("WORKERS", 0)
+    assert len(workers(stack)) == 2
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=10)
     stack.wait(lambda: not workers(stack), "the workers to end with their master", 1)

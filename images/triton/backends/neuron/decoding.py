@@ -49,9 +49,10 @@ class NeuronDecoder(Decoder):
         self.samples = choice.tokens is not None and answer[:, -1].tolist() == choice.tokens
 
     def batches(self, rows: list[Row]) -> list[list[Row]]:
-        rows = sorted(rows, key=lambda row: len(row.prompt_tokens))
+        ascending = sorted(rows, key=lambda row: len(row.prompt_tokens))
         size = self.compiled.batch_size
-        return [batch for at in range(0, len(rows), size) for batch in self.within_context(rows[at : at + size])]
+        parts = (ascending[at : at + size] for at in range(0, len(ascending), size))
+        return [batch for part in parts for batch in self.within_context(part)]
 
     def generate(self, rows: list[Row], after_token: Callable[[], None]) -> None:
         super().generate(rows + self.padding_rows(rows[-1], self.compiled.batch_size - len(rows)), after_token)
@@ -59,7 +60,7 @@ class NeuronDecoder(Decoder):
     @staticmethod
     def padding_rows(row: Row, count: int) -> list[Row]:
         """Return finished copies of a real row, because an invented prompt can make the model fail."""
-        rows = [Row(row.prompt, row.prompt_tokens, row.options) for _ in range(count)]
+        rows: list[Row] = [Row(row.prompt, row.prompt_tokens, row.options) for _ in range(count)]
         for copy in rows:
             copy.done = True
         return rows

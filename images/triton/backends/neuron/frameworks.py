@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ NUMPY = {element.config: element.numpy for element in BY_ONNX.values()} | {BFLOA
 class Framework(ABC):
     """A library that loads and calls the model. The runtime puts each load on the next core of the process."""
 
+    torch: ModuleType  # of those that use PyTorch
     copies: int  # how often to load the model
     splits = False  # the library splits a batch over the cores by itself
     cuts_evenly = False  # cut a batch evenly over the copies if the model's number of rows is unknown
@@ -201,11 +203,11 @@ class TensorFlow(Framework):
         if missing := [name for name in specs if name not in self.inputs]:
             raise ConfigError(f"the signature needs an input '{missing[0]}', which config.pbtxt lacks")
 
-        def run(inputs: Tensors) -> Tensors:
+        # The default keeps the loaded model, whose variables live as long as it does.
+        def run(inputs: Tensors, model: Any = loaded) -> Tensors:
             tensors = {name: self.tf.constant(array, specs[name].dtype) for name, array in inputs.items()}
             return {name: value.numpy() for name, value in signature(**tensors).items()}
 
-        run.model = loaded  # its variables live as long as it does
         return run
 
     def call(self, model: Callable, inputs: Tensors) -> Tensors:

@@ -28,6 +28,8 @@ class NeuronGeneration(TextGeneration):
         self.load = load
         self.default_max_batch = compiled.batch_size
 
+    decoder: NeuronDecoder
+
     def load_decoder(self, config: dict, args: dict[str, str]) -> Decoder:
         check_transformers()
         transformers.logging.set_verbosity_error()  # or it warns of every batch that is padded on the right

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from neuron.cores import Cores
 from neuron.libraries import imported_class, loading
@@ -108,19 +109,19 @@ def load(class_path: str, compiled: CompiledLLM, cores: Cores):
         return LOADERS[package](model_class, compiled)
 
 
-def load_nxd_inference(model_class: type, compiled: CompiledLLM):
+def load_nxd_inference(model_class: Any, compiled: CompiledLLM):
     check_files(compiled.folder, "that the model's compile() wrote")
     model = model_class(str(compiled.folder))
     model.load(str(compiled.folder))
     return model
 
 
-def load_optimum(model_class: type, compiled: CompiledLLM):
+def load_optimum(model_class: Any, compiled: CompiledLLM):
     check_files(compiled.folder, "that optimum-neuron's save_pretrained() or `optimum-cli export neuron` wrote")
     return model_class.from_pretrained(str(compiled.folder), local_files_only=True)
 
 
-def load_transformers_neuronx(model_class: type, compiled: CompiledLLM):
+def load_transformers_neuronx(model_class: Any, compiled: CompiledLLM):
     if not (compiled.folder / "config.json").is_file():
         raise ConfigError(f"COMPILED_MODEL: {compiled.folder} has no config.json: it must be a checkpoint's folder")
     model = model_class.from_pretrained(
