@@ -136,7 +136,9 @@ def check_task(name: str, weights: Path, task: str) -> None:
     """Raise if the model, or a file that turns the task's inputs into tensors, does not fit the task."""
     config = read_json(name, weights / "config.json")
     kind = config["model_type"]
-    if config.keys() >= {"text_config", "vision_config"} and task not in (served := HALVES.get(kind, ())):
+    own_tasks = {task_of_architecture(architecture) for architecture in config.get("architectures") or []}
+    is_whole = config.keys() >= {"text_config", "vision_config"} and task not in own_tasks
+    if is_whole and task not in (served := HALVES.get(kind, ())):
         instead = f"set TASK={' or TASK='.join(served)}" if served else LIST
         raise UserError(f"{name} is a model of texts and images ({kind}), which is not served as {task}: {instead}")
     for architecture in config.get("architectures") or []:

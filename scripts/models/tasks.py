@@ -113,18 +113,23 @@ def task_of(weights: Path) -> str:
         return "text-ranking"
     if (weights / "modules.json").exists():
         return "sparse-embedding" if library_class(weights) == "SparseEncoder" else "sentence-similarity"
+    architectures = config.get("architectures") or []
+    has_images = (weights / "preprocessor_config.json").exists()
+    for architecture in architectures:
+        if task := task_of_architecture(architecture):
+            return task
     if config.keys() >= {"text_config", "vision_config"}:
         raise UserError(
             f"the model ({config['model_type']}) is for texts and images: set TASK=image-feature-extraction to serve "
             "its image half, and TASK=sentence-similarity under another name in SYSTEMS for its text half"
         )
-    for architecture in config.get("architectures") or []:
-        if task := task_of_architecture(architecture):
-            return task
+    for architecture in architectures:
+        if architecture.endswith("ModelWithProjection"):  # one half of CLIP
+            return "image-feature-extraction" if has_images else "sentence-similarity"
         if architecture.endswith("Model"):
-            is_vision = (weights / "preprocessor_config.json").exists()
-            return "image-feature-extraction" if is_vision else "feature-extraction"
-    raise UserError("the model's config.json names no known architecture: set TASK (docs/models.md lists the tasks)")
+            return "image-feature-extraction" if has_images else "feature-extraction"
+    named = f"names {architectures[0]}, which has no known task" if architectures else "names no architecture"
+    raise UserError(f"the model's config.json {named}: set TASK (docs/models.md lists the tasks)")
 
 
 def is_cross_encoder(weights: Path, config: dict[str, Any]) -> bool:

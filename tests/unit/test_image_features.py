@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from scripts.common.settings import UserError
 from scripts.models.assemble import run_recipe
 from scripts.models.catalogue import RECIPES, Job
 from scripts.models.exporters.served import ServedSystem, python_backend
@@ -52,6 +53,14 @@ CASES = {
     "clip": (vision.save_clip, "CLIPModel", "get_image_features", "image_embeds"),
     "siglip": (vision.save_siglip, "SiglipModel", "get_image_features", "pooler_output"),
 }
+
+
+def test_processor_that_keeps_sizes_is_refused(tmp_path):
+    weights = vision.save_dinov2(tmp_path / "weights")
+    transformers.BitImageProcessor(do_resize=False, do_center_crop=False).save_pretrained(weights)
+    job = Job("eyes", TASK, "onnx", weights, movable=False, folder=tmp_path)
+    with pytest.raises(UserError, match="only models that take all images in one size are served"):
+        run_recipe(RECIPES[TASK], job, "eyes")
 
 
 @pytest.mark.parametrize("form", ["onnx", "python"])

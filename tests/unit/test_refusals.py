@@ -135,7 +135,7 @@ CASES = {
     "unknown architecture": (
         TOKENIZED | {"config.json": config("Bert", "BertForNextSentencePrediction")},
         {},
-        "names no known architecture: set TASK",
+        "names BertForNextSentencePrediction, which has no known task: set TASK",
     ),
     "remote code": (
         TOKENIZED

@@ -133,7 +133,15 @@ class VisionModel:
     @cached_property
     def examples(self) -> list[np.ndarray]:
         """Return the pixel_values of the images."""
-        return [self.processor(image, return_tensors="np")["pixel_values"] for image in self.images]
+        pixels = [self.processor(image, return_tensors="np")["pixel_values"] for image in self.images]
+        shapes = {array.shape for array in pixels}
+        if len(shapes) > 1 or pixels[0].ndim != 4:
+            raise UserError(
+                f"{self.job.system}: its {type(self.processor).__name__} returns tensors of shape "
+                f"{' and '.join(map(str, sorted(shapes)))} for images of different sizes, and only models that take all "
+                "images in one size are served"
+            )
+        return pixels
 
     @property
     def labels(self) -> list[str]:
