@@ -138,8 +138,8 @@ class VisionModel:
         if len(shapes) > 1 or pixels[0].ndim != 4:
             raise UserError(
                 f"{self.job.system}: its {type(self.processor).__name__} returns tensors of shape "
-                f"{' and '.join(map(str, sorted(shapes)))} for images of different sizes, and only models that take all "
-                "images in one size are served"
+                f"{' and '.join(map(str, sorted(shapes)))} for images of different sizes, and only models that take "
+                "all images in one size are served"
             )
         return pixels
 
