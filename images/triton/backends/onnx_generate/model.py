@@ -40,11 +40,11 @@ class Row:
     new: list[int] = field(default_factory=list)
     done: bool = False
     length: int = 0  # number of tokens that the model has seen
-    past: Array | None = None  # their keys and values: [positions, numbers]
+    past: Array = field(default_factory=lambda: np.empty((0, 0)))  # their keys and values: [positions, numbers]
 
     def mark_read(self, present: Array) -> None:
         """Append the unread tokens' keys and values, which are the last rows of `present` [tokens, numbers]."""
-        if self.past is None:
+        if not self.length:
             self.past = np.empty((len(self.unread) + self.max_new_tokens, present.shape[1]), present.dtype)
         seen = slice(self.length, self.length + len(self.unread))
         self.past[seen] = present[-len(self.unread) :]
@@ -148,10 +148,13 @@ class TritonPythonModel(Backend):
 
     def arrived_jobs(self, wait: bool) -> list[Job] | None:
         """Return the new jobs, or None at the end."""
-        jobs = [self.arrivals.get()] if wait else []
-        while not self.arrivals.empty():
-            jobs.append(self.arrivals.get())
-        return None if None in jobs else jobs
+        jobs: list[Job] = []
+        while wait or not self.arrivals.empty():
+            if (job := self.arrivals.get()) is None:
+                return None
+            jobs.append(job)
+            wait = False
+        return jobs
 
     def advance(self, rows: list[Row]) -> None:
         """Generate one token for each row.
@@ -177,7 +180,8 @@ class TritonPythonModel(Backend):
         ).exec()
         if response.has_error():
             raise RuntimeError(f"model '{self.model}' failed: {response.error().message()}")
-        return [pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in outputs]
+        tensors = [pb_utils.get_output_tensor_by_name(response, name) for name in outputs]
+        return [tensor.as_numpy() for tensor in tensors if tensor is not None]
 
     def respond(self, job: Job) -> None:
         texts = self.tokenizer.decode_batch([row.new for row in job.rows])

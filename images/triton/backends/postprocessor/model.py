@@ -60,7 +60,10 @@ def token_classification(config: ModelConfig, folder: Path) -> Callable[[Tensors
     def postprocess(tensors: Tensors) -> Tensors:
         columns = (tensors["logits"], tensors["offsets"], tensors["special_tokens_mask"])
         inside = inside_words(tensors) if inside_words else [None] * len(tensors["logits"])
-        rows = [answers.entities(*row, labels, strategy, tokens) for *row, tokens in zip(*columns, inside, strict=True)]
+        rows = [
+            answers.entities(logits, offsets, special, labels, strategy, tokens)
+            for logits, offsets, special, tokens in zip(*columns, inside, strict=True)
+        ]
         shape = (len(rows), max(map(len, rows), default=0))
         outputs = {
             "label": np.full(shape, b"", np.object_),
