@@ -50,8 +50,14 @@ if_installed = $(if $(is_installed),$(stack) $(1),echo "not running: 'make up' s
 
 ##@ The stack
 
-up: models ## Start the stack, wait until the models answer, print the addresses: RUNTIME, PROFILE, SYSTEMS
+up: packages ## Start the stack, serve SYSTEMS and unload others, print the addresses: RUNTIME, PROFILE, SYSTEMS
 	@$(stack) up
+
+add: packages ## Serve SYSTEM too, and add it to SYSTEMS in .env: with HF_MODEL or SOURCE if it is new
+	@$(stack) add
+
+remove: packages ## Unload SYSTEM, delete its files, take it out of SYSTEMS in .env
+	@$(stack) remove
 
 down: ## Stop it
 	@$(call if_installed,down)
@@ -96,13 +102,10 @@ destroy-oci: packages-oci ## Delete the deployment and its models: DRY_RUN=1 pri
 
 ##@ Measuring
 
-# These serve the system that they measure too, so `make loadtest SYSTEM=vit_ensemble` is enough.
-loadtest locust: export SERVE_SYSTEM := 1
-
-loadtest: up ## Compare dynamic batching with none on the running server, and write a report
+loadtest: packages ## Serve SYSTEM, compare dynamic batching with none on the running server, and write a report
 	@$(stack) loadtest
 
-locust: up ## Serve Locust's own web page, for tests against the running server
+locust: packages ## Serve SYSTEM and Locust's own web page, for tests against the running server
 	@$(stack) locust
 
 dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE, UNTIL
@@ -163,4 +166,4 @@ clean: ## Stop everything; remove what make created, except .env and the reports
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test test-all lint test-unit test-stack test-stack-all test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test test-all lint test-unit test-stack test-stack-all test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help

@@ -26,7 +26,7 @@ from loadtest.table import WINDOWS_HEADER, print_table, window_line
 from loadtest.telemetry import Metrics
 from loadtest.users import Job
 from loadtest.windows import Experiment, Plan, Window
-from loadtest.workload import Workload
+from loadtest.workload import Workload, worker_count
 from scripts.common.cli import err, out
 from scripts.common.files import comparison_lock, exclusive
 from scripts.common.ports import check_free
@@ -58,8 +58,8 @@ class Comparison:
         s = self.settings
         return Plan(
             system=s["SYSTEM"],
-            rounds=s.integer("ROUNDS", minimum=2),
-            window_s=s.number("WINDOW", minimum=1) if s["WINDOW"] else None,
+            rounds=s.integer("ROUNDS"),
+            window_s=s.number("WINDOW") if s["WINDOW"] else None,
             warmup_s=s.number("WARMUP"),
             users=self.workload.users,
             spawn_rate=self.workload.spawn_rate,
@@ -75,11 +75,7 @@ class Comparison:
 
     @cached_property
     def workers(self) -> int:
-        """Return how many worker processes run the users; with 0 this process does."""
-        workers = self.settings.integer("WORKERS") if self.settings["WORKERS"] else 0
-        if workers > self.workload.users:
-            raise UserError(f"WORKERS={workers}: must be at most USERS, which is {self.workload.users}")
-        return workers
+        return worker_count(self.settings, self.workload)
 
     @cached_property
     def minimum_ratio(self) -> float:

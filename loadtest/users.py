@@ -38,7 +38,7 @@ class Job:
 
     @classmethod
     def from_settings(cls, settings: Settings, workload: Workload, examples: Examples) -> Job:
-        protocol = settings.choice("PROTOCOL", tuple(USERS))
+        protocol = settings.choice("PROTOCOL")
         if protocol == "grpc":
             url = settings.url("TRITON_GRPC_PORT").removeprefix("http://")
         else:

@@ -22,16 +22,16 @@ class Workload:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Workload:
-        workload = WORKLOADS[settings.choice("WORKLOAD", tuple(WORKLOADS))]
+        workload = WORKLOADS[settings.choice("WORKLOAD")]
         overrides: dict[str, Any] = {}
         if settings["USERS"]:
-            overrides["users"] = settings.integer("USERS", minimum=1)
+            overrides["users"] = settings.integer("USERS")
         if settings["SPAWN_RATE"]:
-            overrides["spawn_rate"] = settings.number("SPAWN_RATE", minimum=0.1)
+            overrides["spawn_rate"] = settings.number("SPAWN_RATE")
         if settings["WAIT"]:
-            overrides["wait"] = _think_time(settings["WAIT"])
+            overrides["wait"] = settings.interval("WAIT")
         if settings["MAX_BATCH"]:
-            overrides["max_batch"] = settings.integer("MAX_BATCH", minimum=1)
+            overrides["max_batch"] = settings.integer("MAX_BATCH")
         return replace(workload, **overrides)
 
 
@@ -44,12 +44,9 @@ WORKLOADS = {
 }
 
 
-def _think_time(text: str) -> tuple[float, float]:
-    try:
-        minimum, *rest = (float(part) for part in text.split(","))
-        (maximum,) = rest or (minimum,)
-    except ValueError:
-        raise UserError(f"WAIT={text}: must be a number of seconds, or minimum and maximum as in 0.1,0.4") from None
-    if not 0 <= minimum <= maximum < float("inf"):
-        raise UserError(f"WAIT={text}: the minimum must be at least 0 and at most the maximum")
-    return minimum, maximum
+def worker_count(settings: Settings, workload: Workload) -> int:
+    """Return how many worker processes run the users; with 0 the comparison's own process does."""
+    workers = settings.integer("WORKERS") if settings["WORKERS"] else 0
+    if workers > workload.users:
+        raise UserError(f"WORKERS={workers}: must be at most USERS, which is {workload.users}")
+    return workers

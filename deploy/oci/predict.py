@@ -29,7 +29,7 @@ def main() -> None:
         raise UserError('Nothing to send. Set PROMPT="My dog is cute, but", or REQUEST=file.json')
     if settings["PROMPT"] and settings["REQUEST"]:
         raise UserError("PROMPT and REQUEST are both set. Set one of them")
-    tokens = settings.integer("TOKENS", minimum=1)
+    tokens = settings.integer("TOKENS")
     url = settings["OCI_ENDPOINT"]
     if url and not re.match(r"https?://[^/]", url):
         raise UserError(f"OCI_ENDPOINT={url}: must begin with https://")

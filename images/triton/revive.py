@@ -1,4 +1,6 @@
-"""Reload a model whose Python process crashed. Triton answers 500 for such a model for ever, and still calls it ready.
+"""Load the systems, reload a model whose Python process crashed, and end a process that Triton waits for in vain.
+
+Triton answers 500 for ever for a model whose process crashed, and still calls it ready.
 
 serve.sh starts this as a child of tritonserver. It watches the server's other children, the Python stubs, and ends with
 the server, after killing stubs that outlive it. It reloads a model through the model-control API with the
@@ -13,13 +15,17 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 1.0
+# The time of a load: a large model takes long.
+TIMEOUT_S = 3600
 # An unload looks like a crash until it is done, so this many polls must agree before a reload.
 POLLS = 2
 # A model that crashes again and again is reloaded less and less often, up to this pause.
@@ -30,6 +36,10 @@ FORGIVEN_AFTER_S = 300.0
 REVIVED = "revived"
 # How often to try the load of a model that was unloaded first, and how many polls its unload may take.
 MAX_LOADS, MAX_UNLOAD_POLLS = 5, 60
+# How often to load a system whose Python process did not report in time, and Triton's words for that.
+ATTEMPTS, NOT_REPORTED = 3, ("is not healthy", "health mutex")
+# For this many polls Triton must have waited for a process to end that does nothing, before the process is ended.
+HUNG_POLLS = 4
 # The parameter of models whose accelerator cores no other process may use (AWS Neuron).
 CORES = "NEURON_CORE_START_INDEX"
 
@@ -59,6 +69,29 @@ def stub_arguments(pid: int) -> list[str]:
     except OSError:
         return []
     return arguments if len(arguments) > 2 and arguments[0].endswith("triton_python_backend_stub") else []
+
+
+def instance_stubs(stubs: dict[int, str]) -> dict[int, str]:
+    """Return the stubs that run an instance. The one that completes the configuration has the model's own name."""
+    return {pid: model for pid, model in stubs.items() if stub_arguments(pid)[8:9] not in ([], [model])}
+
+
+def cpu_ticks(pid: int) -> int:
+    """Return how much time the process has used on a CPU; -1 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return -1
+    return int(fields[11]) + int(fields[12])
+
+
+def waits_for_an_end(server: int) -> bool:
+    """Return whether a thread of the server waits for a process to end."""
+    for task in Path(f"/proc/{server}/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            if (task / "wchan").read_text() == "do_wait":
+                return True
+    return False
 
 
 def kill_orphans(server: int) -> None:
@@ -92,8 +125,14 @@ class Triton:
     def call(self, path: str, body: object = None) -> object:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=self.headers)
-        with self.opener.open(request, timeout=300) as response:
+        with self.opener.open(request, timeout=TIMEOUT_S) as response:
             return json.loads(response.read() or "null")
+
+    def wait_until_live(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                return self.opener.open(f"{self.url}/v2/health/live", timeout=2).close()
+            time.sleep(0.2)
 
     def required_processes(self, model: str) -> int:
         """Return how many Python processes the model runs when it is healthy; 0 if it is not loaded."""
@@ -102,6 +141,9 @@ class Triton:
             return 0
         groups = self.call(f"/v2/models/{model}/config")["instance_group"]
         return sum(group["count"] * max(1, len(group.get("gpus", []))) for group in groups)
+
+    def load_system(self, system: str) -> None:
+        self.call(f"/v2/repository/models/{system}/load", {})
 
     def reload(self, model: str) -> None:
         config = self.call(f"/v2/models/{model}/config")
@@ -192,8 +234,77 @@ class Watch:
             self.reloaded[model] = time.monotonic()
 
 
+class HungLoads:
+    """The search for processes that Triton gave up on, but waits for.
+
+    If a process does not answer in time while its model loads, as on a machine that stands still for seconds, Triton
+    waits for it to end (StubLauncher::Launch, ~ScopedDefer, WaitForStubProcess). The process waits for Triton. So the
+    load never ends, and no other load of this model begins.
+    """
+
+    def __init__(self, triton: Triton) -> None:
+        self.triton = triton
+        self.loaded: set[int] = set()  # the processes of models that finished loading
+        self.idle: dict[int, tuple[int, int]] = {}  # pid -> its CPU ticks, and for how many polls they have not changed
+
+    def poll(self, stubs: dict[int, str], waiting: bool, ticks: Callable[[int], int]) -> list[int]:
+        """Return the processes to end. `waiting`: a thread of the server waits for the end of a process."""
+        self.loaded &= stubs.keys()
+        for model in {model for pid, model in stubs.items() if pid not in self.loaded}:
+            own = {pid for pid, name in stubs.items() if name == model}
+            # A reload starts new processes beside the old ones.
+            if len(own) == self.triton.required_processes(model):
+                self.loaded |= own
+        before, self.idle = self.idle, {}
+        for pid in stubs.keys() - self.loaded if waiting else ():
+            used, polls = ticks(pid), before.get(pid, (0, 0))
+            self.idle[pid] = (used, polls[1] + 1 if polls[0] == used else 0)
+        return sorted(pid for pid, (_, polls) in self.idle.items() if polls >= HUNG_POLLS)
+
+
+def end_hung_loads(server: int, triton: Triton) -> None:
+    """End processes that Triton waits for in vain. Then the load fails, and whoever asked for it may repeat it."""
+    hung = HungLoads(triton)
+    while True:
+        time.sleep(POLL_S)
+        try:
+            stubs = instance_stubs(stubs_of(server))
+            for pid in hung.poll(stubs, waits_for_an_end(server), cpu_ticks):
+                log(f"process {pid} of model '{stubs[pid]}' did not report to Triton in time; ended it")
+                os.kill(pid, signal.SIGKILL)
+        except (OSError, ValueError):
+            pass  # the server is starting or stopping: the next poll tries again
+
+
+def load_systems(triton: Triton) -> None:
+    """Load the systems that the server had before, one after the other, once it answers."""
+    file = os.environ.get("SYSTEMS_FILE")
+    try:
+        systems = Path(file).read_text().split() if file else []
+    except OSError as error:
+        return log(f"could not read the systems to load: {error}")
+    for number, system in enumerate(systems, 1):
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                triton.wait_until_live()
+                log(f"loading system '{system}' ({number} of {len(systems)})")
+                triton.load_system(system)
+                log(f"system '{system}' is loaded")
+                break
+            except urllib.error.HTTPError as error:
+                message = error.read().decode(errors="replace")
+                log(f"system '{system}' did not load: {message}")
+                if attempt == ATTEMPTS or not any(text in message for text in NOT_REPORTED):
+                    break
+            except OSError as error:
+                log(f"system '{system}' did not load: {error}")
+                break
+
+
 def main() -> None:
     server = os.getppid()
+    for work, *arguments in ((load_systems, Triton()), (end_hung_loads, server, Triton())):
+        threading.Thread(target=work, args=arguments, daemon=True).start()
     watch = Watch(Triton())
     while os.getppid() == server:
         time.sleep(POLL_S)

@@ -53,9 +53,13 @@ if [[ ${PROFILE:-cpu} != cuda ]]; then
 fi
 # Oracle Cloud allows one port, for requests and health.
 [[ ${CONTAINER_TYPE:-} != TRITON ]] || flags+=(--allow-grpc=false --allow-metrics=false)
-for system in ${SYSTEMS:-}; do
-  flags+=(--load-model="$system")
-done
+# `make` keeps the systems in a file, and revive.py loads them one after the other, so that the first answers while the
+# others load. Elsewhere a server that is ready has loaded all of SYSTEMS.
+if [[ -z ${SYSTEMS_FILE:-} ]]; then
+  for system in ${SYSTEMS:-}; do
+    flags+=(--load-model="$system")
+  done
+fi
 
 # ONNX Runtime 1.29 and later report usage by default.
 export ORT_DISABLE_TELEMETRY=1
@@ -64,7 +68,7 @@ export PYTHONUTF8=1
 # Model repositories and backends are read-only in containers.
 export PYTHONDONTWRITEBYTECODE=1
 
-# Reloads a model whose Python process crashed; Triton does not.
+# Loads the systems of SYSTEMS_FILE. Reloads a model whose Python process crashed, which Triton does not.
 python3 "$(dirname "$(readlink -f "$0")")/revive.py" &
 
 pin=()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -15,6 +16,19 @@ from scripts.common.triton import TritonError
 # No emoji: a text between colons must stay as the user wrote it.
 out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def call(command: list[str], environment: dict[str, str]) -> int:
+    """Run a command, wait until it has ended, also after Ctrl-C, which reaches it too, and return its exit code."""
+    interrupted = False
+    with subprocess.Popen(command, env=environment) as process:
+        while True:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                interrupted = True
+            else:
+                return 130 if interrupted else code
 
 
 def run(main: Callable[[], int | None]) -> None:

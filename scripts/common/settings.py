@@ -1,5 +1,8 @@
 """Settings: .env.example holds every name with its default; .env overrides it, and make's command line overrides both.
 
+RULES holds the check of each setting. Reading the settings checks all of them, so a command refuses a wrong one before
+it does anything.
+
 An exported variable of the user's shell is no setting, because names such as USERS or TAG collide with other programs'.
 """
 
@@ -9,8 +12,11 @@ import difflib
 import io
 import ipaddress
 import os
+import re
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 from dotenv import set_key
 from dotenv.parser import parse_stream
@@ -34,6 +40,115 @@ class UserError(Exception):
     """A mistake that the user can correct. The message states what is wrong, where, and what to do."""
 
 
+# Return the value of a setting's text, or raise ValueError with the end of the message.
+Rule = Callable[[str], Any]
+
+
+def _number(kind: type[int] | type[float], noun: str, minimum: float) -> Rule:
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ValueError(f"must be {noun}") from None
+        if not minimum <= value < float("inf"):
+            raise ValueError(f"must be at least {minimum:g}")
+        return value
+
+    return read
+
+
+def _integer(minimum: int = 0) -> Rule:
+    return _number(int, "a whole number", minimum)
+
+
+def _decimal(minimum: float = 0.0) -> Rule:
+    return _number(float, "a number", minimum)
+
+
+def _port(text: str) -> int:
+    port = cast(int, _integer(1)(text))
+    if port > 65535:
+        raise ValueError("a port is at most 65535")
+    return port
+
+
+def _choice(*choices: str) -> Rule:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def _pattern(pattern: str, noun: str) -> Rule:
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {noun}")
+        return text
+
+    return read
+
+
+def _ipv4(text: str) -> ipaddress.IPv4Address:
+    try:
+        return ipaddress.IPv4Address(text)
+    except ValueError:
+        raise ValueError("must be an IPv4 address") from None
+
+
+def _interval(text: str) -> tuple[float, float]:
+    try:
+        minimum, *rest = (float(part) for part in text.split(","))
+        (maximum,) = rest or (minimum,)
+    except ValueError:
+        raise ValueError("must be a number of seconds, or minimum and maximum as in 0.1,0.4") from None
+    if not 0 <= minimum <= maximum < float("inf"):
+        raise ValueError("the minimum must be at least 0 and at most the maximum")
+    return minimum, maximum
+
+
+def _path(text: str) -> Path:
+    try:
+        return ROOT / Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("unknown user; write the path in full") from None
+
+
+_flag = _choice("0", "1")
+_cpus = _pattern(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*", "a list of CPUs, as in 0 or 0-3 or 0,2")
+_size = _pattern(r"\d+[bkmgBKMG]?", "a size, as in 512m or 8g")
+
+# TASK and FORMAT are missing: the catalogue of models knows their values.
+RULES: dict[str, Rule] = {
+    "RUNTIME": _choice("docker", "local"),
+    "PROFILE": _choice(*PROFILES),
+    **dict.fromkeys(("LIST", "TRUST_REMOTE_CODE", "TRITON_SHARED_MEMORY", "DRY_RUN", "PUSH"), _flag),
+    **dict.fromkeys(
+        ("MODEL_REPOSITORY", "SOURCE", "PACKAGE", "REPORTS", "LOCAL_STATE", "GRAFANA_HOME", "DEPLOYMENT", "REQUEST"),
+        _path,
+    ),
+    **dict.fromkeys(("BUILD_PIP_CONF", "BUILD_CA"), _path),
+    "BIND_ADDRESS": _ipv4,
+    **dict.fromkeys(("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT", "LOADTEST_METRICS_PORT"), _port),
+    **dict.fromkeys(("PROMETHEUS_PORT", "GRAFANA_PORT", "LOCUST_PORT"), _port),
+    **dict.fromkeys(("TRITON_CPUS", "LOADTEST_CPUS"), _cpus),
+    **dict.fromkeys(("TRITON_SHM_BYTES", "TRITON_LOG_VERBOSE", "WORKERS", "SEED", "NEURON_DEVICES"), _integer()),
+    **dict.fromkeys(("TRITON_MEMORY", "TRITON_SHM_SIZE"), _size),
+    **dict.fromkeys(("READY_TIMEOUT", "TOKENS", "USERS", "MAX_BATCH"), _integer(1)),
+    "PROMETHEUS_RETENTION": _pattern(r"(\d+(ms|[smhdwy]))+", "a duration, as in 7d or 12h"),
+    "TRITON_SOURCE": _choice("pypi", "pypi-transformers", "ngc"),
+    "WORKLOAD": _choice("mixed", "published"),
+    "PROTOCOL": _choice("http", "grpc"),
+    "ROUNDS": _integer(2),
+    "SPAWN_RATE": _decimal(0.1),
+    "WINDOW": _decimal(1),
+    **dict.fromkeys(("WARMUP", "MIN_RATIO"), _decimal()),
+    "WAIT": _interval,
+    "NEURON_CHIP": _choice("inf1", "inf2", "trn1"),
+}
+
+
 class Settings(dict[str, str]):
     """The value of every setting."""
 
@@ -41,8 +156,11 @@ class Settings(dict[str, str]):
     _in_environment: frozenset[str] = frozenset()
 
     @classmethod
-    def load(cls) -> Settings:
-        """Return the settings of this command. Raise UserError for a name in .env that is no setting."""
+    def load(cls, checked: bool = True) -> Settings:
+        """Return the settings of this command. Raise UserError for an unknown name or a wrong value.
+
+        Commands that only look at the stack or stop it leave the values unchecked.
+        """
         defaults = _read(EXAMPLE)
         environment = {name: os.environ[name] for name in defaults if os.environ.get(name) and _is_setting(name)}
         own = {name: value for name, value in _read(DOTENV).items() if value}
@@ -55,10 +173,18 @@ class Settings(dict[str, str]):
                 raise UserError(f"unknown setting {name} on make's command line; did you mean {close[0]}?")
         settings = cls({name: value for name, value in (defaults | own | environment).items() if name in defaults})
         settings._in_dotenv, settings._in_environment = frozenset(own), frozenset(environment)
-        if os.environ.get("SERVE_SYSTEM") and settings["SYSTEM"] not in settings.words("SYSTEMS"):
-            others = settings["SYSTEMS"] if settings.chosen("SYSTEMS") else ""
-            settings["SYSTEMS"] = f"{others} {settings['SYSTEM']}".strip()
+        for name in RULES if checked else ():
+            if settings[name]:
+                settings._value(name)
+        if checked:
+            settings.shares_memory()
         return settings
+
+    def replace(self, **values: str) -> Settings:
+        """Return a copy with other values; `chosen` answers as before."""
+        copy = Settings(self | values)
+        copy._in_dotenv, copy._in_environment = self._in_dotenv, self._in_environment
+        return copy
 
     def chosen(self, name: str) -> bool:
         """Return whether the user set this; if not, its value is the default of .env.example."""
@@ -68,41 +194,34 @@ class Settings(dict[str, str]):
         """Return whether the value lasts for this command only: it came from make's command line, not from .env."""
         return name in self._in_environment
 
-    def path(self, name: str) -> Path:
-        """Return an absolute path; a relative one starts at the checkout."""
-        try:
-            return ROOT / Path(self[name]).expanduser()
-        except RuntimeError:
-            raise UserError(f"{name}={self[name]}: unknown user; write the path in full") from None
-
     def words(self, name: str) -> list[str]:
         return self[name].split()
 
-    def integer(self, name: str, minimum: int = 0) -> int:
-        return int(self._number(name, int, "a whole number", minimum))
+    def path(self, name: str) -> Path:
+        """Return an absolute path; a relative one starts at the checkout."""
+        return cast(Path, self._value(name))
 
-    def number(self, name: str, minimum: float = 0.0) -> float:
-        return self._number(name, float, "a number", minimum)
+    def integer(self, name: str) -> int:
+        return cast(int, self._value(name))
+
+    def number(self, name: str) -> float:
+        return cast(float, self._value(name))
+
+    def interval(self, name: str) -> tuple[float, float]:
+        return cast(tuple[float, float], self._value(name))
 
     def port(self, name: str) -> int:
-        port = self.integer(name, minimum=1)
-        if port > 65535:
-            raise UserError(f"{name}={port}: a port is at most 65535")
-        return port
+        return cast(int, self._value(name))
 
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        if self[name] not in choices:
-            raise UserError(f"{name}={self[name]}: must be one of {', '.join(choices)}")
-        return self[name]
+    def choice(self, name: str, choices: tuple[str, ...] = ()) -> str:
+        """Return one of the choices, which RULES has unless they are given."""
+        return cast(str, self._value(name, _choice(*choices) if choices else None))
 
     def flag(self, name: str) -> bool:
-        return self.choice(name, ("0", "1")) == "1"
+        return self.choice(name) == "1"
 
     def bind_address(self) -> ipaddress.IPv4Address:
-        try:
-            return ipaddress.IPv4Address(self["BIND_ADDRESS"])
-        except ValueError:
-            raise UserError(f"BIND_ADDRESS={self['BIND_ADDRESS']}: must be an IPv4 address") from None
+        return cast(ipaddress.IPv4Address, self._value("BIND_ADDRESS"))
 
     def address(self) -> str:
         """Return the address at which a client on this machine reaches the servers on BIND_ADDRESS."""
@@ -125,27 +244,39 @@ class Settings(dict[str, str]):
         host = os.environ.get(f"{port.partition('_')[0]}_HOST")
         return f"http://{host or self.address()}:{self.port(port)}"
 
-    def _number(self, name: str, kind: type[int] | type[float], noun: str, minimum: float) -> float:
+    def _value(self, name: str, rule: Rule | None = None) -> Any:
         try:
-            value = kind(self[name])
-        except ValueError:
-            raise UserError(f"{name}={self[name]}: must be {noun}") from None
-        if not minimum <= value < float("inf"):
-            raise UserError(f"{name}={self[name]}: must be at least {minimum:g}")
-        return value
+            return (rule or RULES[name])(self[name])
+        except ValueError as error:
+            raise UserError(f"{name}={self[name]}: {error}") from None
 
 
 def with_secrets(settings: Settings) -> Settings:
     """Return the settings with their secrets. Generate those that are empty and keep them in .env, mode 600."""
     generated = {name: secrets.token_urlsafe(32) for name in SECRETS if not settings[name]}
     for name, value in generated.items():
-        DOTENV.touch(mode=0o600)
-        DOTENV.chmod(0o600)
-        set_key(DOTENV, name, value, quote_mode="never")
-    complete = Settings(settings | generated)
-    complete._in_dotenv = settings._in_dotenv | generated.keys()
-    complete._in_environment = settings._in_environment
+        save(name, value)
+    complete = settings.replace(**generated)
+    complete._in_dotenv |= generated.keys()
     return complete
+
+
+def save(name: str, value: str) -> None:
+    """Write a setting into .env, which holds secrets: mode 600."""
+    DOTENV.touch(mode=0o600)
+    DOTENV.chmod(0o600)
+    set_key(DOTENV, name, value, quote_mode="always" if " " in value else "never")
+
+
+def saved(name: str) -> str:
+    """Return the value in .env, or the default, whatever this command's own value is."""
+    return _read(DOTENV).get(name) or _read(EXAMPLE)[name]
+
+
+def pins() -> dict[str, str]:
+    """Return the images of versions.env, unless the environment or .env replaces them."""
+    own = _read(DOTENV)
+    return {name: os.environ.get(name) or own.get(name) or value for name, value in _read(VERSIONS).items()}
 
 
 def command_environment(**settings: str) -> dict[str, str]:

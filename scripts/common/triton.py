@@ -17,6 +17,7 @@ ADMIN_HEADER = "triton-admin-key"
 # The parameter of models whose accelerator cores no other process may use (AWS Neuron).
 CORES = "NEURON_CORE_START_INDEX"
 UNLOAD_S = 60
+LOAD_S = 600
 
 # A model's configuration, as Triton's JSON has it.
 Config = dict[str, Any]
@@ -54,30 +55,31 @@ class Triton:
         return cast(dict[str, Any], self._call("/v2"))
 
     def index(self) -> dict[str, tuple[str, str]]:
-        """Return model -> (state, reason) of its newest version, for each model that was ever asked for."""
+        """Return model -> (state, reason) of its newest version, for each model that was loaded and not unloaded."""
         entries = self._call("/v2/repository/index", {})
-        return {e["name"]: (e["state"], e.get("reason", "")) for e in entries if "state" in e}
+        index = {e["name"]: (e["state"], e.get("reason", "")) for e in entries if "state" in e}
+        return {model: state for model, state in index.items() if state != ("UNAVAILABLE", "unloaded")}
 
     def config(self, model: str) -> Config:
         return cast(Config, self._call(f"/v2/models/{model}/config"))
 
-    def load(self, model: str, config: Config | None = None) -> None:
+    def load(self, model: str, config: Config | None = None, timeout: float = LOAD_S) -> None:
         """Load or reload the model, with `config` in place of its config.pbtxt if given.
 
         Triton loads the new model beside the old one. If the old one owns accelerator cores, that fails: unload it
         first, and load it again if the new one does not load.
         """
         try:
-            self._load(model, config)
+            self._load(model, config, timeout)
         except TritonError as error:
             before = self._with_cores(model) if error.status else None
             if not before:
                 raise
             self.unload(model)
             try:
-                self._load(model, config)
+                self._load(model, config, timeout)
             except TritonError:
-                self._load(model, before)
+                self._load(model, before, timeout)
                 raise
 
     def unload(self, model: str) -> None:
@@ -89,9 +91,9 @@ class Triton:
                 raise TritonError(f"'{model}' is not unloaded within {UNLOAD_S} s: it still has requests in flight")
             time.sleep(0.1)
 
-    def _load(self, model: str, config: Config | None) -> None:
+    def _load(self, model: str, config: Config | None, timeout: float) -> None:
         parameters = {} if config is None else {"config": json.dumps(config)}
-        self._call(f"/v2/repository/models/{model}/load", {"parameters": parameters}, timeout=600)
+        self._call(f"/v2/repository/models/{model}/load", {"parameters": parameters}, timeout)
 
     def _with_cores(self, model: str) -> Config | None:
         """Return the model's configuration if it is loaded and owns accelerator cores."""

@@ -14,8 +14,7 @@ from scripts.common.files import exclusive
 from scripts.common.model_config import CONFIGS, with_steps
 from scripts.common.settings import Settings, UserError
 from scripts.models.catalogue import RECIPES, SYSTEMS, Job, Outcome, Recipe, System
-from scripts.models.hub import DOWNLOADS
-from scripts.models.record import NAME, Record, read_record, read_records
+from scripts.models.record import Record, read_record, read_records
 from scripts.models.refusals import check_model, check_task
 from scripts.models.selection import all_in_place, missing_systems
 from scripts.models.sources import Weights, open_weights
@@ -164,18 +163,6 @@ def copy_configs(model: Path, repository: Path) -> None:
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(config, target)
-
-
-def remove_all(settings: Settings) -> None:
-    """Delete the files that the records list; the user's own models stay."""
-    repository = settings.path("MODEL_REPOSITORY")
-    shutil.rmtree(repository / DOWNLOADS, ignore_errors=True)
-    for record in read_records(repository):
-        for file in (*record.files, f"{record.system}/{NAME}"):
-            (repository / file).unlink(missing_ok=True)
-            for folder in (repository / file).parents[:2]:
-                with contextlib.suppress(OSError):  # not empty
-                    folder.rmdir()
 
 
 def sweep(repository: Path) -> None:

@@ -1,52 +1,57 @@
-"""List every system with its tensors, and whether it is in place (make models LIST=1)."""
+"""List every system with its tensors, its size on disk, and whether it is loaded (make models LIST=1)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from scripts.common.cli import out
 from scripts.common.model_config import Tensor, load_config, with_steps
 from scripts.common.settings import Settings
-from scripts.models.catalogue import SYSTEMS, System
+from scripts.models.catalogue import SYSTEMS
 from scripts.models.record import Record, read_records
-from scripts.models.sources import Hub
 
-WIDTH = 100
+WIDTH = 80
 
 
 @dataclass(frozen=True)
 class Row:
     name: str
     about: str
-    weights: tuple[str, ...] = ()
-    in_place: bool = True
+    weights: str = ""
+    size: int | None = None  # in bytes on disk; None: not assembled
 
 
-def print_list(settings: Settings) -> None:
+def print_list(settings: Settings, loaded: Collection[str] = ()) -> None:
+    """Print each system: its state, weights and tensors. `loaded` has the models that the server answers for."""
     repository = settings.path("MODEL_REPOSITORY")
-    table = Table(box=None, padding=(0, 2, 1, 0))
-    table.add_column("")
-    table.add_column("system", width=22)
-    table.add_column("weights", width=33, overflow="fold")
-    table.add_column("inputs (optional), → outputs", overflow="fold")
+    page = out if out.is_terminal else Console(width=WIDTH, highlight=False, emoji=False)
     for row in rows(repository):
-        table.add_row(
-            "●" if row.in_place else "○",
-            f"[bold]{row.name}[/]\n{row.about}",
-            "\n".join(row.weights),
-            escape("\n".join(interface(row.name, repository))),
-        )
-    page = out if out.is_terminal else Console(width=WIDTH, highlight=False)
-    page.print(table, width=WIDTH, soft_wrap=False)
-    out.print(f"● in place in {repository}  ○ to assemble it: `make models SYSTEMS=name`")
-    out.print("Any other model: make models SYSTEMS=name HF_MODEL=organisation/model (docs/models.md)")
+        title = Table.grid(expand=True)
+        title.add_column()
+        title.add_column(justify="right")
+        title.add_row(f"[bold]{row.name}[/]", state(row, loaded))
+        lines = filter(None, (row.about, row.weights, interface(row.name, repository)))
+        details = Padding(escape("\n".join(lines)), (0, 0, 1, 2))
+        page.print(title, details, width=min(WIDTH, page.width), soft_wrap=False)
+    out.print(f"Models are in {repository}. Inputs in parentheses are optional.")
+    out.print("Assemble and serve one: make add SYSTEM=name")
+    out.print("Any other model: make add SYSTEM=name HF_MODEL=organisation/model")
+    out.print("Delete one: make remove SYSTEM=name")
+
+
+def state(row: Row, loaded: Collection[str]) -> str:
+    if row.size is None:
+        return "[dim]not assembled[/]"
+    size = f"on disk, {decimal(row.size)}"
+    return f"[green]loaded[/], {size}" if row.name in loaded else size
 
 
 def rows(repository: Path) -> Iterator[Row]:
@@ -54,25 +59,18 @@ def rows(repository: Path) -> Iterator[Row]:
     records = {record.system: record for record in read_records(repository)}
     for system in SYSTEMS.values():
         record = records.get(system.name)
-        weights = (*source_lines(system), f"{system.gigabytes:g} GB, {system.licence}")
+        weights = f"{system.source}, {system.gigabytes:g} GB, {system.licence}"
         if record and record.source != str(system.source):
-            weights = (record.source,)  # the user's own weights, whose licence we do not know
-        about = "\n".join([system.about, *(f"with {name}" for name in system.companions)])
-        yield Row(system.name, about, weights, in_place=bool(record and record.is_current(repository)))
+            weights = record.source  # the user's own weights, whose licence we do not know
+        about = "; ".join([system.about, *(f"with {name}" for name in system.companions)])
+        size = record.size(repository) if record and record.is_current(repository) else None
+        yield Row(system.name, about, weights, size)
     for record in records.values():
         if record.system not in SYSTEMS:
-            files = [repository / file for file in record.files]
-            size = decimal(sum(file.stat().st_size for file in files if file.exists()))
-            yield Row(record.system, f"{record.task}\n{record.format}", (record.source, size))
+            yield Row(record.system, f"{record.task}, {record.format}", record.source, record.size(repository))
     for model in own_models(repository, list(records.values())):
-        yield Row(model, "your own")
-
-
-def source_lines(system: System) -> tuple[str, ...]:
-    source = system.source
-    if not isinstance(source, Hub):
-        return (str(source),)
-    return (source.repository, f"@{source.revision[:12]}") if source.revision else (source.repository,)
+        files = (path for path in (repository / model).rglob("*") if path.is_file())
+        yield Row(model, "your own", size=sum(path.stat().st_size for path in files))
 
 
 def own_models(repository: Path, records: list[Record]) -> Iterator[str]:
@@ -85,15 +83,13 @@ def own_models(repository: Path, records: list[Record]) -> Iterator[str]:
             yield config.parent.name
 
 
-def interface(model: str, repository: Path) -> Iterator[str]:
-    """Yield the model's tensors in the notation of clients: input_text BYTES [N,1]."""
+def interface(model: str, repository: Path) -> str:
+    """Return the model's tensors in the notation of clients: input_text BYTES [N,1] → output__0 FP32 [N,384]."""
     config = load_config(model, repository)
 
     def spelled(tensor: Tensor) -> str:
         shape = [*(["N"] if config.max_batch_size else []), *map(str, tensor.dims)]
-        return f"{tensor.name} {tensor.data_type.replace('STRING', 'BYTES')} [{','.join(shape)}]"
+        text = f"{tensor.name} {tensor.data_type.replace('STRING', 'BYTES')} [{','.join(shape)}]"
+        return f"({text})" if tensor.optional else text
 
-    for tensor in config.inputs:
-        yield f"({spelled(tensor)})" if tensor.optional else spelled(tensor)
-    for tensor in config.outputs:
-        yield f"→ {spelled(tensor)}"
+    return " → ".join(", ".join(map(spelled, tensors)) for tensors in (config.inputs, config.outputs) if tensors)

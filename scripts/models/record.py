@@ -41,6 +41,10 @@ class Record:
         recipe = RECIPES.get(self.task)
         return recipe is not None and self.recipe == recipe.version and self.is_complete(repository)
 
+    def size(self, repository: Path) -> int:
+        """Return how many bytes its files have."""
+        return sum(path.stat().st_size for file in self.files if (path := repository / file).exists())
+
     def write(self, repository: Path) -> None:
         path = repository / self.system / NAME
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.common.settings import PROFILES, Settings, UserError
+from scripts.common.settings import Settings, UserError
 
-CHIPS = ("inf1", "inf2", "trn1")
 FIRST_LENGTH = 32  # tokens: the shortest default length
 MIN_LENGTH = 8  # tokens: a word and the special tokens around it
 MAX_LENGTH = 100_000
@@ -31,7 +30,7 @@ class Target:
     @classmethod
     def from_settings(cls, settings: Settings) -> Target | None:
         """Return the target, or None unless PROFILE=neuron."""
-        if settings.choice("PROFILE", PROFILES) != "neuron":
+        if settings.choice("PROFILE") != "neuron":
             return None
         cores = re.fullmatch(r"(\d+):(\d+)", settings["NEURON_CORES"])
         if not cores or int(cores[1]) > int(cores[2]):
@@ -39,7 +38,7 @@ class Target:
                 f"NEURON_CORES={settings['NEURON_CORES']}: must be the first and the last NeuronCore, like 0:1"
             )
         return cls(
-            settings.choice("NEURON_CHIP", CHIPS),
+            settings.choice("NEURON_CHIP"),
             sizes(settings, "NEURON_BATCHES", range(1, MAX_BATCH + 1)),
             sizes(settings, "NEURON_LENGTHS", range(MIN_LENGTH, MAX_LENGTH + 1)),
             range(int(cores[1]), int(cores[2]) + 1),

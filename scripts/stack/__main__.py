@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable, Sequence
 
+from loadtest.workload import Workload, worker_count
 from scripts.common.cli import out, run
 from scripts.common.files import exclusive
 from scripts.common.ports import check_free
-from scripts.common.settings import ROOT, Settings, with_secrets
+from scripts.common.settings import ROOT, Settings, UserError, save, saved, with_secrets
+from scripts.common.triton import TritonError
+from scripts.models.listing import print_list
 from scripts.stack.base import Stack
-
-RUNTIMES = ("docker", "local")
 
 
 def stack(settings: Settings) -> Stack:
     """Return the stack of the chosen runtime. The other runtime's module stays unimported: it needs other packages."""
-    if settings.choice("RUNTIME", RUNTIMES) == "docker":
+    if settings.choice("RUNTIME") == "docker":
         from scripts.stack.docker.stack import DockerStack
 
         return DockerStack(settings)
@@ -25,37 +27,131 @@ def stack(settings: Settings) -> Stack:
     return LocalStack(settings)
 
 
-def up() -> None:
-    # Two first runs at once would make two admin keys.
+def with_systems(settings: Settings, systems: Iterable[str]) -> Stack:
+    return stack(settings.replace(SYSTEMS=" ".join(dict.fromkeys(systems))))
+
+
+def complete_settings() -> Settings:
+    """Return the settings with the secrets, which two first runs at once must not generate twice."""
+    settings = Settings.load()
     with exclusive(ROOT, "another `make up` is at work here"):
-        settings = with_secrets(Settings.load())
-    out.print(f"runtime     {settings['RUNTIME']}")
-    chosen = stack(settings)
-    chosen.up()
-    chosen.print_urls()
+        return with_secrets(settings)
+
+
+def up() -> None:
+    """Serve exactly SYSTEMS if the user set it; if not, a running server keeps its systems."""
+    settings = complete_settings()
+    served = stack(settings).served_now()
+    systems = settings.words("SYSTEMS") if settings.chosen("SYSTEMS") or not served else served
+    chosen = with_systems(settings, systems)
+    bring_up(chosen, chosen, [name for name in served if name not in systems])
     # SYSTEMS from make's command line holds for this command only, so the hint for the next one repeats it.
-    systems = f' SYSTEMS="{settings["SYSTEMS"]}"' if settings.chosen_for_this_command("SYSTEMS") else ""
-    out.print(f"\n`make status` shows its state, `make smoke{systems}` sends test requests, `make down` stops it.")
+    temporary = settings.chosen_for_this_command("SYSTEMS")
+    hint = f' SYSTEMS="{settings["SYSTEMS"]}"' if temporary else ""
+    out.print(f"\n`make status` shows its state, `make smoke{hint}` sends test requests, `make down` stops it.")
+
+
+def bring_up(chosen: Stack, assembled: Stack, unload: Sequence[str] = ()) -> None:
+    """Check everything, then assemble systems, then change what runs."""
+    out.print(f"runtime     {chosen.settings['RUNTIME']}")
+    chosen.check()
+    assembled.models()
+    chosen.up(unload)
+    chosen.print_urls()
+
+
+def bring_up_beside(settings: Settings) -> Stack:
+    """Serve SYSTEM beside the systems of the running server, and return the stack. A stopped one serves SYSTEMS too."""
+    served = stack(settings).served_now()
+    others = served or (settings.words("SYSTEMS") if settings.chosen("SYSTEMS") else [])
+    chosen = with_systems(settings, [*others, settings["SYSTEM"]])
+    # The others are in place, and HF_MODEL and its like apply to one system.
+    bring_up(chosen, with_systems(settings, [settings["SYSTEM"]]) if served else chosen)
+    return chosen
+
+
+def loadtest() -> None:
+    settings = complete_settings()
+    worker_count(settings, Workload.from_settings(settings))
+    stack(settings).check_comparison()
+    bring_up_beside(settings).loadtest()
 
 
 def locust() -> None:
-    settings = Settings.load()
+    settings = complete_settings()
     check_free(settings, ["LOCUST_PORT"])
+    chosen = bring_up_beside(settings)
     out.print(f"Locust      {settings.url('LOCUST_PORT')}  (Ctrl-C stops it)")
-    stack(settings).locust()
+    chosen.locust()
+
+
+def add() -> None:
+    """Assemble SYSTEM, serve it beside the others if the server runs, and add it to SYSTEMS in .env."""
+    settings = complete_settings()
+    system = named_system(settings, "add")
+    if stack(settings).running():
+        bring_up_beside(settings)
+    else:
+        with_systems(settings, [system]).models()
+        out.print("The stack is not running: `make up` starts it with this system, too.")
+    if system not in (systems := saved("SYSTEMS").split()):
+        save_systems([*systems, system])
+
+
+def remove() -> None:
+    """Unload SYSTEM, delete its files, and take it out of SYSTEMS in .env."""
+    settings = Settings.load()
+    models = stack(settings).remove(named_system(settings, "remove"))
+    systems = saved("SYSTEMS").split()
+    if rest := [name for name in systems if name not in models]:
+        if rest != systems:
+            save_systems(rest)
+    else:
+        out.print("SYSTEMS names no other system, so the next `make up` assembles and serves this one again.")
+
+
+def named_system(settings: Settings, target: str) -> str:
+    """Return SYSTEM of make's command line: its default and .env's are meant for the comparison."""
+    if not settings.chosen_for_this_command("SYSTEM") or len(settings.words("SYSTEM")) != 1:
+        raise UserError(f"name one system: make {target} SYSTEM=name")
+    return settings["SYSTEM"]
+
+
+def save_systems(systems: Iterable[str]) -> None:
+    value = " ".join(systems)
+    save("SYSTEMS", value)
+    out.print(f'.env: SYSTEMS="{value}"')
+
+
+def models() -> None:
+    settings = Settings.load()
+    if not settings.flag("LIST"):
+        return stack(settings).models()
+    try:
+        index = stack(settings).triton.index()
+    except TritonError:
+        index = {}
+    print_list(settings, {model for model, (state, _) in index.items() if state == "READY"})
+
+
+def unchecked() -> Stack:
+    """Return the stack for a command that only looks at it or stops it: a wrong setting must not prevent that."""
+    return stack(Settings.load(checked=False))
 
 
 COMMANDS = {
     "up": up,
-    "down": lambda: stack(Settings.load()).down(),
-    "status": lambda: 0 if stack(Settings.load()).status() else 1,
-    "logs": lambda: stack(Settings.load()).logs(follow=sys.stdout.isatty()),
-    "models": lambda: stack(Settings.load()).models(),
-    "loadtest": lambda: stack(Settings.load()).loadtest(),
+    "add": add,
+    "remove": remove,
+    "down": lambda: unchecked().down(),
+    "status": lambda: 0 if unchecked().status() else 1,
+    "logs": lambda: unchecked().logs(follow=sys.stdout.isatty()),
+    "models": models,
+    "loadtest": loadtest,
     "locust": locust,
     "dashboards": lambda: stack(Settings.load()).dashboards(),
     "build": lambda: stack(Settings.load()).build(),
-    "clean": lambda: stack(Settings.load()).clean(),
+    "clean": lambda: unchecked().clean(),
 }
 
 

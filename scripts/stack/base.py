@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import re
+import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar
 
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
 from scripts.common.cli import err, out
 from scripts.common.files import exclusive
 from scripts.common.http import answers
-from scripts.common.settings import PROFILES, Settings, UserError
+from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Triton, TritonError, reason
+from scripts.models.removal import removable, remove
 from scripts.stack.neuron_cores import check_cores
+from scripts.stack.systems import ModelControl, ServedSystems
 
 # Program -> the settings of its ports.
 PORTS = {
@@ -56,17 +61,47 @@ class Stack(ABC):
     def triton(self) -> Triton:
         return Triton(self.settings.url("TRITON_HTTP_PORT"), self.settings["TRITON_ADMIN_KEY"])
 
+    @cached_property
+    def served(self) -> ServedSystems:
+        return ServedSystems(self.state)
+
+    @property
+    def control(self) -> ModelControl:
+        return ModelControl(
+            self.triton,
+            self.served,
+            timeout=self.settings.integer("READY_TIMEOUT"),
+            log=lambda: self.log_tail("triton", 200),
+            wait_until_live=lambda: self.wait(self.not_live),
+        )
+
     # --- implemented by each runtime --------------------------------------------------------------------------------
+
+    # The settings that the running programs were started with. A change of one restarts them.
+    started_with: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def running(self) -> bool: ...
 
     @abstractmethod
-    def start(self) -> bool:
-        """Start what does not run. Return whether Triton was running and was left alone. Safe to repeat."""
+    def check(self) -> None:
+        """Raise UserError if this machine cannot run the stack with these settings. Change nothing."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start what does not run; restart what other settings need, and print that before. Safe to repeat."""
 
     @abstractmethod
     def stop(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def comparison_lock(self) -> Path:
+        """Return the file whose lock a comparison against this stack holds."""
+
+    @abstractmethod
+    def check_comparison(self) -> None:
+        """Raise UserError if no comparison can start now, because another one runs or a port is taken."""
 
     @abstractmethod
     def programs(self) -> list[str]:
@@ -90,7 +125,11 @@ class Stack(ABC):
 
     @abstractmethod
     def models(self) -> None:
-        """Assemble the model repository."""
+        """Assemble the systems of SYSTEMS that are not in place."""
+
+    @abstractmethod
+    def models_lock(self) -> AbstractContextManager[None]:
+        """Return the lock that keeps other commands from assembling or removing systems."""
 
     @abstractmethod
     def loadtest(self) -> None:
@@ -106,20 +145,42 @@ class Stack(ABC):
 
     # --- up and down ------------------------------------------------------------------------------------------------
 
-    def up(self) -> None:
-        if self.settings.choice("PROFILE", PROFILES) == "neuron":
+    def up(self, unload: Sequence[str] = ()) -> None:
+        """Start the stack, serve SYSTEMS and unload others. A running server keeps answering meanwhile."""
+        if self.settings.choice("PROFILE") == "neuron":
             check_cores(self.settings)
-        self.settings.shares_memory()
-        self.state.mkdir(parents=True, exist_ok=True)
         with exclusive(self.state, UP_OR_DOWN):
-            if self.start():
-                self.wait(self.not_live)
-                self.reload_edited()
-            self.wait(self.not_ready)
+            # Until a system is loaded, a restart of the server must not load it in our place.
+            self.served.write(name for name in self.served_now() if name not in unload)
+            self.start()
+            self.wait(self.not_live)
+            self.check_key()
+            if unload:
+                with self.no_comparison():
+                    self.control.unload(unload)
+            self.control.serve(self.settings.words("SYSTEMS"))
+
+    def remove(self, system: str) -> tuple[str, ...]:
+        """Unload a system, delete its files, and return the names of its models."""
+        repository = self.settings.path("MODEL_REPOSITORY")
+        record = removable(system, repository)
+        running = self.running()
+        with exclusive(self.state, UP_OR_DOWN) if running else nullcontext(), self.models_lock():
+            if running:
+                self.check_key()
+                with self.no_comparison():
+                    self.control.unload([system, *(name for name in self.served_now() if name in record.also)])
+            size = remove(record, repository)
+        out.print(f"{system}: removed, {decimal(size)}")
+        return record.models
+
+    def served_now(self) -> list[str]:
+        """Return the systems that the running server serves."""
+        return self.served.read() if self.running() else []
 
     def down(self) -> None:
-        self.state.mkdir(parents=True, exist_ok=True)
-        with exclusive(self.state, UP_OR_DOWN):
+        # Without the folder nothing was started here, and a read-only checkout could not create it.
+        with exclusive(self.state, UP_OR_DOWN) if self.state.is_dir() else nullcontext():
             if not self.running():
                 out.print("not running")
                 return
@@ -127,9 +188,37 @@ class Stack(ABC):
                 self.stop()
             out.print("stopped")
 
+    def no_comparison(self, kind: str = "a comparison") -> AbstractContextManager[None]:
+        """Hold the lock of comparisons; raise UserError if one is running."""
+        return exclusive(self.comparison_lock, f"{kind} is running against this stack", wait=False)
+
+    # --- the settings of the running programs -----------------------------------------------------------------------
+
+    @property
+    def record(self) -> Path:
+        """Return the file that holds the settings of the running programs."""
+        return self.state / "run/started.json"
+
+    def recorded(self) -> dict[str, Any]:
+        try:
+            return json.loads(self.record.read_text())
+        except (OSError, ValueError):
+            return {"settings": {}}
+
+    def write_record(self, **facts: Any) -> None:
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        self.record.touch(mode=0o600)  # it holds the admin key
+        settings = {name: self.settings[name] for name in self.started_with}
+        self.record.write_text(json.dumps({"settings": settings, **facts}))
+
+    def changed_settings(self) -> list[str]:
+        """Return the names of the settings that differ from those of the running programs."""
+        before = self.recorded()["settings"] or {}
+        return [name for name in self.started_with if self.settings[name] != before.get(name)]
+
     def wait(self, missing: Callable[[], str]) -> None:
         """Wait until nothing is missing. Raise with the end of its log if a program crashed for good."""
-        deadline = time.monotonic() + self.settings.integer("READY_TIMEOUT", minimum=1)
+        deadline = time.monotonic() + self.settings.integer("READY_TIMEOUT")
         with err.status("waiting until the stack is ready"):
             while waiting_for := missing():
                 for name in self.programs():
@@ -148,49 +237,17 @@ class Stack(ABC):
                 return f"{name.capitalize()} does not answer yet"
         return ""
 
-    def not_ready(self) -> str:
-        """Return what does not answer yet, a program or a system, or nothing."""
-        if missing := self.not_live():
-            return missing
+    def check_key(self) -> None:
+        """Raise UserError if the server does not accept our key for model control."""
         try:
-            index = self.triton.index()
+            self.triton.index()
         except TritonError as error:
-            if error.status == 403:
-                raise UserError(
-                    f"the server on {self.triton.url} does not accept this TRITON_ADMIN_KEY, because it was started "
-                    "with another: stop that server, or set its key in .env"
-                ) from None
-            return str(error)
-        for system in self.settings.words("SYSTEMS"):
-            state, why = index.get(system, ("not loaded", ""))
-            why = reason(why) or self.load_failure(system)
-            if state == "UNAVAILABLE" or (state == "not loaded" and why):
-                raise UserError(f"model '{system}' did not load: {why}")
-            if state != "READY":
-                return f"model '{system}' is {state.lower()}"
-        return ""
-
-    def load_failure(self, model: str) -> str:
-        """Return why a model failed to load at start-up; only Triton's log has it."""
-        failures = re.findall(rf"load failed for model '{re.escape(model)}': (.*)", self.log_tail("triton", 400))
-        return reason(failures[-1].replace("\\n", "\n").rstrip('"')) if failures else ""
-
-    def reload_edited(self) -> None:
-        """Load again the models of SYSTEMS; Triton reloads only those whose config.pbtxt or weights changed.
-
-        Load the steps of an ensemble one by one: loading the ensemble reloads them too, but does not report when one
-        of them fails.
-        """
-        index = self.triton.index()
-        for system in self.settings.words("SYSTEMS"):
-            loaded = index.get(system, ("", ""))[0] == "READY"
-            for model in reversed(self.triton.composing(system)) if loaded else [system]:
-                try:
-                    self.triton.load(model)
-                except TritonError as error:
-                    previous = ", the previous version stays loaded" if loaded else ""
-                    hint = " (`make logs` shows why)" if "failed to poll" in str(error) else ""
-                    raise UserError(f"model '{model}' did not load{previous}: {error}{hint}") from None
+            if error.status != 403:
+                raise
+            raise UserError(
+                f"the server on {self.triton.url} does not accept this TRITON_ADMIN_KEY, because it was started "
+                "with another: stop that server, or set its key in .env"
+            ) from None
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

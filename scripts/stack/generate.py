@@ -24,7 +24,7 @@ def main() -> None:
     settings = Settings.load()
     if not settings["PROMPT"]:
         raise UserError('PROMPT is empty: make generate PROMPT="My dog is cute, but"')
-    tokens = settings.integer("TOKENS", minimum=1)
+    tokens = settings.integer("TOKENS")
     model = settings["SYSTEM"] if settings.chosen("SYSTEM") else DEFAULT_SYSTEM
     triton = Triton(settings.url("TRITON_HTTP_PORT"))
     if not triton.live():

@@ -101,12 +101,25 @@ def test_neuron_exporter_differs_by_the_profile_and_its_settings(compose):
     assert neuron["build"]["target"] == "neuron-exporter"
 
 
-@pytest.mark.parametrize(
-    ("settings", "exporter"),
-    [({}, "exporter-neuron"), ({"LIST": "1"}, "exporter"), ({"PROFILE": "cpu"}, "exporter")],
-)
-def test_profile_selects_the_exporter(compose, settings, exporter):
-    assert DockerStack(compose(**settings).settings).exporter == exporter
+@pytest.mark.parametrize(("profile", "exporter"), [("neuron", "exporter-neuron"), ("cpu", "exporter")])
+def test_profile_selects_the_exporter(compose, profile, exporter):
+    assert DockerStack(compose(PROFILE=profile).settings).exporter == exporter
+
+
+def test_other_systems_make_no_other_container(compose, tmp_path):
+    """Triton gets its systems from a file that it may only read, so a change of SYSTEMS does not restart it."""
+    one, two = (services(compose(PROFILE="cpu", SYSTEMS=systems))["triton-cpu"] for systems in ("spam", "spam ham"))
+    assert one == two
+    assert (one["environment"]["SYSTEMS"], one["environment"]["SYSTEMS_FILE"]) == ("", "/serving/systems")
+    (serving,) = [volume for volume in one["volumes"] if volume["target"] == "/serving"]
+    assert (serving["source"], serving["read_only"]) == (str(tmp_path / "state/serving"), True)
+
+
+def test_smaller_image_does_not_replace_the_one_with_torch(compose):
+    """Removing a system must not restart Triton."""
+    settings = compose(PROFILE="cpu").settings
+    assert Compose(settings).image_tag == "cpu-pypi"
+    assert Compose(settings, runs_torch=True).image_tag == "cpu-pypi-transformers"
 
 
 def test_services_get_the_settings_that_they_read(compose):
@@ -177,6 +190,7 @@ def test_command_by_hand_works_in_a_fresh_clone(clone):
     assert len(triton["environment"]["TRITON_ADMIN_KEY"]) >= 32
     assert len(composed["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"]) >= 32
     assert triton["environment"]["SYSTEMS"] == "embedding"
+    assert triton["environment"]["SYSTEMS_FILE"] == ""
     assert (clone / triton["build"]["dockerfile"]).exists()
     assert triton["volumes"][0]["source"] == str(clone / "model_repository")
     assert (clone / ".env").stat().st_mode & 0o077 == 0

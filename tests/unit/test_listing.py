@@ -33,9 +33,9 @@ def written(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def listed(tmp_path, capsys):
-    def run() -> str:
+    def run(*loaded: str) -> str:
         settings = {"MODEL_REPOSITORY": str(tmp_path), "SYSTEMS": "embedding", "HF_MODEL": "tests/other"}
-        print_list(Settings(settings | dict.fromkeys(("HF_REVISION", "SOURCE", "TASK", "FORMAT"), "")))
+        print_list(Settings(settings | dict.fromkeys(("HF_REVISION", "SOURCE", "TASK", "FORMAT"), "")), loaded)
         return capsys.readouterr().out
 
     return run
@@ -43,31 +43,30 @@ def listed(tmp_path, capsys):
 
 def entry(text: str, name: str) -> str:
     """Return a system's lines of the list, joined."""
-    match = re.search(rf"^[●○]\s+{name}\b.*?(?=^[●○]|\Z)", text, re.MULTILINE | re.DOTALL)
+    match = re.search(rf"^{name} .*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
     assert match, text
-    return re.sub(r"\s+", " ", match[0])
+    return re.sub(r"\s+", " ", match[0]).strip()
 
 
 def test_list_shows_weights_licence_inputs_and_outputs_of_every_system(listed):
     text = listed()
     for system in SYSTEMS.values():
         lines = entry(text, system.name)
-        assert lines.startswith("○")
-        source = [system.source.repository, system.source.revision[:12]] if isinstance(system.source, Hub) else []
-        for expected in (*source, *system.companions, f"{system.gigabytes:g} GB, {system.licence}"):
+        assert lines.startswith(f"{system.name} not assembled")
+        for expected in (str(system.source), *system.companions, f"{system.gigabytes:g} GB, {system.licence}"):
             assert expected in lines
         assert " → " in lines
-    assert "input_text BYTES [N,1]" in entry(text, "embedding")
-    assert "→ output__0 FP32 [N,384]" in entry(text, "embedding")
+    assert "input_text BYTES [N,1] → output__0 FP32 [N,384]" in entry(text, "embedding")
 
 
-def test_list_fits_100_columns(listed, tmp_path):
+def test_list_fits_80_columns(listed, tmp_path):
     written(tmp_path / "mine/config.pbtxt", CONFIG)
     written(tmp_path / "a_rather_long_name_of_a_model_of_some_other_user/config.pbtxt", CONFIG)
-    assert max(map(len, listed().splitlines()[:-2])) <= 100
+    text = listed().replace(str(tmp_path), "model_repository")
+    assert max(map(len, text.splitlines())) <= 80
 
 
-def test_list_marks_models_in_place_assembled_and_own(listed, tmp_path):
+def test_list_marks_systems_on_disk_loaded_and_own(listed, tmp_path):
     facts = {"task": "sentence-similarity", "format": "onnx", "identity": "tests/model@1", "source": "tests/model@1"}
     for name in ("embedding", "spam"):
         written(tmp_path / name / "config.pbtxt", CONFIG)
@@ -79,17 +78,15 @@ def test_list_marks_models_in_place_assembled_and_own(listed, tmp_path):
     shutil.copy(CONFIGS / "embedding/config.pbtxt", tmp_path / "embedding/config.pbtxt")
     written(tmp_path / "tokenizer/config.pbtxt", CONFIG)  # a step of embedding
     written(tmp_path / "mine/config.pbtxt", CONFIG)
-    text = listed()
-    assert entry(text, "embedding").startswith("●")
-    assert entry(text, "falcon7b").startswith("○")
+    text = listed("spam", "tokenizer")
+    assert entry(text, "embedding").startswith("embedding on disk, 2.0 kB")
+    assert entry(text, "falcon7b").startswith("falcon7b not assembled")
     spam = entry(text, "spam")
-    for expected in ("sentence-similarity", "onnx", "tests/model@1", "2.0 kB"):
-        assert expected in spam
+    assert spam.startswith("spam loaded, on disk, 2.0 kB sentence-similarity, onnx tests/model@1")
     mine = entry(text, "mine")
-    assert mine.startswith("●") and "your own" in mine
-    for expected in ("ids INT64 [N,-1,3]", "(text BYTES [N,1])", "→ row FP32 [N,4]"):
-        assert expected in mine
-    assert re.findall(r"^[●○]  (\w+)", text, re.MULTILINE) == [*SYSTEMS, "spam", "mine"]
+    assert re.match(r"mine on disk, \d+ bytes your own", mine)
+    assert "ids INT64 [N,-1,3], (text BYTES [N,1]) → row FP32 [N,4]" in mine
+    assert re.findall(r"^([a-z]\w*) +(?:loaded|on disk|not)", text, re.MULTILINE) == [*SYSTEMS, "spam", "mine"]
 
 
 def test_list_names_a_broken_config(listed, tmp_path):

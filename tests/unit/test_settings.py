@@ -5,8 +5,11 @@ import stat
 
 import pytest
 
+from loadtest.users import USERS
+from loadtest.workload import WORKLOADS
 from scripts.common import settings as module
-from scripts.common.settings import ROOT, Settings, UserError, with_secrets
+from scripts.common.settings import ROOT, RULES, Settings, UserError, pins, save, saved, with_secrets
+from scripts.stack.neuron_cores import PER_DEVICE
 
 
 @pytest.fixture
@@ -53,17 +56,6 @@ def test_empty_value_means_the_default(dotenv, monkeypatch):
     assert (loaded["ROUNDS"], loaded["WARMUP"]) == ("5", "3")
 
 
-def test_measured_system_is_served(dotenv, monkeypatch):
-    monkeypatch.setenv("SYSTEM", "spam")
-    assert Settings.load()["SYSTEMS"] == "embedding"
-    monkeypatch.setenv("SERVE_SYSTEM", "1")  # set by make loadtest
-    assert Settings.load()["SYSTEMS"] == "spam"
-    dotenv.write_text("SYSTEMS=embedding vit_ensemble\n")
-    assert Settings.load()["SYSTEMS"] == "embedding vit_ensemble spam"
-    monkeypatch.setenv("SYSTEM", "vit_ensemble")
-    assert Settings.load()["SYSTEMS"] == "embedding vit_ensemble"
-
-
 def test_value_that_equals_the_default_counts_as_chosen(dotenv, monkeypatch):
     assert not Settings.load().chosen("SYSTEM")
     dotenv.write_text("USERS=8\n")
@@ -87,7 +79,7 @@ def test_misspelt_name_on_the_command_line_raises_with_the_right_one(dotenv, mon
 
 
 def test_variables_of_make_itself_are_no_misspelt_settings(dotenv, monkeypatch):
-    monkeypatch.setenv(module.NAMES, "BENCH TENSORFLOW INSTALL_DOCKER PYTHON SERVE_SYSTEM * RUNTIME SHELL MAKEFLAGS CI")
+    monkeypatch.setenv(module.NAMES, "BENCH TENSORFLOW INSTALL_DOCKER PYTHON * RUNTIME SHELL MAKEFLAGS CI")
     Settings.load()
 
 
@@ -104,37 +96,65 @@ def test_dotenv_in_another_encoding_raises_with_its_path(dotenv):
         Settings.load()
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "read"),
-    [
-        ("ROUNDS", "x", lambda s: s.integer("ROUNDS")),
-        ("ROUNDS", "1", lambda s: s.integer("ROUNDS", minimum=2)),
-        ("WARMUP", "-1", lambda s: s.number("WARMUP")),
-        ("WARMUP", "nan", lambda s: s.number("WARMUP")),
-        ("WARMUP", "inf", lambda s: s.number("WARMUP")),
-        ("LOCUST_PORT", "70000", lambda s: s.port("LOCUST_PORT")),
-        ("BIND_ADDRESS", "::1", lambda s: s.address()),
-        ("DRY_RUN", "true", lambda s: s.flag("DRY_RUN")),
-        ("PROTOCOL", "carrier pigeon", lambda s: s.choice("PROTOCOL", ("http", "grpc"))),
-    ],
-)
-def test_invalid_value_raises_with_name_and_value(dotenv, name, value, read):
-    with pytest.raises(UserError, match=re.escape(f"{name}={value}")):
-        read(Settings(Settings.load() | {name: value}))
+WRONG = [
+    ("RUNTIME", "podman", "must be one of docker, local"),
+    ("ROUNDS", "x", "must be a whole number"),
+    ("ROUNDS", "1", "must be at least 2"),
+    ("USERS", "abc", "must be a whole number"),
+    ("WARMUP", "-1", "must be at least 0"),
+    ("WARMUP", "nan", "must be at least 0"),
+    ("WARMUP", "inf", "must be at least 0"),
+    ("WAIT", "0.4,0.1", "the minimum must be at least 0 and at most the maximum"),
+    ("LOCUST_PORT", "70000", "a port is at most 65535"),
+    ("TRITON_HTTP_PORT", "http", "must be a whole number"),
+    ("BIND_ADDRESS", "::1", "must be an IPv4 address"),
+    ("DRY_RUN", "true", "must be one of 0, 1"),
+    ("PROTOCOL", "carrier pigeon", "must be one of http, grpc"),
+    ("READY_TIMEOUT", "3m", "must be a whole number"),
+    ("READY_TIMEOUT", "0", "must be at least 1"),
+    ("PROMETHEUS_RETENTION", "banana", "must be a duration, as in 7d or 12h"),
+    ("TRITON_CPUS", "all", "must be a list of CPUs"),
+    ("TRITON_MEMORY", "8 GB", "must be a size, as in 512m or 8g"),
+    ("MODEL_REPOSITORY", "~nobody-here/models", "unknown user"),
+]
 
 
-@pytest.mark.parametrize(
-    ("shares", "address", "expected"), [("0", "0.0.0.0", False), ("0", "127.0.0.1", False), ("1", "127.0.0.2", True)]
-)
-def test_shared_memory_is_opened_on_loopback(dotenv, shares, address, expected):
-    chosen = {"TRITON_SHARED_MEMORY": shares, "BIND_ADDRESS": address}
-    assert Settings(Settings.load() | chosen).shares_memory() is expected
+@pytest.mark.parametrize(("name", "value", "problem"), WRONG)
+def test_wrong_value_is_refused_when_the_settings_are_read(dotenv, monkeypatch, name, value, problem):
+    """So every command refuses it before it assembles, stops or starts anything."""
+    dotenv.write_text(f"{name}='{value}'\n")
+    with pytest.raises(UserError, match=re.escape(f"{name}={value}: {problem}")):
+        Settings.load()
+    assert Settings.load(checked=False)[name] == value  # for `make down`
 
 
-def test_shared_memory_is_refused_where_others_reach_the_ports(dotenv):
-    settings = Settings(Settings.load() | {"TRITON_SHARED_MEMORY": "1", "BIND_ADDRESS": "0.0.0.0"})
-    with pytest.raises(UserError, match=r"TRITON_SHARED_MEMORY=1 opens .* BIND_ADDRESS=0.0.0.0 to other machines"):
-        settings.shares_memory()
+def test_every_default_is_valid():
+    Settings.load()
+
+
+def test_choices_are_those_of_the_features():
+    """RULES repeats them, because nothing in common may import a feature."""
+    for name, choices in {"WORKLOAD": WORKLOADS, "PROTOCOL": USERS, "NEURON_CHIP": PER_DEVICE}.items():
+        for choice in choices:
+            RULES[name](choice)
+        with pytest.raises(ValueError, match=f"must be one of {', '.join(choices)}"):
+            RULES[name]("another")
+
+
+def test_saved_value_ignores_this_command(dotenv, monkeypatch):
+    monkeypatch.setenv("SYSTEMS", "spam")
+    assert saved("SYSTEMS") == "embedding"
+    save("SYSTEMS", "embedding vit_ensemble")
+    assert saved("SYSTEMS") == "embedding vit_ensemble"
+    assert stat.S_IMODE(dotenv.stat().st_mode) == 0o600
+
+
+def test_unreadable_line_of_dotenv_is_named_for_the_pins_too(dotenv):
+    dotenv.write_text("GRAFANA_IMAGE=mirror.example/grafana:1\n")
+    assert pins()["GRAFANA_IMAGE"] == "mirror.example/grafana:1"
+    dotenv.write_text('GRAFANA_IMAGE="mirror\n')
+    with pytest.raises(UserError, match="line 1: write NAME=value"):
+        pins()
 
 
 def test_admin_key_is_generated_once_and_kept_private(dotenv):

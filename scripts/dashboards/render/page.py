@@ -11,7 +11,7 @@ from scripts.common.files import write_atomically
 from scripts.common.http import answers
 from scripts.common.pages import page
 from scripts.common.prometheus import Prometheus
-from scripts.common.settings import PROFILES, Settings, UserError
+from scripts.common.settings import Settings, UserError
 from scripts.dashboards.render.draw import draw
 from scripts.dashboards.render.evaluate import Range, dashboards, since
 
@@ -22,7 +22,7 @@ def main() -> None:
     settings = Settings.load()
     shown = chosen_range(settings)
     start, end = (f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%S}" for when in (shown.start, shown.end))
-    profile = settings.choice("PROFILE", PROFILES)
+    profile = settings.choice("PROFILE")
     prometheus = Prometheus(settings.url("PROMETHEUS_PORT"))
     if not answers(f"{prometheus.url}/-/ready"):
         raise UserError(f"no Prometheus answers on {prometheus.url}. Start the stack: `make up`")

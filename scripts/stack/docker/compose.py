@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dotenv import dotenv_values
-
 from scripts.common.files import write_atomically
-from scripts.common.settings import DOTENV, PROFILES, ROOT, VERSIONS, Settings, UserError
+from scripts.common.settings import ROOT, Settings, UserError, pins
 from scripts.models.backends import needed
-from scripts.neuron.target import CHIPS
 from scripts.stack.docker import preflight, slim
+from scripts.stack.systems import ServedSystems
 
-SOURCES = ("pypi", "pypi-transformers", "ngc")
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 # The services that get the Neuron devices.
 NEURON_SERVICES = ("triton-neuron", "neuron-monitor", "exporter-neuron")
@@ -30,24 +27,21 @@ class Compose:
     """The command `docker compose` with files, profile and environment made of the settings."""
 
     settings: Settings
+    # Triton runs in the image that has torch: a system less must not restart it in the smaller one.
+    runs_torch: bool = False
 
     @cached_property
     def pins(self) -> dict[str, str]:
-        """Return the images of versions.env, unless the environment or .env replaces them."""
-        own = dotenv_values(DOTENV) if DOTENV.exists() else {}
-        return {
-            name: os.environ.get(name) or own.get(name) or value or ""
-            for name, value in dotenv_values(VERSIONS).items()
-        }
+        return pins()
 
     @cached_property
     def profile(self) -> str:
-        return self.settings.choice("PROFILE", PROFILES)
+        return self.settings.choice("PROFILE")
 
     @cached_property
     def neuron_target(self) -> str:
         """Return the target of Dockerfile.neuron; Inf1 needs other software than its successors."""
-        return "neuron-inf1" if self.settings.choice("NEURON_CHIP", CHIPS) == "inf1" else "neuron"
+        return "neuron-inf1" if self.settings.choice("NEURON_CHIP") == "inf1" else "neuron"
 
     @property
     def nvidia_image(self) -> str:
@@ -57,9 +51,9 @@ class Compose:
     @cached_property
     def triton_source(self) -> str:
         if self.settings["TRITON_SOURCE"]:
-            return self.settings.choice("TRITON_SOURCE", SOURCES)
+            return self.settings.choice("TRITON_SOURCE")
         backends = needed(self.settings.words("SYSTEMS"), self.settings.path("MODEL_REPOSITORY"), self.profile)
-        return "pypi-transformers" if backends & slim.TORCH else "pypi"
+        return "pypi-transformers" if backends & slim.TORCH or self.runs_torch else "pypi"
 
     @property
     def image_tag(self) -> str:
@@ -96,6 +90,9 @@ class Compose:
             **{name: self.build_secret(name) for name in ("BUILD_PIP_CONF", "BUILD_CA")},
             "BIND_ADDRESS": str(self.settings.bind_address()),
             "CHECKOUT": str(ROOT),
+            # Triton gets its systems from a file in this folder, so that a change does not make another container.
+            "SERVING": str(ServedSystems(self.settings.path("LOCAL_STATE").absolute()).folder),
+            "SERVED_AT_START": "",
             "HOST_USER": user,
             # Triton writes no files of the user, so it never runs as root.
             "TRITON_USER": user if os.getuid() else "1000:1000",

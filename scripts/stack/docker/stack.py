@@ -8,15 +8,17 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 
 from scripts.common.cli import err, out
 from scripts.common.files import exclusive
 from scripts.common.ports import check_free
 from scripts.common.settings import PROFILES, ROOT, UserError
-from scripts.models.assemble import remove_all
+from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
 from scripts.stack.base import PORTS, Process, Stack
 from scripts.stack.docker import preflight, slim
@@ -24,6 +26,24 @@ from scripts.stack.docker.compose import Compose
 
 MODELS_LOCK = "models.lock"
 LOADTEST_LOCK = "loadtest.lock"
+# Another value of one of these makes another container of Triton.
+STARTED_WITH = (
+    "PROFILE",
+    "MODEL_REPOSITORY",
+    "BIND_ADDRESS",
+    "TRITON_HTTP_PORT",
+    "TRITON_GRPC_PORT",
+    "TRITON_METRICS_PORT",
+    "TRITON_ADMIN_KEY",
+    "TRITON_CPUS",
+    "TRITON_SHM_BYTES",
+    "TRITON_SHARED_MEMORY",
+    "TRITON_LOG_VERBOSE",
+    "TRITON_MEMORY",
+    "TRITON_SHM_SIZE",
+    "NEURON_CHIP",
+    "NEURON_DEVICES",
+)
 # A container that Docker restarted this often without success has given up.
 MAX_RESTARTS = 3
 
@@ -34,12 +54,11 @@ class DockerStack(Stack):
 
     @cached_property
     def compose(self) -> Compose:
-        return Compose(self.settings)
+        return Compose(self.settings, self.recorded().get("triton_source") == "pypi-transformers")
 
     @property
     def exporter(self) -> str:
-        compiling = self.compose.profile == "neuron" and self.settings["LIST"] != "1"
-        return "exporter-neuron" if compiling else "exporter"
+        return "exporter-neuron" if self.compose.profile == "neuron" else "exporter"
 
     def service(self, program: str) -> str:
         return f"triton-{self.compose.profile}" if program == "triton" else program
@@ -49,28 +68,56 @@ class DockerStack(Stack):
     def running(self) -> bool:
         return bool(self.compose.run("ps", "--quiet", profile="*").strip())
 
-    def start(self) -> bool:
+    started_with = STARTED_WITH
+
+    @property
+    def comparison_lock(self) -> Path:
+        return self.state / LOADTEST_LOCK
+
+    def check(self) -> None:
         preflight.check_device(self.settings, preflight.check_build(self.settings, self.compose.nvidia_image))
         preflight.check_readable(ROOT / "monitoring")
         if self.compose.environment["TRITON_USER"] != self.compose.environment["HOST_USER"]:
             preflight.check_readable(self.settings.path("MODEL_REPOSITORY"))
+        self.state.mkdir(parents=True, exist_ok=True)
+        check_free(self.settings, [name for names in PORTS.values() for name in names], self.published())
+        if self.running() and self.changed_settings():
+            with self.no_comparison():
+                pass
+
+    def check_comparison(self) -> None:
+        self.state.mkdir(parents=True, exist_ok=True)
+        with self.no_comparison("another comparison"):
+            pass
+
+    def start(self) -> None:
+        self.check()
         self.build_quietly(self.service("triton"))
         # The Triton of another profile holds the same ports and network name.
         others = [f"triton-{profile}" for profile in PROFILES if profile != self.compose.profile]
         if self.compose.profile != "neuron":
             others.append("neuron-monitor")
-        self.compose.run("rm", "--stop", "--force", *others, profile="*")
-        check_free(self.settings, [name for names in PORTS.values() for name in names], self.published())
         before = self.started_at("triton")
+        changed = self.changed_settings() + self.changed_image() if before else []
+        if changed:
+            out.print(f"settings changed ({', '.join(changed)}): restarting Triton")
+        self.compose.run("rm", "--stop", "--force", *others, profile="*")
         with err.status("starting"):
             self.compose.run("up", "--detach", "--remove-orphans")
-        kept = self.started_at("triton") == before
-        if before and not kept:
-            out.print("settings changed: restarted Triton")
-        return bool(before) and kept
+        self.write_record(triton_source=self.compose.triton_source)
+        if before and not changed and self.started_at("triton") != before:
+            out.print("restarted Triton: Docker compose found other changes")
+
+    def changed_image(self) -> list[str]:
+        """Return a word for the restart's message if Triton runs in another image than the one that was built."""
+        image = self.compose.environment["TRITON_IMAGE_BUILT"]
+        built = preflight.run("docker", "image", "inspect", "--format", "{{.Id}}", image).stdout.strip()
+        container = self.inspect("triton")
+        return ["image"] if built and container and container["Image"] != built else []
 
     def stop(self) -> None:
         self.compose.run("down", "--remove-orphans", profile="*")
+        self.record.unlink(missing_ok=True)
 
     def clean(self) -> None:
         self.compose.run("down", "--remove-orphans", "--volumes", profile="*")
@@ -78,10 +125,12 @@ class DockerStack(Stack):
         if images := sorted(set(built.split())):
             preflight.run("docker", "image", "rm", "--force", *images, timeout=None)
         remove_all(self.settings)
-        for path in (self.state / MODELS_LOCK, self.state / LOADTEST_LOCK, self.compose.devices_file):
+        files = (MODELS_LOCK, LOADTEST_LOCK, self.compose.devices_file, self.record, self.served.path)
+        for path in (self.state / file for file in files):
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # files of the local runtime are in it, or it does not exist
-            self.state.rmdir()
+        for folder in (self.record.parent, self.served.folder, self.state):
+            with contextlib.suppress(OSError):  # files of the local runtime are in it, or it does not exist
+                folder.rmdir()
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -104,10 +153,13 @@ class DockerStack(Stack):
 
     # --- one-shot services ------------------------------------------------------------------------------------------
 
-    def models(self) -> None:
+    def models_lock(self) -> AbstractContextManager[None]:
         self.state.mkdir(parents=True, exist_ok=True)
-        with exclusive(self.state / MODELS_LOCK, "another `make models` is at work here"):
-            if self.settings["LIST"] != "1" and all_in_place(self.settings):
+        return exclusive(self.state / MODELS_LOCK, "another `make models` is at work here")
+
+    def models(self) -> None:
+        with self.models_lock():
+            if all_in_place(self.settings):
                 return
             preflight.check_compose()
             image = "triton-transformers-exporter"
@@ -120,30 +172,31 @@ class DockerStack(Stack):
                 raise UserError(f"SOURCE={self.settings['SOURCE']}: there is no such folder")
             self.settings.path("MODEL_REPOSITORY").resolve().mkdir(parents=True, exist_ok=True)
             self.build_quietly(self.exporter)
-            self.run_service(self.exporter, "another `make models` is at work here")
+            if code := self.run_service(self.exporter, "another `make models` is at work here"):
+                sys.exit(code)
 
     def loadtest(self) -> None:
         running = "another comparison is running against this stack"
-        with exclusive(self.state / LOADTEST_LOCK, running, wait=False):
+        with exclusive(self.comparison_lock, running, wait=False):
             self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
             self.build_quietly("loadtest")
             if workers := self.compose.workers:
                 # They connect to the comparison once it runs, and end with it.
                 scale = ["--force-recreate", "--scale", f"loadtest-worker={workers}", "loadtest-worker"]
                 self.compose.run("up", "--detach", "--no-deps", *scale, profile="*")
-            self.run_service("loadtest", running)
+            sys.exit(self.run_service("loadtest", running))
 
     def locust(self) -> None:
         self.build_quietly("loadtest")
-        self.run_service("locust", "another `make locust` is running")
+        sys.exit(self.run_service("locust", "another `make locust` is running"))
 
     def dashboards(self) -> None:
         self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
         self.build_quietly("loadtest")
-        self.run_service("dashboards", "another `make dashboards` is at work here")
+        sys.exit(self.run_service("dashboards", "another `make dashboards` is at work here"))
 
-    def run_service(self, service: str, conflict: str) -> None:
-        """Run a one-shot service, print its output, and exit with its exit code.
+    def run_service(self, service: str, conflict: str) -> int:
+        """Run a one-shot service, print its output, and return its exit code.
 
         Signals are passed to the container, and its output after them is still printed. Docker's `attach` and compose's
         `run` would leave at the first signal.
@@ -155,8 +208,11 @@ class DockerStack(Stack):
         container = self.inspect(service)
         assert container
         name = container["Id"]
+        before = {}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda n, _: preflight.run("docker", "kill", "--signal", str(n), name))
+            before[number] = signal.signal(
+                number, lambda n, _: preflight.run("docker", "kill", "--signal", str(n), name)
+            )
         started = preflight.run("docker", "start", name)
         if started.returncode:
             raise UserError(f"{service} did not start: {started.stderr.strip()}")
@@ -165,7 +221,9 @@ class DockerStack(Stack):
         code = preflight.run("docker", "wait", name, timeout=None).stdout.strip()
         if not code:
             raise UserError(f"{service} was removed before it ended")
-        sys.exit(int(code))
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        return int(code)
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

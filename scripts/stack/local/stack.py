@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +15,17 @@ from pathlib import Path
 import psutil
 from rich.markup import escape
 
-from scripts.common.cli import err, out
+from scripts.common.cli import call, err, out
 from scripts.common.files import comparison_lock, exclusive, write_atomically
 from scripts.common.ports import check_free
-from scripts.common.settings import ROOT, Settings, UserError
-from scripts.models.assemble import remove_all
+from scripts.common.settings import ROOT, Settings, UserError, command_environment
+from scripts.models.removal import remove_all
+from scripts.models.selection import all_in_place
 from scripts.stack.base import PORTS, Process, Stack
 from scripts.stack.local import preflight, programs
 from scripts.stack.local.supervisor import Supervisor
 
-# A change of one of these restarts the running programs.
 SERVER_SETTINGS = (
-    "SYSTEMS",
     "PROFILE",
     "MODEL_REPOSITORY",
     "TRANSFORMERS",
@@ -55,46 +55,60 @@ class LocalStack(Stack):
     def supervisor(self) -> Supervisor:
         return Supervisor(self.state)
 
+    started_with = SERVER_SETTINGS
+
     @property
-    def record(self) -> Path:
-        """Return the file that holds the settings of the running programs."""
-        return self.state / "run/started.json"
+    def comparison_lock(self) -> Path:
+        return comparison_lock(Settings(self.settings | self.recorded()["settings"]))
 
     # --- up and down ------------------------------------------------------------------------------------------------
 
     def running(self) -> bool:
         return self.supervisor.running()
 
-    def start(self) -> bool:
-        settings = {name: self.settings[name] for name in SERVER_SETTINGS}
-        running = self.running()
-        if running and self.recorded()["settings"] == settings:
-            self.write_targets()
-            for name in self.programs():
-                self.supervisor.start_program(name)
-            return True
-        # Check the new settings while the stack still runs with the old ones.
+    def check(self) -> None:
         preflight.check_device(self.settings)
         preflight.check_paths(self.state, self.settings.path("MODEL_REPOSITORY"))
-        before = (running and self.recorded()["settings"]) or {}
-        ours = {int(before[name]) for names in PORTS.values() for name in names if name in before}
-        check_free(self.settings, PORTS["triton"] + PORTS["prometheus"], ours)
-        grafana = self.find_grafana(ours)
+        self.supervisor.check()
+        self.state.mkdir(parents=True, exist_ok=True)
+        check_free(self.settings, PORTS["triton"] + PORTS["prometheus"], self.own_ports)
+        _ = self.grafana
+        if self.running() and self.changed_settings():
+            with self.no_comparison():
+                pass
+
+    def check_comparison(self) -> None:
+        if self.running():
+            with self.no_comparison("another comparison"):
+                pass
+        check_free(self.settings, ["LOADTEST_METRICS_PORT"])
+
+    def start(self) -> None:
+        running = self.running()
+        if running and not self.changed_settings():
+            self.write_targets()
+            self.start_programs()
+            return
+        self.check()
         if running:
-            self.stop_for(settings, before)
+            with self.no_comparison():
+                out.print(f"settings changed ({', '.join(self.changed_settings())}): restarting the stack")
+                self.stop()
         self.write_targets()
-        self.start_with(settings, grafana)
-        return False
+        self.start_with_settings()
 
-    def stop_for(self, settings: dict[str, str], before: dict[str, str]) -> None:
-        """Stop the programs, which other settings need, unless a comparison is measuring them."""
-        changed = ", ".join(name for name in settings if settings[name] != before.get(name))
-        conflict = "a comparison is running against this stack, which other settings would restart"
-        with exclusive(comparison_lock(Settings(self.settings | before)), conflict, wait=False):
-            out.print(f"settings changed ({changed}): restarting the stack")
-            self.stop()
+    def start_programs(self) -> None:
+        for name in self.programs():
+            self.supervisor.start_program(name)
 
-    def find_grafana(self, ours: set[int]) -> programs.Grafana | None:
+    @property
+    def own_ports(self) -> set[int]:
+        """Return the ports that this stack's programs hold."""
+        before = self.recorded()["settings"] if self.running() else {}
+        return {int(before[name]) for names in PORTS.values() for name in names if name in before}
+
+    @cached_property
+    def grafana(self) -> programs.Grafana | None:
         """Return the Grafana of GRAFANA_HOME, or one on the PATH that is new enough and whose port is free."""
         home = self.settings["GRAFANA_HOME"]
         if home == "none":
@@ -108,7 +122,7 @@ class LocalStack(Stack):
         try:
             if too_old and not home:
                 raise UserError(f"{grafana.binary} is older than {programs.MIN_GRAFANA}")
-            check_free(self.settings, PORTS["grafana"], ours)
+            check_free(self.settings, PORTS["grafana"], self.own_ports)
         except UserError as error:
             if home:
                 raise
@@ -116,7 +130,7 @@ class LocalStack(Stack):
             return None
         return grafana
 
-    def start_with(self, settings: dict[str, str], grafana: programs.Grafana | None) -> None:
+    def start_with_settings(self) -> None:
         self.sweep_stubs()
         home = programs.triton(self.state)
         prometheus = programs.prometheus(self.state)
@@ -126,7 +140,9 @@ class LocalStack(Stack):
                 "stack runs without it; the comparison does not need it"
             )
         self.configure_prometheus()
-        environment = settings | {
+        grafana = self.grafana
+        environment = {name: self.settings[name] for name in SERVER_SETTINGS} | {
+            "SYSTEMS_FILE": str(self.served.path),
             "MODEL_REPOSITORY": str(self.settings.path("MODEL_REPOSITORY")),
             "TRITON_HOME": str(home),
             "PROMETHEUS": str(prometheus or ""),
@@ -143,20 +159,9 @@ class LocalStack(Stack):
         if libraries := programs.library_path(self.state):
             environment["LD_LIBRARY_PATH"] = libraries
         available = {"triton": True, "prometheus": prometheus, "grafana": grafana}
-        self.record.parent.mkdir(exist_ok=True)
-        self.record.touch(mode=0o600)  # it holds the admin key
-        self.record.write_text(
-            json.dumps({"settings": settings, "programs": [name for name, found in available.items() if found]})
-        )
+        self.write_record(programs=[name for name, program in available.items() if program])
         self.supervisor.start(environment)
-        for name in self.programs():
-            self.supervisor.start_program(name)
-
-    def recorded(self) -> dict:
-        try:
-            return json.loads(self.record.read_text())
-        except (OSError, ValueError):
-            return {"settings": None, "programs": ["triton"]}
+        self.start_programs()
 
     def configure_prometheus(self) -> None:
         for name in ("prometheus.yml", "rules"):
@@ -189,7 +194,7 @@ class LocalStack(Stack):
     def clean(self) -> None:
         self.down()
         remove_all(self.settings)
-        for folder in ("bench", "debian", "grafana", "log", "prometheus", "run", "transformers", "triton"):
+        for folder in ("bench", "debian", "grafana", "log", "prometheus", "run", "serving", "transformers", "triton"):
             shutil.rmtree(self.state / folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # files that are not ours are in it, or it does not exist
             self.state.rmdir()
@@ -200,7 +205,16 @@ class LocalStack(Stack):
         raise UserError("without Docker there are no images to build: set RUNTIME=docker")
 
     def models(self) -> None:
-        self.become("scripts.models", PYTHONPATH=programs.python_path(self.settings["TRANSFORMERS"], self.state))
+        if all_in_place(self.settings):
+            return
+        # Another process, because PyTorch's memory must not stay with `make up`.
+        pythonpath = programs.python_path(self.settings["TRANSFORMERS"], self.state)
+        environment = command_environment(SYSTEMS=self.settings["SYSTEMS"]) | {"PYTHONPATH": pythonpath}
+        if code := call([sys.executable, "-m", "scripts.models"], environment):
+            sys.exit(code)
+
+    def models_lock(self) -> AbstractContextManager[None]:
+        return exclusive(self.settings.path("MODEL_REPOSITORY"), "another `make models` is at work here")
 
     def loadtest(self) -> None:
         self.become("loadtest")
@@ -211,9 +225,9 @@ class LocalStack(Stack):
     def dashboards(self) -> None:
         self.become("scripts.dashboards.render.page")
 
-    def become(self, module: str, **environment: str) -> None:
+    def become(self, module: str) -> None:
         os.chdir(ROOT)
-        os.execve(sys.executable, [sys.executable, "-m", module], os.environ | environment)
+        os.execv(sys.executable, [sys.executable, "-m", module])
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

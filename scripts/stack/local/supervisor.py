@@ -42,10 +42,12 @@ class Supervisor:
         except (OSError, http.client.HTTPException, xmlrpc.client.Error):  # the last while it shuts down
             return False
 
-    def start(self, environment: dict[str, str]) -> None:
-        # supervisord first makes a socket of this longer name, then renames it.
+    def check(self) -> None:
+        # supervisord first makes a socket of a longer name, with its pid, then renames it.
         if len(f"{self.socket}.{os.getpid()}") > MAX_SOCKET_PATH:
             raise UserError(f"the path {self.socket} is too long for a socket: set LOCAL_STATE to a shorter folder")
+
+    def start(self, environment: dict[str, str]) -> None:
         for folder in ("run", "log"):
             (self.state / folder).mkdir(parents=True, exist_ok=True)
         for old in (self.state / "log").glob("*.log*"):

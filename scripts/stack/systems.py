@@ -1,0 +1,129 @@
+"""Load and unload systems on the running server through model control, and keep the list of those that it serves."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.common.cli import err, out
+from scripts.common.files import write_atomically
+from scripts.common.settings import UserError
+from scripts.common.triton import Triton, TritonError
+
+# How often to load a model whose Python process did not report to Triton in time, as happens on a busy machine.
+ATTEMPTS = 3
+NOT_REPORTED = re.compile(r"is not healthy|health mutex")
+
+
+class ServedSystems:
+    """The file that lists the systems of the running server. After a crash, revive.py loads them again."""
+
+    def __init__(self, state: Path) -> None:
+        self.folder = state / "serving"
+        self.path = self.folder / "systems"
+
+    def read(self) -> list[str]:
+        return self.path.read_text().split() if self.path.exists() else []
+
+    def write(self, systems: Iterable[str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, "".join(f"{system}\n" for system in dict.fromkeys(systems)))
+        # Triton's container runs as another user, whatever the umask is.
+        self.folder.chmod(0o755)
+        self.path.chmod(0o644)
+
+
+@dataclass
+class ModelControl:
+    """The systems of a running server: load, refresh and unload them."""
+
+    triton: Triton
+    served: ServedSystems
+    timeout: int  # seconds for each system
+    log: Callable[[], str]  # the end of Triton's log
+    wait_until_live: Callable[[], None]
+
+    def serve(self, systems: list[str]) -> None:
+        """Load each system, or refresh it if it is loaded, one after the other. Raise UserError after the last one.
+
+        So each answers while the next one loads, and a model that fails does not keep the others from loading.
+        """
+        errors = []
+        for number, system in enumerate(systems, 1):
+            progress = f" ({number} of {len(systems)})" if len(systems) > 1 else ""
+            try:
+                if self.triton.index().get(system, ("", ""))[0] == "READY":
+                    self._refresh(system)
+                else:
+                    start = time.monotonic()
+                    with err.status(f"{system}: loading{progress}"):
+                        self._load(system, system)
+                    out.print(f"{system}: loaded in {time.monotonic() - start:.1f} s{progress}")
+            except UserError as error:
+                errors.append(str(error))
+            else:
+                self.served.write([*self.served.read(), system])
+        if errors:
+            raise UserError("\n".join(errors))
+
+    def unload(self, systems: Iterable[str]) -> None:
+        """Unload the systems with all their models, except those that a system which stays served runs too."""
+        systems = list(systems)
+        stay = [system for system in self.served.read() if system not in systems]
+        # First, because a crash from here on must not bring them back.
+        self.served.write(stay)
+        used = {model for system in stay for model in self._models(system)}
+        for system in systems:
+            models = self._models(system)
+            for model in models:
+                if model not in used:
+                    self.triton.unload(model)
+            if models:
+                out.print(f"{system}: unloaded")
+
+    def _models(self, system: str) -> list[str]:
+        """Return the system's loaded models, an ensemble before its steps; none if it is not loaded."""
+        try:
+            return list(self.triton.composing(system))
+        except TritonError as error:
+            if error.status is None:
+                raise
+            return []
+
+    def _refresh(self, system: str) -> None:
+        """Load the models of a loaded system again; Triton reloads only those whose config.pbtxt or weights changed.
+
+        Load the steps of an ensemble one by one: loading the ensemble reloads them too, but does not report when one
+        of them fails.
+        """
+        for model in reversed(self.triton.composing(system)):
+            self._load(model, system, ", the previous version stays loaded")
+
+    def _load(self, model: str, system: str, consequence: str = "") -> None:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self.triton.load(model, timeout=self.timeout)
+            except TritonError as error:
+                repeatable = attempt < ATTEMPTS
+                if error.status is None and "timed out" in str(error):
+                    raise UserError(
+                        f"{system} is not loaded within READY_TIMEOUT={self.timeout}: it goes on loading. "
+                        "`make status` shows when it is ready, `make logs` what it does"
+                    ) from None
+                if repeatable and error.status is None:
+                    err.print(f"[yellow]{system}:[/] the server crashed and is restarted. Loading the system again")
+                    self.wait_until_live()
+                    continue
+                if repeatable and NOT_REPORTED.search(str(error)):
+                    err.print(f"[yellow]{system}:[/] {self._hung_process() or error}. Loading the system again")
+                    continue
+                hint = " (`make logs` shows why)" if "failed to poll" in str(error) else ""
+                raise UserError(f"model '{model}' did not load{consequence}: {error}{hint}") from None
+
+    def _hung_process(self) -> str:
+        """Return revive.py's last line about a process that it ended, or nothing."""
+        lines = re.findall(r"revive: (process \d+ of model .*)", self.log())
+        return lines[-1] if lines else ""

@@ -1,0 +1,106 @@
+"""`make remove`: which systems may be removed, and which files that deletes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.common.model_config import CONFIGS
+from scripts.common.settings import UserError
+from scripts.models.catalogue import RECIPES
+from scripts.models.record import Record
+from scripts.models.removal import removable, remove
+
+ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling {{ step [ {{ model_name: "{step}" model_version: -1 }} ] }}\n'
+
+
+def written(path: Path, text: str = "max_batch_size: 8" + " " * 100) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def assemble(repository: Path, system: str, parts: tuple[str, ...] = ("encoder",)) -> Record:
+    """Write what `make models` writes for a system: an ensemble, its parts, and the record."""
+    also = tuple(f"{system}_{part}" for part in parts)
+    (repository / system / "1").mkdir(parents=True)
+    files = [written(repository / system / "config.pbtxt", ENSEMBLE.format(step=also[0]))]
+    for model in also:
+        files += [written(repository / model / name) for name in ("config.pbtxt", "1/model.onnx")]
+    task = "text-classification"
+    names = tuple(str(file.relative_to(repository)) for file in files)
+    record = Record(system, also, task, "onnx", RECIPES[task].version, names, "tests/model", "tests/model@1")
+    record.write(repository)
+    return record
+
+
+def tree(repository: Path) -> set[str]:
+    return {str(path.relative_to(repository)) for path in repository.rglob("*")}
+
+
+def test_removal_leaves_no_trace_and_no_other_system(tmp_path):
+    assemble(tmp_path, "spam_v2")
+    written(tmp_path / "spam_of_mine/config.pbtxt", 'backend: "python"')
+    before = tree(tmp_path)
+    assemble(tmp_path, "spam")
+    assert remove(removable("spam", tmp_path), tmp_path) > 200
+    assert tree(tmp_path) == before
+
+
+def test_removal_keeps_files_that_the_user_added(tmp_path):
+    assemble(tmp_path, "spam")
+    notes = written(tmp_path / "spam_encoder/1/notes.txt")
+    remove(removable("spam", tmp_path), tmp_path)
+    assert tree(tmp_path) == {"spam_encoder", "spam_encoder/1", "spam_encoder/1/notes.txt"}
+    assert notes.exists()
+
+
+def test_removal_takes_copies_of_gits_configurations_along(tmp_path):
+    """A repository elsewhere gets copies, which no record lists."""
+    config = (CONFIGS / "embedding/config.pbtxt").read_text()
+    for edited in (False, True):
+        written(tmp_path / "embedding/config.pbtxt", config + "# mine\n" * edited)
+        record = Record("embedding", (), "sentence-similarity", "onnx", "1", (), "PyPI: x", "PyPI: x")
+        record.write(tmp_path)
+        remove(record, tmp_path)
+        assert tree(tmp_path) == ({"embedding", "embedding/config.pbtxt"} if edited else set())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("spam_encoder", "spam_encoder is a part of spam: make remove SYSTEM=spam"),
+        ("mine", "mine is your own model, which make never deletes: delete"),
+        ("falcon7b", "falcon7b is not assembled in"),
+        ("nonsense", "no system 'nonsense' in .*; assembled: spam"),
+        ("../spam", "SYSTEM=../spam: not a valid name"),
+    ],
+)
+def test_what_is_no_assembled_system_is_refused(tmp_path, name, message):
+    assemble(tmp_path, "spam")
+    written(tmp_path / "mine/config.pbtxt", 'backend: "python"')
+    before = tree(tmp_path)
+    with pytest.raises(UserError, match=message):
+        removable(name, tmp_path)
+    assert tree(tmp_path) == before
+
+
+def test_system_whose_step_another_model_runs_is_refused(tmp_path):
+    assemble(tmp_path, "spam")
+    written(tmp_path / "mine/config.pbtxt", ENSEMBLE.format(step="spam_encoder"))
+    with pytest.raises(UserError, match="mine runs the model 'spam_encoder' of spam: remove mine first"):
+        removable("spam", tmp_path)
+
+
+def test_system_behind_a_link_is_refused(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    assemble(elsewhere, "spam")
+    repository = tmp_path / "models"
+    repository.mkdir()
+    for model in ("spam", "spam_encoder"):
+        (repository / model).symlink_to(elsewhere / model)
+    with pytest.raises(UserError, match=re.escape(f"is a link into {elsewhere}")):
+        removable("spam", repository)
+    assert (elsewhere / "spam_encoder/1/model.onnx").exists()

@@ -1,0 +1,131 @@
+"""Load and unload systems through model control, against a stand-in for Triton that records the calls."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from scripts.common.settings import UserError
+from scripts.common.triton import TritonError
+from scripts.stack.systems import ModelControl, ServedSystems
+
+UNHEALTHY = TritonError("load failed for model 'spam': Stub process 'spam_0_0' is not healthy.", 400)
+
+
+class StandIn:
+    """A Triton whose system "spam" runs `tokenizer` and `encoder`, and "ham" `tokenizer` alone."""
+
+    steps: ClassVar = {"spam": ["tokenizer", "encoder"], "ham": ["tokenizer"], "egg": []}
+
+    def __init__(self):
+        self.loaded: list[str] = []
+        self.calls: list[tuple[str, str]] = []
+        self.failures: dict[str, list[Exception]] = {}
+
+    def index(self):
+        return {name: ("READY", "") for name in self.loaded}
+
+    def composing(self, name):
+        if name not in self.loaded:
+            raise TritonError(f"unknown model {name}", 404)
+        return dict.fromkeys([name, *self.steps[name]])
+
+    def load(self, name, timeout):
+        self.calls.append(("load", name))
+        if self.failures.get(name):
+            raise self.failures[name].pop(0)
+        self.loaded.append(name)
+
+    def unload(self, name):
+        self.calls.append(("unload", name))
+        if name in self.loaded:
+            self.loaded.remove(name)
+
+
+@pytest.fixture
+def triton():
+    return StandIn()
+
+
+@pytest.fixture
+def control(triton, tmp_path):
+    log = "revive: process 7 of model 'spam' did not report to Triton in time; ended it"
+    return ModelControl(triton, ServedSystems(tmp_path), 5, lambda: log, lambda: triton.calls.append(("wait", "")))
+
+
+def test_systems_are_loaded_one_after_the_other_and_listed(control, triton, capsys):
+    control.serve(["spam", "ham"])
+    assert triton.calls == [("load", "spam"), ("load", "ham")]
+    assert control.served.read() == ["spam", "ham"]
+    assert [line.split(" in ")[0] for line in capsys.readouterr().out.splitlines()] == ["spam: loaded", "ham: loaded"]
+
+
+def test_loaded_system_is_refreshed_step_by_step(control, triton):
+    control.serve(["spam"])
+    triton.calls.clear()
+    control.serve(["spam", "egg"])
+    assert triton.calls == [("load", name) for name in ("encoder", "tokenizer", "spam", "egg")]
+
+
+def test_failed_system_does_not_keep_the_others_from_loading(control, triton):
+    triton.failures["spam"] = [TritonError("bad config", 400)]
+    with pytest.raises(UserError, match=r"^model 'spam' did not load: bad config$"):
+        control.serve(["spam", "ham"])
+    assert control.served.read() == ["ham"]
+
+
+def test_failed_refresh_keeps_the_system_listed(control, triton):
+    control.serve(["spam"])
+    triton.failures["encoder"] = [TritonError("bad config", 400)]
+    with pytest.raises(UserError, match="'encoder' did not load, the previous version stays loaded: bad config"):
+        control.serve(["spam"])
+    assert control.served.read() == ["spam"]
+
+
+def test_process_that_does_not_report_is_named_and_the_system_loaded_again(control, triton, capsys):
+    triton.failures["spam"] = [UNHEALTHY]
+    control.serve(["spam"])
+    assert triton.calls == [("load", "spam")] * 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "spam: process 7 of model 'spam' did not report to Triton in time; ended it. Loading" in message
+
+
+def test_process_that_never_reports_ends_in_an_error(control, triton):
+    triton.failures["spam"] = [UNHEALTHY] * 3
+    with pytest.raises(UserError, match="is not healthy"):
+        control.serve(["spam"])
+
+
+def test_system_is_loaded_again_after_a_crash_of_the_server(control, triton, capsys):
+    triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: closed")]
+    control.serve(["spam"])
+    assert triton.calls == [("load", "spam"), ("wait", ""), ("load", "spam")]
+    assert "the server crashed" in capsys.readouterr().err
+
+
+def test_load_beyond_ready_timeout_is_one_sentence(control, triton):
+    triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: timed out")]
+    with pytest.raises(UserError, match="spam is not loaded within READY_TIMEOUT=5: it goes on loading"):
+        control.serve(["spam"])
+
+
+def test_unload_keeps_steps_that_another_system_runs(control, triton):
+    control.serve(["spam", "ham"])
+    triton.calls.clear()
+    control.unload(["spam"])
+    assert triton.calls == [("unload", "spam"), ("unload", "encoder")]
+    assert control.served.read() == ["ham"]
+
+
+def test_system_that_is_not_loaded_is_only_unlisted(control, triton):
+    control.served.write(["spam"])
+    control.unload(["spam"])
+    assert (triton.calls, control.served.read()) == ([], [])
+
+
+def test_list_of_systems_is_readable_by_the_containers_user(tmp_path):
+    served = ServedSystems(tmp_path)
+    served.write(["spam", "ham", "spam"])
+    assert served.read() == ["spam", "ham"]
+    assert (served.folder.stat().st_mode & 0o777, served.path.stat().st_mode & 0o777) == (0o755, 0o644)
