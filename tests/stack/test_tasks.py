@@ -42,7 +42,10 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
     saved = {name: save(folder / name, head, **config) for name, (save, head, config) in savers.items()}
     saved |= {"splade": encoders.save_sparse_encoder(folder / "splade"), "captions": vision.save_clip(folder / "clip")}
     prompts = {"prompts": encoders.PROMPTS, "default_prompt_name": "passage"}
-    return saved | {"sentences": encoders.save_sentence_transformer(folder / "sentences", **prompts)}
+    return saved | {
+        "sentences": encoders.save_sentence_transformer(folder / "sentences", **prompts),
+        "reranker": encoders.save_cross_encoder(folder / "reranker"),
+    }
 
 
 @pytest.fixture(scope="module", params=["onnx", "python", "neuron"])
@@ -198,12 +201,33 @@ def test_fill_mask_requires_exactly_one_mask(served, text):
     assert error.value.status == 400
 
 
+def test_text_ranking_equals_cross_encoder(served, checkpoints):
+    from sentence_transformers import CrossEncoder
+
+    queries = [TEXTS[0]] * len(TEXTS)
+    answer = ask(served, "reranker", query=queries, text=TEXTS)
+    expected = CrossEncoder(str(checkpoints["reranker"]), device="cpu").predict(list(zip(queries, TEXTS, strict=True)))
+    np.testing.assert_allclose(answer["score"].ravel(), expected, atol=1e-4)
+    with ThreadPoolExecutor(24) as pool:
+        together = pool.map(lambda text: ask(served, "reranker", query=TEXTS[:1], text=[text])["score"], TEXTS)
+    np.testing.assert_allclose(np.concatenate(list(together)).ravel(), expected, atol=1e-4)
+
+
+def test_classifier_takes_a_second_text(served, checkpoints):
+    answer = ask(served, "mood", input_text=TEXTS, text_pair=TEXTS[::-1])
+    pairs = [{"text": first, "text_pair": second} for first, second in zip(TEXTS, TEXTS[::-1], strict=True)]
+    expected = pipeline("text-classification", checkpoints["mood"])(pairs, truncation=True)
+    assert answer["label"].ravel().tolist() == [best["label"] for best in expected]
+    np.testing.assert_allclose(answer["score"].ravel(), [best["score"] for best in expected], atol=1e-4)
+
+
 def test_question_answering_equals_pipeline(served, checkpoints):
-    questions, contexts = ["Which one?"] * len(TEXTS), [text[:60] for text in TEXTS]
+    """Most contexts are longer than the model's maximum of 64 tokens, some of them many times."""
+    questions, contexts = ["Which one?"] * len(TEXTS), TEXTS
     answer = ask(served, "questions", question=questions, context=contexts)
     find = pipeline("question-answering", checkpoints["questions"])
     for row, context in enumerate(contexts):
-        expected = find(question=questions[row], context=context, align_to_words=False, doc_stride=8)
+        expected = find(question=questions[row], context=context)
         span = answer["start"][row, 0], answer["end"][row, 0]
         assert (answer["answer"][row, 0], *span) == (expected["answer"], expected["start"], expected["end"])
         assert answer["score"][row, 0] == pytest.approx(expected["score"], abs=1e-4)

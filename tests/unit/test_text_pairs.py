@@ -43,12 +43,6 @@ def cross_encoder(folder: Path, **settings):
     return CrossEncoder(str(folder), device="cpu", **settings)
 
 
-def save_cross_encoder(folder: Path, save=encoders.save_bert, labels: int = 1, **settings) -> Path:
-    save(folder / "plain", "ForSequenceClassification", num_labels=labels)
-    cross_encoder(folder / "plain", **settings).save_pretrained(str(folder / "saved"))
-    return folder / "saved"
-
-
 @pytest.mark.parametrize(
     ("save", "labels", "activation", "format"),
     [
@@ -62,7 +56,7 @@ def test_scores_equal_cross_encoder(tmp_path, save, labels, activation, format):
     import torch
 
     function = getattr(torch.nn, activation)() if activation else None
-    weights = save_cross_encoder(tmp_path, save, labels, activation_fn=function)
+    weights = encoders.save_cross_encoder(tmp_path / "weights", save, labels, activation_fn=function)
     assert task_of(weights) == "text-ranking"
     expected = cross_encoder(weights).predict(list(zip(QUERIES, TEXTS, strict=True)))
     answer = ask(assemble(weights, tmp_path / "models", format), query=QUERIES, text=TEXTS)

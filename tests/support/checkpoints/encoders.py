@@ -94,6 +94,15 @@ def save_sparse_encoder(folder: Path, **pooling: str) -> Path:
     return folder
 
 
+def save_cross_encoder(folder: Path, saver=save_bert, labels: int = 1, **settings) -> Path:
+    from sentence_transformers import CrossEncoder
+
+    saver(folder / "plain", "ForSequenceClassification", num_labels=labels)
+    CrossEncoder(str(folder / "plain"), device="cpu", **settings).save_pretrained(str(folder))
+    shutil.rmtree(folder / "plain")
+    return folder
+
+
 def save(folder: Path, name: str, config, tokenizer) -> Path:
     torch.manual_seed(0)
     getattr(transformers, name)(config).save_pretrained(folder)
