@@ -1,7 +1,13 @@
-"""When revive.py reloads a model, seen from its polls of the server's Python processes."""
+"""When revive.py reloads a model or ends a process, seen from its polls of the server's Python processes."""
 
 import importlib.util
+import io
+import os
+import subprocess
 import sys
+import threading
+import time
+import urllib.error
 
 import pytest
 
@@ -83,3 +89,125 @@ def test_unload_causes_no_reload(reloads, triton):
     assert reloads({1, 2}, {1}) == 0
     triton.required = 0
     assert reloads(set(), set(), set(), set()) == 0
+
+
+# --- processes that Triton waits for in vain --------------------------------------------------------------------------
+
+HUNG = revive.HUNG_POLLS + 1
+
+
+@pytest.fixture
+def hung(triton):
+    """Return a function that polls `times` with these stubs, and returns the processes to end after the last poll."""
+    search = revive.HungLoads(triton)
+    seconds = iter(range(10**6))
+
+    def run(stubs, times=HUNG, waiting=True, busy=()):
+        for _ in range(times):
+            ended = search.poll(stubs, waiting, lambda pid: next(seconds) if pid in busy else 7)
+        return ended
+
+    return run
+
+
+def test_idle_process_of_an_endless_load_is_ended(hung, triton):
+    triton.required = 0  # the model is not ready
+    assert hung({1: "m"}, HUNG - 1) == []
+    assert hung({1: "m"}, 1) == [1]
+
+
+def test_process_is_left_alone_while_it_works_or_triton_waits_for_none(hung, triton):
+    triton.required = 0
+    assert hung({1: "m"}, busy={1}) == []
+    assert hung({1: "m"}, waiting=False) == []
+
+
+def test_processes_of_loaded_models_are_left_alone(hung):
+    assert hung({1: "m", 2: "m"}) == []
+
+
+def test_reload_ends_only_the_new_process(hung):
+    """Processes 1 and 2 serve the model meanwhile."""
+    assert hung({1: "m", 2: "m"}, 1) == []
+    assert hung({1: "m", 2: "m", 3: "m"}) == [3]
+
+
+def test_pause_of_an_idle_process_starts_the_count_again(hung, triton):
+    triton.required = 0
+    assert hung({1: "m"}, HUNG - 1) == []
+    assert hung({1: "m"}, 1, busy={1}) == []
+    assert hung({1: "m"}, HUNG - 1) == []
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def test_wait_for_a_process_is_seen_in_a_thread(child):
+    assert not revive.waits_for_an_end(os.getpid())
+    thread = threading.Thread(target=child.wait)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 5
+        while not revive.waits_for_an_end(os.getpid()):
+            assert time.monotonic() < deadline
+    finally:
+        child.kill()
+        thread.join()
+    assert revive.cpu_ticks(os.getpid()) > 0
+    assert revive.cpu_ticks(child.pid) == -1
+
+
+# --- systems that the server had before a crash -----------------------------------------------------------------------
+
+
+class LoadingStandIn:
+    """A Triton that refuses loads with the given messages, then accepts."""
+
+    def __init__(self, *messages):
+        self.messages = list(messages)
+        self.loads = []
+
+    def wait_until_live(self):
+        pass
+
+    def load_system(self, system):
+        self.loads.append(system)
+        if self.messages:
+            body = io.BytesIO(self.messages.pop(0).encode())
+            raise urllib.error.HTTPError("http://127.0.0.1/load", 400, "Bad Request", {}, body)
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Return a function that loads the systems "spam" and "ham", and returns the loads that Triton saw."""
+    (tmp_path / "systems").write_text("spam\nham\n")
+    monkeypatch.setenv("SYSTEMS_FILE", str(tmp_path / "systems"))
+    monkeypatch.setattr(revive, "log", lambda message: None)
+
+    def run(*messages):
+        triton = LoadingStandIn(*messages)
+        revive.load_systems(triton)
+        return triton.loads
+
+    return run
+
+
+def test_listed_systems_are_loaded_in_order(load):
+    assert load() == ["spam", "ham"]
+
+
+def test_system_whose_process_did_not_report_is_loaded_again(load):
+    assert load("Stub process 'spam_0_0' is not healthy.") == ["spam", "spam", "ham"]
+
+
+def test_broken_system_does_not_keep_the_others_from_loading(load):
+    assert load("bad config") == ["spam", "ham"]
+
+
+def test_without_a_file_nothing_is_loaded(load, monkeypatch):
+    monkeypatch.delenv("SYSTEMS_FILE")
+    assert load() == []
