@@ -129,6 +129,20 @@ def test_objects_are_used_again(client, library):
         assert client.infer("lookup", inputs, outputs=outputs).as_numpy("row").tolist() == ids.tolist()
 
 
+def test_sequences_reach_the_model(lookup, client, library):
+    """Let Triton mark the first request of each of two sequences, which are sent in turn."""
+    lookup.triton.load("sequence")
+    sums = []
+    for number in range(3):
+        for sequence in (7, 8):
+            tensor = library.InferInput("number", [1, 1], "INT32")
+            tensor.set_data_from_numpy(np.array([[number]], np.int32))
+            flags = {"sequence_start": number == 0, "sequence_end": number == 2}
+            answer = client.infer("sequence", [tensor], sequence_id=sequence, **flags)
+            sums.append(answer.as_numpy("sum").item())
+    assert sums == [100, 100, 1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_compressed_request_is_answered(client, library, algorithm):
     options = (

@@ -45,6 +45,23 @@ def save_lookup(path: Path, rows: int = 100) -> Path:
     )
 
 
+def save_sequence_model(path: Path) -> Path:
+    """Save a graph that adds 100 to `number` [n, 1] INT32 if `start` is 1."""
+    import numpy as np
+
+    hundred = numpy_helper.from_array(np.array([[100]], np.int32), "hundred")
+    return save(
+        path,
+        [
+            helper.make_node("Mul", ["start", "hundred"], ["bonus"]),
+            helper.make_node("Add", ["number", "bonus"], ["sum"]),
+        ],
+        [value("number", "INT32", ["n", 1]), value("start", "INT32", ["n", 1])],
+        [value("sum", "INT32", ["n", 1])],
+        [hundred],
+    )
+
+
 def save_token_model(path: Path) -> Path:
     """Save a miniature text encoder: input_ids, attention_mask [n, t] -> per_token [n, t, 1], pooled [n, 1].
 

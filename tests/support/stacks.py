@@ -205,6 +205,14 @@ SMALL_MODELS = {
         models.save_lookup,
     ),
     "ongpu": ('backend: "onnxruntime"\ninstance_group [ { kind: KIND_GPU } ]', models.save_lookup),
+    "sequence": (
+        'backend: "onnxruntime"\nmax_batch_size: 8\n'
+        'input [ { name: "number" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+        'output [ { name: "sum" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+        'sequence_batching { control_input [ { name: "start"\n'
+        "  control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ] }",
+        models.save_sequence_model,
+    ),
     "wrongtype": (
         'backend: "onnxruntime"\nmax_batch_size: 4\n'
         'input [ { name: "ids" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'

@@ -153,7 +153,9 @@ class OnnxModel:
 
     @property
     def request_inputs(self) -> list[str]:
-        return [tensor["name"] for tensor in self.config["input"]]
+        """Return the inputs that each request has: the client's, and those that Triton adds in a sequence."""
+        controls = self.config.get("sequence_batching", {}).get("control_input", [])
+        return [tensor["name"] for tensor in (*self.config["input"], *controls)]
 
     def run(self, outputs: list[str] | None, feed: Tensors) -> list[Array]:
         arrays: list[Array] = self.session.run(outputs, feed, self.run_options)
