@@ -1,4 +1,4 @@
-"""Run one benchmark: python -m scripts.bench embedding | text-formats | vision-formats | generation | gpt2."""
+"""Run one benchmark: python -m scripts.bench embedding | text-formats | vision-formats | generation | ..."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from scripts.bench import comparisons, token_rates
+from scripts.bench import architectures, comparisons, token_rates
 from scripts.common.cli import run
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
     **{name: partial(comparisons.run, subject) for name, subject in comparisons.SUBJECTS.items()},
     "generation": token_rates.together_or_one_by_one,
     "gpt2": token_rates.client_or_server_loop,
+    "architectures": architectures.run,
 }
 
 
