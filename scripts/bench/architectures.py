@@ -5,9 +5,11 @@ Each is compared three times: its requests one after the other, all rows in one 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +78,8 @@ def measure(models: Iterable[SmallModel]) -> list[Result]:
         variables = environment(work, TRITON_ADMIN_KEY=secrets.token_urlsafe())
         settings = Settings(Settings.load() | variables)
         rows = [(model, format) for model in models for format in model.formats]
-        refusals = {row: assemble(*row, work, settings) for row in rows}
+        with one_cpu():
+            refusals = {row: assemble(*row, work, settings) for row in rows}
         loadable = [row for row in rows if not refusals[row]]
         triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
         with server(variables | {"SYSTEMS": system(*loadable[0])}), ThreadPoolExecutor(2) as pool:
@@ -84,6 +87,17 @@ def measure(models: Iterable[SmallModel]) -> list[Result]:
                 zip(loadable, pool.map(lambda row: compare(row[0], row[1], work, triton), loadable), strict=True)
             )
     return [Result(*row, refusal=refusals[row]) if refusals[row] else Result(*row, compared[row]) for row in rows]
+
+
+@contextlib.contextmanager
+def one_cpu() -> Iterator[None]:
+    """Let this process run on one CPU: PyTorch's threads take longer to meet than to compute a small model."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cpus)
 
 
 def system(model: SmallModel, format: str) -> str:

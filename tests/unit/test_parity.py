@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.bench.architectures import one_cpu
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters import onnx_export, text
@@ -20,6 +21,13 @@ ORIGINAL = [np.array([1.0, 0.0]), np.array([1.0, 1.0])]
 
 def assemble(weights: Path, folder: Path, task: str = "text-classification", format: str = "python") -> Outcome:
     return text.assemble(Job("system", task, format, weights, movable=False, folder=folder))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_threads():
+    """PyTorch's threads take longer to meet than to compute a small model."""
+    with one_cpu():
+        yield
 
 
 @pytest.fixture(scope="module")
