@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from scripts.common.corpus import MIXED
 from scripts.common.settings import UserError
@@ -20,7 +20,7 @@ from scripts.models.exporters.config_writer import write_config
 from scripts.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare, quiet
 from scripts.models.exporters.parity import TOLERANCES, largest_difference, measure_parity
 from scripts.models.exporters.references import reference, request_of, tokenize
-from scripts.models.exporters.served import Tensors
+from scripts.models.exporters.served import ServedSystem, Tensors, python_backend
 from scripts.models.exporters.text_configs import configs
 from scripts.models.exporters.text_model import TextModel
 from scripts.models.tasks import save_labels
@@ -29,7 +29,6 @@ PARITY_TEXTS = 64
 LONGEST_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
 PUBLISHED_WIDTH = 384
 WINDOW_STRIDE = 128  # tokens that two windows share at most, as in transformers' pipeline
-Feed = dict[str, np.ndarray]
 
 
 def assemble(job: Job) -> Outcome:
@@ -39,7 +38,7 @@ def assemble(job: Job) -> Outcome:
         check_published(model)
     for part in ("ensemble", "tokenizer", "encoder", *(["answers"] if model.task.answers else [])):
         model.version(part).mkdir(parents=True)
-    tokenizer = save_tokenizer(model)
+    save_tokenizer(model)
     model.save_prompts(model.version("tokenizer"))
     if model.task.answers:
         save_answers(model)
@@ -49,12 +48,12 @@ def assemble(job: Job) -> Outcome:
         requests = [request_of(model, *row) for row in rows] + prompt_requests(model)
         expected = reference(model, requests)
         write_configs(model)
-        outcome = SAVE[job.format](model, tokenizer, expected)
+        outcome = SAVE[job.format](model, requests, expected)
         model.forget_original()
         if job.format != "neuron":
             outcome = outcome.join(compare(model, requests, expected))
         if job.format == "onnx-int8":
-            outcome = outcome.join(convert_to_int8(model, tokenizer, requests))
+            outcome = outcome.join(convert_to_int8(model, requests))
     return outcome.join(Outcome(facts={"max_length": model.max_length}))
 
 
@@ -102,15 +101,16 @@ def check_published(model: TextModel) -> None:
         )
 
 
-def save_tokenizer(model: TextModel) -> Tokenizer:
+def save_tokenizer(model: TextModel) -> None:
     """Save the model's tokenizer with the model's maximum length; the one in its file may be another."""
     original = model.hugging_face_tokenizer
     tokenizer = Tokenizer.from_str(original.backend_tokenizer.to_str())
     stride = min(model.max_length // 2, WINDOW_STRIDE) if model.task.cuts_windows else 0
-    tokenizer.enable_truncation(model.max_length, strategy=model.task.truncation, stride=stride)
+    tokenizer.enable_truncation(
+        model.max_length, stride=stride, strategy=model.task.truncation, direction=original.truncation_side
+    )
     tokenizer.enable_padding(pad_id=original.pad_token_id or 0, pad_token=original.pad_token or "[PAD]")
     tokenizer.save(str(model.version("tokenizer") / "tokenizer.json"))
-    return tokenizer
 
 
 def save_answers(model: TextModel) -> None:
@@ -123,29 +123,29 @@ def save_answers(model: TextModel) -> None:
 # --- the encoder, in each format --------------------------------------------------------------------------------------
 
 
-def save_onnx(model: TextModel, tokenizer: Tokenizer, expected: list[Tensors]) -> Outcome:
+def save_onnx(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
     target = model.version("encoder") / "model.onnx"
     model.export(target)
     if model.mask:
-        keep_masked(target, tokenizer.token_to_id(model.mask))
+        keep_masked(target, model.hugging_face_tokenizer.mask_token_id)
     return Outcome()
 
 
-def save_python(model: TextModel, tokenizer: Tokenizer, expected: list[Tensors]) -> Outcome:
+def save_python(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
     model.save_layers(model.version("encoder"))
     model.job.take_model(model.version("encoder"))
     return Outcome()
 
 
-def convert_to_int8(model: TextModel, tokenizer: Tokenizer, requests: list[Tensors]) -> Outcome:
+def convert_to_int8(model: TextModel, requests: list[Tensors]) -> Outcome:
     """Convert the encoder; compare it with fp32 for each text alone, and a batch with each text alone."""
     target = model.version("encoder") / "model.onnx"
-    feeds = encoded(model, tokenizer)
+    feeds = encoded(model, requests)
     int8 = quantize_and_compare(target, lambda: run(target, feeds))
     return int8.join(compare_int8_batches(model.job, requests, model.task.outputs))
 
 
-def save_neuron(model: TextModel, tokenizer: Tokenizer, expected: list[Tensors]) -> Outcome:
+def save_neuron(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
     from scripts.neuron.compile import CompiledEncoder, core_errors
 
     target = model.job.neuron
@@ -164,7 +164,7 @@ def save_neuron(model: TextModel, tokenizer: Tokenizer, expected: list[Tensors])
     facts = {"neuron": target.record()}
     if not target.device:
         return Outcome("not compared with the original: there is no Neuron device (NEURON_DEVICES=0)", facts)
-    feeds = encoded(model, tokenizer)
+    feeds = encoded(model, requests)
     with core_errors():
         answers = list(cut(model, feeds, compiled.run(feeds)))
     difference, tolerance = largest_difference(expected, answers), TOLERANCES["bfloat16"]
@@ -175,7 +175,7 @@ def save_neuron(model: TextModel, tokenizer: Tokenizer, expected: list[Tensors])
     )
 
 
-def cut(model: TextModel, feeds: list[Feed], answers: Iterator[list[np.ndarray]]) -> Iterator[Tensors]:
+def cut(model: TextModel, feeds: list[Tensors], answers: Iterator[list[np.ndarray]]) -> Iterator[Tensors]:
     """Yield each text's outputs without those of the padding."""
     for tokens, arrays in zip(feeds, answers, strict=True):
         length = tokens["input_ids"].shape[1]
@@ -247,26 +247,26 @@ def example_texts(max_length: int) -> list[str]:
     return [*texts[:: len(texts) // PARITY_TEXTS], *edges, "漢" * 2 * max_length]
 
 
-def encoded(model: TextModel, tokenizer: Tokenizer) -> list[Feed]:
-    rows = [row if len(row) > 1 else row[0] for row in example_rows(model)]
-    return [feed(encoding) for encoding in tokenizer.encode_batch(rows)]
+def encoded(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    """Return the tokens that the served tokenizer makes of each request: of a long context, the first window."""
+    with python_backend():
+        tokenizer = ServedSystem(model.part("tokenizer").name, model.job.folder)
+        try:
+            answers = tokenizer.alone(requests)
+        finally:
+            tokenizer.close()
+    lengths = [tensors["attention_mask"][0].sum() for tensors in answers]
+    return [
+        {name: tensors[name][:1, :length] for name in model.token_inputs}
+        for tensors, length in zip(answers, lengths, strict=True)
+    ]
 
 
-def feed(encoding: Encoding) -> Feed:
-    """Return one text as the graph takes it, without padding."""
-    used = sum(encoding.attention_mask)
-    columns = {
-        "input_ids": encoding.ids,
-        "attention_mask": encoding.attention_mask,
-        "pooling_mask": encoding.attention_mask,
-        "token_type_ids": encoding.type_ids,
-    }
-    return {name: np.array([column[:used]], np.int64) for name, column in columns.items()}
-
-
-def run(path: Path, feeds: list[Feed]) -> list[np.ndarray]:
+def run(path: Path, feeds: list[Tensors]) -> list[np.ndarray]:
     """Return all outputs for each text, in one row."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]
-    results = (session.run(None, {name: tokens[name] for name in names}) for tokens in feeds)
+    # A graph may also take token_type_ids; the backend then feeds zeros.
+    complete = ({name: tokens.get(name, np.zeros_like(tokens["input_ids"])) for name in names} for tokens in feeds)
+    results = (session.run(None, tokens) for tokens in complete)
     return [np.concatenate([array.ravel() for array in arrays]) for arrays in results]

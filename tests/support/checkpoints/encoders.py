@@ -45,10 +45,10 @@ def save_roberta(folder: Path, head: str, **config) -> Path:
 
 
 def save_qwen3(folder: Path, head: str, padding_side: str = "left", **config) -> Path:
-    """Save a decoder. Its tokenizer adds no special tokens, so an empty text has no token."""
+    """Save a decoder. Its tokenizer cuts the beginning of a text, and makes no token of an empty one."""
     tokenizer = byte_level()
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B")
-    tokenizer.padding_side = padding_side
+    tokenizer.padding_side, tokenizer.truncation_side = padding_side, "left"
     config = transformers.Qwen3Config(**SIZE, **common_fields(tokenizer), num_key_value_heads=2, head_dim=8, **config)
     return save(folder, f"Qwen3{head}", config, tokenizer)
 
