@@ -13,6 +13,10 @@ from loadtest.switching import composing
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Triton
 
+# The length of the first of two texts. No tokenizer makes more tokens than bytes, and a model of 128 tokens cuts long
+# contexts into windows only if the question takes less than half of them.
+QUESTION_BYTES = 48
+
 
 class Tensor(NamedTuple):
     """One input of a request; `data` is in Triton's binary format."""
@@ -62,12 +66,24 @@ class Examples:
             raise UserError(
                 f"SYSTEM={config['name']} takes {names}: load tests send only texts and images. Set another SYSTEM"
             )
+        # Several inputs, such as question and context, get different texts.
+        columns = [[*texts[n:], *texts[:n]] for n in range(len(required))]
+        if len(columns) > 1:
+            columns[0] = _questions(texts)
         requests = [
-            # Several inputs, such as question and context, get different texts.
-            [_bytes(tensor["name"], batch, texts[(row + n) % len(texts)].encode()) for n, tensor in enumerate(required)]
+            [
+                _bytes(tensor["name"], batch, column[row % len(column)].encode())
+                for tensor, column in zip(required, columns, strict=True)
+            ]
             for row in range(len(texts))
         ]
         return cls("texts", requests)
+
+
+def _questions(texts: list[str]) -> list[str]:
+    """Return the short questions among the texts, or else the beginning of each text."""
+    questions = [text for text in texts if text.endswith("?") and len(text.encode()) <= QUESTION_BYTES]
+    return questions or [text.encode()[:QUESTION_BYTES].decode(errors="ignore") for text in texts]
 
 
 def _bytes(name: str, batch: list[int], data: bytes) -> Tensor:

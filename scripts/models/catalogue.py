@@ -117,6 +117,14 @@ SYSTEMS = {
             about="all-MiniLM-L6-v2 turns a text into a vector",
         ),
         System(
+            "reranker",
+            "text-ranking",
+            Hub("cross-encoder/ms-marco-MiniLM-L6-v2", "c5ee24cb16019beea0893ab7796b1df96625c6b8"),
+            licence="Apache-2.0",
+            gigabytes=0.09,
+            about="ms-marco-MiniLM-L6-v2 rates how well a text answers a query",
+        ),
+        System(
             "falcon7b",
             "text-generation",
             Hub("tiiuae/falcon-7b", "ec89142b67d748a1865ea4451372db8313ada0d8"),

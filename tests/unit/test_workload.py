@@ -89,6 +89,19 @@ def test_two_inputs_get_different_texts():
     assert body.body[body.header_length :] == b"\x01\0\0\0a\x01\0\0\0b"
 
 
+def test_first_of_two_texts_leaves_room_for_the_second():
+    """A model of 128 tokens refuses a question that takes half of them."""
+    pairs = config(("query", "TYPE_STRING", ["1"]), ("text", "TYPE_STRING", ["1"]))
+    for workload in WORKLOADS.values():
+        texts = workload.corpus.texts
+        requests = Examples.from_config(pairs, texts).requests
+        assert all(0 < len(query.data) - 4 <= 48 for query, _ in requests)
+        assert {text.data[4:].decode() for _, text in requests} == set(texts)
+    queries = {query.data[4:] for query, _ in Examples.from_config(pairs, WORKLOADS["mixed"].corpus.texts).requests}
+    assert len(queries) > 8
+    assert all(query.endswith(b"?") for query in queries)
+
+
 IMAGE, FILE = ("image", "TYPE_FP32", ["-1", "-1", "3"], True), ("image_bytes", "TYPE_STRING", ["1"], True)
 
 
