@@ -13,10 +13,11 @@ from rich.padding import Padding
 from rich.table import Table
 
 from scripts.common.cli import out
-from scripts.common.model_config import Tensor, load_config, with_steps
+from scripts.common.model_config import ModelConfig, Tensor, load_config, with_steps
 from scripts.common.settings import Settings
 from scripts.models.catalogue import SYSTEMS
 from scripts.models.record import Record, read_records
+from scripts.models.tasks import TEXT_TASKS, TextTask
 
 WIDTH = 80
 
@@ -83,9 +84,25 @@ def own_models(repository: Path, records: list[Record]) -> Iterator[str]:
             yield config.parent.name
 
 
+def expected_config(task: TextTask) -> ModelConfig:
+    """Return the tensors of a text system that is not assembled and has no config.pbtxt in git."""
+    inputs = [
+        Tensor(name, "STRING", (1,), optional=task.second_is_optional and n == 1) for n, name in enumerate(task.inputs)
+    ]
+    answers = task.answers or {name: ("FP32", axes) for name, axes in task.outputs.items()}
+    outputs = [
+        Tensor(name, data_type, tuple(axis if isinstance(axis, int) else -1 for axis in axes))
+        for name, (data_type, axes) in answers.items()
+    ]
+    return ModelConfig(max_batch_size=1, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
 def interface(model: str, repository: Path) -> str:
     """Return the model's tensors in the notation of clients: input_text BYTES [N,1] → output__0 FP32 [N,384]."""
     config = load_config(model, repository)
+    system = SYSTEMS.get(model)
+    if system and system.task in TEXT_TASKS and not config.inputs:
+        config = expected_config(TEXT_TASKS[system.task])
 
     def spelled(tensor: Tensor) -> str:
         shape = [*(["N"] if config.max_batch_size else []), *map(str, tensor.dims)]
