@@ -63,8 +63,17 @@ def test_processor_that_keeps_sizes_is_refused(tmp_path):
         run_recipe(RECIPES[TASK], job, "eyes")
 
 
-@pytest.mark.parametrize("form", ["onnx", "python"])
-@pytest.mark.parametrize("case", CASES)
+QUICK = (("clip", "onnx"), ("siglip", "python"))
+
+
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        pytest.param(case, form, marks=() if (case, form) in QUICK else pytest.mark.slow)
+        for case in CASES
+        for form in ("onnx", "python")
+    ],
+)
 def test_image_features_equal_transformers(tmp_path, case, form):
     save, kind, call, output = CASES[case]
     weights = save(tmp_path / "weights")

@@ -21,9 +21,9 @@ TEXTS = [*MIXED.texts[:8], "a", "", "word " * 100]
     ("form", "pooling", "activation"),
     [
         ("onnx", "max", "relu"),
-        ("python", "max", "relu"),
-        ("onnx", "sum", "log1p_relu"),
         ("python", "sum", "log1p_relu"),
+        pytest.param("python", "max", "relu", marks=pytest.mark.slow),
+        pytest.param("onnx", "sum", "log1p_relu", marks=pytest.mark.slow),
     ],
 )
 def test_sparse_embeddings_equal_sparse_encoder(tmp_path, form, pooling, activation):

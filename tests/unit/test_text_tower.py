@@ -17,7 +17,9 @@ TASK = "sentence-similarity"
 TEXTS = [*MIXED.texts[:8], "a", "", "word " * 100, "<|endoftext|> after the end"]
 
 
-@pytest.mark.parametrize(("form", "legacy"), [("onnx", False), ("python", False), ("onnx", True)])
+@pytest.mark.parametrize(
+    ("form", "legacy"), [("onnx", False), ("python", True), pytest.param("onnx", True, marks=pytest.mark.slow)]
+)
 @torch.inference_mode()
 def test_text_features_equal_clip(tmp_path, form, legacy):
     weights = vision.save_clip(tmp_path / "weights", legacy)

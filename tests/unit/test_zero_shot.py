@@ -50,9 +50,7 @@ def softmax(values: np.ndarray) -> np.ndarray:
 def test_zero_shot_equals_pipeline(weights, logits, multi_label):
     classify = transformers.pipeline("zero-shot-classification", str(weights), device="cpu")
     expected = classify(TEXT, CANDIDATES, multi_label=multi_label)
-    if multi_label:
-        scores = softmax(logits[:, [CONTRADICTION, ENTAILMENT]])[:, 1]
-    else:
-        scores = softmax(logits[:, ENTAILMENT])
+    pairs = softmax(logits[:, [CONTRADICTION, ENTAILMENT]])
+    scores = pairs[:, 1] if multi_label else softmax(logits[:, ENTAILMENT])
     served = dict(zip(CANDIDATES, scores, strict=True))
     np.testing.assert_allclose([served[label] for label in expected["labels"]], expected["scores"], atol=1e-5)
