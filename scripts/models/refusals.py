@@ -143,6 +143,8 @@ def check_task(name: str, weights: Path, task: str) -> None:
         raise UserError(f"{name} is a model of texts and images ({kind}), which is not served as {task}: {instead}")
     for architecture in config.get("architectures") or []:
         own = task_of_architecture(architecture)
+        if architecture.endswith("EncoderModel") and task != "sentence-similarity":
+            raise UserError(f"{name} is a {architecture}, which is served as TASK=sentence-similarity only")
         # Weights of another head can have the right names and shapes, and then they load without an error.
         if own not in ("", task) and task not in HEADLESS and {own, task} not in SAME_HEAD:
             raise UserError(f"{name} is a {architecture}, which is for TASK={own} and not for TASK={task}")

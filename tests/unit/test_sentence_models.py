@@ -23,6 +23,8 @@ from scripts.models.exporters.sentence_model import SentenceModel
 from scripts.models.exporters.served import ServedSystem, python_backend
 from tests.support.checkpoints import encoders
 
+pytestmark = pytest.mark.usefixtures("few_parity_texts")
+
 TEXTS = ["a", "Rain in the VALLEY, and nobody goes out.", "word " * 80]
 ALL_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 PROMPTS = {"prompts": encoders.PROMPTS, "default_prompt_name": "query"}
@@ -34,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
         "save_plain": functools.partial(encoders.save_qwen3, padding_side="right"),
         "prompts": encoders.PROMPTS,
     },
+    "t5": {"save_plain": encoders.save_t5_encoder},
     "instructor": {
         "include_prompt": False,
         "save_plain": encoders.save_roberta,
@@ -50,13 +53,6 @@ CHOICES = [{}, {"prompt_name": "query"}, {"prompt_name": "document"}, {"prompt":
 def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
     return functools.cache(lambda case: encoders.save_sentence_transformer(folder / case, **CASES[case]))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_parity_texts() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "PARITY_TEXTS", 1)
-        yield
 
 
 @pytest.fixture(scope="module")

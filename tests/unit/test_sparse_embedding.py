@@ -13,6 +13,8 @@ from scripts.models.exporters.served import ServedSystem, python_backend
 from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders
 
+pytestmark = pytest.mark.usefixtures("few_parity_texts")
+
 TASK = "sparse-embedding"
 TEXTS = [*MIXED.texts[:8], "a", "", "word " * 100]
 

@@ -13,6 +13,8 @@ from scripts.models.catalogue import RECIPES, Job
 from scripts.models.exporters.served import ServedSystem, python_backend
 from tests.support.checkpoints import vision
 
+pytestmark = pytest.mark.usefixtures("few_parity_texts")
+
 TASK = "sentence-similarity"
 TEXTS = [*MIXED.texts[:8], "a", "", "word " * 100, "<|endoftext|> after the end"]
 

@@ -15,6 +15,8 @@ from scripts.models.catalogue import RECIPES, Job
 from scripts.models.exporters.served import ServedSystem, python_backend
 from tests.support.checkpoints import encoders
 
+pytestmark = pytest.mark.usefixtures("few_parity_texts")
+
 # The corpus, and words that BERT's tokenizer splits, does not know, or finds beside punctuation.
 TEXTS = [*MIXED.texts[:12], "Zwölfzylinder-Motor, O'Neill's xylophones 🦜🦜x (antidisestablishmentarianism)", "a", ""]
 # E-LOC and X-Y-Z have dashes that are not B- or I-.

@@ -13,6 +13,8 @@ from scripts.models.catalogue import RECIPES, Job
 from scripts.models.exporters.served import ServedSystem, python_backend
 from tests.support.checkpoints import encoders
 
+pytestmark = pytest.mark.usefixtures("few_parity_texts")
+
 TASK = "text-classification"
 CANDIDATES = ["travel", "cooking", "the weather"]
 TEXT = "one day I will see the rain in another country"

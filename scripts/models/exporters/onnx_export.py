@@ -21,14 +21,7 @@ from scripts.models.exporters.served import Tensors
 MIN_INT8_COSINE = 0.9
 
 
-def export(
-    weights: Path,
-    task: str,
-    target: Path,
-    outputs: list[str] | None = None,
-    library: str = "transformers",
-    **options: object,
-) -> None:
+def export(weights: Path, task: str, target: Path, outputs: list[str], **options: object) -> None:
     """Write target/model.onnx with these outputs. Weights too large for one file go into files beside it.
 
     `options` are passed to optimum's main_export.
@@ -37,9 +30,9 @@ def export(
 
     work = target / "export"
     # No validation here: the callers check parity on examples of their own.
-    main_export(str(weights), output=work, task=task, library_name=library, do_validation=False, **options)
-    if outputs:
-        keep_outputs(work / "model.onnx", outputs)
+    main_export(str(weights), output=work, task=task, library_name="transformers", do_validation=False, **options)
+    keep_outputs(work / "model.onnx", outputs)
+    count_positions(work / "model.onnx")
     for file in work.glob("model.onnx*"):
         file.replace(target / file.name)
     shutil.rmtree(work)
@@ -51,6 +44,28 @@ def keep_outputs(path: Path, names: list[str]) -> None:
     kept = [output for output in model.graph.output if output.name in names]
     del model.graph.output[:]
     model.graph.output.extend(kept)
+    onnx.save(model, path)
+
+
+def count_positions(path: Path) -> None:
+    """Make the graph number the tokens itself, if it takes their positions: clients and tokenizers send none."""
+    model = onnx.load(path, load_external_data=False)
+    graph = model.graph
+    inputs = {node.name: node for node in graph.input}
+    if not {"position_ids", "input_ids"} <= inputs.keys():
+        return
+    helper = onnx.helper
+    graph.input.remove(inputs["position_ids"])
+    for name, value in (("first_position", 0), ("token_axis", 1), ("position_step", 1)):
+        graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.INT64, [], [value]))
+    nodes = [
+        helper.make_node("Shape", ["input_ids"], ["rows_and_tokens"]),
+        helper.make_node("Gather", ["rows_and_tokens", "token_axis"], ["token_count"]),
+        helper.make_node("Range", ["first_position", "token_count", "position_step"], ["positions"]),
+        helper.make_node("Expand", ["positions", "rows_and_tokens"], ["position_ids"]),
+    ]
+    for node in reversed(nodes):  # before the nodes that read them
+        graph.node.insert(0, node)
     onnx.save(model, path)
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import transformers
 from optimum.exporters.onnx import export
 from optimum.exporters.onnx.config import TextEncoderOnnxConfig
 from optimum.utils import DummyTextInputGenerator, NormalizedTextConfig
@@ -114,8 +115,8 @@ class SentenceModel(TextModel):
         modes: Any = modules[0].pooling_mode
         network: Any = transformer.auto_model
         parameters: dict[str, object] = {
-            # The library takes only the encoder of an encoder-decoder.
-            "model_class": type(network).__name__ if network.config.is_encoder_decoder else "AutoModel",
+            # The library takes only the encoder of an encoder-decoder. Code of the model's own has no class here.
+            "model_class": type(network).__name__ if hasattr(transformers, type(network).__name__) else "AutoModel",
             "dtype": str(network.dtype).removeprefix("torch."),
             "pooling": modes if isinstance(modes, str) else "+".join(modes),
             "dense": ",".join(self.dense),
@@ -142,13 +143,14 @@ class SparseModel(SentenceModel):
         return model
 
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
-        return self.original.encode(texts, convert_to_sparse_tensor=False, **prompt).numpy()
+        return self.original.encode(texts, convert_to_sparse_tensor=False, **prompt).float().numpy()
 
     @cached_property
     def layers(self) -> dict[str, object]:
         pooling = self.original[1]
         return {
             "model_class": self.task.model_class,
+            "dtype": str(self.original[0].auto_model.dtype).removeprefix("torch."),
             "splade_pooling": pooling.pooling_strategy,
             "splade_activation": pooling.activation_function,
         }

@@ -53,6 +53,24 @@ def save_qwen3(folder: Path, head: str, padding_side: str = "left", **config) ->
     return save(folder, f"Qwen3{head}", config, tokenizer)
 
 
+def save_gpt2(folder: Path, head: str, **config) -> Path:
+    """Save a decoder whose tokenizer has no padding token."""
+    tokenizer = byte_level()
+    tokenizer.pad_token = None
+    size = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "initializer_range": SPREAD}
+    config = transformers.GPT2Config(vocab_size=len(tokenizer), **size, **config)
+    return save(folder, f"GPT2{head}", config, tokenizer)
+
+
+def save_t5_encoder(folder: Path, head: str) -> Path:
+    tokenizer = byte_level()
+    size = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = transformers.T5Config(
+        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, is_encoder_decoder=False, **size
+    )
+    return save(folder, f"T5Encoder{head}", config, tokenizer)
+
+
 def save_sentence_transformer(
     folder: Path,
     pooling: str | tuple[str, ...] = "mean",
