@@ -119,9 +119,9 @@ bench: $(all) ## Measure the figures of the docs on this machine: BENCH=embeddin
 # Modules run side by side, each with servers of its own: at most four, for the memory's sake.
 pytest := $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15
 
-test: lint test-unit test-stack ## Lint, unit tests, and the stack tests that are quick (10 minutes on 2 cores)
+test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that are quick (10 minutes on 2 cores)
 
-test-all: lint test-unit test-stack-all ## All tests that need no Docker engine, as CI runs them
+test-all: lint test-unit-all test-stack-all ## All tests that need no Docker engine, as CI runs them
 
 lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; the dashboards are as committed
 	@$(venv)/bin/ruff check
@@ -134,7 +134,10 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; t
 	@$(python) -m scripts.dashboards --check
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
-test-unit: $(all) ## Tests without a server
+test-unit: $(all) ## Quick tests without a server
+	@$(pytest) -m "not slow" tests/unit
+
+test-unit-all: $(all) ## Those and the slow ones
 	@$(pytest) tests/unit
 
 # Reads neither the developer's .env (tests/.env does not exist) nor make's command line, whose SYSTEMS may be 14 GB.
@@ -166,4 +169,4 @@ clean: ## Stop everything; remove what make created, except .env and the reports
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test test-all lint test-unit test-stack test-stack-all test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help

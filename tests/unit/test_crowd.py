@@ -73,6 +73,7 @@ def test_workers_share_the_users_and_end_with_the_crowd():
     assert [process.returncode for process in processes] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "message"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "left or no longer answered")]
 )
@@ -128,6 +129,7 @@ def test_master_takes_workers_started_elsewhere(start_worker):
     assert worker.wait(5) == 0
 
 
+@pytest.mark.slow
 def test_worker_that_leaves_raises_an_error(start_worker):
     workers = [start_worker(), start_worker()]
     with pytest.raises(UserError, match="1 of 2 workers left"), crowd_of(2) as crowd, gevent.Timeout(2):
@@ -138,6 +140,7 @@ def test_worker_that_leaves_raises_an_error(start_worker):
     assert [worker.wait(5) for worker in workers] == [130, 0]
 
 
+@pytest.mark.slow
 def test_worker_too_many_raises_an_error(start_worker):
     start_worker()
     with (
@@ -151,6 +154,7 @@ def test_worker_too_many_raises_an_error(start_worker):
             gevent.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_worker_ends_when_the_master_stops_answering(start_worker):
     worker = start_worker()
     with crowd_of(1) as crowd:

@@ -12,6 +12,8 @@ import pytest
 
 from scripts.common.settings import ROOT
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = ("run.sh", "common.sh", "stop-engine.sh")
 # A stand-in for each program that run.sh calls. The engine is a `sleep` of that name; $ENGINE exists while it answers.
 STAND_INS = {

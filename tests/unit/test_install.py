@@ -15,6 +15,8 @@ from scripts.common.ports import free_ports
 from scripts.common.settings import ROOT
 from scripts.make import install
 
+pytestmark = pytest.mark.slow
+
 # Stands in for pip: the lines that pip prints, 3 MB in its temporary folder, and a pause in each phase.
 FAKE_PYTHON = """#!/bin/bash
 [[ "$3" == install ]] || exit 0
