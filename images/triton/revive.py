@@ -39,7 +39,7 @@ MAX_LOADS, MAX_UNLOAD_POLLS = 5, 60
 # How often to load a system whose Python process did not report in time, and Triton's words for that.
 ATTEMPTS, NOT_REPORTED = 3, ("is not healthy", "health mutex")
 # For this many polls Triton must have waited for a process to end that does nothing, before the process is ended.
-HUNG_POLLS = 4
+HUNG_POLLS = 2
 # The parameter of models whose accelerator cores no other process may use (AWS Neuron).
 CORES = "NEURON_CORE_START_INDEX"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from loadtest.workload import Workload, worker_count
 from scripts.common.cli import out, run
@@ -51,12 +51,14 @@ def up() -> None:
     out.print(f"\n`make status` shows its state, `make smoke{hint}` sends test requests, `make down` stops it.")
 
 
-def bring_up(chosen: Stack, assembled: Stack, unload: Sequence[str] = ()) -> None:
+def bring_up(
+    chosen: Stack, assembled: Stack, unload: Collection[str] = (), refresh: Collection[str] | None = None
+) -> None:
     """Check everything, then assemble systems, then change what runs."""
     out.print(f"runtime     {chosen.settings['RUNTIME']}")
     chosen.check()
     assembled.models()
-    chosen.up(unload)
+    chosen.up(unload, refresh)
     chosen.print_urls()
 
 
@@ -66,7 +68,8 @@ def bring_up_beside(settings: Settings) -> Stack:
     others = served or (settings.words("SYSTEMS") if settings.chosen("SYSTEMS") else [])
     chosen = with_systems(settings, [*others, settings["SYSTEM"]])
     # The others are in place, and HF_MODEL and its like apply to one system.
-    bring_up(chosen, with_systems(settings, [settings["SYSTEM"]]) if served else chosen)
+    assembled = with_systems(settings, [settings["SYSTEM"]]) if served else chosen
+    bring_up(chosen, assembled, refresh=[settings["SYSTEM"]])
     return chosen
 
 
@@ -103,11 +106,8 @@ def remove() -> None:
     settings = Settings.load()
     models = stack(settings).remove(named_system(settings, "remove"))
     systems = saved("SYSTEMS").split()
-    if rest := [name for name in systems if name not in models]:
-        if rest != systems:
-            save_systems(rest)
-    else:
-        out.print("SYSTEMS names no other system, so the next `make up` assembles and serves this one again.")
+    if (rest := [name for name in systems if name not in models]) != systems:
+        save_systems(rest)
 
 
 def named_system(settings: Settings, target: str) -> str:
@@ -120,7 +120,7 @@ def named_system(settings: Settings, target: str) -> str:
 def save_systems(systems: Iterable[str]) -> None:
     value = " ".join(systems)
     save("SYSTEMS", value)
-    out.print(f'.env: SYSTEMS="{value}"')
+    out.print(f'.env: SYSTEMS="{value}"' if value else ".env: SYSTEMS is empty: `make up` starts with the default")
 
 
 def models() -> None:

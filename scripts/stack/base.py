@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +33,8 @@ PORTS = {
 }
 # Program with a web page -> the path that answers once the program is ready.
 PROBES = {"prometheus": "/-/ready", "grafana": "/api/health"}
+WOULD_RESTART = "a comparison is running against this stack, which other settings would restart"
+ANOTHER_COMPARISON = "another comparison is running against this stack"
 UP_OR_DOWN = "another `make up` or `make down` is at work here"
 
 
@@ -145,8 +147,11 @@ class Stack(ABC):
 
     # --- up and down ------------------------------------------------------------------------------------------------
 
-    def up(self, unload: Sequence[str] = ()) -> None:
-        """Start the stack, serve SYSTEMS and unload others. A running server keeps answering meanwhile."""
+    def up(self, unload: Collection[str] = (), refresh: Collection[str] | None = None) -> None:
+        """Start the stack, serve SYSTEMS and unload others. A running server keeps answering meanwhile.
+
+        Of the systems that are loaded, refresh these, or all.
+        """
         if self.settings.choice("PROFILE") == "neuron":
             check_cores(self.settings)
         with exclusive(self.state, UP_OR_DOWN):
@@ -158,7 +163,8 @@ class Stack(ABC):
             if unload:
                 with self.no_comparison():
                     self.control.unload(unload)
-            self.control.serve(self.settings.words("SYSTEMS"))
+            systems = self.settings.words("SYSTEMS")
+            self.control.serve(systems, systems if refresh is None else refresh)
 
     def remove(self, system: str) -> tuple[str, ...]:
         """Unload a system, delete its files, and return the names of its models."""
@@ -188,9 +194,11 @@ class Stack(ABC):
                 self.stop()
             out.print("stopped")
 
-    def no_comparison(self, kind: str = "a comparison") -> AbstractContextManager[None]:
+    def no_comparison(
+        self, conflict: str = "a comparison is running against this stack"
+    ) -> AbstractContextManager[None]:
         """Hold the lock of comparisons; raise UserError if one is running."""
-        return exclusive(self.comparison_lock, f"{kind} is running against this stack", wait=False)
+        return exclusive(self.comparison_lock, conflict, wait=False)
 
     # --- the settings of the running programs -----------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +46,8 @@ class ModelControl:
     log: Callable[[], str]  # the end of Triton's log
     wait_until_live: Callable[[], None]
 
-    def serve(self, systems: list[str]) -> None:
-        """Load each system, or refresh it if it is loaded, one after the other. Raise UserError after the last one.
+    def serve(self, systems: list[str], refresh: Collection[str]) -> None:
+        """Load each system, one after the other; refresh some of those that are loaded. Raise UserError at the end.
 
         So each answers while the next one loads, and a model that fails does not keep the others from loading.
         """
@@ -56,7 +56,8 @@ class ModelControl:
             progress = f" ({number} of {len(systems)})" if len(systems) > 1 else ""
             try:
                 if self.triton.index().get(system, ("", ""))[0] == "READY":
-                    self._refresh(system)
+                    if system in refresh:
+                        self._refresh(system)
                 else:
                     start = time.monotonic()
                     with err.status(f"{system}: loading{progress}"):

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
-from scripts.common.settings import ROOT
+from scripts.common.files import comparison_lock, exclusive
+from scripts.common.settings import ROOT, Settings
 from scripts.common.triton import Triton, TritonError
+from scripts.models.catalogue import RECIPES
+from scripts.models.record import Record
 from tests.support.embedding import embed
 
 
@@ -141,29 +148,133 @@ def test_failed_load_at_start_shows_the_reason(stack):
     stack.make("down")
 
 
-def test_crashing_prometheus_is_reported(stack):
+def test_crashing_prometheus_is_reported(stack, tmp_path):
     stack.make("down")
-    done = stack.make("up", PROMETHEUS_RETENTION="banana")
+    (tmp_path / "prometheus").write_text("#!/bin/sh\necho no disk; exit 1\n")
+    (tmp_path / "prometheus").chmod(0o755)
+    done = stack.make("up", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode != 0
-    assert "prometheus does not stay up" in done.stderr
+    assert "prometheus does not stay up. Its log ends:\nno disk" in done.stderr
+    stack.make("down")
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("target", "settings", "message"),
     [
-        ({"LOCAL_STATE": "/tmp/two words"}, "'/tmp/two words': Triton starts its Python backends through a shell"),
-        ({"LOCAL_STATE": "/tmp/" + "long/" * 20}, "too long for a socket: set LOCAL_STATE to a shorter folder"),
-        ({"LOCAL_STATE": "/proc/nowhere"}, "/proc/nowhere"),
-        ({"BIND_ADDRESS": "::1"}, "BIND_ADDRESS=::1: must be an IPv4 address"),
-        ({"TRITON_HTTP_PORT": "http"}, "TRITON_HTTP_PORT=http: must be a whole number"),
+        (
+            "up",
+            {"LOCAL_STATE": "/tmp/two words"},
+            "'/tmp/two words': Triton starts its Python backends through a shell",
+        ),
+        ("up", {"LOCAL_STATE": "/tmp/" + "long/" * 20}, "too long for a socket: set LOCAL_STATE to a shorter folder"),
+        ("up", {"LOCAL_STATE": "/proc/nowhere"}, "/proc/nowhere"),
+        ("up", {"MODEL_REPOSITORY": "/tmp/two words"}, "'/tmp/two words': Triton starts its Python backends"),
+        ("up", {"BIND_ADDRESS": "::1"}, "BIND_ADDRESS=::1: must be an IPv4 address"),
+        ("up", {"READY_TIMEOUT": "soon", "SYSTEMS": "embedding lookup"}, "READY_TIMEOUT=soon: must be a whole number"),
+        ("loadtest", {"USERS": "abc", "SYSTEM": "lookup"}, "USERS=abc: must be a whole number"),
+        ("loadtest", {"ROUNDS": "1", "SYSTEM": "lookup"}, "ROUNDS=1: must be at least 2"),
     ],
 )
-def test_wrong_setting_is_one_sentence(stack, settings, message):
-    stack.make("down")
-    done = stack.make("up", **settings)
+def test_wrong_setting_is_one_sentence_and_changes_nothing(stack, target, settings, message):
+    before = stack.server().pid, stack.triton.index()
+    done = stack.make(target, **settings)
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert "in place" not in done.stdout  # checked before anything is assembled
+    assert (stack.server().pid, stack.triton.index()) == before
+
+
+@contextlib.contextmanager
+def clients(stack, count: int = 4) -> Iterator[list[str]]:
+    """Send requests to `embedding` from several threads; yield the list of those that were refused."""
+    refused: list[str] = []
+    stop = threading.Event()
+
+    def send() -> None:
+        while not stop.is_set():
+            try:
+                embed(stack, "a text")
+            except OSError as error:
+                refused.append(str(error))
+
+    with ThreadPoolExecutor(count) as pool:
+        for _ in range(count):
+            pool.submit(send)
+        try:
+            yield refused
+        finally:
+            stop.set()
+
+
+def assemble_spam(stack) -> None:
+    """Put a system of one small model into the repository, with a record as `make models` writes it."""
+    models = stack.folder / "models"
+    shutil.copytree(models / "lookup", models / "spam")
+    shutil.copytree(models / "lookup", models / "spam_v2")
+    task = "text-classification"
+    files = ("spam/config.pbtxt", "spam/1/model.onnx")
+    Record("spam", (), task, "onnx", RECIPES[task].version, files, "/nowhere", "/nowhere 1").write(models)
+
+
+def test_systems_change_while_another_answers_every_request(stack):
+    """Add, load, edit, unload and remove systems beside `embedding`; the same server goes on."""
+    assemble_spam(stack)
+    lookup = stack.folder / "models/lookup/config.pbtxt"
+    config = lookup.read_text()
+    before = stack.server().pid
+    with clients(stack) as refused:
+        added = stack.make("add", SYSTEM="spam")
+        assert added.returncode == 0, added.stderr
+        assert "spam: loaded in " in added.stdout and '.env: SYSTEMS="embedding spam"' in added.stdout
+        assert set(stack.triton.index()) >= {"embedding", "spam"}
+
+        exact = stack.make("up", SYSTEMS="embedding lookup")
+        assert "spam: unloaded" in exact.stdout and "lookup: loaded in " in exact.stdout
+        assert set(stack.triton.index()) == {"embedding", "tokenizer", "encoder", "lookup"}
+        lookup.write_text(config.replace("max_batch_size: 32", "max_batch_size: 16"))
+        assert stack.make("up", SYSTEMS="embedding lookup").returncode == 0
+        assert stack.triton.config("lookup")["max_batch_size"] == 16
+
+        assert stack.make("add", SYSTEM="spam").returncode == 0
+        removed = stack.make("remove", SYSTEM="spam")
+        assert removed.returncode == 0, removed.stderr
+        assert "spam: unloaded" in removed.stdout and '.env: SYSTEMS="embedding"' in removed.stdout
+    lookup.write_text(config)
+    assert refused == []
+    assert stack.server().pid == before
+    assert set(stack.triton.index()) == {"embedding", "tokenizer", "encoder", "lookup"}
+    assert not (stack.folder / "models/spam").exists()
+    assert (stack.folder / "models/spam_v2/1/model.onnx").exists()
+
+
+def test_crashed_server_comes_back_with_the_systems_that_it_had(stack):
+    assert stack.make("up", SYSTEMS="embedding lookup").returncode == 0
+    before = stack.server()
+    before.send_signal(signal.SIGKILL)
+    stack.replaced(before)
+
+    def served() -> set[str]:
+        with contextlib.suppress(TritonError):
+            return {model for model, (state, _) in stack.triton.index().items() if state == "READY"}
+        return set()
+
+    stack.wait(lambda: served() == {"embedding", "tokenizer", "encoder", "lookup"}, "both systems")
+    assert answers(stack)
+
+
+def test_system_of_a_running_comparison_is_not_removed(stack):
+    (stack.folder / "reports").mkdir(exist_ok=True)
+    shutil.rmtree(stack.folder / "models/spam", ignore_errors=True)
+    shutil.rmtree(stack.folder / "models/spam_v2", ignore_errors=True)
+    assemble_spam(stack)
+    with exclusive(comparison_lock(Settings(Settings.load() | stack.environment)), "the test"):
+        done = stack.make("remove", SYSTEM="spam")
+        assert "a comparison is running against this stack: wait for it, or stop it" in done.stderr
+        assert (stack.folder / "models/spam/1/model.onnx").exists()
+        done = stack.make("up", TRITON_LOG_VERBOSE=1)
+        assert "a comparison is running against this stack" in done.stderr
+        assert stack.server()
 
 
 @pytest.mark.parametrize("model", ["encoder", "tokenizer"])

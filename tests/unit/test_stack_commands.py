@@ -1,4 +1,4 @@
-"""`make status`, `logs` and `down` while nothing runs."""
+"""`make status`, `logs` and `down` while nothing runs; which systems the other commands assemble, serve and unload."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from scripts.common.settings import ROOT, Settings
+from scripts.common import settings as settings_module
+from scripts.common.settings import ROOT, Settings, UserError
+from scripts.stack import __main__ as commands
 from scripts.stack.local.stack import LocalStack
 
 
@@ -34,6 +38,122 @@ def test_status_and_logs_of_a_stopped_stack(tmp_path, capsys):
         "not running (RUNTIME=local): `make up` starts it",
         f"no logs: nothing has run without Docker in {tmp_path} yet (`make up`)",
     ]
+
+
+def test_down_works_in_a_read_only_checkout(tmp_path, monkeypatch, capsys):
+    def refuse(*arguments, **keywords):
+        raise OSError("Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    LocalStack(Settings(Settings.load() | {"LOCAL_STATE": str(tmp_path / "state"), "RUNTIME": "local"})).down()
+    assert capsys.readouterr().out == "not running\n"
+
+
+class StackStandIn:
+    """A stack that records what commands do with it. `served` are the systems of the running server."""
+
+    served: ClassVar[list[str]] = []
+    calls: ClassVar[list[tuple]] = []
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def running(self) -> bool:
+        return bool(self.served)
+
+    def served_now(self) -> list[str]:
+        return list(self.served)
+
+    def models(self) -> None:
+        self.calls.append(("assemble", self.settings["SYSTEMS"]))
+
+    def up(self, unload, refresh) -> None:
+        self.calls.append(("serve", self.settings["SYSTEMS"], " ".join(unload)))
+
+    def remove(self, system: str) -> tuple[str, ...]:
+        self.calls.append(("remove", system))
+        return (system, f"{system}_stream")
+
+    def __getattr__(self, name):
+        return lambda: self.calls.append((name,))
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """Return a function that runs a command, with these systems served and this .env, and returns what it did."""
+    monkeypatch.setattr(commands, "stack", StackStandIn)
+    monkeypatch.setattr(settings_module, "DOTENV", tmp_path / ".env")
+
+    def run(command, served="", dotenv="", **environment):
+        monkeypatch.setattr(StackStandIn, "served", served.split())
+        monkeypatch.setattr(StackStandIn, "calls", [])
+        (tmp_path / ".env").write_text(f"TRITON_ADMIN_KEY=k\nGRAFANA_ADMIN_PASSWORD=p\n{dotenv}")
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        commands.COMMANDS[command]()
+        assert StackStandIn.calls
+        return [call for call in StackStandIn.calls if call[0] != "print_urls"]
+
+    run.saved = lambda: settings_module.saved("SYSTEMS")
+    return run
+
+
+def test_up_serves_exactly_the_systems_that_the_user_set(calls):
+    assert calls("up", served="spam ham", dotenv="SYSTEMS='ham egg'\n") == [
+        ("check",),
+        ("assemble", "ham egg"),
+        ("serve", "ham egg", "spam"),
+    ]
+
+
+def test_up_without_systems_keeps_those_of_the_server(calls):
+    assert calls("up", served="spam ham")[-1] == ("serve", "spam ham", "")
+    assert calls("up")[-1] == ("serve", "embedding", "")
+
+
+def test_loadtest_serves_its_system_beside_the_others(calls):
+    own = calls("loadtest", served="ham", dotenv="SYSTEMS=egg\n", SYSTEM="spam", HF_MODEL="tests/spam")
+    assert own == [("check_comparison",), ("check",), ("assemble", "spam"), ("serve", "ham spam", ""), ("loadtest",)]
+    assert calls("loadtest", dotenv="SYSTEMS=egg\n", SYSTEM="spam")[-2] == ("serve", "egg spam", "")
+    assert calls("loadtest", SYSTEM="spam")[-2] == ("serve", "spam", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value"),
+    [
+        *[("loadtest", "USERS", "abc"), ("loadtest", "ROUNDS", "1"), ("loadtest", "WORKERS", "99")],
+        *[("up", "READY_TIMEOUT", "3m"), ("up", "USERS", "abc"), ("add", "GRAFANA_PORT", "0")],
+    ],
+)
+def test_wrong_setting_is_refused_before_anything_happens(calls, command, name, value):
+    with pytest.raises(UserError, match=f"{name}={value}: "):
+        calls(command, served="ham", **{name: value})
+    assert StackStandIn.calls == []
+
+
+def test_add_serves_a_system_and_saves_it(calls):
+    assert calls("add", served="ham", SYSTEM="spam")[1:] == [("assemble", "spam"), ("serve", "ham spam", "")]
+    assert calls.saved() == "embedding spam"
+    assert calls("add", dotenv="SYSTEMS=ham\n", SYSTEM="spam") == [("assemble", "spam")]
+    assert calls.saved() == "ham spam"
+
+
+def test_remove_takes_the_system_out_of_dotenv(calls):
+    assert calls("remove", dotenv="SYSTEMS='ham spam spam_stream'\n", SYSTEM="spam") == [("remove", "spam")]
+    assert calls.saved() == "ham"
+
+
+def test_remove_of_the_only_system_returns_to_the_default(calls, capsys):
+    calls("remove", dotenv="SYSTEMS=spam\n", SYSTEM="spam")
+    assert calls.saved() == "embedding"
+    assert "SYSTEMS is empty: `make up` starts with the default" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["add", "remove"])
+@pytest.mark.parametrize("environment", [{}, {"SYSTEM": "spam ham"}])
+def test_add_and_remove_need_one_system_on_the_command_line(calls, command, environment):
+    with pytest.raises(UserError, match=f"name one system: make {command} SYSTEM=name"):
+        calls(command, dotenv="SYSTEM=spam\n", **environment)
 
 
 def test_docker_commands_import_only_the_tools_group():

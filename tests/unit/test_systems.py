@@ -55,37 +55,44 @@ def control(triton, tmp_path):
 
 
 def test_systems_are_loaded_one_after_the_other_and_listed(control, triton, capsys):
-    control.serve(["spam", "ham"])
+    control.serve(["spam", "ham"], ["spam", "ham"])
     assert triton.calls == [("load", "spam"), ("load", "ham")]
     assert control.served.read() == ["spam", "ham"]
     assert [line.split(" in ")[0] for line in capsys.readouterr().out.splitlines()] == ["spam: loaded", "ham: loaded"]
 
 
 def test_loaded_system_is_refreshed_step_by_step(control, triton):
-    control.serve(["spam"])
+    control.serve(["spam"], ["spam"])
     triton.calls.clear()
-    control.serve(["spam", "egg"])
+    control.serve(["spam", "egg"], ["spam", "egg"])
     assert triton.calls == [("load", name) for name in ("encoder", "tokenizer", "spam", "egg")]
+
+
+def test_other_loaded_systems_are_left_alone(control, triton):
+    control.serve(["spam", "egg"], [])
+    triton.calls.clear()
+    control.serve(["spam", "egg"], ["egg"])
+    assert triton.calls == [("load", "egg")]
 
 
 def test_failed_system_does_not_keep_the_others_from_loading(control, triton):
     triton.failures["spam"] = [TritonError("bad config", 400)]
     with pytest.raises(UserError, match=r"^model 'spam' did not load: bad config$"):
-        control.serve(["spam", "ham"])
+        control.serve(["spam", "ham"], ["spam", "ham"])
     assert control.served.read() == ["ham"]
 
 
 def test_failed_refresh_keeps_the_system_listed(control, triton):
-    control.serve(["spam"])
+    control.serve(["spam"], ["spam"])
     triton.failures["encoder"] = [TritonError("bad config", 400)]
     with pytest.raises(UserError, match="'encoder' did not load, the previous version stays loaded: bad config"):
-        control.serve(["spam"])
+        control.serve(["spam"], ["spam"])
     assert control.served.read() == ["spam"]
 
 
 def test_process_that_does_not_report_is_named_and_the_system_loaded_again(control, triton, capsys):
     triton.failures["spam"] = [UNHEALTHY]
-    control.serve(["spam"])
+    control.serve(["spam"], ["spam"])
     assert triton.calls == [("load", "spam")] * 2
     message = " ".join(capsys.readouterr().err.split())
     assert "spam: process 7 of model 'spam' did not report to Triton in time; ended it. Loading" in message
@@ -94,12 +101,12 @@ def test_process_that_does_not_report_is_named_and_the_system_loaded_again(contr
 def test_process_that_never_reports_ends_in_an_error(control, triton):
     triton.failures["spam"] = [UNHEALTHY] * 3
     with pytest.raises(UserError, match="is not healthy"):
-        control.serve(["spam"])
+        control.serve(["spam"], ["spam"])
 
 
 def test_system_is_loaded_again_after_a_crash_of_the_server(control, triton, capsys):
     triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: closed")]
-    control.serve(["spam"])
+    control.serve(["spam"], ["spam"])
     assert triton.calls == [("load", "spam"), ("wait", ""), ("load", "spam")]
     assert "the server crashed" in capsys.readouterr().err
 
@@ -107,11 +114,11 @@ def test_system_is_loaded_again_after_a_crash_of_the_server(control, triton, cap
 def test_load_beyond_ready_timeout_is_one_sentence(control, triton):
     triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: timed out")]
     with pytest.raises(UserError, match="spam is not loaded within READY_TIMEOUT=5: it goes on loading"):
-        control.serve(["spam"])
+        control.serve(["spam"], ["spam"])
 
 
 def test_unload_keeps_steps_that_another_system_runs(control, triton):
-    control.serve(["spam", "ham"])
+    control.serve(["spam", "ham"], ["spam", "ham"])
     triton.calls.clear()
     control.unload(["spam"])
     assert triton.calls == [("unload", "spam"), ("unload", "encoder")]

@@ -20,7 +20,7 @@ from scripts.common.ports import check_free
 from scripts.common.settings import PROFILES, ROOT, UserError
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
-from scripts.stack.base import PORTS, Process, Stack
+from scripts.stack.base import ANOTHER_COMPARISON, PORTS, WOULD_RESTART, Process, Stack
 from scripts.stack.docker import preflight, slim
 from scripts.stack.docker.compose import Compose
 
@@ -82,12 +82,12 @@ class DockerStack(Stack):
         self.state.mkdir(parents=True, exist_ok=True)
         check_free(self.settings, [name for names in PORTS.values() for name in names], self.published())
         if self.running() and self.changed_settings():
-            with self.no_comparison():
+            with self.no_comparison(WOULD_RESTART):
                 pass
 
     def check_comparison(self) -> None:
         self.state.mkdir(parents=True, exist_ok=True)
-        with self.no_comparison("another comparison"):
+        with self.no_comparison(ANOTHER_COMPARISON):
             pass
 
     def start(self) -> None:
@@ -176,15 +176,14 @@ class DockerStack(Stack):
                 sys.exit(code)
 
     def loadtest(self) -> None:
-        running = "another comparison is running against this stack"
-        with exclusive(self.comparison_lock, running, wait=False):
+        with self.no_comparison(ANOTHER_COMPARISON):
             self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
             self.build_quietly("loadtest")
             if workers := self.compose.workers:
                 # They connect to the comparison once it runs, and end with it.
                 scale = ["--force-recreate", "--scale", f"loadtest-worker={workers}", "loadtest-worker"]
                 self.compose.run("up", "--detach", "--no-deps", *scale, profile="*")
-            sys.exit(self.run_service("loadtest", running))
+            sys.exit(self.run_service("loadtest", ANOTHER_COMPARISON))
 
     def locust(self) -> None:
         self.build_quietly("loadtest")

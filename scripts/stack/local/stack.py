@@ -21,7 +21,7 @@ from scripts.common.ports import check_free
 from scripts.common.settings import ROOT, Settings, UserError, command_environment
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
-from scripts.stack.base import PORTS, Process, Stack
+from scripts.stack.base import ANOTHER_COMPARISON, PORTS, WOULD_RESTART, Process, Stack
 from scripts.stack.local import preflight, programs
 from scripts.stack.local.supervisor import Supervisor
 
@@ -74,12 +74,12 @@ class LocalStack(Stack):
         check_free(self.settings, PORTS["triton"] + PORTS["prometheus"], self.own_ports)
         _ = self.grafana
         if self.running() and self.changed_settings():
-            with self.no_comparison():
+            with self.no_comparison(WOULD_RESTART):
                 pass
 
     def check_comparison(self) -> None:
         if self.running():
-            with self.no_comparison("another comparison"):
+            with self.no_comparison(ANOTHER_COMPARISON):
                 pass
         check_free(self.settings, ["LOADTEST_METRICS_PORT"])
 
@@ -91,7 +91,7 @@ class LocalStack(Stack):
             return
         self.check()
         if running:
-            with self.no_comparison():
+            with self.no_comparison(WOULD_RESTART):
                 out.print(f"settings changed ({', '.join(self.changed_settings())}): restarting the stack")
                 self.stop()
         self.write_targets()
