@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from scripts.common.cli import err, out
 from scripts.common.settings import Settings, UserError
-from scripts.models.refusals import check_files
+from scripts.models.refusals import check_files, check_model
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import HfApi, ModelInfo, RepoSibling
@@ -36,10 +36,11 @@ def download(name: str, revision: str, settings: Settings, repository: Path) -> 
     with readable_errors(name, revision, api):
         info = api.model_info(name, revision=revision or None, files_metadata=True)
         commit = info.sha or ""
-        files = select_files(info, settings.flag("TRUST_REMOTE_CODE"))
+        trust_remote_code = settings.flag("TRUST_REMOTE_CODE")
+        files = select_files(info, trust_remote_code)
         folder = repository / DOWNLOADS / f"{name.replace('/', '--')}@{commit}"
         check_space(name, files, folder, repository)
-        fetch(api, name, commit, files, folder)
+        fetch(api, name, commit, files, folder, trust_remote_code)
     yield folder, commit
     shutil.rmtree(folder)
     with contextlib.suppress(OSError):  # another download is still in it
@@ -83,14 +84,18 @@ def check_space(name: str, files: list[RepoSibling], folder: Path, repository: P
         )
 
 
-def fetch(api: HfApi, name: str, commit: str, files: list[RepoSibling], folder: Path) -> None:
+def fetch(api: HfApi, name: str, commit: str, files: list[RepoSibling], folder: Path, trust_remote_code: bool) -> None:
     resumed = size_on_disk(folder)
     out.print(
         f"{name}: downloading {decimal(sum(file.size or 0 for file in files))}, commit {commit[:12]}"
         + (f", {decimal(resumed)} of it are already here" if resumed else "")
     )
+    weights = [file for file in files if WEIGHTS.fullmatch(file.rfilename)]
     # One file at a time: with several, Ctrl-C would wait for all of them.
-    for file in files:
+    for file in (file for file in files if file not in weights):
+        api.hf_hub_download(name, file.rfilename, revision=commit, local_dir=folder)
+    check_model(name, folder, trust_remote_code)  # before gigabytes are downloaded for nothing
+    for file in weights:
         api.hf_hub_download(name, file.rfilename, revision=commit, local_dir=folder)
     with err.status(f"{name}: verifying the download"):
         for file in files:

@@ -27,7 +27,7 @@ from tests.support.hub_stand_in import TOKEN, Published, etag, hub_stand_in
 NAME = "tests/model"
 WEIGHTS = bytes(range(256)) * 4096
 NEEDED = {
-    "config.json": b"{}",
+    "config.json": b'{"model_type": "bert"}',
     "tokenizer.json": b"{}",
     "merges.txt": b"a b",
     "tokenizer.model": b"spm",
@@ -120,6 +120,19 @@ def test_model_without_safetensors_is_refused(hub, model, repository):
         file.unlink()
     (model.folder / "2_Dense/model.safetensors").unlink()
     assert "tests/model has no safetensors at c0ffeec0ffee" in error_of(repository)
+    assert hub.served == []
+
+
+def test_unserved_model_is_refused_before_its_weights_are_downloaded(hub, model, repository):
+    quantized = {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
+    (model.folder / "config.json").write_text(json.dumps(quantized))
+    assert "tests/model is quantized (gptq)" in error_of(repository)
+    assert not [name for name, _ in hub.served if name.endswith(".safetensors")]
+
+
+def test_adapter_of_the_hub_is_refused(hub, model, repository):
+    (model.folder / "adapter_config.json").touch()
+    assert "tests/model is a PEFT adapter" in error_of(repository)
     assert hub.served == []
 
 
