@@ -6,7 +6,6 @@ Each is compared three times: its requests one after the other, all rows in one 
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator
@@ -78,7 +77,7 @@ def measure(models: Iterable[SmallModel]) -> list[Result]:
         variables = environment(work, TRITON_ADMIN_KEY=secrets.token_urlsafe())
         settings = Settings(Settings.load() | variables)
         rows = [(model, format) for model in models for format in model.formats]
-        with one_cpu():
+        with one_thread():
             refusals = {row: assemble(*row, work, settings) for row in rows}
         loadable = [row for row in rows if not refusals[row]]
         triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
@@ -90,14 +89,18 @@ def measure(models: Iterable[SmallModel]) -> list[Result]:
 
 
 @contextlib.contextmanager
-def one_cpu() -> Iterator[None]:
-    """Let this process run on one CPU: PyTorch's threads take longer to meet than to compute a small model."""
-    cpus = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cpus)})
+def one_thread() -> Iterator[None]:
+    """Keep PyTorch in this process on one thread: more take longer to meet than to compute a small model."""
+    import torch
+
+    set_threads, before = torch.set_num_threads, torch.get_num_threads()
+    set_threads(1)
+    torch.set_num_threads = lambda nthreads: None  # the backend sets as many as there are CPUs
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cpus)
+        torch.set_num_threads = set_threads
+        set_threads(before)
 
 
 def system(model: SmallModel, format: str) -> str:

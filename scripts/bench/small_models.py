@@ -187,8 +187,9 @@ NO_PAD = "decoder without a padding token"
 
 DISENTANGLED = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 ALTERNATING = {"global_attn_every_n_layers": 2, "reference_compile": False}
-FUNNEL = {"d_model": 32, "block_sizes": [1, 1], "d_head": 8, "n_head": 4, "d_inner": 64, "num_hidden_layers": None}
-XLNET = {"d_inner": 64, "max_position_embeddings": None}
+XLNET = {"d_model": 32, "n_head": 4, "d_inner": 64} | dict.fromkeys(
+    ("hidden_size", "num_attention_heads", "max_position_embeddings")
+)
 MULTI_LABEL = LABELS | {"problem_type": "multi_label_classification"}
 WORDS = {"id2label": dict(enumerate(ENTITIES))}
 LEFT = "decoder, padded on the left"
@@ -210,7 +211,6 @@ SMALL_MODELS = (
     SmallModel("RoFormer", *CLASSIFY, ONNX, fields=LABELS | {"embedding_size": 32}),
     SmallModel("FNet", *CLASSIFY, PYTHON, fields=LABELS | {"tpu_short_seq_length": 64}),
     SmallModel("XLNet", *CLASSIFY, PYTHON, "byte-level", LABELS | XLNET),
-    SmallModel("Funnel", *CLASSIFY, PYTHON, fields=LABELS | FUNNEL),
     # Decoders that classify: they find the last token by the padding token.
     SmallModel("Llama", *CLASSIFY, ALL, "decoder", GROUPED | LABELS),
     SmallModel("Llama", *CLASSIFY, BOTH, NO_PAD, GROUPED | LABELS, note="without a padding token"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.bench.architectures import one_cpu
+from scripts.bench.architectures import one_thread
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters import onnx_export, text
@@ -26,7 +26,7 @@ def assemble(weights: Path, folder: Path, task: str = "text-classification", for
 @pytest.fixture(scope="module", autouse=True)
 def few_threads():
     """PyTorch's threads take longer to meet than to compute a small model."""
-    with one_cpu():
+    with one_thread():
         yield
 
 

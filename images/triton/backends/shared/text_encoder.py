@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -26,6 +27,8 @@ class TextEncoder(PackedEncoder):
         if not hasattr(transformers, name):
             raise ConfigError(f"parameter 'model_class': transformers {transformers.__version__} has no class '{name}'")
         self.model = pretrained.load(getattr(transformers, name), config, args)
+        # Packing needs the mask even for a model that takes none, such as FNet.
+        self.accepted = inspect.signature(self.model.forward).parameters
         if (pad := self.pad_values["input_ids"]) < 0:
             # No token has this id, so the model finds the last token of any text; the embedding must not look it up.
             self.model.config.pad_token_id = pad
@@ -51,7 +54,7 @@ class TextEncoder(PackedEncoder):
     @torch.inference_mode()
     def forward(self, names: list[str] | None, feed: Tensors) -> list[Array]:
         tensors = {name: torch.from_numpy(array).to(self.model.device) for name, array in feed.items()}
-        outputs = self.model(**{name: tensor for name, tensor in tensors.items() if name != POOLING_MASK})
+        outputs = self.model(**{name: tensor for name, tensor in tensors.items() if name in self.accepted})
         names = names or self.encoder.outputs
         return [self.output(name, outputs, tensors).float().cpu().numpy() for name in names]
 
