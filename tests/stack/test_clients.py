@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import uuid
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
@@ -16,15 +15,13 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as httpclient
 import tritonclient.http.aio as http_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-from tritonclient.utils import InferenceServerException, shared_memory
+from tritonclient.utils import InferenceServerException
 
+from tests.support.clients import IDS, address, connect, exchange_over_shared_memory, ids_input
 from tests.support.stacks import KEY, TestStack
 
 # The header that carries the admin key has a longer name over gRPC.
 HEADERS = {httpclient: {"triton-admin-key": KEY}, grpcclient: {"triton-grpc-protocol-triton-admin-key": KEY}}
-IDS = np.array([[3], [0], [99]])
-
-Infer = Callable[[str, list], np.ndarray]
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +29,6 @@ def lookup(stack: TestStack) -> TestStack:
     """Return the shared stack, with a model that maps `ids` to equal numbers `row`."""
     stack.triton.load("lookup")
     return stack
-
-
-def address(stack: TestStack, library: ModuleType) -> str:
-    port = "TRITON_HTTP_PORT" if library in (httpclient, http_aio) else "TRITON_GRPC_PORT"
-    return f"127.0.0.1:{stack.environment[port]}"
-
-
-def connect(stack: TestStack, library: ModuleType, **options: object):
-    return library.InferenceServerClient(address(stack, library), **options)
 
 
 @pytest.fixture(params=[httpclient, grpcclient], ids=["http", "grpc"])
@@ -52,12 +40,6 @@ def library(request) -> ModuleType:
 def client(lookup, library) -> Iterator:
     with connect(lookup, library) as connected:
         yield connected
-
-
-def ids_input(library: ModuleType, ids: np.ndarray = IDS):
-    tensor = library.InferInput("ids", list(ids.shape), "INT64")
-    tensor.set_data_from_numpy(ids)
-    return tensor
 
 
 # --- ways to send a request -------------------------------------------------------------------------------------------
@@ -231,25 +213,3 @@ def test_model_control_with_the_key(client, library):
 
 def test_shared_memory_with_the_key(client, library):
     assert exchange_over_shared_memory(client, library, HEADERS[library]).tolist() == IDS.tolist()
-
-
-def exchange_over_shared_memory(client, library: ModuleType, headers: dict[str, str]) -> np.ndarray:
-    """Send IDS to `lookup` in one region, and receive its answer in another."""
-    sizes = {"ids": IDS.nbytes, "row": IDS.size * 4}
-    regions = {}
-    try:
-        for name, size in sizes.items():
-            key = f"/test-{uuid.uuid4()}"
-            regions[name] = shared_memory.create_shared_memory_region(name, key, size)
-            client.register_system_shared_memory(name, key, size, headers=headers)
-        shared_memory.set_shared_memory_region(regions["ids"], [IDS])
-        tensor = library.InferInput("ids", list(IDS.shape), "INT64")
-        tensor.set_shared_memory("ids", sizes["ids"])
-        output = library.InferRequestedOutput("row")
-        output.set_shared_memory("row", sizes["row"])
-        client.infer("lookup", [tensor], outputs=[output])
-        return shared_memory.get_contents_as_numpy(regions["row"], np.float32, IDS.shape).copy()
-    finally:
-        client.unregister_system_shared_memory(headers=headers)
-        for region in regions.values():
-            shared_memory.destroy_shared_memory_region(region)

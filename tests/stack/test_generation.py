@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import shlex
 import shutil
 import socket
@@ -16,12 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from tritonclient.utils import InferenceServerException
 
 from scripts.common.triton import TritonError
 from tests.support.checkpoints import language
+from tests.support.clients import IDS, connect, exchange_over_shared_memory
 from tests.support.generation import PROMPTS, SECRET, counted, pieces, send_concurrently, text, texts
 from tests.support.stacks import TestStack, bring_up
 
@@ -33,10 +36,14 @@ MODELS = {
     "persimmon8b": language.save_persimmon,
     "mymodel": lambda folder: language.save_gpt2(folder, context=4096),
 }
-PUBLISHED = (
-    "curl -X POST localhost:8000/v2/models/falcon7b/infer -d "
-    '\'{"inputs": [{"name":"prompt","datatype":"BYTES","shape":[1],"data":["I am going"]}]}\''
-)
+# The first edition of NVIDIA's tutorial, and today's, each with the name of its answer.
+PUBLISHED = {
+    name: (
+        "curl -X POST localhost:8000/v2/models/falcon7b/infer -d "
+        f'\'{{"inputs": [{{"name":"{name}","datatype":"BYTES","shape":[1],"data":["I am going"]}}]}}\''
+    )
+    for name in ("prompt", "text_input")
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,6 +72,7 @@ def served(new_stack) -> TestStack:
         )
     )
     stack.environment["SYSTEMS"] = " ".join([*MODELS, "fussy", "falcon7b_stream", "mymodel_stream"])
+    stack.environment["TRITON_SHARED_MEMORY"] = "1"
     return bring_up(stack)
 
 
@@ -115,14 +123,85 @@ def test_text_equals_transformers(served, plain, model):
         assert text(served, model, prompt, max_new_tokens=20) == plain(model, prompt, 20)
 
 
-def test_published_request_works_as_written(served, plain):
-    command = PUBLISHED.replace("localhost:8000", served.http.removeprefix("http://"))
+@pytest.mark.parametrize(("name", "output"), [("prompt", "text"), ("text_input", "text_output")])
+def test_published_request_works_as_written(served, plain, name, output):
+    command = PUBLISHED[name].replace("localhost:8000", served.http.removeprefix("http://"))
     done = subprocess.run([*shlex.split(command), "-s"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {
         "model_name": "falcon7b",
         "model_version": "1",
-        "outputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [plain("falcon7b", "I am going", 64)]}],
+        "outputs": [{"name": output, "datatype": "BYTES", "shape": [1], "data": [plain("falcon7b", "I am going", 64)]}],
     }
+
+
+def generate(stack: TestStack, model: str, **fields) -> dict:
+    return stack.triton._call(f"/v2/models/{model}/generate", fields)
+
+
+@pytest.mark.parametrize("model", ["falcon7b", "falcon7b_stream"])
+def test_generate_takes_vllms_request(served, plain, model):
+    parameters = {"stream": False, "temperature": 0, "max_tokens": 12}
+    answer = generate(served, model, text_input="I am going", parameters=parameters)
+    expected = plain("falcon7b", "I am going", 12)
+    assert answer == {"model_name": model, "model_version": "1", "text_output": expected}
+    answer = generate(served, model, prompt="I am going", max_tokens=12, stream=False, exclude_input_in_output=True)
+    assert "I am going" + answer["text"] == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "stream"), [("falcon7b", False), ("falcon7b_stream", True), ("falcon7b_stream", False)]
+)
+def test_client_of_vllm_is_answered(served, plain, model, stream):
+    """Send what vLLM's client sends: options as text, twice, over a gRPC stream."""
+    options = {"temperature": "0", "top_p": "0.95", "max_tokens": "12"}
+    values = {
+        "text_input": np.array([b"I am going"], np.object_),
+        "stream": np.array([stream]),
+        "sampling_parameters": np.array([json.dumps(options).encode()], np.object_),
+        "exclude_input_in_output": np.array([stream]),
+    }
+    inputs = []
+    for name, value in values.items():
+        inputs.append(grpcclient.InferInput(name, [1], "BOOL" if value.dtype == bool else "BYTES"))
+        inputs[-1].set_data_from_numpy(value)
+    answers: queue.Queue = queue.Queue()
+    with connect(served, grpcclient) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        outputs = [grpcclient.InferRequestedOutput("text_output")]
+        client.async_stream_infer(model, inputs, outputs=outputs, parameters=options, enable_empty_final_response=True)
+        received = ""
+        final = False
+        while not final:
+            result, error = answers.get(timeout=30)
+            assert error is None
+            if (piece := result.as_numpy("text_output")) is not None:
+                received += b"".join(piece).decode()
+            final = result.get_response().parameters["triton_final_response"].bool_param
+    expected = plain("falcon7b", "I am going", 12)
+    assert received == (expected.removeprefix("I am going") if stream else expected)
+
+
+def test_batch_dimension_of_the_config_is_served(served, plain):
+    """Triton fixes how many dimensions an input has; a config can add one, as NVIDIA's tutorial does for batches."""
+    config = served.triton.config("falcon7b")
+    inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [2, 1], "data": ["I am going", "It"]}]
+    request = {"inputs": inputs, "parameters": {"max_tokens": 5}}
+    with pytest.raises(TritonError, match=r"unexpected shape for input 'text_input'.*Expected \[-1\], got \[2,1\]"):
+        served.triton.infer("falcon7b", request)
+    served.triton.load("falcon7b", config | {"max_batch_size": 8, "dynamic_batching": {}})
+    try:
+        (output,) = served.triton.infer("falcon7b", request)["outputs"]
+    finally:
+        served.triton.load("falcon7b", config)
+    assert output["shape"] == [2, 1]
+    assert output["data"] == [plain("falcon7b", "I am going", 5), plain("falcon7b", "It", 5)]
+
+
+def test_setting_opens_shared_memory_to_local_clients(served):
+    served.triton.load("lookup")
+    for library in (httpclient, grpcclient):
+        with connect(served, library) as client:
+            assert exchange_over_shared_memory(client, library, headers={}).tolist() == IDS.tolist()
 
 
 def test_32_concurrent_requests_get_their_own_text(served, plain):
@@ -220,6 +299,23 @@ def test_default_length_is_cut_to_the_context(served, plain):
 def test_wrong_option_is_refused(served, prompts, options, reason):
     with pytest.raises(TritonError, match=reason) as error:
         texts(served, "falcon7b", prompts, **options)
+    assert error.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "reason"),
+    [
+        ("falcon7b", {"prompts": "I am"}, "unknown parameter 'prompts': the options are max_new_tokens"),
+        ("falcon7b", {"text_input": "I am", "top_k": 3}, "unknown parameter 'top_k'"),
+        ("falcon7b", {"text_input": "I am", "prompt": "I am"}, "are two names for the same: send one"),
+        ("falcon7b", {"prompt": "I am", "max_tokens": 3, "max_new_tokens": 4}, "'max_new_tokens' is there twice"),
+        ("falcon7b", {"text_input": "I am", "stream": True}, "this model answers once"),
+        ("falcon7b", {"max_new_tokens": 3}, "input 'prompt' is missing: send it, or name it 'text_input'"),
+    ],
+)
+def test_unknown_or_doubled_name_is_refused(served, model, fields, reason):
+    with pytest.raises(TritonError, match=reason) as error:
+        generate(served, model, **fields)
     assert error.value.status == 400
 
 
