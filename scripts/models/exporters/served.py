@@ -137,11 +137,18 @@ class ServedSystem:
         return dtypes[0].removeprefix("torch.") if dtypes else "float32"
 
     def read(self, model: str) -> dict[str, Any]:
-        path = find_config(model, self.folder)
-        assert path, model
+        if not (path := find_config(model, self.folder)):
+            return self.completed(model)
         message = text_format.Parse(path.read_text(), ModelConfig())
         config = MessageToDict(message, preserving_proto_field_name=True)
         return {"input": [], "output": [], "max_batch_size": 0} | config
+
+    def completed(self, model: str) -> dict[str, Any]:
+        """Return the configuration that Triton completes for a model without one, such as `vit`."""
+        onnx_model = importlib.import_module("shared.onnx_model")
+        session = onnx_model.open_session({}, self.folder / model / "1/model.onnx", "CPU", 0)
+        graph = [onnx_model.ports(nodes) for nodes in (session.get_inputs(), session.get_outputs())]
+        return {"max_batch_size": 0} | onnx_model.complete_config({}, *graph)
 
     def load(self, model: str, config: dict[str, Any]) -> Any:
         path = BACKENDS / (config.get("backend") or "onnxruntime") / "model.py"
