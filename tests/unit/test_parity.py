@@ -86,7 +86,8 @@ def test_model_without_a_config_is_compared_as_triton_completes_it(tmp_path):
     from scripts.models.exporters.vision import assemble
 
     weights, folder = vision.save_vit(tmp_path / "weights"), tmp_path / "models"
-    facts = assemble(Job("vit_ensemble", "image-feature-extraction", "onnx", weights, movable=False, folder=folder)).facts
+    job = Job("vit_ensemble", "image-feature-extraction", "onnx", weights, movable=False, folder=folder)
+    facts = assemble(job).facts
     assert facts["difference_together"] < facts["tolerance"]
     assert (folder / "ensemble_model/1").is_dir(), "Triton requires a version of each model"
 
