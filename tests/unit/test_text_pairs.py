@@ -15,7 +15,7 @@ from scripts.common.settings import UserError
 from scripts.models.catalogue import RECIPES, Job
 from scripts.models.exporters.served import ServedSystem, python_backend
 from scripts.models.tasks import task_of
-from tests.support.checkpoints import encoders
+from tests.support.checkpoints import encoders, language
 
 TEXTS = [*MIXED.texts[:10], "", "word " * 100]
 CONTEXTS = [*(text for text in MIXED.texts[:30] if text), " ".join(MIXED.texts[40:46])]
@@ -63,6 +63,47 @@ def test_scores_equal_cross_encoder(tmp_path, save, labels, activation, format):
     assert answer["score"].shape == (len(TEXTS), labels)
     np.testing.assert_allclose(answer["score"], expected.reshape(-1, labels), atol=1e-5)
     assert answer["score"].std() > 1e-3
+
+
+def test_prompt_goes_before_the_query(tmp_path):
+    prompts = {"web": "search the web: ", "shop": "search the shop: "}
+    weights = encoders.save_cross_encoder(tmp_path / "weights", prompts=prompts, default_prompt_name="web")
+    reference, models = cross_encoder(weights), assemble(weights, tmp_path / "models", "python")
+    pairs = list(zip(QUERIES, TEXTS, strict=True))
+    for name in ("web", "shop"):
+        column = {} if name == "web" else {"prompt_name": [name] * len(pairs)}
+        answer = ask(models, query=QUERIES, text=TEXTS, **column)
+        np.testing.assert_allclose(answer["score"].ravel(), reference.predict(pairs, prompt_name=name), atol=1e-5)
+
+
+def test_decoder_with_one_label_ranks(tmp_path):
+    weights = language.save_llama_classifier(tmp_path / "weights", labels=1)
+    reference, models = cross_encoder(weights), assemble(weights, tmp_path / "models", "python")
+    reference.tokenizer.pad_token = reference.tokenizer.eos_token  # without one, predict() takes no batch
+    answer = ask(models, query=QUERIES, text=TEXTS)
+    expected = reference.predict(list(zip(QUERIES, TEXTS, strict=True)))
+    np.testing.assert_allclose(answer["score"].ravel(), expected, atol=1e-5)
+
+
+def test_unsupported_activation_is_refused(tmp_path):
+    import torch
+
+    weights = encoders.save_cross_encoder(tmp_path / "weights", activation_fn=torch.nn.ReLU())
+    with pytest.raises(UserError, match="m: its scores pass through ReLU, which is not served; Sigmoid, "):
+        assemble(weights, tmp_path / "models")
+
+
+def test_reranker_that_reads_a_language_models_logits_is_refused(tmp_path):
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
+    plain = language.save_mistral(tmp_path / "plain")
+    modules = [Transformer(str(plain), transformer_task="text-generation"), LogitScore(true_token_id=5)]
+    CrossEncoder(modules=modules, device="cpu").save_pretrained(str(tmp_path / "weights"))
+    assert task_of(tmp_path / "weights") == "text-ranking"
+    with pytest.raises(UserError, match="this one is Transformer, LogitScore for text-generation: convert it to a"):
+        assemble(tmp_path / "weights", tmp_path / "models")
 
 
 @pytest.fixture(scope="module")

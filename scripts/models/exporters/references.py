@@ -32,13 +32,20 @@ def vectors(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
 
 
 def ranking_scores(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
-    """Return what predict() returns for each request, with the prompt that it chooses."""
+    """Return what predict() returns for each request, with the prompt that it chooses.
+
+    On Neuron only the encoder's outputs can be compared, which are scores without an activation.
+    """
+    name, options = ("logits", {"activation_fn": torch.nn.Identity()}) if model.job.neuron else ("score", {})
     cross_encoder = model.original
     if cross_encoder.tokenizer.pad_token is None:
         # `predict` asks for padding even of one pair, which then gets none.
         cross_encoder.tokenizer.pad_token = cross_encoder.tokenizer.eos_token
-    scores = [cross_encoder.predict([texts_of(model, request)], **prompt_of(model, request)) for request in requests]
-    return [{"score": np.asarray(row).reshape(1, -1)} for row in scores]
+    scores = [
+        cross_encoder.predict([texts_of(model, request)], **prompt_of(model, request), **options)
+        for request in requests
+    ]
+    return [{name: np.asarray(row).reshape(1, -1)} for row in scores]
 
 
 def prompt_of(model: TextModel, request: Tensors) -> dict[str, str]:
@@ -46,7 +53,9 @@ def prompt_of(model: TextModel, request: Tensors) -> dict[str, str]:
 
 
 def answer_scores(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
-    """Return the scores of the answers that transformers' pipeline finds."""
+    """Return the scores of the answers that transformers' pipeline finds, or on Neuron the encoder's outputs."""
+    if model.job.neuron:
+        return transformers_outputs(model, requests)
     answer = transformers.pipeline(
         "question-answering", model=model.original, tokenizer=model.hugging_face_tokenizer, device="cpu"
     )
@@ -69,19 +78,7 @@ REFERENCES: dict[str, Reference] = {
 
 
 def reference(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
-    if model.job.neuron and model.task.answers:  # what is compiled runs here without the last step
-        return encoder_outputs(model, requests)
     return REFERENCES.get(model.job.task, transformers_outputs)(model, requests)
-
-
-@torch.inference_mode()
-def encoder_outputs(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
-    answers = []
-    for request in requests:
-        tokens = tokenize(model, texts_of(model, request))
-        outputs = model.network(*(tokens[name] for name in model.token_inputs))
-        answers.append({name: tensor.numpy() for name, tensor in zip(model.task.outputs, outputs, strict=True)})
-    return answers
 
 
 def request_of(model: TextModel, *texts: str) -> Tensors:

@@ -229,7 +229,8 @@ def prompt_requests(model: TextModel) -> list[Tensors]:
     prompts = [("prompt_name", name) for name in model.original.prompts] + [("prompt", "about rain: "), ("prompt", "")]
     texts = [*MIXED.texts[:3], "word " * min(model.max_length, LONGEST_EXAMPLE)]
     return [
-        request_of(model, text) | {name: np.array([[value.encode()]], np.object_)}
+        request_of(model, *(["Which one?"] if model.takes_pairs else []), text)
+        | {name: np.array([[value.encode()]], np.object_)}
         for name, value in prompts
         for text in texts
     ]
