@@ -101,7 +101,7 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
             f"{name} is quantized ({quantization.get('quant_method', 'an unknown method')}), and only weights in full "
             "precision are served: name the model that it was made from (FORMAT=onnx-int8 quantizes encoders here)"
         )
-    if config.get("is_encoder_decoder") and not architecture.endswith("EncoderModel"):
+    if config.get("is_encoder_decoder") and not architecture.endswith("T5EncoderModel"):
         raise UserError(
             f"{name} is an encoder-decoder ({architecture or config['model_type']}), which is not served here: choose "
             "an encoder such as BERT to classify texts, or a decoder such as Llama to generate them"
@@ -143,7 +143,7 @@ def check_task(name: str, weights: Path, task: str) -> None:
         raise UserError(f"{name} is a model of texts and images ({kind}), which is not served as {task}: {instead}")
     for architecture in config.get("architectures") or []:
         own = task_of_architecture(architecture)
-        if architecture.endswith("EncoderModel") and task != "sentence-similarity":
+        if architecture.endswith("T5EncoderModel") and task != "sentence-similarity":
             raise UserError(f"{name} is a {architecture}, which is served as TASK=sentence-similarity only")
         # Weights of another head can have the right names and shapes, and then they load without an error.
         if own not in ("", task) and task not in HEADLESS and {own, task} not in SAME_HEAD:
