@@ -156,6 +156,14 @@ def test_text_half_of_clip_equals_get_text_features(served, checkpoints):
         np.testing.assert_allclose(answer["sentence_embedding"][row], expected[0].numpy(), atol=1e-4)
 
 
+@pytest.mark.parametrize("system", ["splade", "captions"])
+def test_load_test_measures_vectors(served, system):
+    done = served.make("loadtest", SYSTEM=system, ROUNDS=2, WINDOW=1, WARMUP=1, USERS=8)
+    assert done.returncode == 0, done.stdout + done.stderr
+    modes = served.results()["modes"]
+    assert [mode["failures"] for mode in modes.values()] == [0] * len(modes)
+
+
 def test_smoke_sends_each_task_a_request(served, checkpoints):
     done = served.make("smoke", SYSTEMS=" ".join(checkpoints))
     assert done.returncode == 0, done.stdout + done.stderr

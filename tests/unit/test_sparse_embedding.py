@@ -54,6 +54,22 @@ def test_sparse_embeddings_equal_sparse_encoder(tmp_path, form, pooling, activat
             assert (np.diff(answer["weight"][0]) <= 0).all()
 
 
+def test_prompt_is_chosen_by_name(tmp_path):
+    from sentence_transformers import SparseEncoder
+
+    weights = encoders.save_sparse_encoder(tmp_path / "weights", encoders.PROMPTS)
+    run_recipe(RECIPES[TASK], Job("splade", TASK, "python", weights, movable=False, folder=tmp_path), "splade")
+    row = {"input_text": b"rain in the valley", "prompt_name": b"query"}
+    with python_backend():
+        system = ServedSystem("splade", tmp_path)
+        (answer,) = system.alone([{name: np.array([[value]], np.object_) for name, value in row.items()}])
+        system.close()
+    library = SparseEncoder(str(weights), device="cpu")
+    expected = library.encode("rain in the valley", prompt_name="query", convert_to_sparse_tensor=False).numpy()
+    np.testing.assert_allclose(answer["weight"][0], expected[answer["token_id"][0]], atol=1e-4)
+    assert not np.allclose(expected, library.encode("rain in the valley", convert_to_sparse_tensor=False).numpy())
+
+
 def test_model_without_a_masked_language_head_is_refused(tmp_path):
     weights = encoders.save_bert(tmp_path / "weights", "Model")
     job = Job("splade", TASK, "onnx", weights, movable=False, folder=tmp_path)

@@ -101,14 +101,15 @@ def save_sentence_transformer(
     return folder
 
 
-def save_sparse_encoder(folder: Path, **pooling: str) -> Path:
+def save_sparse_encoder(folder: Path, prompts: dict[str, str] | None = None, **pooling: str) -> Path:
     from sentence_transformers import SparseEncoder
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sparse_encoder.modules import SpladePooling
 
     save_bert(folder / "plain", "ForMaskedLM")
     transformer = Transformer(str(folder / "plain"), transformer_task="fill-mask")
-    SparseEncoder(modules=[transformer, SpladePooling(**pooling)], device="cpu").save(str(folder))
+    chain = [transformer, SpladePooling(**pooling)]
+    SparseEncoder(modules=chain, device="cpu", prompts=prompts).save(str(folder))
     return folder
 
 
