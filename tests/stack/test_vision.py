@@ -59,7 +59,7 @@ def stack(new_stack, checkpoints) -> TestStack:
             "FORMAT": "python",
         },
     )
-    stack.environment["SYSTEMS"] = "vit_ensemble python_vit pets pets_python clip clip_python"
+    stack.environment["SYSTEMS"] = "vit_ensemble ensemble_model python_vit pets pets_python clip clip_python"
     return bring_up(stack)
 
 
@@ -127,7 +127,7 @@ def test_any_image_size_equals_transformers(stack, checkpoints, model, size):
     check_features(ask(stack, model, image_bytes=[encoded(image)]), expected)
 
 
-@pytest.mark.parametrize("model", BOTH_SYSTEMS)
+@pytest.mark.parametrize("model", [*BOTH_SYSTEMS, "ensemble_model"])
 def test_one_request_may_mix_image_sizes(stack, checkpoints, model):
     images = [pixels(*size, seed) for seed, size in enumerate(SIZES[:4])]
     expected = plain(checkpoints["vit"], [Image.fromarray(image) for image in images])
