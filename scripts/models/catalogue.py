@@ -92,7 +92,7 @@ RECIPES = {
     **{task: Recipe("text", neuron=True, version="2") for task in TEXT_TASKS},
     "text-generation": Recipe("generation", ("python",)),
     "image-classification": Recipe("vision"),
-    "image-feature-extraction": Recipe("vision"),
+    "image-feature-extraction": Recipe("vision", version="2"),
     "gpt2": Recipe("gpt2", ("onnx",)),
 }
 
