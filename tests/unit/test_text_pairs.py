@@ -106,6 +106,13 @@ def test_reranker_that_reads_a_language_models_logits_is_refused(tmp_path):
         assemble(tmp_path / "weights", tmp_path / "models")
 
 
+def test_reranker_with_a_chat_template_is_refused(tmp_path):
+    weights = language.save_llama_classifier(tmp_path / "weights", labels=1)
+    (weights / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(UserError, match="m: its texts pass through a chat template, which is not served"):
+        assemble(weights, tmp_path / "models")
+
+
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
     """Return transformers' pipeline, and the folder with the same model as it is served."""
