@@ -13,7 +13,7 @@ from scripts.common.ports import check_free
 from scripts.common.settings import ROOT, Settings, UserError, save, saved, with_secrets
 from scripts.common.triton import TritonError
 from scripts.models.listing import print_list
-from scripts.stack.base import Stack
+from scripts.stack.base import WOULD_RELOAD, WOULD_UNLOAD, Stack
 
 
 def stack(settings: Settings) -> Stack:
@@ -57,6 +57,8 @@ def bring_up(
     """Check everything, then assemble systems, then change what runs."""
     out.print(f"runtime     {chosen.settings['RUNTIME']}")
     chosen.check()
+    if unload:
+        chosen.check_no_comparison(WOULD_UNLOAD)
     assembled.models()
     chosen.up(unload, refresh)
     chosen.print_urls()
@@ -92,7 +94,10 @@ def add() -> None:
     """Assemble SYSTEM, serve it beside the others if the server runs, and add it to SYSTEMS in .env."""
     settings = complete_settings()
     system = named_system(settings, "add")
-    if stack(settings).running():
+    current = stack(settings)
+    if current.running():
+        if system in current.served_now():
+            current.check_no_comparison(WOULD_RELOAD)
         bring_up_beside(settings)
     else:
         with_systems(settings, [system]).models()

@@ -33,6 +33,8 @@ PORTS = {
 }
 # Program with a web page -> the path that answers once the program is ready.
 PROBES = {"prometheus": "/-/ready", "grafana": "/api/health"}
+WOULD_UNLOAD = "a comparison is running against this stack, and SYSTEMS lacks systems that the server would unload"
+WOULD_RELOAD = "a comparison is running against this stack, and this system is loaded already"
 WOULD_RESTART = "a comparison is running against this stack, which other settings would restart"
 ANOTHER_COMPARISON = "another comparison is running against this stack"
 UP_OR_DOWN = "another `make up` or `make down` is at work here"
@@ -87,7 +89,7 @@ class Stack(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise UserError if this machine cannot run the stack with these settings. Change nothing."""
+        """Raise UserError if this machine cannot run the stack with these settings. Start and stop nothing."""
 
     @abstractmethod
     def start(self) -> None:
@@ -199,6 +201,10 @@ class Stack(ABC):
     ) -> AbstractContextManager[None]:
         """Hold the lock of comparisons; raise UserError if one is running."""
         return exclusive(self.comparison_lock, conflict, wait=False)
+
+    def check_no_comparison(self, conflict: str) -> None:
+        with self.no_comparison(conflict):
+            pass
 
     # --- the settings of the running programs -----------------------------------------------------------------------
 

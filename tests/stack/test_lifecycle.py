@@ -422,3 +422,73 @@ def test_full_disk_leaves_the_repository_as_it_was(stack, tmp_path):
         assert list((mount / "models").rglob("*.onnx")) == []
     finally:
         subprocess.run(["umount", mount], check=True)
+
+
+MODEL = """
+import os
+import pathlib
+import signal
+import subprocess
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        return config
+
+    def initialize(self, args):
+        once = pathlib.Path(args["model_repository"], "stand_still")
+        if once.exists():
+            once.unlink()
+            subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def execute(self, requests):
+        raise NotImplementedError
+"""
+CONFIG = """
+backend: "python"
+instance_group [ { kind: KIND_CPU } ]
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+
+
+def add_models(stack, *names: str, standing_still: str) -> None:
+    """Add small models to the repository. The process of one of them stops for three seconds in its first load."""
+    for name in names:
+        folder = stack.folder / "models" / name
+        (folder / "1").mkdir(parents=True)
+        (folder / "1/model.py").write_text(MODEL)
+        (folder / "config.pbtxt").write_text(CONFIG)
+        if name == standing_still:
+            (folder / "stand_still").touch()
+
+
+def test_process_that_stands_still_during_its_load_is_ended_and_the_model_loaded(stack):
+    """Triton would wait for the process to end, and the process for Triton."""
+    add_models(stack, "still", standing_still="still")
+    before = stack.server().pid
+    with clients(stack, 1) as refused:
+        done = stack.make("add", SYSTEM="still", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "of model 'still' did not report to Triton in time; ended it. Loading the system again" in done.stderr
+    assert "still: loaded in " in done.stdout
+    assert stack.server().pid == before
+    assert refused == []
+
+
+@pytest.mark.slow
+def test_many_systems_start_although_one_process_stands_still(new_stack):
+    names = [f"system{number}" for number in range(13)]
+    stack = new_stack()
+    stack.environment["SYSTEMS"] = " ".join(names)
+    for still in ("system3", "system7"):
+        shutil.rmtree(stack.folder / "models")
+        add_models(stack, *names, standing_still=still)
+        done = stack.make("up", timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert f"{still}: process " in done.stderr and "Loading the system again" in done.stderr
+        assert [line.split(":")[0] for line in done.stdout.splitlines() if " loaded in " in line] == names
+        assert done.stdout.count(" of 13)") == 13
+        assert stack.make("down").returncode == 0

@@ -82,13 +82,11 @@ class DockerStack(Stack):
         self.state.mkdir(parents=True, exist_ok=True)
         check_free(self.settings, [name for names in PORTS.values() for name in names], self.published())
         if self.running() and self.changed_settings():
-            with self.no_comparison(WOULD_RESTART):
-                pass
+            self.check_no_comparison(WOULD_RESTART)
 
     def check_comparison(self) -> None:
         self.state.mkdir(parents=True, exist_ok=True)
-        with self.no_comparison(ANOTHER_COMPARISON):
-            pass
+        self.check_no_comparison(ANOTHER_COMPARISON)
 
     def start(self) -> None:
         self.check()

@@ -74,13 +74,11 @@ class LocalStack(Stack):
         check_free(self.settings, PORTS["triton"] + PORTS["prometheus"], self.own_ports)
         _ = self.grafana
         if self.running() and self.changed_settings():
-            with self.no_comparison(WOULD_RESTART):
-                pass
+            self.check_no_comparison(WOULD_RESTART)
 
     def check_comparison(self) -> None:
         if self.running():
-            with self.no_comparison(ANOTHER_COMPARISON):
-                pass
+            self.check_no_comparison(ANOTHER_COMPARISON)
         check_free(self.settings, ["LOADTEST_METRICS_PORT"])
 
     def start(self) -> None:
