@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Dropout, Normaliz
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from scripts.common.settings import UserError
+from scripts.models.exporters.onnx_export import quiet
 from scripts.models.exporters.text_model import TextModel
 
 PROMPT_INPUTS = ("prompt_name", "prompt")
@@ -32,13 +33,14 @@ class SentenceModel(TextModel):
     @cached_property
     def original(self) -> Any:
         """Return the model as the library loads it. Its texts must go through a tokenizer as they are."""
-        model = self.library(
-            str(self.job.weights),
-            device="cpu",
-            trust_remote_code=self.job.trust_remote_code,
-            local_files_only=True,
-            model_kwargs={"use_safetensors": True, **self.attention},
-        )
+        with quiet():  # it warns about a default prompt
+            model = self.library(
+                str(self.job.weights),
+                device="cpu",
+                trust_remote_code=self.job.trust_remote_code,
+                local_files_only=True,
+                model_kwargs={"use_safetensors": True, **self.attention},
+            )
         first = model[0]
         if not isinstance(first, Transformer):
             raise UserError(
