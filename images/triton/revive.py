@@ -40,6 +40,8 @@ MAX_LOADS, MAX_UNLOAD_POLLS = 5, 60
 ATTEMPTS, NOT_REPORTED = 3, ("is not healthy", "health mutex")
 # For this many polls Triton must have waited for a process to end that does nothing, before the process is ended.
 HUNG_POLLS = 2
+# A process of a ready model that lived for this many polls without such a wait has finished loading.
+SETTLED_POLLS = 60
 # The parameter of models whose accelerator cores no other process may use (AWS Neuron).
 CORES = "NEURON_CORE_START_INDEX"
 
@@ -245,15 +247,18 @@ class HungLoads:
     def __init__(self, triton: Triton) -> None:
         self.triton = triton
         self.loaded: set[int] = set()  # the processes of models that finished loading
+        self.ages: dict[int, int] = {}  # pid -> the polls in which it lived and Triton waited for no end
         self.idle: dict[int, tuple[int, int]] = {}  # pid -> its CPU ticks, and for how many polls they have not changed
 
     def poll(self, stubs: dict[int, str], waiting: bool, ticks: Callable[[int], int]) -> list[int]:
         """Return the processes to end. `waiting`: a thread of the server waits for the end of a process."""
         self.loaded &= stubs.keys()
+        self.ages = {pid: self.ages.get(pid, 0) + (not waiting) for pid in stubs}
         for model in {model for pid, model in stubs.items() if pid not in self.loaded}:
             own = {pid for pid, name in stubs.items() if name == model}
-            # A reload starts new processes beside the old ones.
-            if len(own) == self.triton.required_processes(model):
+            required = self.triton.required_processes(model)
+            # A reload starts new processes beside the old ones. A model with several versions always has more.
+            if required and (len(own) == required or min(self.ages[pid] for pid in own) >= SETTLED_POLLS):
                 self.loaded |= own
         before, self.idle = self.idle, {}
         for pid in stubs.keys() - self.loaded if waiting else ():

@@ -132,6 +132,13 @@ def test_reload_ends_only_the_new_process(hung):
     assert hung({1: "m", 2: "m", 3: "m"}) == [3]
 
 
+def test_processes_of_several_versions_are_left_alone(hung):
+    """A model needs two processes for each version, and Triton reports those of one."""
+    both = dict.fromkeys(range(4), "m")
+    assert hung(both, revive.SETTLED_POLLS, waiting=False) == []
+    assert hung(both) == []
+
+
 def test_pause_of_an_idle_process_starts_the_count_again(hung, triton):
     triton.required = 0
     assert hung({1: "m"}, HUNG - 1) == []
