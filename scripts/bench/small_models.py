@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ IMAGE = {"image_size": SIDE, "patch_size": 8}
 ONNX, PYTHON, BOTH, ALL = ("onnx",), ("python",), ("onnx", "python"), ("onnx", "onnx-int8", "python")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: a dict of fields has no hash
 class SmallModel:
     """An architecture for a task, and the formats in which it is served."""
 
@@ -164,6 +164,7 @@ def decoder(pad: str | None = "</s>", side: str = "right", ends: bool = False) -
         unk_token="<unk>",
         model_max_length=POSITIONS,
         padding_side=side,
+        model_input_names=["input_ids", "attention_mask"],
         **{"pad_token": pad} if pad else {},
     )
 
@@ -251,3 +252,9 @@ SMALL_MODELS = (
     SmallModel("Qwen3", "ForCausalLM", "text-generation", PYTHON, "decoder", GROUPED),
     SmallModel("GPT2", "LMHeadModel", "text-generation", PYTHON, "decoder"),
 )  # fmt: skip
+
+
+def find_models(kind: str, task: str, formats: tuple[str, ...] = ()) -> list[SmallModel]:
+    """Return the models of this kind for a task, in these formats or in their own."""
+    models = [model for model in SMALL_MODELS if (model.kind, model.task) == (kind, task)]
+    return [replace(model, formats=formats or model.formats) for model in models]

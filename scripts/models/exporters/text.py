@@ -214,6 +214,8 @@ def keep_masked(path: Path, mask_id: int) -> None:
 
 def example_rows(model: TextModel) -> list[tuple[str, ...]]:
     texts = example_texts(min(model.max_length, LONGEST_EXAMPLE))
+    if special := model.hugging_face_tokenizer.pad_token or model.hugging_face_tokenizer.eos_token:
+        texts.append(f"rain {special} rain {special}{special}")  # looks like padding
     if model.takes_pairs:
         pairs: list[tuple[str, ...]] = [("Which one?", text) for text in texts]
         return [*pairs[::2], *single(model, texts)] if model.task.second_is_optional else pairs

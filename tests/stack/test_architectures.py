@@ -1,0 +1,30 @@
+"""A few rows of docs/architectures.md: models whose answers once depended on what else was in their batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.bench.architectures import measure
+from scripts.bench.small_models import SmallModel, find_models
+
+pytestmark = pytest.mark.slow
+
+ROWS = [
+    *find_models("Llama", "text-classification", ("onnx", "python")),  # finds the last token by the padding token
+    *find_models("Qwen3", "text-ranking", ("onnx",)),
+    *find_models("ConvBert", "text-classification", ("onnx",)),  # mixes neighbouring tokens, padding too
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_STATE", str(tmp_path_factory.mktemp("state")))
+        return {(result.model, result.format): result for result in measure(ROWS)}
+
+
+@pytest.mark.parametrize("row", [(model, format) for model in ROWS for format in model.formats], ids=str)
+def test_answers_equal_the_library(results, row: tuple[SmallModel, str]):
+    result = results[row]
+    assert not result.refusal
+    assert max(result.differences) < 1e-3, result.cells
