@@ -6,11 +6,13 @@ Each is compared three times: its requests one after the other, all rows in one 
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from loadtest.host import host
@@ -79,11 +81,16 @@ def measure(models: Iterable[SmallModel]) -> list[Result]:
         rows = [(model, format) for model in models for format in model.formats]
         with one_thread():
             refusals = {row: assemble(*row, work, settings) for row in rows}
-        loadable = [row for row in rows if not refusals[row]]
+            loadable = [row for row in rows if not refusals[row]]
+            expected = {model: reference(model, work / "weights" / model.system) for model, _ in loadable}
         triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
         with server(variables | {"SYSTEMS": system(*loadable[0])}), ThreadPoolExecutor(2) as pool:
             compared = dict(
-                zip(loadable, pool.map(lambda row: compare(row[0], row[1], work, triton), loadable), strict=True)
+                zip(
+                    loadable,
+                    pool.map(lambda row: compare(row[0], row[1], expected[row[0]], work, triton), loadable),
+                    strict=True,
+                )
             )
     return [Result(*row, refusal=refusals[row]) if refusals[row] else Result(*row, compared[row]) for row in rows]
 
@@ -120,24 +127,25 @@ def assemble(model: SmallModel, format: str, work: Path, settings: Settings) -> 
     return ""
 
 
-def compare(model: SmallModel, format: str, work: Path, triton: Triton) -> tuple[float, ...]:
+def compare(model: SmallModel, format: str, expected: list[Outputs], work: Path, triton: Triton) -> tuple[float, ...]:
     """Return the largest difference from the reference library, for each of WAYS."""
     name, rows = system(model, format), requests(model)
-    expected = reference(model, work / "weights" / model.system, rows)
     models = models_of(name, work / "models")[::-1]  # the steps before the ensemble
-    with err.status(f"{name}: comparing"):
+    try:
         for each in models:
             triton.load(each)
-        try:
-            config = triton.config(name)
-            send = lambda some: served_outputs(model, triton, name, config, some)  # noqa: E731
-            alone = [send([row])[0] for row in rows]
-            together = send(rows)
-            with ThreadPoolExecutor(CLIENTS) as pool:
-                at_once = [answer for (answer,) in pool.map(lambda row: send([row]), rows * REPEATS)]
-        finally:
-            for each in reversed(models):
-                triton.unload(each)
+        config = triton.config(name)
+        send = partial(served_outputs, model, triton, name, config)
+        alone = [send([row])[0] for row in rows]
+        together = send(rows)
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            at_once = [answer for (answer,) in pool.map(lambda row: send([row]), rows * REPEATS)]
+    except TritonError as error:
+        err.print(f"{name}: {error}")
+        return (math.inf,) * len(WAYS)
+    finally:
+        for each in reversed(models):
+            triton.unload(each)
     return tuple(largest(expected, answers, format) for answers in (alone, together, at_once))
 
 

@@ -127,10 +127,10 @@ SAVE: dict[str, Callable[[SmallModel, Path], None]] = {
 # --- tokenizers, trained on the committed texts -----------------------------------------------------------------------
 
 
-def wordpiece() -> Any:
+def wordpiece(**options: Any) -> Any:
     trained = BertWordPieceTokenizer()
     trained.train_from_iterator(MIXED.texts, vocab_size=600, show_progress=False)
-    return from_files(trained, transformers.BertTokenizerFast)
+    return from_files(trained, transformers.BertTokenizerFast, **options)
 
 
 def byte_level() -> Any:
@@ -140,10 +140,10 @@ def byte_level() -> Any:
     return from_files(trained, transformers.RobertaTokenizerFast)
 
 
-def from_files(trained: Any, kind: Any) -> Any:
+def from_files(trained: Any, kind: Any, **options: Any) -> Any:
     """Build the tokenizer from vocabulary files: only then does it put its special tokens around a text."""
     with tempfile.TemporaryDirectory() as folder:
-        return kind(*trained.save_model(folder), model_max_length=POSITIONS)
+        return kind(*trained.save_model(folder), model_max_length=POSITIONS, **options)
 
 
 def decoder(pad: str | None = "</s>", side: str = "right", ends: bool = False) -> Any:
@@ -171,6 +171,8 @@ def decoder(pad: str | None = "</s>", side: str = "right", ends: bool = False) -
 
 TOKENIZERS: dict[str, Callable[[], Any]] = {
     "wordpiece": wordpiece,
+    "wordpiece without types": lambda: wordpiece(model_input_names=["input_ids", "attention_mask"]),
+    "wordpiece without a mask": lambda: wordpiece(model_input_names=["input_ids", "token_type_ids"]),
     "byte-level": byte_level,
     "decoder": decoder,
     "decoder, padded on the left": lambda: decoder(side="left", ends=True),
@@ -201,7 +203,7 @@ SMALL_MODELS = (
     SmallModel("Bert", *CLASSIFY, BOTH, fields=LABELS, note="pairs"),
     SmallModel("Roberta", *CLASSIFY, ONNX, "byte-level", OFFSET | MULTI_LABEL),
     SmallModel("XLMRoberta", *CLASSIFY, ONNX, "byte-level", OFFSET | LABELS),
-    SmallModel("DistilBert", *CLASSIFY, ONNX, fields=LABELS | {"hidden_dim": 64}),
+    SmallModel("DistilBert", *CLASSIFY, ONNX, "wordpiece without types", LABELS | {"hidden_dim": 64}),
     SmallModel("Albert", *CLASSIFY, ONNX, fields=LABELS | {"embedding_size": 16}),
     SmallModel("Electra", *CLASSIFY, ONNX, fields=LABELS | {"embedding_size": 32}),
     SmallModel("DebertaV2", *CLASSIFY, BOTH, fields=LABELS | DISENTANGLED),
@@ -210,7 +212,7 @@ SMALL_MODELS = (
     SmallModel("ConvBert", *CLASSIFY, BOTH, fields=LABELS | {"embedding_size": 32, "head_ratio": 2}),
     SmallModel("SqueezeBert", *CLASSIFY, ONNX, fields=LABELS | {"embedding_size": 32}),
     SmallModel("RoFormer", *CLASSIFY, ONNX, fields=LABELS | {"embedding_size": 32}),
-    SmallModel("FNet", *CLASSIFY, PYTHON, fields=LABELS | {"tpu_short_seq_length": 64}),
+    SmallModel("FNet", *CLASSIFY, PYTHON, "wordpiece without a mask", LABELS | {"tpu_short_seq_length": 64}),
     SmallModel("XLNet", *CLASSIFY, PYTHON, "byte-level", LABELS | XLNET),
     # Decoders that classify: they find the last token by the padding token.
     SmallModel("Llama", *CLASSIFY, ALL, "decoder", GROUPED | LABELS),
@@ -232,7 +234,7 @@ SMALL_MODELS = (
     SmallModel("Qwen3", "Model", "sentence-similarity", BOTH, LEFT, GROUPED, note="lasttoken pooling, prompts"),
     SmallModel("Mistral", "Model", "sentence-similarity", ONNX, "decoder", GROUPED, note="lasttoken pooling"),
     SmallModel("Bert", "ForMaskedLM", "sparse-embedding", BOTH),
-    SmallModel("DistilBert", "Model", "feature-extraction", BOTH, fields={"hidden_dim": 64}),
+    SmallModel("DistilBert", "Model", "feature-extraction", BOTH, "wordpiece without types", {"hidden_dim": 64}),
     # Tokens, words, spans.
     SmallModel("Bert", "ForTokenClassification", "token-classification", ONNX, fields=WORDS),
     SmallModel("Roberta", "ForTokenClassification", "token-classification", BOTH, "byte-level", OFFSET | WORDS),
