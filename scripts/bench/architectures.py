@@ -21,7 +21,7 @@ from scripts.bench.server import environment, folder, server
 from scripts.bench.small_models import SMALL_MODELS, SmallModel
 from scripts.common.cli import err, out
 from scripts.common.settings import ROOT, Settings, UserError
-from scripts.common.triton import Triton
+from scripts.common.triton import Triton, TritonError
 from scripts.models.assemble import assemble_all
 from scripts.models.record import models_of
 
