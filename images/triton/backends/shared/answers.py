@@ -161,14 +161,17 @@ def spans(window: Window, max_tokens: int, align_to_words: bool) -> Iterator[Spa
         np.where(in_context, softmax(np.where(candidates, logits.astype(np.float32), -10000.0)), 0)
         for logits in (window.start_logits, window.end_logits)
     )
-    scores = np.tril(np.triu(np.outer(starts, ends)), max_tokens - 1)
+    # By the first token and the number of further ones: all pairs of tokens would be many times as many.
+    scores = np.zeros((len(starts), min(max_tokens, len(starts))), np.float32)
+    for further in range(scores.shape[1]):
+        scores[: len(starts) - further, further] = starts[: len(starts) - further] * ends[further:]
     count = min(SPANS_ALIGNED_TO_WORDS if align_to_words else 1, scores.size)
     best = np.argpartition(-scores, count - 1, axis=None)[:count]
     for index in best[np.argsort(-scores.flat[best], kind="stable")]:
-        first, last = np.unravel_index(index, scores.shape)
-        if scores[first, last] > 0:
-            start, end = window.offsets[first, 0], window.offsets[last, 1]
-            words = window.word_offsets[first, 0], window.word_offsets[last, 1]
+        first, further = divmod(int(index), scores.shape[1])
+        if (score := float(scores[first, further])) > 0:
+            start, end = window.offsets[first, 0], window.offsets[first + further, 1]
+            words = window.word_offsets[first, 0], window.word_offsets[first + further, 1]
             if align_to_words and min(words) >= 0:
                 start, end = words
-            yield Span(float(scores[first, last]), int(start), int(end))
+            yield Span(score, int(start), int(end))
