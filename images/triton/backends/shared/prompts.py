@@ -109,13 +109,13 @@ def read_request(
 def read_options(request: pb_utils.InferenceRequest, rules: Mapping[str, Rule]) -> dict[str, Any]:
     """Return the options of a request. Raise BadRequest for one that is unknown, wrong, or given twice."""
     options: dict[str, Any] = {}
-    for place, name, value in option_values(request, rules):
-        name = SYNONYMS.get(name, name)
+    for place, sent_name, value in option_values(request, rules):
+        name = SYNONYMS.get(sent_name, sent_name)
         if name not in rules:
             raise BadRequest(f"unknown {place} '{name}': the options are {', '.join(rules)}")
-        value = read_option(rules[name], f"{place} '{name}'", value)
+        value = read_option(rules[name], f"{place} '{sent_name}'", value)
         if options.setdefault(name, value) != value:
-            raise BadRequest(f"{place} '{name}' is there twice, with different values: send one")
+            raise BadRequest(f"option '{name}' is there twice, with different values: send one")
     return options
 
 
