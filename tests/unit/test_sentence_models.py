@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from scripts.common.settings import UserError
@@ -150,6 +151,27 @@ def test_unsupported_layer_names_the_other_format(tmp_path):
     source = encoders.save_sentence_transformer(tmp_path / "source", layers=["LayerNorm"])
     with pytest.raises(UserError, match=r"FORMAT=python does not support .* \(Pooling, LayerNorm\): set FORMAT=onnx"):
         assemble(source, tmp_path, "python")
+
+
+def test_missing_weights_are_refused(tmp_path):
+    """Without the check, both sides would have the same random weights."""
+    source = encoders.save_sentence_transformer(tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    del weights["encoder.layer.1.output.dense.weight"]
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks the weights 'encoder.layer.1.output.dense.weight'"):
+        assemble(source, tmp_path, "onnx")
+
+
+def test_weights_in_bfloat16_are_served_in_float32_like_encode(tmp_path):
+    source = encoders.save_sentence_transformer(tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    save_file(
+        {name: tensor.bfloat16() for name, tensor in weights.items()}, source / "model.safetensors", {"format": "pt"}
+    )
+    assemble(source, tmp_path, "python")  # raises if the answers differ
+    config = (tmp_path / "search_encoder/config.pbtxt").read_text()
+    assert re.search(r'"dtype"\s+value \{\s+string_value: "float32"', config)
 
 
 def test_chat_template_is_refused(tmp_path):

@@ -49,7 +49,8 @@ class SentenceModel(TextModel):
             )
         if "message" in first.modality_config:
             raise UserError(f"{self.job.system}: its texts pass through a chat template, which is not served")
-        self.load(type(first.auto_model))  # raises if weights are missing
+        # Raises if weights are missing. In the type of the file, they need no memory.
+        self.load(type(first.auto_model), dtype="auto")
         return model.eval()
 
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:

@@ -165,14 +165,14 @@ class TextModel:
         """Return the PyTorch model."""
         return self.load(getattr(transformers, self.task.model_class))
 
-    def load(self, kind: Any) -> transformers.PreTrainedModel:
+    def load(self, kind: Any, dtype: torch.dtype | str = torch.float32) -> transformers.PreTrainedModel:
         """Return a model of this class. Raise if weights are missing: transformers would draw them at random."""
         model, info = kind.from_pretrained(
             self.job.weights,
             trust_remote_code=self.job.trust_remote_code,
             local_files_only=True,
             use_safetensors=True,
-            dtype=torch.float32,
+            dtype=dtype,
             output_loading_info=True,
             **self.attention,
         )
