@@ -38,10 +38,15 @@ REVIVED = "revived"
 MAX_LOADS, MAX_UNLOAD_POLLS = 5, 60
 # How often to load a system whose Python process did not report in time, and Triton's words for that.
 ATTEMPTS, NOT_REPORTED = 3, ("is not healthy", "health mutex")
+# How often to search for a process that Triton waits for in vain. If the process goes on meanwhile, it may write into
+# memory that Triton has given up, and Triton may crash: so the search is quick.
+HUNG_POLL_S = 0.25
 # For this many polls Triton must have waited for a process to end that does nothing, before the process is ended.
-HUNG_POLLS = 2
+HUNG_POLLS = 6
 # A process of a ready model that lived for this many polls without such a wait has finished loading.
-SETTLED_POLLS = 60
+SETTLED_POLLS = 240
+# Stands for the CPU ticks of a process that was stopped by a signal: it cannot be at work.
+STOPPED = -2
 # The parameter of models whose accelerator cores no other process may use (AWS Neuron).
 CORES = "NEURON_CORE_START_INDEX"
 
@@ -79,12 +84,12 @@ def instance_stubs(stubs: dict[int, str]) -> dict[int, str]:
 
 
 def cpu_ticks(pid: int) -> int:
-    """Return how much time the process has used on a CPU; -1 if it has ended."""
+    """Return how much time the process has used on a CPU; -1 if it has ended, STOPPED if it is stopped."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return -1
-    return int(fields[11]) + int(fields[12])
+    return STOPPED if fields[0] == "T" else int(fields[11]) + int(fields[12])
 
 
 def waits_for_an_end(server: int) -> bool:
@@ -262,8 +267,8 @@ class HungLoads:
                 self.loaded |= own
         before, self.idle = self.idle, {}
         for pid in stubs.keys() - self.loaded if waiting else ():
-            used, polls = ticks(pid), before.get(pid, (0, 0))
-            self.idle[pid] = (used, polls[1] + 1 if polls[0] == used else 0)
+            used, (last, polls) = ticks(pid), before.get(pid, (-1, 0))
+            self.idle[pid] = (used, HUNG_POLLS if used == STOPPED else polls + 1 if used == last else 0)
         return sorted(pid for pid, (_, polls) in self.idle.items() if polls >= HUNG_POLLS)
 
 
@@ -271,7 +276,7 @@ def end_hung_loads(server: int, triton: Triton) -> None:
     """End processes that Triton waits for in vain. Then the load fails, and whoever asked for it may repeat it."""
     hung = HungLoads(triton)
     while True:
-        time.sleep(POLL_S)
+        time.sleep(HUNG_POLL_S)
         try:
             stubs = instance_stubs(stubs_of(server))
             for pid in hung.poll(stubs, waits_for_an_end(server), cpu_ticks):

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -102,9 +103,12 @@ def hung(triton):
     search = revive.HungLoads(triton)
     seconds = iter(range(10**6))
 
-    def run(stubs, times=HUNG, waiting=True, busy=()):
+    def ticks(pid, busy, stopped):
+        return revive.STOPPED if pid in stopped else next(seconds) if pid in busy else 7
+
+    def run(stubs, times=HUNG, waiting=True, busy=(), stopped=()):
         for _ in range(times):
-            ended = search.poll(stubs, waiting, lambda pid: next(seconds) if pid in busy else 7)
+            ended = search.poll(stubs, waiting, lambda pid: ticks(pid, busy, stopped))
         return ended
 
     return run
@@ -114,6 +118,13 @@ def test_idle_process_of_an_endless_load_is_ended(hung, triton):
     triton.required = 0  # the model is not ready
     assert hung({1: "m"}, HUNG - 1) == []
     assert hung({1: "m"}, 1) == [1]
+
+
+def test_stopped_process_of_an_endless_load_is_ended_at_once(hung, triton):
+    """It would go on in memory that Triton has given up."""
+    triton.required = 0
+    assert hung({1: "m"}, 1, stopped={1}) == [1]
+    assert hung({1: "m"}, 1, waiting=False, stopped={1}) == []
 
 
 def test_process_is_left_alone_while_it_works_or_triton_waits_for_none(hung, triton):
@@ -165,6 +176,15 @@ def test_wait_for_a_process_is_seen_in_a_thread(child):
         child.kill()
         thread.join()
     assert revive.cpu_ticks(os.getpid()) > 0
+
+
+def test_stopped_process_is_seen(child):
+    child.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    while revive.cpu_ticks(child.pid) != revive.STOPPED:
+        assert time.monotonic() < deadline
+    child.kill()
+    child.wait()
     assert revive.cpu_ticks(child.pid) == -1
 
 
