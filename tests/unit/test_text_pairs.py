@@ -156,6 +156,17 @@ def test_questions_and_contexts_that_are_too_long_are_refused(questions):
         ask(models, question=["why"], context=["because " * 5000])
 
 
+def test_decoder_answers_as_the_pipeline_unless_it_pads_on_the_left(tmp_path):
+    """Its tokenizer has no CLS token, which would compete with the context."""
+    weights = language.save_llama_for_questions(tmp_path / "weights")
+    models = assemble(weights, tmp_path / "models", "python")  # raises if a score differs from the pipeline's
+    assert 'key: "first_token_competes"' in (models / "m_answers/config.pbtxt").read_text()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights, padding_side="left")
+    tokenizer.save_pretrained(weights)
+    with pytest.raises(UserError, match="m: its tokenizer pads on the left"):
+        assemble(weights, tmp_path / "refused", "python")
+
+
 @pytest.mark.parametrize("format", ["onnx", "python"])
 def test_classifier_takes_a_second_text(tmp_path, format):
     weights = encoders.save_bert(tmp_path / "weights", "ForSequenceClassification", **encoders.labels(encoders.MOODS))

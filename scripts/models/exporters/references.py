@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import transformers
 
+from scripts.common.settings import UserError
 from scripts.models.exporters.served import Tensors
 from scripts.models.exporters.text_model import TextModel
 
@@ -54,6 +55,11 @@ def prompt_of(model: TextModel, request: Tensors) -> dict[str, str]:
 
 def answer_scores(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
     """Return the scores of the answers that transformers' pipeline finds, or on Neuron the encoder's outputs."""
+    if model.hugging_face_tokenizer.padding_side == "left":
+        raise UserError(
+            f"{model.job.system}: its tokenizer pads on the left, and transformers' pipeline then puts the context "
+            "before the question, which is not served: set padding_side to right in tokenizer_config.json"
+        )
     if model.job.neuron:
         return transformers_outputs(model, requests)
     answer = transformers.pipeline(

@@ -96,6 +96,8 @@ def last_step(model: TextModel) -> Parameters:
         parameters["activation"] = model.activation
     if model.job.task == "question-answering":
         parameters["align_to_words"] = 1
+        if model.hugging_face_tokenizer.cls_token_id is None:
+            parameters["first_token_competes"] = 0
     if model.mask:
         parameters["count"] = ANSWERS
     if model.job.task == "token-classification":

@@ -79,6 +79,13 @@ def save_llama_classifier(folder: Path, labels: int = 3, pad: bool = True) -> Pa
     return save(folder, transformers.LlamaForSequenceClassification, config, tokenizer)
 
 
+def save_llama_for_questions(folder: Path) -> Path:
+    tokenizer = byte_level_bpe("</s>", bos="<s>")
+    size = SIZE | {"max_position_embeddings": 64}
+    config = transformers.LlamaConfig(**size, **vocabulary(tokenizer), initializer_range=SPREAD, intermediate_size=64)
+    return save(folder, transformers.LlamaForQuestionAnswering, config, tokenizer)
+
+
 def save_gpt2(folder: Path, context: int = CONTEXT, width: int = 32, layers: int = 2, heads: int = 4) -> Path:
     tokenizer = byte_level_bpe("<|endoftext|>", transformers.GPT2TokenizerFast)
     config = transformers.GPT2Config(

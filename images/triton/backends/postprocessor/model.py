@@ -142,6 +142,7 @@ def sparse_embedding(config: ModelConfig, folder: Path) -> Callable[[Tensors], T
 def question_answering(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     max_tokens = int_parameter(config, "longest_answer", 15)
     align_to_words = choice_parameter(config, "align_to_words", ("0", "1"), "1") == "1"
+    first_token_competes = choice_parameter(config, "first_token_competes", ("0", "1"), "1") == "1"
 
     def postprocess(tensors: Tensors) -> Tensors:
         names = ("start_logits", "end_logits", "second_text_mask", "offsets", "word_offsets")
@@ -151,7 +152,7 @@ def question_answering(config: ModelConfig, folder: Path) -> Callable[[Tensors],
         contexts = [tensors["second_text"].ravel()[row].decode() for row in first]
         windows_of = [windows[start:end] for start, end in itertools.pairwise([*first, len(windows)])]
         spans = [
-            answers.best_answer(context, own, max_tokens, align_to_words)
+            answers.best_answer(context, own, max_tokens, align_to_words, first_token_competes)
             for context, own in zip(contexts, windows_of, strict=True)
         ]
         texts = [[context[span.start : span.end].encode()] for context, span in zip(contexts, spans, strict=True)]

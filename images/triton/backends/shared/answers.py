@@ -140,23 +140,27 @@ def most_probable(logits: Array, count: int) -> tuple[Array, Array]:
     return best, np.take_along_axis(probabilities, best, axis=1)
 
 
-def best_answer(context: str, windows: list[Window], max_tokens: int, align_to_words: bool) -> Span:
-    """Return the most probable answer, with the summed score of the spans that read the same."""
+def best_answer(
+    context: str, windows: list[Window], max_tokens: int, align_to_words: bool, first_token_competes: bool = True
+) -> Span:
+    """Return the most probable answer, with the summed score of the spans that read the same.
+
+    The first token competes if it is one for classification: a model that knows no answer points there.
+    """
     candidates: dict[str, Span] = {}
     for window in windows:
-        for span in spans(window, max_tokens, align_to_words):
+        for span in spans(window, max_tokens, align_to_words, first_token_competes):
             text = context[span.start : span.end].lower()
             first = candidates.get(text, span._replace(score=0.0))
             candidates[text] = first._replace(score=first.score + span.score)
     return max(candidates.values(), key=lambda span: span.score, default=Span(0.0, 0, 0))
 
 
-def spans(window: Window, max_tokens: int, align_to_words: bool) -> Iterator[Span]:
+def spans(window: Window, max_tokens: int, align_to_words: bool, first_token_competes: bool) -> Iterator[Span]:
     """Yield the most probable spans of a window, best first: several may be parts of the same words."""
-    # The first token competes, because a model that knows no answer points there.
     in_context = window.in_context.astype(bool)
     candidates = in_context.copy()
-    candidates[0] = True
+    candidates[0] |= first_token_competes
     starts, ends = (
         np.where(in_context, softmax(np.where(candidates, logits.astype(np.float32), -10000.0)), 0)
         for logits in (window.start_logits, window.end_logits)
