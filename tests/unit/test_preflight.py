@@ -163,6 +163,7 @@ def test_checkout_of_a_strict_umask_is_an_error(tmp_path):
     file = tmp_path / "folder/prometheus.yml"
     file.touch(mode=0o644)
     tmp_path.chmod(0o755)
+    preflight.check_readable(tmp_path / "not assembled yet")
     preflight.check_readable(tmp_path)
     file.chmod(0o600)
     with pytest.raises(UserError, match=r"only its owner may read .*prometheus.yml, .* chmod -R a\+rX"):

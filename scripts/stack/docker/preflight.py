@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 from scripts.common.cli import err
@@ -103,8 +104,9 @@ def check_compose() -> None:
 def check_readable(folder: Path) -> None:
     """Raise if another user, as the containers are, cannot read the folder: a strict umask makes such checkouts."""
     for path in (folder, *folder.rglob("*")):
-        if path.stat().st_mode & 0o004 == 0:
-            raise UserError(f"only its owner may read {path}, and containers must, too: chmod -R a+rX {folder}")
+        with suppress(FileNotFoundError):  # not assembled yet, or `make models` just moved it
+            if path.stat().st_mode & 0o004 == 0:
+                raise UserError(f"only its owner may read {path}, and containers must, too: chmod -R a+rX {folder}")
 
 
 def check_disk(folder: Path, image: str) -> None:
