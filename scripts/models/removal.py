@@ -53,14 +53,16 @@ def _users(record: Record, repository: Path) -> Iterator[tuple[str, str]]:
 
 def remove(record: Record, repository: Path) -> int:
     """Delete the system's files and the folders that this empties; return how many bytes they had."""
-    files = {repository / file for file in (*record.files, f"{record.system}/{RECORD}")}
+    files = {repository / file for file in record.files}
     files |= {copy for model in record.models for copy in _copied_configs(model, repository)}
+    # The record goes last: after an interruption, the same command finds what is left.
+    ordered = [*files, repository / record.system / RECORD]
     size = 0
-    for file in files:
+    for file in ordered:
         with contextlib.suppress(FileNotFoundError):
             size += file.stat().st_size
             file.unlink()
-    folders = {folder for file in files for folder in file.relative_to(repository).parents}
+    folders = {folder for file in ordered for folder in file.relative_to(repository).parents}
     # Triton requires a version's folder, even of a model without files.
     folders |= {
         version.relative_to(repository) for model in record.models for version in (repository / model).glob("[0-9]*")

@@ -49,6 +49,25 @@ def test_removal_leaves_no_trace_and_no_other_system(tmp_path):
     assert tree(tmp_path) == before
 
 
+def test_interrupted_removal_can_be_repeated(tmp_path, monkeypatch):
+    assemble(tmp_path, "spam", ("encoder", "tokenizer"))
+    deleted = []
+    unlink = Path.unlink
+
+    def unlink_until_interrupted(path: Path) -> None:
+        if len(deleted) == 5:
+            raise KeyboardInterrupt
+        deleted.append(path)
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink_until_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            remove(removable("spam", tmp_path), tmp_path)
+    remove(removable("spam", tmp_path), tmp_path)
+    assert tree(tmp_path) == set()
+
+
 def test_removal_keeps_files_that_the_user_added(tmp_path):
     assemble(tmp_path, "spam")
     notes = written(tmp_path / "spam_encoder/1/notes.txt")
