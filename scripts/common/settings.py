@@ -117,7 +117,7 @@ def _path(text: str) -> Path:
 
 _flag = _choice("0", "1")
 _cpus = _pattern(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*", "a list of CPUs, as in 0 or 0-3 or 0,2")
-_size = _pattern(r"\d+[bkmgBKMG]?", "a size, as in 512m or 8g")
+_size = _pattern(r"(?i)\d+(\.\d+)?(b|[kmg]b?)?", "a size, as in 512m or 8g")
 
 # TASK and FORMAT are missing: the catalogue of models knows their values.
 RULES: dict[str, Rule] = {
@@ -186,6 +186,17 @@ class Settings(dict[str, str]):
         copy._in_dotenv, copy._in_environment = self._in_dotenv, self._in_environment
         return copy
 
+    def corrected(self) -> Settings:
+        """Return a copy with defaults in place of wrong values. RUNTIME has none: make chooses it."""
+        defaults = _read(EXAMPLE)
+        wrong = [name for name in RULES if self[name] and name != "RUNTIME" and self._is_wrong(name)]
+        copy = self.replace(**{name: defaults[name] for name in wrong})
+        try:
+            copy.shares_memory()
+        except UserError:
+            copy["TRITON_SHARED_MEMORY"] = defaults["TRITON_SHARED_MEMORY"]
+        return copy
+
     def chosen(self, name: str) -> bool:
         """Return whether the user set this; if not, its value is the default of .env.example."""
         return name in self._in_dotenv or self.chosen_for_this_command(name)
@@ -243,6 +254,13 @@ class Settings(dict[str, str]):
         # TRITON_HOST and PROMETHEUS_HOST are set in containers, where the servers are other hosts.
         host = os.environ.get(f"{port.partition('_')[0]}_HOST")
         return f"http://{host or self.address()}:{self.port(port)}"
+
+    def _is_wrong(self, name: str) -> bool:
+        try:
+            self._value(name)
+        except UserError:
+            return True
+        return False
 
     def _value(self, name: str, rule: Rule | None = None) -> Any:
         try:

@@ -141,7 +141,7 @@ def models() -> None:
 
 def unchecked() -> Stack:
     """Return the stack for a command that only looks at it or stops it: a wrong setting must not prevent that."""
-    return stack(Settings.load(checked=False))
+    return stack(Settings.load(checked=False).corrected())
 
 
 COMMANDS = {

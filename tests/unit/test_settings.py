@@ -9,6 +9,7 @@ from loadtest.users import USERS
 from loadtest.workload import WORKLOADS
 from scripts.common import settings as module
 from scripts.common.settings import ROOT, RULES, Settings, UserError, pins, save, saved, with_secrets
+from scripts.stack.docker.compose import Compose
 from scripts.stack.neuron_cores import PER_DEVICE
 
 
@@ -126,6 +127,20 @@ def test_wrong_value_is_refused_when_the_settings_are_read(dotenv, monkeypatch, 
     with pytest.raises(UserError, match=re.escape(f"{name}={value}: {problem}")):
         Settings.load()
     assert Settings.load(checked=False)[name] == value  # for `make down`
+
+
+@pytest.mark.parametrize("size", ["8g", "8GB", "512mb", "1.5g", "1073741824", "100b"])
+def test_sizes_are_those_of_docker(dotenv, size):
+    dotenv.write_text(f"TRITON_MEMORY={size}\n")
+    assert Settings.load()["TRITON_MEMORY"] == size
+
+
+@pytest.mark.parametrize(
+    "wrong", ["TRITON_HTTP_PORT=abc", "WORKERS=many", "TRITON_SHARED_MEMORY=1\nBIND_ADDRESS=0.0.0.0"]
+)
+def test_docker_stops_a_stack_despite_wrong_settings(dotenv, wrong):
+    dotenv.write_text(f"RUNTIME=docker\n{wrong}\n")
+    assert Compose(Settings.load(checked=False).corrected()).environment["TRITON_IPC"] == "private"
 
 
 def test_every_default_is_valid():
