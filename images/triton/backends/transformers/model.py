@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import locale
 import os
 import sys
 from pathlib import Path
@@ -23,5 +24,8 @@ class TritonPythonModel(TaskBackend):
     default_task = "text-generation"
 
     def initialize(self, args: InstanceArgs) -> None:
+        # Triton's Python process starts in the C locale whatever PYTHONUTF8 says, and would read PyTorch's own files,
+        # which ModernBERT needs, as ASCII.
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
         os.environ["HF_HUB_OFFLINE"] = "1"  # every file that is served is in the model repository
         super().initialize(args)
