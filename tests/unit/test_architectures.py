@@ -19,6 +19,8 @@ EXPECTED = [{"score": [0.5, -2.0], "label": ["cat"]}, {"score": [1.0, 1.0], "lab
         (EXPECTED, 0),
         ([EXPECTED[0] | {"score": [0.5, -1.0]}, EXPECTED[1]], 0.5),
         ([EXPECTED[0] | {"score": [0.5, -2.0, 0.0]}, EXPECTED[1]], 0),  # padding of a request with longer rows
+        ([EXPECTED[0] | {"score": [0.5, -2.0, 0.1]}, EXPECTED[1]], math.inf),
+        ([EXPECTED[0] | {"label": ["cat", "dog"]}, EXPECTED[1]], math.inf),
         ([EXPECTED[0] | {"score": [0.5]}, EXPECTED[1]], math.inf),
         ([EXPECTED[0] | {"score": [0.5, math.nan]}, EXPECTED[1]], math.inf),
         ([EXPECTED[0] | {"label": ["dog"]}, EXPECTED[1]], math.inf),
