@@ -45,6 +45,8 @@ def flag(value: Any) -> bool:
 
 
 def strings(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, str | list):
+        raise TypeError
     return (value,) if isinstance(value, str) else tuple(value)
 
 
@@ -154,6 +156,6 @@ def sampling_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
         (text,) = serving.texts(request, SAMPLING_PARAMETERS)
         if isinstance(parameters := json.loads(text), dict):
             return parameters
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     raise BadRequest(f"input '{SAMPLING_PARAMETERS}' must be one JSON object")
