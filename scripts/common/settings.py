@@ -286,9 +286,9 @@ def save(name: str, value: str) -> None:
     set_key(DOTENV, name, value, quote_mode="always" if " " in value else "never")
 
 
-def saved(name: str) -> str:
+def saved(name: str, default: str = "") -> str:
     """Return the value in .env, or the default, whatever this command's own value is."""
-    return _read(DOTENV).get(name) or _read(EXAMPLE)[name]
+    return _read(DOTENV).get(name) or default or _read(EXAMPLE)[name]
 
 
 def pins() -> dict[str, str]:

@@ -15,6 +15,9 @@ from scripts.common.triton import TritonError
 from scripts.models.listing import print_list
 from scripts.stack.base import WOULD_RELOAD, WOULD_UNLOAD, Stack
 
+# Two commands that write .env at once would lose what one of them wrote.
+ANOTHER_UP = "another `make up` is at work here"
+
 
 def stack(settings: Settings) -> Stack:
     """Return the stack of the chosen runtime. The other runtime's module stays unimported: it needs other packages."""
@@ -34,7 +37,7 @@ def with_systems(settings: Settings, systems: Iterable[str]) -> Stack:
 def complete_settings() -> Settings:
     """Return the settings with the secrets, which two first runs at once must not generate twice."""
     settings = Settings.load()
-    with exclusive(ROOT, "another `make up` is at work here"):
+    with exclusive(ROOT, ANOTHER_UP):
         return with_secrets(settings)
 
 
@@ -98,21 +101,26 @@ def add() -> None:
     if current.running():
         if system in current.served_now():
             current.check_no_comparison(WOULD_RELOAD)
-        bring_up_beside(settings)
+        served = bring_up_beside(settings).settings["SYSTEMS"]
     else:
         with_systems(settings, [system]).models()
+        served = ""
         out.print("The stack is not running: `make up` starts it with this system, too.")
-    if system not in (systems := saved("SYSTEMS").split()):
-        save_systems([*systems, system])
+    with exclusive(ROOT, ANOTHER_UP):
+        # Without SYSTEMS in .env the server keeps what it serves, so `make up` must not unload that from now on.
+        systems = dict.fromkeys([*saved("SYSTEMS", served).split(), system])
+        if list(systems) != saved("SYSTEMS").split():
+            save_systems(systems)
 
 
 def remove() -> None:
     """Unload SYSTEM, delete its files, and take it out of SYSTEMS in .env."""
     settings = Settings.load()
     models = stack(settings).remove(named_system(settings, "remove"))
-    systems = saved("SYSTEMS").split()
-    if (rest := [name for name in systems if name not in models]) != systems:
-        save_systems(rest)
+    with exclusive(ROOT, ANOTHER_UP):
+        systems = saved("SYSTEMS").split()
+        if (rest := [name for name in systems if name not in models]) != systems:
+            save_systems(rest)
 
 
 def named_system(settings: Settings, target: str) -> str:

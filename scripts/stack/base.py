@@ -171,10 +171,10 @@ class Stack(ABC):
     def remove(self, system: str) -> tuple[str, ...]:
         """Unload a system, delete its files, and return the names of its models."""
         repository = self.settings.path("MODEL_REPOSITORY")
-        record = removable(system, repository)
-        running = self.running()
-        with exclusive(self.state, UP_OR_DOWN) if running else nullcontext(), self.models_lock():
-            if running:
+        removable(system, repository)  # before the wait for other commands, which may change the record
+        with exclusive(self.state, UP_OR_DOWN) if self.state.is_dir() else nullcontext(), self.models_lock():
+            record = removable(system, repository)
+            if self.running():
                 self.check_key()
                 with self.no_comparison():
                     self.control.unload([system, *(name for name in self.served_now() if name in record.also)])
