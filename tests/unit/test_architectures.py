@@ -36,6 +36,7 @@ def test_result_is_right_within_the_tolerance_of_its_format():
     assert not Result(model, "onnx", (1e-5, 1e-4, 1e-2)).is_right
     assert Result(model, "onnx-int8", (1e-2, 1e-2, 1e-2)).is_right
     assert not Result(model, "onnx", (math.inf, 0, 0)).is_right
+    assert not Result(model, "onnx", refusal="the served model answers differently from the original").is_right
 
 
 def test_every_model_has_requests():
