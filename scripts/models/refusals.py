@@ -97,8 +97,9 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
             "save_pretrained wrote"
         )
     if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else ""
         raise UserError(
-            f"{name} is quantized ({quantization.get('quant_method', 'an unknown method')}), and only weights in full "
+            f"{name} is quantized ({method or 'an unknown method'}), and only weights in full "
             "precision are served: name the model that it was made from (FORMAT=onnx-int8 quantizes encoders here)"
         )
     if config.get("is_encoder_decoder") and not architecture.endswith("T5EncoderModel"):
@@ -119,7 +120,10 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
 
 def check_modules(name: str, weights: Path) -> None:
     """Raise if sentence-transformers runs more than we do."""
-    types = [module["type"] for module in json.loads((weights / "modules.json").read_text())]
+    try:
+        types = [module["type"] for module in json.loads((weights / "modules.json").read_text(encoding="utf-8"))]
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{name}: modules.json lists no modules. Name a folder that save_pretrained wrote") from None
     if any(module.startswith("pylate.") for module in types):
         raise UserError(
             f"{name} is a ColBERT of PyLate, which {ARCHITECTURES['ColBERT']}; that is not served here ({LIST})"

@@ -100,6 +100,12 @@ CASES = {
         {},
         "is no model of transformers: its config.json names no model_type",
     ),
+    "modules that are no list": (TOKENIZED | {"config.json": BERT, "modules.json": [{}]}, {}, "lists no modules"),
+    "quantization that is no object": (
+        TOKENIZED | {"config.json": BERT | {"quantization_config": "int4"}},
+        {},
+        "is quantized (an unknown method)",
+    ),
     "config that is a list": (TOKENIZED | {"config.json": []}, {}, "config.json is not a JSON object"),
     "ColBERT": (
         TOKENIZED | {"config.json": config("Bert", "HF_ColBERT")},
