@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.markup import escape
+
 from scripts.common.cli import err, out
 from scripts.common.files import write_atomically
 from scripts.common.settings import UserError
@@ -119,7 +121,9 @@ class ModelControl:
                     self.wait_until_live()
                     continue
                 if repeatable and NOT_REPORTED.search(str(error)):
-                    err.print(f"[yellow]{system}:[/] {self._hung_process() or error}. Loading the system again")
+                    err.print(
+                        f"[yellow]{system}:[/] {escape(self._hung_process() or str(error))}. Loading the system again"
+                    )
                     continue
                 hint = " (`make logs` shows why)" if "failed to poll" in str(error) else ""
                 raise UserError(f"model '{model}' did not load{consequence}: {error}{hint}") from None
