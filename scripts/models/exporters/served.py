@@ -86,7 +86,7 @@ def numpy_type(data_type: str) -> type:
 def python_backend() -> Iterator[None]:
     """Let the backends import triton_python_backend_utils, which exists only in Triton's own processes.
 
-    At the end, unload what imported it.
+    At the end, restore the modules that were there before.
     """
     module = ModuleType("triton_python_backend_utils")
     module.__dict__.update(
@@ -100,7 +100,8 @@ def python_backend() -> Iterator[None]:
         get_input_tensor_by_name=lambda request, name: next((t for t in request.inputs() if t.name() == name), None),
         triton_string_to_numpy=numpy_type,
     )
-    before, path = set(sys.modules), list(sys.path)
+    path = list(sys.path)
+    before = unload_backends()
     sys.modules[module.__name__] = module
     sys.path.append(str(BACKENDS))
     try:
@@ -110,12 +111,14 @@ def python_backend() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = path
-        for name in set(sys.modules) - before:
-            package, _, child = name.rpartition(".")
-            if name == module.__name__ or name.partition(".")[0] in ("shared", "neuron"):
-                del sys.modules[name]
-                # `from shared import serving` would find it there, too.
-                vars(sys.modules.get(package, module)).pop(child, None)
+        unload_backends()
+        sys.modules |= before
+
+
+def unload_backends() -> dict[str, ModuleType]:
+    """Remove triton_python_backend_utils and what may have imported it, and return these modules by name."""
+    packages = ("triton_python_backend_utils", "shared", "neuron")
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in packages}
 
 
 class ServedSystem:
