@@ -177,7 +177,8 @@ class Stack(ABC):
             if self.running():
                 self.check_key()
                 with self.no_comparison():
-                    self.control.unload([system, *(name for name in self.served_now() if name in record.also)])
+                    # Each by its name: if one did not load, the system is unknown and the others are loaded.
+                    self.control.unload(record.models)
             size = remove(record, repository)
         out.print(f"{system}: removed, {decimal(size)}")
         return record.models

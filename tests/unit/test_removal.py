@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from scripts.common.model_config import CONFIGS
-from scripts.common.settings import UserError
+from scripts.common.settings import Settings, UserError
+from scripts.common.triton import TritonError
 from scripts.models.catalogue import RECIPES
 from scripts.models.record import Record
 from scripts.models.removal import removable, remove
+from scripts.stack.local.stack import LocalStack
 
 ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling {{ step [ {{ model_name: "{step}" model_version: -1 }} ] }}\n'
 
@@ -66,6 +68,30 @@ def test_interrupted_removal_can_be_repeated(tmp_path, monkeypatch):
             remove(removable("spam", tmp_path), tmp_path)
     remove(removable("spam", tmp_path), tmp_path)
     assert tree(tmp_path) == set()
+
+
+def test_removal_unloads_parts_of_a_system_that_did_not_load(tmp_path, monkeypatch):
+    assemble(tmp_path / "models", "spam", ("encoder", "tokenizer"))
+    paths = {"LOCAL_STATE": "state", "MODEL_REPOSITORY": "models", "REPORTS": "reports"}
+    stack = LocalStack(Settings(Settings.load() | {name: str(tmp_path / path) for name, path in paths.items()}))
+    unloaded: list[str] = []
+
+    class Triton:
+        def index(self):
+            return {"spam_tokenizer": ("READY", "")}
+
+        def composing(self, name):
+            if name not in self.index():
+                raise TritonError(f"unknown model {name}", 400)
+            return {name: {}}
+
+        unload = unloaded.append
+
+    monkeypatch.setattr(LocalStack, "running", lambda self: True)
+    stack.__dict__["triton"] = Triton()
+    stack.remove("spam")
+    assert unloaded == ["spam_tokenizer"]
+    assert tree(tmp_path / "models") == set()
 
 
 def test_removal_keeps_files_that_the_user_added(tmp_path):
