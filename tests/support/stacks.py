@@ -73,7 +73,7 @@ class TestStack:
         own = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         return own | self.environment | {name: str(value) for name, value in settings.items()}
 
-    def make(self, target: str, timeout: float = 240, **settings: object) -> subprocess.CompletedProcess[str]:
+    def make(self, target: str, timeout: float = 540, **settings: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["make", *target.split()],
             cwd=ROOT,
