@@ -27,7 +27,7 @@ def run(stack, block: str) -> str:
         env=stack.variables(**SHORT),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=540,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -247,7 +247,7 @@ def stacks(make: Callable[[], TestStack]) -> Iterator[Callable[[], TestStack]]:
             list(pool.map(TestStack.destroy, created))
 
 
-def bring_up(stack: TestStack, timeout: float = 240) -> TestStack:
+def bring_up(stack: TestStack, timeout: float = 540) -> TestStack:
     done = stack.make("up", timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return stack
