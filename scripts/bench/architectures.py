@@ -72,7 +72,7 @@ def run() -> None:
     out.print(f"{summary}\n{PAGE.relative_to(ROOT)}")
     if wrong:
         raise UserError(
-            "refused, or different from the reference library: " + ", ".join(" ".join(each.cells) for each in wrong)
+            "refused, or different from the reference library: " + ", ".join(" ".join(result.cells) for result in wrong)
         )
 
 
@@ -135,8 +135,8 @@ def compare(model: SmallModel, format: str, expected: list[Outputs], work: Path,
     name, rows = system(model, format), requests(model)
     models = models_of(name, work / "models")[::-1]  # the steps before the ensemble
     try:
-        for each in models:
-            triton.load(each)
+        for part in models:
+            triton.load(part)
         config = triton.config(name)
         send = partial(served_outputs, model, triton, name, config)
         alone = [send([row])[0] for row in rows]
@@ -147,8 +147,8 @@ def compare(model: SmallModel, format: str, expected: list[Outputs], work: Path,
         err.print(f"{name}: {error}")
         return (math.inf,) * len(WAYS)
     finally:
-        for each in reversed(models):
-            triton.unload(each)
+        for part in reversed(models):
+            triton.unload(part)
     return tuple(largest(expected, answers, format) for answers in (alone, together, at_once))
 
 

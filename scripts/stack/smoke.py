@@ -43,7 +43,7 @@ class Limits:
     compares_texts: bool = True  # texts are equal or not, and jump where numbers differ a little
 
     @classmethod
-    def of(cls, record: Record | None) -> Limits:
+    def from_record(cls, record: Record | None) -> Limits:
         if record is None:
             return cls()
         if record.format == "onnx-int8":  # it scales the activations of a run by the largest of all its rows
@@ -60,7 +60,7 @@ def main() -> int:
     triton = Triton(settings.url("TRITON_HTTP_PORT"))
     failures = 0
     for name in settings.words("SYSTEMS"):
-        limits = Limits.of(find_record(name, settings.path("MODEL_REPOSITORY")))
+        limits = Limits.from_record(find_record(name, settings.path("MODEL_REPOSITORY")))
         error = attempt(triton, name, limits)
         out.print(f"[red]failed[/]  {name}: {escape(error)}" if error else f"[green]ok[/]      {name}")
         failures += bool(error)

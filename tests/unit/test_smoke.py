@@ -108,8 +108,8 @@ def test_models_without_a_batch_dimension_get_one_row_per_request():
 )
 def test_limits_depend_on_the_format(format, facts, limits):
     record = Record("system", (), "task", format, "1", (), "", "", facts=facts)
-    assert Limits.of(record) == limits
+    assert Limits.from_record(record) == limits
 
 
 def test_system_without_a_record_has_default_limits():
-    assert Limits.of(None) == Limits()
+    assert Limits.from_record(None) == Limits()
