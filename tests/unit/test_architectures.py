@@ -44,6 +44,7 @@ def test_result_is_right_within_the_tolerance_of_its_format():
     assert Result(model, "onnx-int8", (1e-2, 1e-2, 1e-2)).is_right
     assert not Result(model, "onnx", (math.inf, 0, 0)).is_right
     assert not Result(model, "onnx", refusal="the served model answers differently from the original").is_right
+    assert Result(model, "onnx-int8", refusal="int8 costs this model too much accuracy").is_right
 
 
 def test_every_model_has_requests():
