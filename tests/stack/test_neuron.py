@@ -82,8 +82,7 @@ def loaded(stack: TestStack, name: str) -> Iterator[Callable[[str], list[dict]]]
     try:
         yield lambda event: logged(stack, event)[before[event] :]
     finally:
-        stack.triton._call(f"/v2/repository/models/{name}/unload", {})
-        stack.wait(lambda: stack.triton.index()[name][0] == "UNAVAILABLE", f"{name} unloaded")
+        stack.triton.unload(name)
 
 
 def edit(folder: Path, before: str, after: str) -> None:
