@@ -69,8 +69,8 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
             return None
         if source is None:
             raise UserError(
-                f"no system '{name}'; there are {', '.join(known_names(repository))}. To add it, name its weights: "
-                f"make models SYSTEMS={name} HF_MODEL=organisation/model, or SOURCE=folder"
+                f"no system '{name}'; there are {', '.join(known_names(repository))}. To add yours, name its weights: "
+                f"make add SYSTEM={name} HF_MODEL=organisation/model, or SOURCE=folder"
             )
         system = System(name, "", source)
     check_task_name(settings["TASK"])

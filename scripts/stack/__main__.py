@@ -13,7 +13,7 @@ from scripts.common.ports import check_free
 from scripts.common.settings import ROOT, Settings, UserError, save, saved, with_secrets
 from scripts.common.triton import TritonError
 from scripts.models.listing import print_list
-from scripts.stack.base import WOULD_RELOAD, WOULD_UNLOAD, Stack
+from scripts.stack.base import WOULD_DISTURB, WOULD_UNLOAD, Stack
 
 # Two commands that write .env at once would lose what one of them wrote.
 ANOTHER_UP = "another `make up` is at work here"
@@ -99,8 +99,7 @@ def add() -> None:
     system = named_system(settings, "add")
     current = stack(settings)
     if current.running():
-        if system in current.served_now():
-            current.check_no_comparison(WOULD_RELOAD)
+        current.check_no_comparison(WOULD_DISTURB)
         served = bring_up_beside(settings).settings["SYSTEMS"]
     else:
         with_systems(settings, [system]).models()

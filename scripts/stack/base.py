@@ -34,7 +34,7 @@ PORTS = {
 # Program with a web page -> the path that answers once the program is ready.
 PROBES = {"prometheus": "/-/ready", "grafana": "/api/health"}
 WOULD_UNLOAD = "a comparison is running against this stack, and SYSTEMS lacks systems that the server would unload"
-WOULD_RELOAD = "a comparison is running against this stack, and this system is loaded already"
+WOULD_DISTURB = "a comparison is running against this stack, and adding a system would disturb it"
 WOULD_RESTART = "a comparison is running against this stack, which other settings would restart"
 ANOTHER_COMPARISON = "another comparison is running against this stack"
 UP_OR_DOWN = "another `make up` or `make down` is at work here"

@@ -23,7 +23,14 @@ def results(tmp_path_factory):
         return {(result.model, result.format): result for result in measure(ROWS)}
 
 
-@pytest.mark.parametrize("row", [(model, format) for model in ROWS for format in model.formats], ids=str)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param((model, format), id=f"{model.kind}-{model.note}-{format}")
+        for model in ROWS
+        for format in model.formats
+    ],
+)
 def test_answers_equal_the_library(results, row: tuple[SmallModel, str]):
     result = results[row]
     assert not result.refusal

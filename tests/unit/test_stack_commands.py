@@ -133,7 +133,12 @@ def test_wrong_setting_is_refused_before_anything_happens(calls, command, name, 
 
 
 def test_add_serves_a_system_and_saves_it(calls):
-    assert calls("add", served="ham", SYSTEM="spam")[1:] == [("assemble", "spam"), ("serve", "ham spam", "")]
+    assert calls("add", served="ham", SYSTEM="spam") == [
+        ("check_no_comparison",),
+        ("check",),
+        ("assemble", "spam"),
+        ("serve", "ham spam", ""),
+    ]
     assert calls.saved() == "ham spam"  # or the next `make up` would unload ham
     calls("add", SYSTEM="spam")
     assert calls.saved() == "embedding spam"
