@@ -255,6 +255,11 @@ class HungLoads:
         self.ages: dict[int, int] = {}  # pid -> the polls in which it lived and Triton waited for no end
         self.idle: dict[int, tuple[int, int]] = {}  # pid -> its CPU ticks, and for how many polls they have not changed
 
+    def has_loading(self, stubs: dict[int, str]) -> bool:
+        """Return whether a model of these processes may still be loading."""
+        self.loaded &= stubs.keys()
+        return bool(stubs.keys() - self.loaded)
+
     def poll(self, stubs: dict[int, str], waiting: bool, ticks: Callable[[int], int]) -> list[int]:
         """Return the processes to end. `waiting`: a thread of the server waits for the end of a process."""
         self.loaded &= stubs.keys()
@@ -275,10 +280,15 @@ class HungLoads:
 def end_hung_loads(server: int, triton: Triton) -> None:
     """End processes that Triton waits for in vain. Then the load fails, and whoever asked for it may repeat it."""
     hung = HungLoads(triton)
+    pause = POLL_S
     while True:
-        time.sleep(HUNG_POLL_S)
+        time.sleep(pause)
         try:
             stubs = instance_stubs(stubs_of(server))
+            # Reading the state of every thread takes milliseconds, so do it only during a load.
+            pause = HUNG_POLL_S if hung.has_loading(stubs) else POLL_S
+            if pause == POLL_S:
+                continue
             for pid in hung.poll(stubs, waits_for_an_end(server), cpu_ticks):
                 log(f"process {pid} of model '{stubs[pid]}' did not report to Triton in time; ended it")
                 os.kill(pid, signal.SIGKILL)
