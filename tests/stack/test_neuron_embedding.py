@@ -130,7 +130,7 @@ def test_crash_of_one_of_two_instances_recovers(neuron):
         stubs = [p for p in neuron.processes("triton_python_backend_stub") if "/encoder/" in str(p.cmdline())]
         assert len(stubs) == 2
         stubs[0].kill()
-        neuron.wait(lambda: "revive: model 'encoder' is back" in neuron.log, "encoder reloaded", 60)
+        neuron.wait(lambda: "revive: model 'encoder' is back" in neuron.log, "encoder reloaded", 180)
         assert [len(embed(neuron, [text])) for text in TEXTS] == [1] * len(TEXTS)
     finally:
         config.write_text(text)
