@@ -45,6 +45,14 @@ def chosen_device(config: ModelConfig, args: InstanceArgs) -> torch.device:
     return torch.device("cuda", int(args["model_instance_device_id"]))
 
 
+def model_class(config: ModelConfig, default: str) -> Any:
+    """Return the class of transformers that the parameter `model_class` names."""
+    name = parameter(config, "model_class", default)
+    if not hasattr(transformers, name):
+        raise ConfigError(f"parameter 'model_class': transformers {transformers.__version__} has no class '{name}'")
+    return getattr(transformers, name)
+
+
 def load(architecture: Any, config: ModelConfig, args: InstanceArgs) -> transformers.PreTrainedModel:
     """Return the model, ready to run. Raise ConfigError before loading if it cannot run or does not fit."""
     folder, device = weights_folder(config, args), chosen_device(config, args)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 from safetensors.torch import load_file
 from transformers.utils import ModelOutput
 
@@ -23,10 +22,7 @@ POOLING_MASK = "pooling_mask"  # the attention mask without the tokens that are 
 
 class TextEncoder(PackedEncoder):
     def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder:
-        name = parameter(config, "model_class", "AutoModel")
-        if not hasattr(transformers, name):
-            raise ConfigError(f"parameter 'model_class': transformers {transformers.__version__} has no class '{name}'")
-        self.model = pretrained.load(getattr(transformers, name), config, args)
+        self.model = pretrained.load(pretrained.model_class(config, "AutoModel"), config, args)
         # Packing needs the mask even for a model that takes none, such as FNet.
         self.accepted = inspect.signature(self.model.forward).parameters
         if (pad := self.pad_values["input_ids"]) < 0:

@@ -15,7 +15,6 @@ from safetensors import safe_open
 from shared import images, pretrained, serving
 from shared.answers import ACTIVATIONS, classify
 from shared.backend import BatchBackend
-from shared.errors import ConfigError
 from shared.parameters import choice_parameter, parameter
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
@@ -39,10 +38,8 @@ class ImageTask(BatchBackend[Job]):
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         folder = pretrained.weights_folder(config, args)
         self.processor = images.ImageProcessor(config, folder)
-        name = parameter(config, "model_class", CLASSES[parameter(config, "task")])
-        if not hasattr(transformers, name):
-            raise ConfigError(f"parameter 'model_class': transformers {transformers.__version__} has no class '{name}'")
-        self.model = pretrained.load(getattr(transformers, name), config, args)
+        architecture = pretrained.model_class(config, CLASSES[parameter(config, "task")])
+        self.model = pretrained.load(architecture, config, args)
         self.labels = [label for _, label in sorted((self.model.config.id2label or {}).items())]
         self.activation = choice_parameter(config, "activation", ACTIVATIONS, "softmax")
         self.outputs = [tensor["name"] for tensor in config["output"]]
