@@ -91,13 +91,8 @@ def measure(models: Iterable[SmallModel]) -> list[Result]:
             expected = {model: reference(model, work / "weights" / model.system) for model, _ in loadable}
         triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
         with server(variables | {"SYSTEMS": system(*loadable[0])}), ThreadPoolExecutor(2) as pool:
-            compared = dict(
-                zip(
-                    loadable,
-                    pool.map(lambda row: compare(row[0], row[1], expected[row[0]], work, triton), loadable),
-                    strict=True,
-                )
-            )
+            differences = pool.map(lambda row: compare(row[0], row[1], expected[row[0]], work, triton), loadable)
+            compared = dict(zip(loadable, differences, strict=True))
     return [Result(*row, refusal=refusals[row]) if refusals[row] else Result(*row, compared[row]) for row in rows]
 
 

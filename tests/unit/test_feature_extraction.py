@@ -10,7 +10,7 @@ import transformers
 from scripts.common.corpus import MIXED
 from scripts.models.assemble import run_recipe
 from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.exporters.served import served_system
 from tests.support.checkpoints import encoders
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
@@ -24,10 +24,8 @@ def test_decoder_without_padding_token_equals_transformers(tmp_path):
     weights = encoders.save_gpt2(tmp_path / "weights", "Model")
     run_recipe(RECIPES[TASK], Job("gpt", TASK, "onnx", weights, movable=False, folder=tmp_path), "gpt")
     requests = [{"input_text": np.array([[text.encode()]], np.object_)} for text in TEXTS]
-    with python_backend():
-        system = ServedSystem("gpt", tmp_path)
+    with served_system("gpt", tmp_path) as system:
         alone, together = system.alone(requests), system.together(requests)
-        system.close()
     model = transformers.AutoModel.from_pretrained(weights)
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
     for n, text in enumerate(TEXTS):

@@ -12,7 +12,7 @@ import transformers
 from scripts.common.settings import UserError
 from scripts.models.assemble import run_recipe
 from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.exporters.served import served_system
 from tests.support.checkpoints import vision
 
 TASK = "image-feature-extraction"
@@ -29,11 +29,8 @@ def served(weights: Path, folder: Path, form: str) -> tuple[list[dict], list[dic
     job = Job("eyes", TASK, form, weights, movable=False, folder=folder)
     run_recipe(RECIPES[TASK], job, "eyes")
     requests = [{"image": image[None]} for image in images()]
-    with python_backend():
-        system = ServedSystem("eyes", folder)
-        answers = system.alone(requests), system.together(requests)
-        system.close()
-    return answers
+    with served_system("eyes", folder) as system:
+        return system.alone(requests), system.together(requests)
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from scripts.common.corpus import MIXED
 from scripts.common.settings import UserError
 from scripts.models.assemble import run_recipe
 from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.exporters.served import served_system
 from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders
 
@@ -38,10 +38,8 @@ def test_sparse_embeddings_equal_sparse_encoder(tmp_path, form, pooling, activat
     job = Job("splade", TASK, form, weights, movable=False, folder=tmp_path)
     run_recipe(RECIPES[TASK], job, "splade")
     requests = [{"input_text": np.array([[text.encode()]], np.object_)} for text in TEXTS]
-    with python_backend():
-        system = ServedSystem("splade", tmp_path)
+    with served_system("splade", tmp_path) as system:
         alone, together = system.alone(requests), system.together(requests)
-        system.close()
     library = SparseEncoder(str(weights), device="cpu")
     for n, text in enumerate(TEXTS):
         expected = library.encode(text, convert_to_sparse_tensor=False).numpy()
@@ -60,10 +58,8 @@ def test_prompt_is_chosen_by_name(tmp_path):
     weights = encoders.save_sparse_encoder(tmp_path / "weights", encoders.PROMPTS)
     run_recipe(RECIPES[TASK], Job("splade", TASK, "python", weights, movable=False, folder=tmp_path), "splade")
     row = {"input_text": b"rain in the valley", "prompt_name": b"query"}
-    with python_backend():
-        system = ServedSystem("splade", tmp_path)
+    with served_system("splade", tmp_path) as system:
         (answer,) = system.alone([{name: np.array([[value]], np.object_) for name, value in row.items()}])
-        system.close()
     library = SparseEncoder(str(weights), device="cpu")
     expected = library.encode("rain in the valley", prompt_name="query", convert_to_sparse_tensor=False).numpy()
     np.testing.assert_allclose(answer["weight"][0], expected[answer["token_id"][0]], atol=1e-4)

@@ -13,7 +13,7 @@ import transformers
 from scripts.common.corpus import MIXED
 from scripts.common.settings import UserError
 from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.exporters.served import served_system
 from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders, language
 
@@ -32,8 +32,8 @@ def assemble(weights: Path, folder: Path, format: str = "onnx") -> Path:
 def ask(models: Path, **columns: list[str]) -> dict[str, np.ndarray]:
     """Return the answers of an assembled system to one request."""
     request = {name: np.array([[text.encode()] for text in texts], np.object_) for name, texts in columns.items()}
-    with python_backend():
-        (answer,) = ServedSystem("m", models).together([request])
+    with served_system("m", models) as system:
+        (answer,) = system.together([request])
     return answer
 
 

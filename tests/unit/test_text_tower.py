@@ -10,7 +10,7 @@ import transformers
 from scripts.common.corpus import MIXED
 from scripts.models.assemble import run_recipe
 from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.exporters.served import served_system
 from tests.support.checkpoints import vision
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
@@ -27,10 +27,8 @@ def test_text_features_equal_clip(tmp_path, form, legacy):
     weights = vision.save_clip(tmp_path / "weights", legacy)
     run_recipe(RECIPES[TASK], Job("words", TASK, form, weights, movable=False, folder=tmp_path), "words")
     requests = [{"input_text": np.array([[text.encode()]], np.object_)} for text in TEXTS]
-    with python_backend():
-        system = ServedSystem("words", tmp_path)
+    with served_system("words", tmp_path) as system:
         alone, together = system.alone(requests), system.together(requests)
-        system.close()
     clip = transformers.CLIPModel.from_pretrained(weights)
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
     for n, text in enumerate(TEXTS):

@@ -12,7 +12,7 @@ import transformers
 from scripts.common.corpus import MIXED
 from scripts.models.assemble import run_recipe
 from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.exporters.served import served_system
 from tests.support.checkpoints import encoders
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
@@ -49,10 +49,8 @@ def test_entities_equal_pipeline(folder, weights, strategy):
     config.write_text(text)
     classify = transformers.pipeline("token-classification", str(weights), aggregation_strategy=strategy, device="cpu")
     classify.tokenizer.model_max_length = encoders.POSITIONS
-    with python_backend():
-        system = ServedSystem("entities", folder)
+    with served_system("entities", folder) as system:
         (together,) = system.together([{"input_text": np.array([[text.encode()] for text in TEXTS], np.object_)}])
-        system.close()
     count = 0
     for row, text in enumerate(TEXTS):
         expected = classify(text)

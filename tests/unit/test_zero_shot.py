@@ -10,7 +10,7 @@ import transformers
 
 from scripts.models.assemble import run_recipe
 from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.exporters.served import served_system
 from tests.support.checkpoints import encoders
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
@@ -35,11 +35,9 @@ def logits(weights, tmp_path_factory) -> np.ndarray:
     config = folder / "nli_answers/config.pbtxt"
     config.write_text(re.sub(r'(activation"\n.*\n.*: )"\w+"', r'\1"none"', config.read_text()))
     hypotheses = [[f"This example is {label}.".encode()] for label in CANDIDATES]
-    with python_backend():
-        system = ServedSystem("nli", folder)
+    with served_system("nli", folder) as system:
         texts = np.array([[TEXT.encode()]] * len(CANDIDATES), np.object_)
         (answer,) = system.together([{"input_text": texts, "text_pair": np.array(hypotheses, np.object_)}])
-        system.close()
     return answer["scores"]
 
 

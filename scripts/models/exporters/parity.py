@@ -8,7 +8,7 @@ import numpy as np
 
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
-from scripts.models.exporters.served import ServedSystem, Tensors, python_backend
+from scripts.models.exporters.served import Tensors, served_system
 
 # The largest difference from the reference in fp32, relative to the largest value of the tensor, by the type that the
 # served model computes in.
@@ -83,16 +83,12 @@ def measure_parity(job: Job, requests: list[Tensors], reference: list[Tensors]) 
 
 def serve(job: Job, requests: list[Tensors]) -> Answers:
     """Run the requests on the assembled system, each alone and in padded batches."""
-    with python_backend():
-        served = ServedSystem(job.system, job.folder)
-        try:
-            alone = served.alone(requests)
-            in_batch: list[tuple[int, Tensors]] = []
-            for batch in padded_batches([row_length(tensors) for tensors in alone]):
-                in_batch += zip(batch, served.together([requests[i] for i in batch]), strict=True)
-        finally:
-            served.close()
-    return Answers(alone, in_batch, served.dtype)
+    with served_system(job.system, job.folder) as served:
+        alone = served.alone(requests)
+        in_batch: list[tuple[int, Tensors]] = []
+        for batch in padded_batches([row_length(tensors) for tensors in alone]):
+            in_batch += zip(batch, served.together([requests[i] for i in batch]), strict=True)
+        return Answers(alone, in_batch, served.dtype)
 
 
 def row_length(tensors: Tensors) -> int:

@@ -201,3 +201,14 @@ class ServedSystem:
             if response.error:
                 raise UserError(f"{model} fails on an example: {response.error}")
         return [response.tensors for response in responses]
+
+
+@contextlib.contextmanager
+def served_system(system: str, folder: Path) -> Iterator[ServedSystem]:
+    """Load a system for calls in this process."""
+    with python_backend():
+        served = ServedSystem(system, folder)
+        try:
+            yield served
+        finally:
+            served.close()

@@ -20,7 +20,7 @@ from scripts.models.exporters.config_writer import write_config
 from scripts.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare, quiet
 from scripts.models.exporters.parity import TOLERANCES, largest_difference, measure_parity
 from scripts.models.exporters.references import reference, request_of, tokenize
-from scripts.models.exporters.served import ServedSystem, Tensors, python_backend
+from scripts.models.exporters.served import Tensors, served_system
 from scripts.models.exporters.text_configs import configs
 from scripts.models.exporters.text_model import TextModel
 from scripts.models.tasks import save_labels
@@ -252,12 +252,8 @@ def example_texts(max_length: int) -> list[str]:
 
 def encoded(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
     """Return the tokens that the served tokenizer makes of each request: of a long context, the first window."""
-    with python_backend():
-        tokenizer = ServedSystem(model.part("tokenizer").name, model.job.folder)
-        try:
-            answers = tokenizer.alone(requests)
-        finally:
-            tokenizer.close()
+    with served_system(model.part("tokenizer").name, model.job.folder) as tokenizer:
+        answers = tokenizer.alone(requests)
     lengths = [tensors["attention_mask"][0].sum() for tensors in answers]
     return [
         {name: tensors[name][:1, :length] for name in model.token_inputs}
