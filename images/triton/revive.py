@@ -278,17 +278,18 @@ class HungLoads:
 
 
 def end_hung_loads(server: int, triton: Triton) -> None:
-    """End processes that Triton waits for in vain. Then the load fails, and whoever asked for it may repeat it."""
+    """End each process that Triton waits for in vain. The load then fails, and the client may repeat it."""
     hung = HungLoads(triton)
     pause = POLL_S
     while True:
         time.sleep(pause)
         try:
             stubs = instance_stubs(stubs_of(server))
-            # Reading the state of every thread takes milliseconds, so do it only during a load.
-            pause = HUNG_POLL_S if hung.has_loading(stubs) else POLL_S
-            if pause == POLL_S:
+            if not hung.has_loading(stubs):
+                # Reading the state of every thread takes milliseconds, so do it only during a load.
+                pause = POLL_S
                 continue
+            pause = HUNG_POLL_S
             for pid in hung.poll(stubs, waits_for_an_end(server), cpu_ticks):
                 log(f"process {pid} of model '{stubs[pid]}' did not report to Triton in time; ended it")
                 os.kill(pid, signal.SIGKILL)
