@@ -362,7 +362,7 @@ def test_loading_one_model_does_not_disturb_another(served, plain):
     with ThreadPoolExecutor(4) as clients:
         pending = clients.map(ask, range(4))
         try:
-            unload(served, "mistral7b")
+            served.triton.unload("mistral7b")
             served.triton.load("mistral7b")
         finally:
             stop.set()
@@ -370,11 +370,6 @@ def test_loading_one_model_does_not_disturb_another(served, plain):
     assert len(answers) > 4
     assert set(answers) == {expected}
     assert text(served, "mistral7b", "It", max_new_tokens=5) == plain("mistral7b", "It", 5)
-
-
-def unload(stack: TestStack, model: str) -> None:
-    stack.triton._call(f"/v2/repository/models/{model}/unload", {})
-    stack.wait(lambda: model not in stack.triton.index(), f"{model} unloaded")
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
+
+from tests.support.python_backend import python_backend
+
+
+@pytest.fixture(scope="module")
+def pb_utils() -> Iterator[ModuleType]:
+    with python_backend() as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

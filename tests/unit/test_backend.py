@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 
 from shared.errors import BadRequest, Busy, ConfigError
-from tests.support.python_backend import InferenceRequest, python_backend
-
-
-@pytest.fixture(scope="module")
-def pb_utils():
-    with python_backend() as module:
-        yield module
+from tests.support.python_backend import InferenceRequest
 
 
 @pytest.fixture(scope="module")

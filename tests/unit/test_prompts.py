@@ -14,15 +14,9 @@ from scripts.common.model_config import read_config
 from scripts.common.settings import ROOT
 from shared.errors import BadRequest
 from tests.support.checkpoints import language
-from tests.support.python_backend import InferenceRequest, InferenceResponse, python_backend
+from tests.support.python_backend import InferenceRequest, InferenceResponse
 
 OUTPUTS = ["text", "text_output"]
-
-
-@pytest.fixture(scope="module")
-def pb_utils():
-    with python_backend() as module:
-        yield module
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +102,7 @@ def test_committed_configs_have_the_names_that_are_read(prompts, model):
             {"max_tokens": 3, "temperature": 0, "stop": "a"},
             {"max_new_tokens": 3, "temperature": 0.0, "stop": ("a",)},
         ),
-        # As vLLM's client sends them: strings, and twice.
+        # vLLM's client sends each option twice, as strings.
         (
             {"sampling_parameters": sampling(max_tokens="100", top_p="0.95"), "stream": [False]},
             {"max_tokens": "100", "top_p": "0.95"},
