@@ -58,7 +58,7 @@ class Examples:
             return cls("images", [[_bytes("image_bytes", batch, file)] for file in sample_images.files()])
         if "image" in inputs and [int(axis) for axis in inputs["image"]["dims"]] == [-1, -1, 3]:
             return cls("images", [[_pixels("image", batch, image)] for image in sample_images.small()])
-        # Of several names for one input, such as `prompt` and `text_input`, none is required.
+        # A model that accepts `prompt` or `text_input` requires neither: send the first one.
         required = [tensor for tensor in inputs.values() if not tensor.get("optional")] or config["input"][:1]
         unsupported = [tensor["name"] for tensor in required if tensor["data_type"] != "TYPE_STRING"]
         if unsupported or not required:

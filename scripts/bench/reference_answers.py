@@ -180,7 +180,7 @@ def sparse_vectors(model: SmallModel, weights: str) -> list[Outputs]:
 
     library = SparseEncoder(weights, device="cpu")
     vectors = (library.encode(texts["input_text"], convert_to_sparse_tensor=False) for texts in texts_of(model))
-    # Without the zeros at the end, as dense() makes it of a served answer.
+    # dense() ends at the last weight of a served answer, so cut the zeros at the end.
     return [{"weight": np.trim_zeros(vector.cpu().numpy(), "b").tolist()} for vector in vectors]
 
 

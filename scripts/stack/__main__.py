@@ -106,7 +106,7 @@ def add() -> None:
         served = ""
         out.print("The stack is not running: `make up` starts it with this system, too.")
     with exclusive(ROOT, ANOTHER_UP):
-        # Without SYSTEMS in .env the server keeps what it serves, so `make up` must not unload that from now on.
+        # If .env sets no SYSTEMS, a server keeps its systems. Save them too, or the next `make up` unloads them.
         systems = dict.fromkeys([*saved("SYSTEMS", served).split(), system])
         if list(systems) != saved("SYSTEMS").split():
             save_systems(systems)

@@ -37,7 +37,7 @@ class SmokeError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How far the answer to a request in a batch may be from that to the request alone."""
+    """The accepted difference between the answer to a request in a batch and the answer to it alone."""
 
     tolerance: float = 1e-2  # relative to the largest value of the output
     compares_texts: bool = True  # texts are equal or not, and jump where numbers differ a little
@@ -89,7 +89,7 @@ def examples(config: dict[str, Any], composing: dict[str, dict[str, Any]]) -> li
     required = [tensor for tensor in inputs if not tensor.get("optional")] or inputs[:1]
     required += [tensor for tensor in inputs if tensor["name"] == "max_new_tokens"]
     strings = [tensor["name"] for tensor in required if tensor["data_type"] == "TYPE_STRING"]
-    # Of two texts the first stays short, so that it leaves room for the second.
+    # Keep the first of two texts short, so that it leaves room for the second.
     short = strings[0] if len(strings) > 1 else ""
     mask = mask_token(composing)
     return [

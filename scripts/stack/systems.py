@@ -76,7 +76,7 @@ class ModelControl:
         """Unload the systems with all their models, except those that a system which stays served runs too."""
         systems = list(systems)
         stay = [system for system in self.served.read() if system not in systems]
-        # First, because a crash from here on must not bring them back.
+        # Write the list first: after a crash from here on, revive.py must not load them again.
         self.served.write(stay)
         used = {model for system in stay for model in self._models(system)}
         for system in systems:

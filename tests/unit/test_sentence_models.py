@@ -154,7 +154,7 @@ def test_unsupported_layer_names_the_other_format(tmp_path):
 
 
 def test_missing_weights_are_refused(tmp_path):
-    """Without the check, both sides would have the same random weights."""
+    """If the check is missing, transformers draws the same random weights for both sides."""
     source = encoders.save_sentence_transformer(tmp_path / "source")
     weights = load_file(source / "model.safetensors")
     del weights["encoder.layer.1.output.dense.weight"]

@@ -157,7 +157,7 @@ def test_questions_and_contexts_that_are_too_long_are_refused(questions):
 
 
 def test_decoder_answers_as_the_pipeline_unless_it_pads_on_the_left(tmp_path):
-    """Its tokenizer has no CLS token, which would compete with the context."""
+    """A decoder's tokenizer has no CLS token that competes with the context."""
     weights = language.save_llama_for_questions(tmp_path / "weights")
     models = assemble(weights, tmp_path / "models", "python")  # raises if a score differs from the pipeline's
     assert 'key: "first_token_competes"' in (models / "m_answers/config.pbtxt").read_text()

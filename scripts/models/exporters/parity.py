@@ -115,7 +115,7 @@ def largest_difference(expected: list[Tensors], actual: list[Tensors]) -> Differ
         scale = max((float(np.abs(a).max()) for a, _ in pairs if a.size), default=0.0) or 1.0
         for example, (a, b) in enumerate(pairs):
             size = difference(a, b) / scale
-            if not size <= worst.size:  # also if it is not a number
+            if not size <= worst.size:  # true for NaN, too
                 worst = Difference(size, example, name)
     return worst
 

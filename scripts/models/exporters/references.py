@@ -99,7 +99,7 @@ def texts_of(model: TextModel, request: Tensors) -> list[str]:
 
 def tokenize(model: TextModel, texts: list[str]) -> dict[str, torch.Tensor]:
     if model.task.second_is_optional:
-        texts = texts[:1] + [text for text in texts[1:] if text]  # as in the pipeline, an empty one is none
+        texts = texts[:1] + [text for text in texts[1:] if text]  # the pipeline ignores an empty second text
     return model.hugging_face_tokenizer(
         *([text] for text in texts),  # as lists: beside a single text, transformers ignores an empty second one
         truncation=model.task.truncation,

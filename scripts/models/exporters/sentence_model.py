@@ -191,7 +191,7 @@ class EmbeddingInputs(DummyTextInputGenerator):
 
 
 class EmbeddingOnnxConfig(TextEncoderOnnxConfig):
-    """What optimum needs to know to export the network."""
+    """The inputs and outputs of the network, as optimum's exporter expects them."""
 
     NORMALIZED_CONFIG_CLASS = NormalizedTextConfig
     DUMMY_INPUT_GENERATOR_CLASSES = (EmbeddingInputs,)

@@ -106,7 +106,7 @@ def python_backend() -> Iterator[None]:
     sys.path.append(str(BACKENDS))
     try:
         packed_encoder = importlib.import_module("shared.packed_encoder")
-        # As if each run cost the same: all rows of an execution share one run, with the most padding that can occur.
+        # Give every run the same cost: all rows of an execution then share one run, with as much padding as can occur.
         packed_encoder.PackedEncoder.measured_cost = lambda *_: lambda rows, length: np.ones(len(rows))
         yield
     finally:

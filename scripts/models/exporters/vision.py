@@ -68,7 +68,7 @@ class VisionModel:
         """Return the outputs to serve. Leave out a pooler that the weights lack: its numbers would be random."""
         if self.classifies:
             return ["logits"]
-        # In the model's own order, in which the exporter numbers them.
+        # The exporter numbers the outputs in the model's own order.
         return [name for name in self.example_outputs if name in FEATURES and name not in self._loaded[1]]
 
     @cached_property

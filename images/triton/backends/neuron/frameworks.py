@@ -28,7 +28,7 @@ NUMPY = {element.config: element.numpy for element in BY_ONNX.values()} | {BFLOA
 class Framework(ABC):
     """A library that loads and calls the model. The runtime puts each load on the next core of the process."""
 
-    torch: ModuleType  # of those that use PyTorch
+    torch: ModuleType  # set by the frameworks that use PyTorch
     copies: int  # how often to load the model
     splits = False  # the library splits a batch over the cores by itself
     cuts_evenly = False  # cut a batch evenly over the copies if the model's number of rows is unknown

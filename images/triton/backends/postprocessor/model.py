@@ -97,7 +97,7 @@ def words_of(config: ModelConfig, folder: Path) -> Callable[[Tensors], list[Arra
             lengths = np.array([len(tokenizer.id_to_token(int(i)) or "") for i in ids])
             marks = lengths != offsets[:, 1] - offsets[:, 0]
         else:
-            # Without a prefix, the pipeline takes the text between two spaces for a word.
+            # If the tokenizer marks no word beginnings, the pipeline takes the text between two spaces for a word.
             marks = np.array([start > 0 and " " not in text[start - 1 : start + 1] for start, _ in offsets])
         return marks if unknown is None else marks & (ids != unknown)
 

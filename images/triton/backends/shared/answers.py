@@ -11,7 +11,7 @@ from shared.types import Array, Tensors
 
 ACTIVATIONS = ("softmax", "sigmoid", "tanh", "none")
 SPANS_ALIGNED_TO_WORDS = 12  # as in transformers' pipeline
-# Those of the pipeline `token-classification`; the latter give all tokens of a word one label.
+# The aggregation strategies of the pipeline `token-classification`. Word strategies give a word one label.
 WORD_STRATEGIES = ("first", "average", "max")
 STRATEGIES = ("none", "simple", *WORD_STRATEGIES)
 
@@ -165,7 +165,7 @@ def spans(window: Window, max_tokens: int, align_to_words: bool, first_token_com
         np.where(in_context, softmax(np.where(candidates, logits.astype(np.float32), -10000.0)), 0)
         for logits in (window.start_logits, window.end_logits)
     )
-    # By the first token and the number of further ones: all pairs of tokens would be many times as many.
+    # scores[first, further]: a matrix of all pairs of tokens would be many times as large.
     scores = np.zeros((len(starts), min(max_tokens, len(starts))), np.float32)
     for further in range(scores.shape[1]):
         scores[: len(starts) - further, further] = starts[: len(starts) - further] * ends[further:]

@@ -129,7 +129,7 @@ class TritonPythonModel(BatchBackend[Rows]):
         if len(columns) == 1:
             return Rows(columns[0], before)
         pairs = zip(*columns, strict=True)
-        # As in transformers, an empty second text that may be left out is none.
+        # Treat an empty optional text as missing, as transformers does.
         texts = [first if self.second_is_optional and not second else (first, second) for first, second in pairs]
         return Rows(texts, before)
 
