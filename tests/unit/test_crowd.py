@@ -31,7 +31,7 @@ def has_ended(crowd: MasterCrowd, processes: list[subprocess.Popen]) -> bool:
     return not crowd.children and all(process.poll() is not None for process in processes)
 
 
-@pytest.mark.parametrize("make", [lambda: LocalCrowd(JOB), lambda: crowd_of(1)])
+@pytest.mark.parametrize("make", [lambda: LocalCrowd(JOB), pytest.param(lambda: crowd_of(1), marks=pytest.mark.slow)])
 def test_window_holds_the_samples_of_its_time(make):
     with make() as crowd:
         crowd.pause()
@@ -122,6 +122,7 @@ def start_worker(bind, monkeypatch):
         process.stderr.close()
 
 
+@pytest.mark.slow
 def test_master_takes_workers_started_elsewhere(start_worker):
     worker = start_worker()
     with crowd_of(1) as crowd:

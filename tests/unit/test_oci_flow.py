@@ -62,6 +62,7 @@ def model_in(live: dict) -> str:
 VERBOSE = {"container__environment": {"TRITON_LOG_VERBOSE": "1"}}
 
 
+@pytest.mark.slow
 def test_first_deployment_creates_model_and_deployment(machine):
     """Run in a process of its own, which also runs `make models`."""
     done = machine.run_process("deploy")

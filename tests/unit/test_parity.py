@@ -35,7 +35,7 @@ def decoder(tmp_path_factory) -> Path:
     return language.save_llama_classifier(tmp_path_factory.mktemp("decoder"))
 
 
-@pytest.mark.parametrize("format", ["onnx", "python"])
+@pytest.mark.parametrize("format", ["onnx", pytest.param("python", marks=pytest.mark.slow)])
 def test_decoder_classifier_answers_alike_in_a_batch(decoder, tmp_path, format):
     facts = assemble(decoder, tmp_path, format=format).facts
     assert facts["difference_alone"] < facts["tolerance"] == 1e-3
@@ -43,7 +43,7 @@ def test_decoder_classifier_answers_alike_in_a_batch(decoder, tmp_path, format):
     assert 'key: "padding"' not in (tmp_path / "system_encoder/config.pbtxt").read_text()
 
 
-@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("labels", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_decoder_without_a_padding_token_answers_alike_in_a_batch(tmp_path, labels):
     weights = language.save_llama_classifier(tmp_path / "weights", labels, pad=False)
     facts = assemble(weights, tmp_path / "models").facts

@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # The graph of right_padded is that of left_padded.
 RUNS = [(case, "python") for case in CASES] + [(case, "onnx") for case in CASES if case != "right_padded"]
+QUICK = [("all_modes", "onnx"), ("left_padded", "python")]
 CHOICES = [{}, {"prompt_name": "query"}, {"prompt_name": "document"}, {"prompt": "Find a city: "}, {"prompt": ""}]
 
 
@@ -86,7 +87,9 @@ def library(source: Path) -> SentenceTransformer:
     return SentenceTransformer(str(source), device="cpu")
 
 
-@pytest.mark.parametrize(("case", "format"), RUNS)
+@pytest.mark.parametrize(
+    ("case", "format"), [pytest.param(*run, marks=() if run in QUICK else pytest.mark.slow) for run in RUNS]
+)
 def test_embeddings_equal_encode(checkpoint, serve, case, format):
     original, served = library(checkpoint(case)), serve(case, format)
     choices = CHOICES if "prompts" in CASES[case] else [{}]

@@ -268,6 +268,7 @@ def test_damaged_file_is_deleted(hub, model, repository, monkeypatch):
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_download_resumes_after_a_kill(hub, model, repository):
     name, large = "model-00001-of-00002.safetensors", WEIGHTS * 24
     (model.folder / name).write_bytes(large)
@@ -296,6 +297,7 @@ def test_download_resumes_after_a_kill(hub, model, repository):
     assert not (repository / DOWNLOADS).exists()
 
 
+@pytest.mark.slow
 def test_download_is_kept_if_the_recipe_fails(hub, repository):
     with pytest.raises(RuntimeError), open_weights(Hub(NAME), settings(), repository):
         raise RuntimeError("a recipe")

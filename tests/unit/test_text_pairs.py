@@ -48,8 +48,8 @@ def cross_encoder(folder: Path, **settings):
     [
         (encoders.save_bert, 1, None, "onnx"),
         (encoders.save_roberta, 1, "Identity", "python"),
-        (encoders.save_bert, 3, None, "python"),
-        (encoders.save_roberta, 2, "Tanh", "onnx"),
+        pytest.param(encoders.save_bert, 3, None, "python", marks=pytest.mark.slow),
+        pytest.param(encoders.save_roberta, 2, "Tanh", "onnx", marks=pytest.mark.slow),
     ],
 )
 def test_scores_equal_cross_encoder(tmp_path, save, labels, activation, format):
@@ -65,6 +65,7 @@ def test_scores_equal_cross_encoder(tmp_path, save, labels, activation, format):
     assert answer["score"].std() > 1e-3
 
 
+@pytest.mark.slow
 def test_prompt_goes_before_the_query(tmp_path):
     prompts = {"web": "search the web: ", "shop": "search the shop: "}
     weights = encoders.save_cross_encoder(tmp_path / "weights", prompts=prompts, default_prompt_name="web")
@@ -156,6 +157,7 @@ def test_questions_and_contexts_that_are_too_long_are_refused(questions):
         ask(models, question=["why"], context=["because " * 5000])
 
 
+@pytest.mark.slow
 def test_decoder_answers_as_the_pipeline_unless_it_pads_on_the_left(tmp_path):
     """A decoder's tokenizer has no CLS token that competes with the context."""
     weights = language.save_llama_for_questions(tmp_path / "weights")
@@ -167,7 +169,7 @@ def test_decoder_answers_as_the_pipeline_unless_it_pads_on_the_left(tmp_path):
         assemble(weights, tmp_path / "refused", "python")
 
 
-@pytest.mark.parametrize("format", ["onnx", "python"])
+@pytest.mark.parametrize("format", ["onnx", pytest.param("python", marks=pytest.mark.slow)])
 def test_classifier_takes_a_second_text(tmp_path, format):
     weights = encoders.save_bert(tmp_path / "weights", "ForSequenceClassification", **encoders.labels(encoders.MOODS))
     classify = transformers.pipeline("text-classification", model=str(weights), device="cpu", top_k=None)

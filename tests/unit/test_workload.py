@@ -105,6 +105,7 @@ def test_first_of_two_texts_leaves_room_for_the_second():
 IMAGE, FILE = ("image", "TYPE_FP32", ["-1", "-1", "3"], True), ("image_bytes", "TYPE_STRING", ["1"], True)
 
 
+@pytest.mark.slow
 def test_image_files_vary_in_size_and_repeat_in_every_run():
     built = Examples.from_config(config(IMAGE, FILE), TEXTS)
     assert built.noun == "images"
