@@ -110,6 +110,9 @@ def add() -> None:
         systems = dict.fromkeys([*saved("SYSTEMS", served).split(), system])
         if list(systems) != saved("SYSTEMS").split():
             save_systems(systems)
+    streamed = f"{system}_stream"
+    if streamed not in systems and (settings.path("MODEL_REPOSITORY") / streamed).is_dir():
+        out.print(f"`make add SYSTEM={streamed}` also serves its texts as streams.")
 
 
 def remove() -> None:

@@ -35,6 +35,7 @@ PORTS = {
 PROBES = {"prometheus": "/-/ready", "grafana": "/api/health"}
 WOULD_UNLOAD = "a comparison is running against this stack, and SYSTEMS lacks systems that the server would unload"
 WOULD_DISTURB = "a comparison is running against this stack, and adding a system would disturb it"
+WOULD_REFRESH = "a comparison is running against this stack: edited configurations wait for the next `make up`"
 WOULD_RESTART = "a comparison is running against this stack, which other settings would restart"
 ANOTHER_COMPARISON = "another comparison is running against this stack"
 UP_OR_DOWN = "another `make up` or `make down` is at work here"
@@ -166,7 +167,16 @@ class Stack(ABC):
                 with self.no_comparison():
                     self.control.unload(unload)
             systems = self.settings.words("SYSTEMS")
-            self.control.serve(systems, systems if refresh is None else refresh)
+            self.control.serve(systems, self.refreshable(systems if refresh is None else refresh))
+
+    def refreshable(self, systems: Collection[str]) -> Collection[str]:
+        """Return the systems whose edited configurations may be loaded now: none during a comparison."""
+        try:
+            self.check_no_comparison(WOULD_REFRESH)
+        except UserError as error:
+            out.print(str(error))
+            return ()
+        return systems
 
     def remove(self, system: str) -> tuple[str, ...]:
         """Unload a system, delete its files, and return the names of its models."""

@@ -275,6 +275,11 @@ def test_system_of_a_running_comparison_is_not_removed(stack):
         done = stack.make("up", TRITON_LOG_VERBOSE=1)
         assert "a comparison is running against this stack" in done.stderr
         assert stack.server()
+        before = stack.stub("encoder").pid
+        (stack.folder / "models/encoder/config.pbtxt").touch()
+        done = stack.make("up")
+        assert "edited configurations wait for the next `make up`" in done.stdout, done.stderr
+        assert stack.stub("encoder").pid == before
 
 
 @pytest.mark.parametrize("model", ["encoder", "tokenizer"])

@@ -146,6 +146,13 @@ def test_add_serves_a_system_and_saves_it(calls):
     assert calls.saved() == "ham spam"
 
 
+def test_add_says_how_to_serve_streams(calls, capsys):
+    calls("add", SYSTEM="falcon7b")
+    assert "`make add SYSTEM=falcon7b_stream` also serves its texts as streams." in capsys.readouterr().out
+    calls("add", SYSTEM="falcon7b", dotenv="SYSTEMS=falcon7b_stream\n")
+    assert "streams" not in capsys.readouterr().out
+
+
 def test_remove_takes_the_system_out_of_dotenv(calls):
     assert calls("remove", dotenv="SYSTEMS='ham spam spam_stream'\n", SYSTEM="spam") == [("remove", "spam")]
     assert calls.saved() == "ham"
