@@ -32,7 +32,7 @@ from scripts.common.files import comparison_lock, exclusive
 from scripts.common.ports import check_free
 from scripts.common.prometheus import Prometheus
 from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton, TritonError
+from scripts.common.triton import Triton, TritonError, engines
 
 INTERRUPTED = "interrupted"
 
@@ -41,6 +41,7 @@ INTERRUPTED = "interrupted"
 class Comparison:
     settings: Settings
     windows: list[Window] = field(default_factory=list)
+    engines: dict[str, set[str]] = field(default_factory=dict)  # of each model that reports one, over all windows
     stopped: str = ""  # why the rounds ended early
     server_version: str = ""
     run: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")  # its name in reports and metrics
@@ -143,6 +144,7 @@ class Comparison:
                 "loadtest_cpus": shown["LOADTEST_CPUS"],
             },
             "command": report.command(self.settings),
+            "engines": {model: ", ".join(sorted(names)) for model, names in sorted(self.engines.items())},
             "model": model,
             "noun": self.examples.noun,
             "modes": {mode: statistics.summary([w for w in windows if w.mode == mode], model) for mode in MODES},
@@ -152,6 +154,12 @@ class Comparison:
             "unproven": statistics.batching_error(windows, model, self.examples.noun),
         }
         return results | {"complaints": statistics.complaints(results)}
+
+    def note_engines(self, window: Window) -> None:
+        """Keep the engine of each model of the window, which another mode may replace."""
+        for model, engine in engines(self.settings.url("TRITON_METRICS_PORT")).items():
+            if model in window.counters:
+                self.engines.setdefault(model, set()).add(engine)
 
     def _sent(self) -> dict[str, Any]:
         if self.examples.noun == "texts":
@@ -177,6 +185,7 @@ class Comparison:
 
         def on_window(window: Window) -> None:
             self.windows.append(window)
+            self.note_engines(window)
             log(window_line(window))
 
         experiment.run(on_window)

@@ -137,6 +137,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("TRITON_MEMORY", "TRITON_SHM_SIZE"), _size),
     **dict.fromkeys(("READY_TIMEOUT", "TOKENS", "USERS", "MAX_BATCH"), _integer(1)),
     "PROMETHEUS_RETENTION": _pattern(r"(\d+(ms|[smhdwy]))+", "a duration, as in 7d or 12h"),
+    "TRITON_ENGINE": _choice("auto", "onnxruntime", "openvino", "openvino-f32", "openvino-bf16"),
     "TRITON_SOURCE": _choice("pypi", "pypi-transformers", "ngc"),
     "WORKLOAD": _choice("mixed", "published"),
     "PROTOCOL": _choice("http", "grpc"),

@@ -20,7 +20,7 @@ from scripts.common.cli import err, out
 from scripts.common.files import exclusive
 from scripts.common.http import answers
 from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton, TritonError, reason
+from scripts.common.triton import Triton, TritonError, engines, reason
 from scripts.models.removal import removable, remove
 from scripts.stack.neuron_cores import check_cores
 from scripts.stack.systems import ModelControl, ServedSystems
@@ -312,12 +312,14 @@ class Stack(ABC):
             out.print(f"models      unknown: {error}")
             return False
         log = self.log_tail("triton", 10**6)
-        table = _table("model", "state", "dynamic batching", "crashes recovered")
+        engine = engines(self.settings.url("TRITON_METRICS_PORT"))
+        table = _table("model", "state", "engine", "dynamic batching", "crashes recovered")
         for model, (state, why) in sorted(index.items()):
             ready = state == "READY"
             batching = _batching(self.triton.config(model)) if ready else reason(why)
             recovered = log.count(f"revive: model '{model}' is back")
-            table.add_row(model, _colour(state.lower(), ready), escape(batching), str(recovered))
+            ready_engine = engine.get(model, "") if ready else ""
+            table.add_row(model, _colour(state.lower(), ready), ready_engine, escape(batching), str(recovered))
         out.print(table)
         out.print()
         self.print_urls()
@@ -330,7 +332,8 @@ class Stack(ABC):
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        table.add_column(column)
+        # In 80 columns, why a model did not load wraps, and names do not.
+        table.add_column(column, no_wrap=column in ("model", "state", "engine"))
     return table
 
 

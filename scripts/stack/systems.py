@@ -26,6 +26,8 @@ class ServedSystems:
     def __init__(self, state: Path) -> None:
         self.folder = state / "serving"
         self.path = self.folder / "systems"
+        # The local runtime's TRITON_ENGINE_CACHE.
+        self.engines = self.folder / "engines"
 
     def read(self) -> list[str]:
         return self.path.read_text().split() if self.path.exists() else []

@@ -122,6 +122,17 @@ def test_smaller_image_does_not_replace_the_one_with_torch(compose):
     assert Compose(settings, runs_torch=True).image_tag == "cpu-pypi-transformers"
 
 
+def test_cpu_server_keeps_its_choice_of_engines(compose):
+    composed = services(compose(TRITON_ENGINE="onnxruntime"))
+    with_cache = {name for name, service in composed.items() if "engines" in json.dumps(service.get("volumes"))}
+    assert with_cache == {"triton-cpu"}
+    cpu, cuda = composed["triton-cpu"], composed["triton-cuda"]
+    assert cpu["environment"] == cuda["environment"] | {"TRITON_ENGINE_CACHE": "/engines"}
+    assert cpu["environment"]["TRITON_ENGINE"] == "onnxruntime"
+    (engines,) = [volume for volume in cpu["volumes"] if volume not in cuda["volumes"]]
+    assert (engines["type"], engines["source"], engines["target"]) == ("volume", "engines", "/engines")
+
+
 def test_services_get_the_settings_that_they_read(compose):
     composed = services(compose(USERS="9", TRITON_CPUS="0-3", HF_TOKEN="a-secret", TRITON_ADMIN_KEY="a-key"))
     for name in ("loadtest", "locust"):

@@ -256,6 +256,15 @@ def test_labels_are_escaped():
     assert "<script" not in page
 
 
+def test_engines_are_shown_by_name():
+    prometheus = EmptyPrometheus()
+    labels = {"model": "encoder", "engine": "openvino", "precision": "bf16"}
+    prometheus.at = lambda expr, _: [Series(labels, [900.0], [1.0])] if "transformers_engine" in expr else []
+    page = str(draw(prometheus, ALL["dashboards/throughput"], Range(0, 900)))
+    assert page.count("encoder: openvino bf16") == 1
+    assert "<b>encoder: openvino bf16</b>" in page
+
+
 def test_missing_prometheus_raises_one_sentence():
     with pytest.raises(PrometheusError, match=r"http://127.0.0.1:9 does not answer"):
         draw(Prometheus("http://127.0.0.1:9"), ALL["dashboards/batching"], Range(0, 900))

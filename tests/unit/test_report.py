@@ -171,6 +171,18 @@ def test_min_ratio_is_compared_with_the_lower_bound(measured, pairs, minimum, co
         assert escape(text) in html
 
 
+def test_report_shows_the_engines_of_all_windows(measured, monkeypatch):
+    """Show both engines if the modes ran on different ones; leave out models of other systems."""
+    served = [{"encoder": "onnxruntime f32", "another": "openvino f32"}, {"encoder": "openvino bf16"}]
+    monkeypatch.setattr(compare, "engines", lambda url: served.pop())
+    assert measured.results()["engines"] == {}
+    assert "<dt>engine</dt>" not in page(measured)
+    for window in measured.windows[:2]:
+        measured.note_engines(window)
+    assert measured.results()["engines"] == {"encoder": "onnxruntime f32, openvino bf16"}
+    assert "<dt>engine</dt><dd>encoder on onnxruntime f32, openvino bf16</dd>" in page(measured)
+
+
 def test_one_user_is_named_as_the_likely_cause(measured):
     measured.windows = rounds([(100, 101)] * 3)
     for window in measured.windows:

@@ -113,6 +113,7 @@ WRONG = [
     ("READY_TIMEOUT", "3m", "must be a whole number"),
     ("READY_TIMEOUT", "0", "must be at least 1"),
     ("PROMETHEUS_RETENTION", "banana", "must be a duration, as in 7d or 12h"),
+    ("TRITON_ENGINE", "tensorrt", "must be one of auto, onnxruntime, openvino, openvino-f32, openvino-bf16"),
     ("TRITON_CPUS", "all", "must be a list of CPUs"),
     ("TRITON_MEMORY", "8 GB", "must be a size, as in 512m or 8g"),
     ("MODEL_REPOSITORY", "~nobody-here/models", "unknown user"),

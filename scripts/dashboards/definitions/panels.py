@@ -12,6 +12,7 @@ from grafana_foundation_sdk.models.common import (
     BarGaugeSizing,
     BigValueColorMode,
     BigValueGraphMode,
+    BigValueTextMode,
     GraphGradientMode,
     LegendDisplayMode,
     LegendPlacement,
@@ -103,6 +104,12 @@ def number(
         .thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
     )
     return panel if decimals is None else panel.decimals(decimals)
+
+
+def names(title: str, description: str, query: Query, width: int = 24, height: int = 3, no_value: str = NO_TRAFFIC):
+    """Show the names of the series instead of their values."""
+    panel = number(title, description, "none", query, width=width, height=height, no_value=no_value)
+    return panel.text_mode(BigValueTextMode.NAME)
 
 
 def bars(

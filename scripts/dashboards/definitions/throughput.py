@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.dashboards.definitions.panels import Query, by_mode, lines, locust, new_dashboard, number, variable
+from scripts.dashboards.definitions.panels import Query, by_mode, lines, locust, names, new_dashboard, number, variable
 
 WHICH = '{model=~"$model", mode=~"$mode"}'
 NO_COMPARISON = "No load test (make loadtest, make locust)"
@@ -76,6 +76,16 @@ def throughput():
             "none",
             Query('count(ALERTS{alertstate="firing"}) or vector(0)', "alerts", instant=True),
             bad_from=1,
+        ),
+        names(
+            "Engines",
+            "What computes each ONNX model on a CPU, in which precision. TRITON_ENGINE chooses.",
+            Query(
+                'max by (model, engine, precision) (transformers_engine{model=~"$model"}) > 0',
+                "{{model}}: {{engine}} {{precision}}",
+                instant=True,
+            ),
+            no_value="No ONNX model on a CPU",
         ),
         lines(
             "Requests/s",

@@ -39,6 +39,7 @@ def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
     defaults = panel["fieldConfig"]["defaults"]
     unit, decimals = defaults["unit"], defaults.get("decimals")
     looks = looks_of(panel, sorted({line.name for line in lines}))
+    only_names = panel.get("options", {}).get("textMode") == "name"
     shown = {
         "title": panel["title"],
         "description": panel["description"],
@@ -50,7 +51,7 @@ def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
                 "name": line.name,
                 "colour": looks[line.name].colour if panel["type"] != "stat" else stat_colour(panel, line),
                 "style": looks[line.name].style,
-                "text": text(line.last, unit, decimals),
+                "text": line.name if only_names else text(line.last, unit, decimals),
                 "maximum": text(max(line.finite), unit, decimals),
                 "share": line.last / (max(other.last for other in lines) or 1),
             }

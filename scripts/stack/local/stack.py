@@ -35,6 +35,7 @@ SERVER_SETTINGS = (
     "TRITON_METRICS_PORT",
     "PROMETHEUS_PORT",
     "TRITON_ADMIN_KEY",
+    "TRITON_ENGINE",
     "TRITON_CPUS",
     "TRITON_SHM_BYTES",
     "TRITON_SHARED_MEMORY",
@@ -138,9 +139,11 @@ class LocalStack(Stack):
                 "stack runs without it; the comparison does not need it"
             )
         self.configure_prometheus()
+        self.served.engines.mkdir(parents=True, exist_ok=True)
         grafana = self.grafana
         environment = {name: self.settings[name] for name in SERVER_SETTINGS} | {
             "SYSTEMS_FILE": str(self.served.path),
+            "TRITON_ENGINE_CACHE": str(self.served.engines),
             "MODEL_REPOSITORY": str(self.settings.path("MODEL_REPOSITORY")),
             "TRITON_HOME": str(home),
             "PROMETHEUS": str(prometheus or ""),

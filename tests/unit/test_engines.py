@@ -1,0 +1,79 @@
+"""The engine of each model, as commands read it from Triton's metrics."""
+
+from __future__ import annotations
+
+import io
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from rich.console import Console
+
+from scripts.common.settings import Settings
+from scripts.common.triton import engines
+from scripts.stack import base
+from scripts.stack.local.stack import LocalStack
+
+# "spam" ran on ONNX Runtime before its newer version and another TRITON_ENGINE; "ham" was unloaded.
+PAGE = """\
+# HELP transformers_engine 1 for the engine and the precision in use
+# TYPE transformers_engine gauge
+transformers_engine{model="spam",version="10",engine="openvino",precision="bf16"} 1
+transformers_engine{model="spam",version="10",engine="onnxruntime",precision="f32"} 0
+transformers_engine{model="spam",version="9",engine="onnxruntime",precision="f32"} 1.000000
+transformers_engine{engine="onnxruntime",model="sentiment_encoder",precision="int8",version="1"} 1
+transformers_engine{model="ham",version="1",engine="openvino",precision="f32"} 0
+transformers_max_batch_size{model="spam",version="1"} 1
+"""
+ENGINES = {"spam": "openvino bf16", "sentiment_encoder": "onnxruntime int8"}
+
+
+@pytest.fixture
+def metrics_port():
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(PAGE.encode())
+
+        def log_message(self, *_) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+def test_engine_in_use_is_that_of_the_newest_version(metrics_port):
+    assert engines(f"http://127.0.0.1:{metrics_port}") == ENGINES
+
+
+def test_engines_are_unknown_without_metrics():
+    assert engines("http://127.0.0.1:9") == {}
+
+
+class TritonStandIn:
+    """Stands in for a server with three models, one of which did not load."""
+
+    def index(self) -> dict:
+        missing = "Internal: failed to load 'gpt2' version 1: the file model.onnx is missing"
+        return {"spam": ("READY", ""), "sentiment_encoder": ("READY", ""), "gpt2": ("UNAVAILABLE", missing)}
+
+    def config(self, model: str) -> dict:
+        return {"dynamic_batching": {}}
+
+
+def test_status_shows_engines_in_80_columns(metrics_port, monkeypatch, tmp_path):
+    printed = io.StringIO()
+    monkeypatch.setattr(base, "out", Console(file=printed, width=80))
+    monkeypatch.setattr(LocalStack, "print_urls", lambda stack: None)
+    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local", "TRITON_METRICS_PORT": str(metrics_port)}
+    stack = LocalStack(Settings(Settings.load() | own))
+    stack.__dict__["triton"] = TritonStandIn()
+    assert not stack.print_models()
+    lines = {line.split()[0]: line.split()[1:] for line in printed.getvalue().splitlines() if line.strip()}
+    assert lines["spam"] == ["ready", "openvino", "bf16", "on", "0"]
+    assert lines["sentiment_encoder"] == ["ready", "onnxruntime", "int8", "on", "0"]
+    assert lines["gpt2"][:2] == ["unavailable", "Internal:"]
