@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import psutil
 
 from scripts.common.settings import Settings, UserError
+
+# free_ports() chooses from these; the kernel's range for outgoing connections begins at the second by default.
+FIRST_FREE, FIRST_OUTGOING = 10_000, 32_768
 
 
 def check_free(settings: Settings, names: list[str], ours: Collection[int] = ()) -> None:
@@ -34,12 +39,27 @@ def check_free(settings: Settings, names: list[str], ours: Collection[int] = ())
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free now."""
+    """Return ports that are free now and that the kernel gives to no outgoing connection.
+
+    A client that keeps connecting to a server which restarts would else meet itself on the server's port, and hold it.
+    """
+    last = max(FIRST_FREE + 1000, first_outgoing())
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for server in sockets:
-            server.bind(("127.0.0.1", 0))
-        return [server.getsockname()[1] for server in sockets]
+        ports: list[int] = []
+        while len(ports) < count:
+            server = stack.enter_context(socket.socket())
+            port = random.SystemRandom().randrange(FIRST_FREE, last)
+            with suppress(OSError):
+                server.bind(("127.0.0.1", port))
+                ports.append(port)
+        return ports
+
+
+def first_outgoing() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:  # not Linux
+        return FIRST_OUTGOING
 
 
 def _holder(port: int) -> str:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from scripts.common.ports import first_outgoing, free_ports
 from scripts.common.settings import Settings, UserError
 from scripts.stack.docker import preflight
 from scripts.stack.local import preflight as local_preflight
@@ -245,3 +246,9 @@ def test_path_that_a_shell_would_split_is_an_error():
     local_preflight.check_paths("/srv/models-1.0")
     with pytest.raises(UserError, match="'/tmp/two words': Triton starts its Python backends through a shell"):
         local_preflight.check_paths("/srv/models", "/tmp/two words")
+
+
+def test_free_ports_are_none_of_outgoing_connections():
+    ports = free_ports(200)
+    assert len(set(ports)) == 200
+    assert 10_000 <= min(ports) <= max(ports) < first_outgoing()
