@@ -266,7 +266,7 @@ class HungLoads:
         self.ages = {pid: self.ages.get(pid, 0) + (not waiting) for pid in stubs}
         for model in {model for pid, model in stubs.items() if pid not in self.loaded}:
             own = {pid for pid, name in stubs.items() if name == model}
-            required = self.triton.required_processes(model)
+            required = self.required_processes(model)
             # A reload starts new processes beside the old ones. A model with several versions always has more.
             if required and (len(own) == required or min(self.ages[pid] for pid in own) >= SETTLED_POLLS):
                 self.loaded |= own
@@ -275,6 +275,14 @@ class HungLoads:
             used, (last, polls) = ticks(pid), before.get(pid, (-1, 0))
             self.idle[pid] = (used, HUNG_POLLS if used == STOPPED else polls + 1 if used == last else 0)
         return sorted(pid for pid, (_, polls) in self.idle.items() if polls >= HUNG_POLLS)
+
+    def required_processes(self, model: str) -> int:
+        try:
+            return self.triton.required_processes(model)
+        except urllib.error.HTTPError:
+            raise
+        except OSError:  # with --load-model the server answers only after all loads
+            return 0
 
 
 def end_hung_loads(server: int, triton: Triton) -> None:
@@ -297,13 +305,27 @@ def end_hung_loads(server: int, triton: Triton) -> None:
             pass  # the server is starting or stopping: the next poll tries again
 
 
+def systems_to_load(triton: Triton) -> list[str]:
+    """Return the systems of SYSTEMS_FILE. Without that file, return those that the server could not load itself.
+
+    It loads SYSTEMS itself, but does not try again if a process does not report in time.
+    """
+    if file := os.environ.get("SYSTEMS_FILE"):
+        return Path(file).read_text().split()
+    triton.wait_until_live()
+    index = triton.call("/v2/repository/index", {})
+    if not any(text in entry.get("reason", "") for entry in index for text in NOT_REPORTED):
+        return []
+    ready = {entry["name"] for entry in index if entry.get("state") == "READY"}
+    return [system for system in os.environ.get("SYSTEMS", "").split() if system not in ready]
+
+
 def load_systems(triton: Triton) -> None:
-    """Load the systems that the server had before, one after the other, once it answers."""
-    file = os.environ.get("SYSTEMS_FILE")
+    """Load the systems that the server lacks, one after the other, once it answers."""
     try:
-        systems = Path(file).read_text().split() if file else []
-    except OSError as error:
-        return log(f"could not read the systems to load: {error}")
+        systems = systems_to_load(triton)
+    except (OSError, ValueError) as error:
+        return log(f"could not find the systems to load: {error}")
     for number, system in enumerate(systems, 1):
         for attempt in range(1, ATTEMPTS + 1):
             try:

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -24,6 +25,7 @@ from scripts.common.settings import ROOT, Settings
 from scripts.common.triton import Triton, TritonError
 from scripts.models.catalogue import RECIPES
 from scripts.models.record import Record
+from scripts.stack.local import programs
 from tests.support.embedding import embed
 
 
@@ -253,13 +255,7 @@ def test_crashed_server_comes_back_with_the_systems_that_it_had(stack):
     before = stack.server()
     before.send_signal(signal.SIGKILL)
     stack.replaced(before)
-
-    def served() -> set[str]:
-        with contextlib.suppress(TritonError):
-            return {model for model, (state, _) in stack.triton.index().items() if state == "READY"}
-        return set()
-
-    stack.wait(lambda: served() == {"embedding", "tokenizer", "encoder", "lookup"}, "both systems")
+    stack.wait(lambda: ready_models(stack) == {"embedding", "tokenizer", "encoder", "lookup"}, "both systems")
     assert answers(stack)
 
 
@@ -500,3 +496,35 @@ def test_many_systems_start_although_one_process_stands_still(new_stack):
         assert [line.split(":")[0] for line in done.stdout.splitlines() if " loaded in " in line] == names
         assert done.stdout.count(" of 13)") == 13
         assert stack.make("down").returncode == 0
+
+
+def test_server_started_without_make_loads_a_system_whose_process_stood_still(new_stack, tmp_path):
+    """It loads SYSTEMS before it answers, so only the watcher can end the process that Triton waits for."""
+    stack = new_stack()
+    add_models(stack, "first", "still", standing_still="still")
+    server = start_without_make(stack, tmp_path)
+    try:
+        stack.wait(lambda: {"first", "still"} == ready_models(stack), "both systems", 100)
+        assert "of model 'still' did not report to Triton in time; ended it" in (tmp_path / "log").read_text()
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
+
+
+def start_without_make(stack, folder: Path) -> subprocess.Popen:
+    """Start serve.sh as a container's entry point does."""
+    environment = stack.environment | {
+        "TRITON_HOME": str(programs.triton(folder)),
+        "PATH": programs.path_with_this_python(),
+        "LD_LIBRARY_PATH": programs.library_path(folder) or "",
+        "MODEL_REPOSITORY": str(stack.folder / "models"),
+        "SYSTEMS": "first still",
+    }
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen([ROOT / "images/triton/serve.sh"], env=environment, stdout=log, stderr=log)
+
+
+def ready_models(stack) -> set[str]:
+    with contextlib.suppress(TritonError):
+        return {model for model, (state, _) in stack.triton.index().items() if state == "READY"}
+    return set()

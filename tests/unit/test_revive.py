@@ -197,6 +197,10 @@ class LoadingStandIn:
     def __init__(self, *messages):
         self.messages = list(messages)
         self.loads = []
+        self.index = []
+
+    def call(self, path, body):
+        return self.index
 
     def wait_until_live(self):
         pass
@@ -235,6 +239,15 @@ def test_broken_system_does_not_keep_the_others_from_loading(load):
     assert load("bad config") == ["spam", "ham"]
 
 
-def test_without_a_file_nothing_is_loaded(load, monkeypatch):
-    monkeypatch.delenv("SYSTEMS_FILE")
-    assert load() == []
+@pytest.mark.parametrize(
+    ("reason", "loads"),
+    [("Stub process 'spam_0_0' is not healthy.", ["spam"]), ("unexpected datatype", []), ("unloaded", [])],
+)
+def test_systems_that_the_server_loads_itself_are_loaded_again_if_a_process_did_not_report(monkeypatch, reason, loads):
+    monkeypatch.delenv("SYSTEMS_FILE", raising=False)
+    monkeypatch.setenv("SYSTEMS", "spam ham")
+    triton = LoadingStandIn()
+    step = {"name": "spam_encoder", "version": "1", "state": "UNAVAILABLE", "reason": reason}
+    triton.index = [{"name": "ham", "state": "READY"}, {"name": "spam"}, step]
+    revive.load_systems(triton)
+    assert triton.loads == loads
