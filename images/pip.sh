@@ -27,3 +27,13 @@ if [[ ! -e $pip ]]; then
 fi
 [[ -e $venv ]] || python3 -m venv --without-pip "$venv"
 $pip --python "$venv/bin/python" install --constraint $constraints "$@"
+
+# Of OpenVINO keep what runs ONNX models on a CPU. A third of its 180 MB is for other devices, a tenth for other formats
+# of models; its tools report their use.
+packages=$(echo "$venv"/lib/python3.*/site-packages)
+rm -rf "$packages"/openvino_telemetry* \
+  "$packages"/openvino/{cmake,include,tools,torch,libs/cache.json} \
+  "$packages"/openvino/frontend/{jax,paddle,pytorch,tensorflow} \
+  "$packages"/openvino/libs/libopenvino_{auto,auto_batch,hetero,intel_gpu,intel_npu}_plugin.so \
+  "$packages"/openvino/libs/libopenvino_{c,gguf_frontend,jax_frontend,paddle_frontend,pytorch_frontend}.so.* \
+  "$packages"/openvino/libs/libopenvino_{tensorflow,tensorflow_lite}_frontend.so.*

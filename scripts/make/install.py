@@ -182,7 +182,7 @@ def lock_of(venv: Path) -> Iterator[None]:
 
 def install(venv: Path, lock: str, group: str) -> int:
     if not group:
-        print(f"installing the packages of {lock} into {venv} (2 GB, or 5 with PyTorch's CUDA build; once)", flush=True)
+        print(f"installing the packages of {lock} into {venv} (3 GB, or 6 with PyTorch's CUDA build; once)", flush=True)
     make_venv(venv, group)
     if group:
         # pip knows dependency groups from 25.1 on, and Debian's is older.

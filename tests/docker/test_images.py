@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 
@@ -9,6 +10,7 @@ import pytest
 
 from scripts.common.settings import ROOT
 from tests.docker.conftest import docker, run_in
+from tests.support.onnx_models import save_lookup
 
 pytestmark = pytest.mark.timeout(1800)
 OURS = ("triton-transformers:cpu-pypi", "triton-transformers-exporter", "triton-transformers-loadtest")
@@ -40,7 +42,38 @@ def test_image_has_no_weights(built, image):
 
 
 def test_cpu_image_is_small(built):
-    assert int(docker("image", "inspect", "--format", "{{.Size}}", "triton-transformers:cpu-pypi")) < 400e6
+    assert int(docker("image", "inspect", "--format", "{{.Size}}", "triton-transformers:cpu-pypi")) < 480e6
+
+
+@pytest.fixture(scope="module")
+def lookup(tmp_path_factory) -> str:
+    """Return a command that looks up the embedding of a token with OpenVINO, in both precisions."""
+    model = base64.b64encode(save_lookup(tmp_path_factory.mktemp("lookup") / "model.onnx").read_bytes()).decode()
+    lines = [
+        "import numpy, openvino",
+        "for precision in 'f32', 'bf16':",
+        "    model = openvino.compile_model('/tmp/model.onnx', 'CPU', {'INFERENCE_PRECISION_HINT': precision})",
+        "    print(model([numpy.array([[7]])])[0].tolist())",
+    ]
+    program = "\n".join(lines)
+    return f'echo {model} | base64 -d >/tmp/model.onnx && python3 -c "{program}"'
+
+
+def assert_openvino_runs_on_a_cpu(image: str, lookup: str) -> None:
+    """OpenVINO runs a graph, and nothing is left of what sends reports, of other devices and of other formats."""
+    assert run_in(image, lookup).splitlines() == ["[[7.0]]", "[[7.0]]"]
+    packages = "/opt/venv/lib/python3.*/site-packages"
+    assert run_in(image, f"ls -d {packages}/openvino_telemetry* {packages}/openvino/tools 2>/dev/null || true") == ""
+    libraries = run_in(image, f"ls {packages}/openvino/libs").split()
+    plugins = {name for name in libraries if name.endswith("_plugin.so")}
+    assert plugins <= {"libopenvino_intel_cpu_plugin.so", "libopenvino_arm_cpu_plugin.so"}
+    formats = {name.split("_")[1] for name in libraries if "_frontend.so" in name}
+    assert formats == {"ir", "onnx"}
+    assert run_in(image, "find /engines -perm 777 -writable") == "/engines"
+
+
+def test_cpu_image_has_openvino_for_cpus(built, lookup):
+    assert_openvino_runs_on_a_cpu("triton-transformers:cpu-pypi", lookup)
 
 
 def test_exporter_has_every_config_of_the_repository(built):
@@ -60,13 +93,14 @@ def test_build_secrets_are_in_no_image(built):
         assert run_in(image, "grep -rls find-links /etc /opt/venv/pip.conf 2>/dev/null || true") == ""
 
 
-def test_image_with_transformers_imports_them(built):
+def test_image_with_transformers_imports_them(built, lookup):
     done = built.compose("build", "--quiet", "triton-cpu", TRITON_SOURCE="pypi-transformers")
     assert done.returncode == 0, done.stderr
     command = (
         "python3 -c 'import torch, transformers, tokenizers, numpy; print(numpy.__version__, transformers.__version__)'"
     )
     assert run_in("triton-transformers:cpu-pypi-transformers", command) == "1.26.4 4.57.6"
+    assert_openvino_runs_on_a_cpu("triton-transformers:cpu-pypi-transformers", lookup)
 
 
 def test_building_needs_no_device(built):
@@ -75,8 +109,8 @@ def test_building_needs_no_device(built):
 
 
 @pytest.mark.parametrize("settings", [{"TRITON_SOURCE": "ngc"}, {"PROFILE": "cuda"}], ids=("ngc", "cuda"))
-def test_image_on_nvidias_has_our_backends_and_packages(built, settings):
-    """NVIDIA's own onnxruntime backend stays the only one of that name."""
+def test_image_on_nvidias_has_our_backends_and_packages(built, lookup, settings):
+    """NVIDIA's own onnxruntime backend stays the only one of that name, and OpenVINO computes on CPUs only."""
     service = f"triton-{settings.get('PROFILE', 'cpu')}"
     done = built.compose("build", "--quiet", service, **settings)
     assert done.returncode == 0, done.stderr
@@ -88,6 +122,10 @@ def test_image_on_nvidias_has_our_backends_and_packages(built, settings):
     assert run_in(image, f"ls {backends}/onnxruntime") == "libtriton_onnxruntime.so"
     command = "python3 -c 'import onnxruntime, PIL, tokenizers, torch, transformers; print(transformers.__version__)'"
     assert run_in(image, command) == "4.57.6"
+    if "PROFILE" in settings:
+        assert run_in(image, "python3 -c 'import openvino' 2>&1 | tail -n 1").startswith("ModuleNotFoundError")
+    else:
+        assert_openvino_runs_on_a_cpu(image, lookup)
 
 
 def test_transformers_setting_selects_the_release(built):

@@ -124,7 +124,7 @@ def test_dockerfile_installs_the_packages_of_all_backends():
 @pytest.mark.parametrize(
     ("profile", "backends", "installed"),
     [
-        ("cpu", ["tokenizer", "packed_onnx"], "numpy tokenizers onnxruntime"),
+        ("cpu", ["tokenizer", "packed_onnx"], "numpy tokenizers onnxruntime openvino"),
         ("cuda", ["tokenizer", "packed_onnx"], "numpy tokenizers onnxruntime-gpu"),
         ("cuda", ["tokenizer", "onnxruntime"], "numpy tokenizers"),
         ("cuda", ["transformers"], "numpy tokenizers torch pillow transformers"),

@@ -89,7 +89,7 @@ def packages(backends: set[str], profile: str, transformers: str) -> list[str]:
     """Return the Python packages that these backends import."""
     names = ["numpy", "tokenizers"]
     if backends & ONNX:
-        names.append("onnxruntime-gpu" if profile == "cuda" else "onnxruntime")
+        names += ["onnxruntime-gpu"] if profile == "cuda" else ["onnxruntime", "openvino"]
     if backends & TORCH:
         names += ["torch", "pillow", transformers]
     return names
