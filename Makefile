@@ -102,7 +102,7 @@ destroy-oci: packages-oci ## Delete the deployment and its models: DRY_RUN=1 pri
 
 ##@ Measuring
 
-loadtest: packages ## Serve SYSTEM, compare dynamic batching with none on the running server, and write a report
+loadtest: packages ## Serve SYSTEM, compare dynamic batching with the modes without it, and write a report: USERS, ROUNDS, MODES
 	@$(stack) loadtest
 
 locust: packages ## Serve SYSTEM and Locust's own web page, for tests against the running server

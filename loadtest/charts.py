@@ -11,11 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from loadtest.statistics import Results
-from loadtest.switching import MODES
+from loadtest.table import label
 from loadtest.windows import Window
 from scripts.common.figures import Palette
 
-LABELS = {"none": "no batching", "dynamic": "dynamic batching"}
+# What the bars of all modes leave of the space between two ticks is the gap.
+BARS = 0.84
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,22 @@ class Chart:
 
 
 def all_charts(results: Results, windows: list[Window]) -> dict[str, Chart]:
-    models = len(results["modes"]["none"]["models"])
+    bars = len(results["modes"]) * len(results["modes"]["dynamic"]["models"])
     return {
-        "throughput": Chart(partial(draw_throughput, windows), (9.6, 2.9), (4.0, 2.8)),
-        "latency": Chart(partial(draw_latency, windows), (4.7, 3.1), (4.0, 2.8)),
+        "throughput": Chart(partial(draw_throughput, results, windows), (9.6, 2.9), (4.0, 2.8)),
+        "latency": Chart(partial(draw_latency, results, windows), (4.7, 3.1), (4.0, 2.8)),
         "batches": Chart(partial(draw_batches, results), (4.7, 3.1), (4.0, 2.8)),
-        "time": Chart(partial(draw_time, results), (9.6, 0.9 + 0.6 * models), (4.0, 1.2 + 0.6 * models)),
+        "time": Chart(partial(draw_time, results), (9.6, 0.9 + 0.3 * bars), (4.0, 1.2 + 0.3 * bars)),
     }
 
 
-def draw_throughput(windows: list[Window], figure: Figure, palette: Palette) -> None:
+def offsets(results: Results) -> list[tuple[str, float]]:
+    """Return each mode with the place of its bar beside a tick; bars are BARS / modes wide."""
+    modes = list(results["modes"])
+    return [(mode, BARS * ((number + 0.5) / len(modes) - 0.5)) for number, mode in enumerate(modes)]
+
+
+def draw_throughput(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
     axes = figure.add_subplot()
     for window in windows:
         axes.axvspan(window.start, window.end, color=palette.colour_of(window.mode), alpha=0.13, linewidth=0)
@@ -48,12 +55,12 @@ def draw_throughput(windows: list[Window], figure: Figure, palette: Palette) -> 
     axes.set(ylabel="requests/s", xlabel="seconds since the start")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
-    add_legend(figure, palette)
+    add_legend(results, figure, palette)
 
 
-def draw_latency(windows: list[Window], figure: Figure, palette: Palette) -> None:
+def draw_latency(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
     axes = figure.add_subplot()
-    for mode in MODES:
+    for mode in results["modes"]:
         latencies = np.sort([s.latency_ms for w in windows if w.mode == mode for s in w.samples if not s.error])
         if not len(latencies):
             continue
@@ -63,49 +70,50 @@ def draw_latency(windows: list[Window], figure: Figure, palette: Palette) -> Non
     axes.set(xlabel="milliseconds", ylabel="% answered within")
     axes.set_xlim(left=0)
     axes.set_ylim(0, 101)
-    add_legend(figure, palette)
+    add_legend(results, figure, palette)
 
 
 def draw_batches(results: Results, figure: Figure, palette: Palette) -> None:
     """Draw the share of examples by the size of the batch that each ran in."""
     axes = figure.add_subplot()
     largest = 1
-    for mode, offset in zip(MODES, (-0.22, 0.22), strict=True):
+    for mode, offset in offsets(results):
         batches = {int(size): n for size, n in results["modes"][mode]["models"][results["model"]]["batches"].items()}
         examples = sum(size * n for size, n in batches.items()) or 1
         largest = max([largest, *batches])
         axes.bar(
             [size + offset for size in batches],
             [size * n / examples * 100 for size, n in batches.items()],
-            width=0.44,
+            width=BARS / len(results["modes"]),
             color=palette.colour_of(mode),
         )
     axes.set(xlabel=f"{results['noun']} in the batch ({results['model']})", ylabel=f"% of {results['noun']}")
     axes.set_xlim(0, largest + 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    add_legend(figure, palette)
+    add_legend(results, figure, palette)
 
 
 def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
     """Draw where a request spends its time in Triton: in each model's queue (pale) and being computed (full)."""
     axes = figure.add_subplot()
-    names = list(reversed(results["modes"]["none"]["models"]))
-    for mode, offset in zip(MODES, (0.2, -0.2), strict=True):
+    names = list(reversed(results["modes"]["dynamic"]["models"]))
+    height = BARS / len(results["modes"]) * 0.9
+    for mode, offset in offsets(results):
         for y, name in enumerate(names):
             model = results["modes"][mode]["models"][name]
             queue, compute = model["queue_ms"], model["compute_ms"]
-            axes.barh(y + offset, queue, color=palette.colour_of(mode), alpha=0.35, height=0.36)
-            axes.barh(y + offset, compute, left=queue, color=palette.colour_of(mode), height=0.36)
-            axes.text(queue + compute, y + offset, f" {queue:.1f} + {compute:.1f}", va="center", fontsize=8)
+            axes.barh(y - offset, queue, color=palette.colour_of(mode), alpha=0.35, height=height)
+            axes.barh(y - offset, compute, left=queue, color=palette.colour_of(mode), height=height)
+            axes.text(queue + compute, y - offset, f" {queue:.1f} + {compute:.1f}", va="center", fontsize=8)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("milliseconds per request: waiting + computing")
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.2)
-    add_legend(figure, palette)
+    add_legend(results, figure, palette)
 
 
-def add_legend(figure: Figure, palette: Palette) -> None:
+def add_legend(results: Results, figure: Figure, palette: Palette) -> None:
     (axes,) = figure.axes
-    for mode in MODES:
-        axes.plot([], [], color=palette.colour_of(mode), linewidth=4, label=LABELS[mode])
-    figure.legend(loc="outside upper right", ncols=2)
+    for mode in results["modes"]:
+        axes.plot([], [], color=palette.colour_of(mode), linewidth=4, label=label(mode, results["triton"]["cores"]))
+    figure.legend(loc="outside upper right", ncols=len(results["modes"]), handlelength=1.2, columnspacing=1.2)

@@ -1,4 +1,4 @@
-"""make loadtest: compare dynamic batching with none on the running server, print the verdict, write the report."""
+"""make loadtest: compare dynamic batching with the other modes on the running server, and write the report."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from loadtest.crowd.local import LocalCrowd
 from loadtest.crowd.master import MasterCrowd
 from loadtest.examples import Examples
 from loadtest.host import host
+from loadtest.instances import Capacity
 from loadtest.interrupt import interruptible
 from loadtest.statistics import Results
-from loadtest.switching import MODES, Switch, composing, plan, restore_after_kill
+from loadtest.switching import Switch, Switched, composing, plan, restore_after_kill
 from loadtest.table import WINDOWS_HEADER, print_table, window_line
 from loadtest.telemetry import Metrics
 from loadtest.users import Job
@@ -44,6 +45,8 @@ class Comparison:
     engines: dict[str, set[str]] = field(default_factory=dict)  # of each model that reports one, over all windows
     stopped: str = ""  # why the rounds ended early
     server_version: str = ""
+    cores: int = 0  # of the server
+    left_out: dict[str, str] = field(default_factory=dict)  # mode -> why the server cannot be measured in it
     run: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")  # its name in reports and metrics
 
     @cached_property
@@ -84,7 +87,11 @@ class Comparison:
 
     @cached_property
     def metrics(self) -> Metrics:
-        return Metrics(self.run, self.plan.system)
+        return Metrics(self.run, self.plan.system, self.modes)
+
+    @property
+    def modes(self) -> list[str]:
+        return [mode for mode in self.settings.modes() if mode not in self.left_out]
 
     def measure(self) -> None:
         """Fill `windows`, and restore the server's configuration whatever happens."""
@@ -97,12 +104,12 @@ class Comparison:
                 err.print(f"[yellow]an earlier comparison was killed:[/] restored {', '.join(restored)}")
             report.remove_leftovers(folder)
             self.server_version = self.triton.metadata()["version"]
-            models = plan(composing(self.triton, self.plan.system), self.workload.max_batch)
+            models = self._models()
             check_free(self.settings, ["LOADTEST_METRICS_PORT"])
             address, port = str(self.settings.bind_address()), self.settings.port("LOADTEST_METRICS_PORT")
             try:
                 with (
-                    progress_bar(2 * self.plan.rounds) as (show, log),
+                    progress_bar(len(self.modes) * self.plan.rounds) as (show, log),
                     interruptible() as interrupt,
                     self.metrics.served(address, port),
                     self._crowd(lambda label: show(label, 0)) as crowd,
@@ -116,7 +123,7 @@ class Comparison:
 
     def results(self) -> Results:
         """Return the content of results.json."""
-        windows = [w for pair in statistics.paired(self.windows) for w in pair]
+        windows = [window for by_mode in statistics.complete_rounds(self.windows) for window in by_mode.values()]
         model = statistics.heaviest(windows)
         shown = report.shown(self.settings)
         results = {
@@ -125,7 +132,11 @@ class Comparison:
             "profile": shown["PROFILE"],
             "runtime": shown["RUNTIME"],
             "host": host(),
-            "triton": {"version": self.server_version, "image": os.environ.get("TRITON_IMAGE_BUILT")},
+            "triton": {
+                "version": self.server_version,
+                "image": os.environ.get("TRITON_IMAGE_BUILT"),
+                "cores": self.cores,
+            },
             "settings": {
                 "workload": self.workload.name,
                 "protocol": self.job.protocol,
@@ -147,7 +158,11 @@ class Comparison:
             "engines": {model: ", ".join(sorted(names)) for model, names in sorted(self.engines.items())},
             "model": model,
             "noun": self.examples.noun,
-            "modes": {mode: statistics.summary([w for w in windows if w.mode == mode], model) for mode in MODES},
+            "modes": {
+                mode: statistics.summary([window for window in windows if window.mode == mode], model)
+                for mode in statistics.modes_of(windows)
+            },
+            "left_out": self.left_out,
             "windows": [statistics.window_record(w, model) for w in self.windows],
             "verdict": statistics.verdict(windows, model),
             "stopped": self.stopped,
@@ -160,6 +175,20 @@ class Comparison:
         for model, engine in engines(self.settings.url("TRITON_METRICS_PORT")).items():
             if model in window.counters:
                 self.engines.setdefault(model, set()).add(engine)
+
+    def _models(self) -> list[Switched]:
+        """Return the configurations of the modes; leave `instances` out if the server cannot run it."""
+        configs = composing(self.triton, self.plan.system)
+        capacity = Capacity.from_server(self.settings)
+        self.cores = capacity.cores
+        modes = self.modes
+        models = plan(configs, self.workload.max_batch, modes, self.cores)
+        if "instances" in modes and (obstacle := capacity.obstacle(configs)):
+            if len(modes) == 2:
+                raise UserError(f"MODES={self.settings['MODES']}: instances cannot be measured, because {obstacle}")
+            self.left_out["instances"] = obstacle
+            models = plan(configs, self.workload.max_batch, self.modes)
+        return models
 
     def _sent(self) -> dict[str, Any]:
         if self.examples.noun == "texts":
@@ -175,6 +204,8 @@ class Comparison:
     ) -> None:
         experiment = Experiment(
             self.plan,
+            self.modes,
+            self.left_out,
             crowd,
             self.triton,
             switch,
@@ -194,8 +225,8 @@ class Comparison:
 def main() -> int:
     comparison = Comparison(Settings.load())
     comparison.measure()
-    if not statistics.paired(comparison.windows):
-        reason = escape(comparison.stopped or "no requests were answered in both modes")
+    if not statistics.complete_rounds(comparison.windows):
+        reason = escape(comparison.stopped or "no requests were answered in one of the modes")
         err.print(f"[red]not proven:[/] {reason}, before one round was complete: there is nothing to compare")
         return 130 if comparison.stopped == INTERRUPTED else 1
     results = comparison.results()

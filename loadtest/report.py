@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from loadtest.charts import Chart, all_charts
 from loadtest.statistics import Results, write_csv
-from loadtest.table import rows, sentence
+from loadtest.table import columns, left_out, rows, sentence
 from loadtest.telemetry import LAST_SCRAPE_S
 from loadtest.windows import Window
 from scripts.common.figures import LIGHT, render, svg_data_urls
@@ -34,7 +34,7 @@ SHOWN_SETTINGS = (
     "TRITON_SOURCE", "TRITON_ENGINE", "TRITON_CPUS", "TRITON_MEMORY", "TRITON_SHM_SIZE", "TRITON_SHM_BYTES",
     "TRITON_LOG_VERBOSE",
     "SYSTEM", "WORKLOAD", "PROTOCOL", "USERS", "WORKERS", "SPAWN_RATE", "WAIT", "MAX_BATCH",
-    "ROUNDS", "WINDOW", "WARMUP", "SEED", "MIN_RATIO", "LOADTEST_CPUS",
+    "MODES", "ROUNDS", "WINDOW", "WARMUP", "SEED", "MIN_RATIO", "LOADTEST_CPUS",
     "NEURON_CHIP", "NEURON_DEVICES", "NEURON_BATCHES", "NEURON_LENGTHS", "NEURON_COMPILER_ARGS", "NEURON_CORES",
 )  # fmt: skip
 
@@ -88,7 +88,9 @@ def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
         "report.html.j2",
         results=results,
         sentence=sentence(results),
+        columns=columns(results),
         rows=rows(results),
+        left_out=left_out(results),
         images={
             title: {"wide": svg_data_urls(chart.draw, chart.wide), "narrow": svg_data_urls(chart.draw, chart.narrow)}
             for title, chart in charts.items()

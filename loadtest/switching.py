@@ -1,15 +1,15 @@
-"""Switch dynamic batching on the running server, and restore the original configurations afterwards.
+"""Switch the running server between the modes, and restore the original configurations afterwards.
 
 The switch is Triton's model control: each composing model is loaded with its own configuration, with or without
-`dynamic_batching`. A journal keeps the originals, so that the next comparison can undo one that was killed.
+`dynamic_batching`, and in the mode `instances` with other instances. A journal keeps the originals, so that the next
+comparison can undo one that was killed.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,18 @@ from scripts.common.files import write_atomically
 from scripts.common.settings import UserError
 from scripts.common.triton import Config, Triton, TritonError
 
-MODES = ("none", "dynamic")
+# The parameter for the threads of an instance: this project's backends and NVIDIA's for ONNX have the default.
+THREADS = {"pytorch": "INTRA_OP_THREAD_COUNT", "openvino": "INFERENCE_NUM_THREADS"}
+DEFAULT_THREADS = "intra_op_thread_count"
 # How long a server that crashed may take to restart before its configurations are restored.
 RESTART_S = 60.0
 # How often to load the models until their configurations hold. On a busy machine Triton gives up on a Python process
 # that does not answer for a second, so a failed load is tried again too.
 ATTEMPTS = 3
+
+
+class LoadRefused(UserError):
+    """Triton refused a model's configuration, as it does if the model does not fit into memory."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Switched:
     name: str
     original: Config
     modes: dict[str, Config]
-    batches: bool  # False for the ensemble itself, of which only max_batch_size changes
+    batches: bool  # False for the ensemble itself, and for models without batches, which only get more instances
 
 
 def composing(triton: Triton, system: str) -> dict[str, Config]:
@@ -45,38 +51,56 @@ def composing(triton: Triton, system: str) -> dict[str, Config]:
         raise UserError(f"'{system}' is not served by {triton.url}: {error}") from None
 
 
-def plan(configs: dict[str, Config], max_batch: int | None) -> list[Switched]:
+def plan(configs: dict[str, Config], max_batch: int | None, modes: Sequence[str], instances: int = 1) -> list[Switched]:
     """Return each mode's configurations, the ensemble first: it may not batch more than its steps do."""
     switched = []
     for name, original in configs.items():
-        base = copy.deepcopy(original)
+        base = original
         if max_batch and base["max_batch_size"] > 0:
             if max_batch > base["max_batch_size"]:
                 raise UserError(
                     f"MAX_BATCH={max_batch}: '{name}' takes {base['max_batch_size']}; raise that in its config.pbtxt"
                 )
-            base["max_batch_size"] = max_batch
-        if "ensemble_scheduling" in original:
-            if base != original:
-                switched.append(Switched(name, original, dict.fromkeys(MODES, base), batches=False))
-            continue
-        if base["max_batch_size"] < 1 or "sequence_batching" in base:
-            continue
-        dynamic = copy.deepcopy(base)
-        batcher = dynamic.setdefault("dynamic_batching", {})
-        # Triton adds the original max_batch_size to the preferred sizes, and refuses one above the new max_batch_size.
-        preferred = [size for size in batcher.get("preferred_batch_size", []) if size <= base["max_batch_size"]]
-        batcher["preferred_batch_size"] = preferred
-        none = {key: value for key, value in base.items() if key != "dynamic_batching"}
-        switched.append(Switched(name, original, {"none": none, "dynamic": dynamic}, batches=True))
+            base = base | {"max_batch_size": max_batch}
+        can_batch = not {"ensemble_scheduling", "sequence_batching"} & base.keys() and base["max_batch_size"] > 0
+        in_mode = {mode: base for mode in modes}
+        if can_batch:
+            in_mode = {mode: without_batching(base) for mode in modes} | {"dynamic": with_batching(base)}
+        if "instances" in modes and "ensemble_scheduling" not in base:
+            in_mode["instances"] = with_instances(in_mode["instances"], instances)
+        if any(config != original for config in in_mode.values()):
+            switched.append(Switched(name, original, in_mode, can_batch))
     if not any(model.batches and model.modes["dynamic"]["max_batch_size"] > 1 for model in switched):
         sizes = ", ".join(f"{name} {config['max_batch_size']}" for name, config in configs.items())
         raise UserError(f"nothing here can batch: no model has a max_batch_size above 1 ({sizes})")
     return switched
 
 
+def with_batching(config: Config) -> Config:
+    batcher = config.get("dynamic_batching", {})
+    # Triton adds the original max_batch_size to the preferred sizes, and refuses one above the new max_batch_size.
+    preferred = [size for size in batcher.get("preferred_batch_size", []) if size <= config["max_batch_size"]]
+    return config | {"dynamic_batching": batcher | {"preferred_batch_size": preferred}}
+
+
+def without_batching(config: Config) -> Config:
+    return {key: value for key, value in config.items() if key != "dynamic_batching"}
+
+
+def with_instances(config: Config, count: int) -> Config:
+    """Return the configuration with this many one-thread instances on the CPU.
+
+    Every model gets the parameter, and backends without threads ignore it. If only the instances differed, Triton would
+    add some to those that run, which would keep their threads.
+    """
+    group = (config.get("instance_group") or [{"kind": "KIND_CPU"}])[0]
+    threads = THREADS.get(config.get("backend", ""), DEFAULT_THREADS)
+    parameters = config.get("parameters", {}) | {threads: {"string_value": "1"}}
+    return config | {"instance_group": [group | {"count": count}], "parameters": parameters}
+
+
 class Switch:
-    """The server's batching mode. Use as a context manager: its end restores the original configurations."""
+    """The server's mode. Use as a context manager: its end restores the original configurations."""
 
     def __init__(
         self, triton: Triton, models: list[Switched], folder: Path, on_restore: Callable[[], None] = lambda: None
@@ -149,20 +173,22 @@ def _load_until_held(triton: Triton, configs: dict[str, Config], deadline: float
     the loads of a model one after the other, so a second load of ours waits for that one. Where nothing changed in
     between, it does nothing.
     """
-    errors: list[str] = []
+    errors: dict[str, TritonError] = {}
     for _ in range(ATTEMPTS):
         errors = _load_all(triton, configs, deadline) or _load_all(triton, configs, deadline)
         if not errors and _held(triton, configs):
             return
-    raise UserError(
-        "; ".join(errors)
-        or f"another client keeps loading {', '.join(configs)} with another configuration: stop it and try again"
-    )
+    if not errors:
+        raise UserError(
+            f"another client keeps loading {', '.join(configs)} with another configuration: stop it and try again"
+        )
+    kind = LoadRefused if all(error.status for error in errors.values()) else UserError
+    raise kind("; ".join(f"switching '{name}' failed: {error}" for name, error in errors.items()))
 
 
-def _load_all(triton: Triton, configs: dict[str, Config], deadline: float) -> list[str]:
-    """Load each model, whether or not another one fails; return the errors."""
-    errors = []
+def _load_all(triton: Triton, configs: dict[str, Config], deadline: float) -> dict[str, TritonError]:
+    """Load each model, whether or not another one fails; return the errors by model."""
+    errors = {}
     for name, config in configs.items():
         try:
             _load(triton, name, config, deadline)
@@ -171,7 +197,7 @@ def _load_all(triton: Triton, configs: dict[str, Config], deadline: float) -> li
                 raise UserError(
                     "Triton refuses model control: TRITON_ADMIN_KEY is not the one the server was started with"
                 ) from None
-            errors.append(f"switching '{name}' failed: {error}")
+            errors[name] = error
     return errors
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
 from loadtest.crowd.crowd import Sample
-from loadtest.switching import MODES
 
 # From 1 ms to a minute, six per octave: a percentile is off by at most an eighth.
 BUCKETS = [0.001 * 2 ** (n / 6) for n in range(97)]
@@ -26,7 +25,7 @@ OUTCOMES = ("ok", "failed")
 class Metrics:
     """The metrics of one run; the label `run` distinguishes it from other runs on the same Prometheus."""
 
-    def __init__(self, run: str, system: str, modes: Sequence[str] = MODES) -> None:
+    def __init__(self, run: str, system: str, modes: Sequence[str]) -> None:
         disable_created_metrics()
         self.registry = CollectorRegistry()
         self.labels = {"run": run, "system": system}

@@ -1,16 +1,16 @@
-"""The rounds of a comparison: the same users on the same server, without and with dynamic batching in turn."""
+"""The rounds of a comparison: the same users on the same server, in each mode in turn."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import gevent
 
 from loadtest.crowd.crowd import Crowd, Sample
-from loadtest.switching import MODES, Switch
+from loadtest.switching import LoadRefused, Switch
 from loadtest.telemetry import Metrics
 from scripts.common.settings import UserError
 from scripts.common.triton import Triton
@@ -30,9 +30,16 @@ class Plan:
     users: int
     spawn_rate: float | None
 
-    def schedule(self) -> list[tuple[int, str]]:
-        """Return (round, mode) of each window: A B, B A, A B ... so that a steady drift of the machine cancels."""
-        return [(n + 1, mode) for n in range(self.rounds) for mode in (MODES if n % 2 == 0 else MODES[::-1])]
+
+def schedule(modes: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Return (round, mode) of each window: A B C, C B A, A C B, B C A ..., so that a steady drift cancels.
+
+    The second round of each pair mirrors the first. Neighbouring rounds meet in one mode, which saves a switch.
+    """
+    for number in range(rounds):
+        pair = number // 2 % (len(modes) - 1)
+        order = [modes[0], *modes[1 + pair :], *modes[1 : 1 + pair]]
+        yield from ((number + 1, mode) for mode in (order if number % 2 == 0 else reversed(order)))
 
 
 @dataclass
@@ -90,11 +97,16 @@ class Window:
 
 
 class Experiment:
-    """Drives the crowd and the switch, and hands over each window as it ends, so that an interrupt loses only one."""
+    """Drives the crowd and the switch, and hands over each window as it ends, so that an interrupt loses only one.
+
+    If Triton refuses to load the models for the mode `instances`, the mode goes into `left_out` with the reason.
+    """
 
     def __init__(
         self,
         plan: Plan,
+        modes: Sequence[str],
+        left_out: dict[str, str],
         crowd: Crowd,
         triton: Triton,
         switch: Switch,
@@ -102,6 +114,8 @@ class Experiment:
         progress: Callable[[str, float], None],
     ) -> None:
         self.plan = plan
+        self.modes = modes
+        self.left_out = left_out
         self.crowd = crowd
         self.triton = triton
         self.switch = switch
@@ -110,9 +124,20 @@ class Experiment:
         self.began = time.perf_counter()
 
     def run(self, on_window: Callable[[Window], None]) -> None:
+        measured = set()
         try:
-            for number, mode in self.plan.schedule():
-                on_window(self._window(number, mode))
+            for number, mode in schedule(self.modes, self.plan.rounds):
+                if mode in self.left_out:
+                    continue
+                try:
+                    window = self._window(number, mode)
+                except LoadRefused as reason:
+                    if mode != "instances" or mode in measured or len(self.modes) < 3:
+                        raise
+                    self.left_out[mode] = str(reason)
+                    continue
+                measured.add(mode)
+                on_window(window)
         finally:
             self.crowd.stop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -113,15 +114,20 @@ class Crowd(ABC):
         """Stop all users for good; a second call does nothing."""
 
 
+def cpu_list(text: str) -> set[int]:
+    """Return the CPUs of a list as `taskset -c` takes it: 0, 0-3, 0-6:2, 0,2."""
+    cpus: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, last, step = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part).groups()  # type: ignore[union-attr]
+        cpus |= set(range(int(first), int(last or first) + 1, int(step or 1)))
+    return cpus
+
+
 def pin(cpus: str) -> None:
     """Restrict this process and its children to the CPUs of a `taskset -c` list; an empty list restricts nothing."""
     if not cpus:
         return
     try:
-        chosen: set[int] = set()
-        for part in cpus.split(","):
-            first, _, last = part.partition("-")
-            chosen |= set(range(int(first), int(last or first) + 1))
-        os.sched_setaffinity(0, chosen)
+        os.sched_setaffinity(0, cpu_list(cpus))
     except (ValueError, OSError):
         raise UserError(f"LOADTEST_CPUS={cpus}: must list CPUs of this machine, as in 1 or 0-3,6") from None

@@ -14,20 +14,21 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of a page, and of the two modes of a comparison."""
+    """The colours of a page, and of the modes of a comparison, which differ for colour-blind readers too."""
 
     ink: str
     faint: str
     paper: str
     none: str
+    instances: str
     dynamic: str
 
     def colour_of(self, mode: str) -> str:
-        return {"none": self.none, "dynamic": self.dynamic}[mode]
+        return {"none": self.none, "instances": self.instances, "dynamic": self.dynamic}[mode]
 
 
-LIGHT = Palette(ink="#24292f", faint="#d8dee4", paper="#ffffff", none="#b35900", dynamic="#0969da")
-DARK = Palette(ink="#d5dbe1", faint="#343b43", paper="#161b22", none="#f0a050", dynamic="#58a6ff")
+LIGHT = Palette(ink="#24292f", faint="#d8dee4", paper="#ffffff", none="#b35900", instances="#1b9e77", dynamic="#0969da")
+DARK = Palette(ink="#d5dbe1", faint="#343b43", paper="#161b22", none="#f0a050", instances="#45c79e", dynamic="#58a6ff")
 PALETTES = {"light": LIGHT, "dark": DARK}
 
 

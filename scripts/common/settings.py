@@ -33,6 +33,8 @@ VERSIONS = ROOT / "versions.env"
 # The tests name another file, so that the developer's settings do not reach them.
 DOTENV = ROOT / (os.environ.get("TRITON_SETTINGS_FILE") or ".env")
 PROFILES = ("cpu", "cuda", "neuron")
+# The modes of a comparison, in the order in which reports show them.
+MODES = ("none", "instances", "dynamic")
 SECRETS = ("TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD")
 
 
@@ -108,6 +110,15 @@ def _interval(text: str) -> tuple[float, float]:
     return minimum, maximum
 
 
+def _modes(text: str) -> tuple[str, ...]:
+    chosen = text.split()
+    if not set(chosen) <= set(MODES):
+        raise ValueError(f"must be some of {', '.join(MODES)}, separated by spaces")
+    if "dynamic" not in chosen or len(set(chosen)) < 2:
+        raise ValueError("must have dynamic, and none or instances to compare it with")
+    return tuple(mode for mode in MODES if mode in chosen)
+
+
 def _path(text: str) -> Path:
     try:
         return ROOT / Path(text).expanduser()
@@ -146,6 +157,7 @@ RULES: dict[str, Rule] = {
     "WINDOW": _decimal(1),
     **dict.fromkeys(("WARMUP", "MIN_RATIO"), _decimal()),
     "WAIT": _interval,
+    "MODES": _modes,
     "NEURON_CHIP": _choice("inf1", "inf2", "trn1"),
 }
 
@@ -221,6 +233,9 @@ class Settings(dict[str, str]):
 
     def interval(self, name: str) -> tuple[float, float]:
         return cast(tuple[float, float], self._value(name))
+
+    def modes(self) -> tuple[str, ...]:
+        return cast(tuple[str, ...], self._value("MODES"))
 
     def port(self, name: str) -> int:
         return cast(int, self._value(name))

@@ -19,7 +19,7 @@ from tests.support.stacks import bring_up
 
 pytestmark = pytest.mark.timeout(1800)
 SERVICES = ("triton-cpu", "prometheus", "grafana")
-SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
+SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 
 
 @pytest.fixture(autouse=True)

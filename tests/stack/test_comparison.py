@@ -15,8 +15,7 @@ import time
 import psutil
 import pytest
 
-from loadtest.switching import MODES
-from scripts.common.settings import ROOT
+from scripts.common.settings import MODES, ROOT
 from tests.support.embedding import embed
 from tests.support.stacks import SHORT, bring_up
 
@@ -74,7 +73,7 @@ def connections(process: psutil.Process, port: str) -> int:
 
 def test_comparison_writes_report_and_results(stack):
     # Two rounds have a wide interval, whose lower bound MIN_RATIO is compared with.
-    done = loadtest(stack, MIN_RATIO=0.01)
+    done = loadtest(stack, MODES=" ".join(MODES), MIN_RATIO=0.01)
     assert done.returncode == 0, done.stdout + done.stderr
     results = stack.results()
     assert results["system"] == "embedding"
@@ -82,7 +81,7 @@ def test_comparison_writes_report_and_results(stack):
     assert results["verdict"]["client_bound"] is False
     low, high = results["verdict"]["ci95"]
     assert low <= results["verdict"]["throughput_ratio"] <= high
-    assert [w["mode"] for w in results["windows"]] == ["none", "dynamic", "dynamic", "none"]
+    assert [w["mode"] for w in results["windows"]] == [*MODES, *reversed(MODES)]
     assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.01)
     assert results["modes"]["dynamic"]["mean_batch"] > 1.5
     for mode in MODES:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.switching import MODES, Switch, plan
+from loadtest.switching import Switch, plan
+from scripts.common.settings import MODES
 from tests.support.stacks import TestStack, bring_up, stacks
 
 MODEL = """
@@ -102,9 +103,9 @@ def test_switch_holds_and_requests_succeed_on_a_busy_machine(stack, switches, pa
     load = stack.triton.load
     triton = stack.triton
     monkeypatch.setattr(triton, "load", lambda *arguments: (load(*arguments), time.sleep(pause)))
-    with Switch(triton, plan(triton.composing("pair"), None), stack.folder) as switch:
+    with Switch(triton, plan(triton.composing("pair"), None, MODES, 2), stack.folder) as switch:
         for number in range(switches):
-            mode = MODES[number % 2]
+            mode = MODES[number % 3]
             switch.to(mode)
             assert switch.in_force()
             assert [is_batching(stack, step) for step in ("first", "second")] == [mode == "dynamic"] * 2

@@ -344,7 +344,15 @@ def test_documented_program_works(stack, tmp_path):
 
 def test_comparison_runs_on_images(stack):
     # Over gRPC and with workers, because images are larger than texts.
-    load = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16, "PROTOCOL": "grpc", "WORKERS": 2}
+    load = {
+        "MODES": "none dynamic",
+        "ROUNDS": 2,
+        "WINDOW": 2,
+        "WARMUP": 1,
+        "USERS": 16,
+        "PROTOCOL": "grpc",
+        "WORKERS": 2,
+    }
     done = stack.make("loadtest", SYSTEM="vit_ensemble", **load)
     assert "images per batch (" in done.stdout, done.stdout + done.stderr
     results = stack.results()

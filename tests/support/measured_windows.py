@@ -5,9 +5,8 @@ from __future__ import annotations
 from loadtest.compare import Comparison
 from loadtest.crowd.crowd import Sample
 from loadtest.examples import Examples
-from loadtest.switching import MODES
 from loadtest.windows import Counters, Window
-from scripts.common.settings import Settings
+from scripts.common.settings import MODES, Settings
 
 
 def window(
@@ -31,17 +30,18 @@ def window(
     return Window(number, mode, start, start + seconds, samples, counters, cpu, start)
 
 
-def rounds(pairs: list[tuple[float, float]], **options) -> list[Window]:
-    """Return the windows of rounds. `pairs`: the requests per second of each round, (none, dynamic)."""
+def rounds(rates: list[tuple[float, ...]], **options) -> list[Window]:
+    """Return the windows of rounds. `rates`: the requests per second of each round, by mode."""
+    modes = ("none", "dynamic") if len(rates[0]) == 2 else MODES
     return [
         window(mode, number, rps, mean_batch=8 if mode == "dynamic" else 1, **options)
-        for number, pair in enumerate(pairs, 1)
-        for mode, rps in zip(MODES, pair, strict=True)
+        for number, of_round in enumerate(rates, 1)
+        for mode, rps in zip(modes, of_round, strict=True)
     ]
 
 
 def comparison(settings: Settings, windows: list[Window], noun: str = "texts") -> Comparison:
     """Return a comparison that has measured these windows."""
-    measured = Comparison(settings, windows, server_version="2.51.0")
+    measured = Comparison(settings, windows, server_version="2.51.0", cores=2)
     measured.examples = Examples(noun, [])
     return measured

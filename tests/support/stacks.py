@@ -28,7 +28,7 @@ from tests.support import onnx_models as models
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
 # A comparison that ends in seconds. Its ratio proves nothing.
-SHORT = {"ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
+SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 
 
 @dataclass

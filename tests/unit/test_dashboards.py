@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from loadtest.telemetry import LAST_SCRAPE_S
 from scripts.common.prometheus import Prometheus, PrometheusError, Series
-from scripts.common.settings import ROOT, Settings, UserError
+from scripts.common.settings import MODES, ROOT, Settings, UserError
 from scripts.dashboards.__main__ import FOLDER, files
 from scripts.dashboards.definitions.hardware import PROFILES
 from scripts.dashboards.definitions.panels import MODE_COLOURS
@@ -204,8 +204,8 @@ def test_defaults_are_the_newest_comparison_and_all_models():
 @pytest.mark.parametrize(
     "names",
     [
-        [f"model{n}, {mode}" for n in range(9) for mode in ("none", "dynamic", "as configured")],
-        ["CPU, as configured", "CPU, dynamic", "CPU, none", "GPU, dynamic", "GPU, none"],
+        [f"model{n}, {mode}" for n in range(7) for mode in (*MODES, "as configured")],
+        [f"{hardware}, {mode}" for hardware in ("CPU", "GPU") for mode in (*MODES, "as configured")],
     ],
 )
 def test_two_lines_of_a_panel_never_look_the_same(names):
@@ -216,8 +216,8 @@ def test_two_lines_of_a_panel_never_look_the_same(names):
 
 def test_modes_keep_their_colours():
     (panel,) = (panel for panel in ALL["dashboards/throughput"]["panels"] if panel["title"] == "Hardware in use")
-    looks = looks_of(panel, ["CPU, dynamic", "CPU, none", "GPU, none"])
-    assert [looks[f"CPU, {mode}"].colour for mode in ("none", "dynamic")] == list(MODE_COLOURS.values())
+    looks = looks_of(panel, ["CPU, dynamic", "CPU, instances", "CPU, none", "GPU, none"])
+    assert [looks[f"CPU, {mode}"].colour for mode in MODES] == list(MODE_COLOURS.values())
     assert looks["GPU, none"].colour not in MODE_COLOURS.values()
 
 

@@ -13,8 +13,8 @@ from loadtest import telemetry
 from loadtest.crowd.crowd import Sample
 from loadtest.telemetry import Metrics
 from scripts.common.ports import free_ports
-from scripts.common.settings import ROOT
-from shared.memory import memory
+from scripts.common.settings import MODES, ROOT
+from shared.memory import memory, process_memory
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -22,8 +22,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_all_counters_begin_at_zero():
-    metrics = Metrics("r", "s")
-    for mode in ("none", "dynamic"):
+    metrics = Metrics("r", "s", MODES)
+    for mode in MODES:
         assert value(metrics, "measured_seconds_total", mode=mode) == 0
         assert value(metrics, "request_duration_seconds_count", mode=mode) == 0
         for outcome in ("ok", "failed"):
@@ -31,7 +31,7 @@ def test_all_counters_begin_at_zero():
 
 
 def test_window_counts_each_sample_once():
-    metrics = Metrics("r", "s")
+    metrics = Metrics("r", "s", MODES)
     samples = [Sample(0.1, 20.0, ""), Sample(0.2, 40.0, "")]
     with metrics.window("none", 1) as update:
         assert value(metrics, "window", mode="none", round="1") == 1
@@ -49,7 +49,7 @@ def test_window_counts_each_sample_once():
 
 
 def test_only_the_current_mode_is_set():
-    metrics = Metrics("r", "s")
+    metrics = Metrics("r", "s", MODES)
     metrics.mode("none")
     metrics.mode("dynamic")
     assert value(metrics, "mode", mode="none") is None
@@ -59,7 +59,7 @@ def test_only_the_current_mode_is_set():
 def test_metrics_are_served_until_the_end_of_the_run(monkeypatch):
     monkeypatch.setattr(telemetry, "LAST_SCRAPE_S", 60)  # must not delay the end, because nothing was counted
     (port,) = free_ports(1)
-    with Metrics("r", "s").served("127.0.0.1", port):
+    with Metrics("r", "s", MODES).served("127.0.0.1", port):
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
     families = {family.name for family in text_string_to_metric_families(text)}
     assert families == {
@@ -68,6 +68,13 @@ def test_metrics_are_served_until_the_end_of_the_run(monkeypatch):
     }  # fmt: skip
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+
+
+def test_process_memory_grows_with_what_the_process_allocates():
+    before = process_memory()
+    block = bytes([1]) * 2**26
+    assert 2**25 < process_memory() - before < 2**27
+    del block
 
 
 @pytest.fixture

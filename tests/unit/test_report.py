@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from dotenv import dotenv_values
 from markupsafe import Markup, escape
+from rich.console import Console
 
 from loadtest import charts, compare, report, statistics, table
 from loadtest.compare import Comparison
@@ -97,7 +98,7 @@ def test_interval_with_1_shows_no_large_number(measured, pairs):
     measured.windows = rounds(pairs)
     html = page(measured)
     assert 'class="ratio' not in html
-    assert "Not proven: too few rounds." in html
+    assert "Not proven: with 64 users, dynamic batching answered" in html
     assert "no difference" not in html
 
 
@@ -125,8 +126,44 @@ def test_dashboard_in_report_repeats_no_number():
 
 def test_sentence_states_ratio_and_users(measured):
     sentence = table.sentence(measured.results())
-    assert "1.50 times the requests" in sentence
-    assert "64 users" in sentence
+    assert "With 64 users, dynamic batching answers 1.50 times as many requests of embedding" in sentence
+    assert "as the same instances without batching;" in sentence
+
+
+def test_sentence_and_table_name_the_best_other_mode(measured):
+    measured.windows = rounds([(100, 120, 150), (100, 120, 150), (100, 121, 150)])
+    results = measured.results()
+    assert "answers 1.25 times as many requests" in table.sentence(results)
+    assert "as 2 instances without batching, the best mode without it; 95 %" in table.sentence(results)
+    assert "within 7 ms instead of 8 ms" in table.sentence(results)
+    assert table.columns(results) == ["", "no batching", "2 instances", "dynamic batching", "dynamic / 2 instances"]
+    assert table.rows(results)[:2] == [
+        ["requests/s", "100.0", "120.3", "150.0", "1.25"],
+        ["dynamic / this mode", "1.50", "1.25", "", ""],
+    ]
+    assert results["verdict"]["baseline"] == "instances"
+    assert "<th>2 instances</th>" in page(measured, results)
+    measured.windows = rounds([(120, 100, 150)] * 3)
+    assert "as the same instances without batching, the best mode without it;" in table.sentence(measured.results())
+
+
+def test_table_of_all_modes_fits_80_columns(measured):
+    measured.windows = rounds([(1000, 1200, 1500)] * 2)
+    console = Console(width=80, record=True)
+    table.print_table(measured.results(), console)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("requests/s" in line for line in lines) == 1
+    assert all(re.search(r"\d|batch|inst|dynamic|^$|[a-z]", line) for line in lines)
+
+
+def test_mode_that_was_left_out_is_explained(measured, capsys):
+    measured.left_out["instances"] = "the server has one core"
+    results = measured.results()
+    assert results["left_out"] == {"instances": "the server has one core"}
+    table.print_table(results, Console())
+    for text in (page(measured, results), capsys.readouterr().out):
+        assert "The mode instances is left out: the server has one core." in text
 
 
 def test_sound_comparison_has_no_complaints(measured):
@@ -148,7 +185,7 @@ def test_every_defect_is_a_complaint(measured):
         (ROUNDS, "1.2", ""),
         (ROUNDS, "1.6", "the throughput ratio 1.50 is below MIN_RATIO=1.6"),
         # The ratio of these rounds is 2.02, but their interval begins far below 1.
-        ([(100, 110), (100, 370)], "1.2", "begins below MIN_RATIO=1.2. More ROUNDS or a longer WINDOW narrow"),
+        ([(100, 110), (100, 370)], "1.2", "the interval begins below MIN_RATIO=1.2"),
         (ROUNDS, "1.45", "the throughput ratio's 95 % interval, 1.27 to 1.77, begins below MIN_RATIO=1.45"),
         ([(100, 300)], "1.2", "one round has no interval that could prove MIN_RATIO=1.2"),
     ],
@@ -194,8 +231,8 @@ def test_one_user_is_named_as_the_likely_cause(measured):
 
 
 def test_command_repeats_what_differs_from_the_defaults(dotenv):
-    dotenv.write_text("USERS=64\nTRITON_HTTP_PORT=8010\nROUNDS=5\n")
-    assert report.command(Settings.load()) == "make loadtest USERS=64"
+    dotenv.write_text("USERS=64\nTRITON_HTTP_PORT=8010\nROUNDS=4\nMODES='none dynamic'\n")
+    assert report.command(Settings.load()) == "make loadtest USERS=64 MODES='none dynamic'"
 
 
 def test_no_report_shows_a_secret(dotenv, blank_charts, monkeypatch, tmp_path):

@@ -4,18 +4,32 @@ import csv
 import json
 import math
 
+import numpy as np
 import pytest
 
 from loadtest import statistics, table
 from loadtest.crowd.crowd import Sample
-from loadtest.switching import MODES
-from loadtest.windows import Counters, Plan, Window
-from scripts.common.settings import UserError
+from loadtest.windows import Counters, Window, schedule
+from scripts.common.settings import MODES, UserError
 from tests.support.measured_windows import rounds, window
 
 
-def test_rounds_are_in_abba_order():
-    assert [mode[0] for _, mode in Plan("s", 4, None, 0, 1, None).schedule()] == list("nddnnddn")
+@pytest.mark.parametrize(("modes", "order"), [(("none", "dynamic"), "nd dn nd dn"), (MODES, "nid din ndi idn nid din")])
+def test_rounds_mirror_each_other(modes, order):
+    rounds = order.split()
+    assert [(number, mode[0]) for number, mode in schedule(modes, len(rounds))] == [
+        (number, letter) for number, letters in enumerate(rounds, 1) for letter in letters
+    ]
+
+
+@pytest.mark.parametrize("rounds", [2, 4, 6])
+@pytest.mark.parametrize("modes", [("none", "dynamic"), MODES])
+def test_steady_drift_cancels(modes, rounds):
+    """Let a machine get slower from window to window: every mode loses the same."""
+    places = {mode: [] for mode in modes}
+    for place, (_, mode) in enumerate(schedule(modes, rounds)):
+        places[mode].append(place)
+    assert len({sum(of_mode) for of_mode in places.values()}) == 1
 
 
 def test_verdict_has_ratio_and_student_interval():
@@ -45,7 +59,9 @@ def test_outcome_is_proven_only_by_an_interval_without_1(interval, outcome):
 
 def test_ratio_is_the_quotient_of_the_modes():
     windows = rounds([(100, 150), (80, 160), (120, 140)])
-    by_mode = {mode: statistics.summary([w for w in windows if w.mode == mode], "encoder") for mode in MODES}
+    by_mode = {
+        mode: statistics.summary([w for w in windows if w.mode == mode], "encoder") for mode in ("none", "dynamic")
+    }
     quotient = by_mode["dynamic"]["throughput_rps"] / by_mode["none"]["throughput_rps"]
     assert statistics.verdict(windows, "encoder")["throughput_ratio"] == pytest.approx(quotient)
 
@@ -54,9 +70,46 @@ def test_heaviest_is_the_model_that_computes_the_most():
     assert statistics.heaviest(rounds([(100, 150)])) == "encoder"
 
 
-def test_incomplete_rounds_are_not_paired():
+@pytest.mark.parametrize(
+    ("rates", "baseline", "ratios"),
+    [
+        ([(100, 120, 180), (100, 120, 180)], "instances", {"none": 1.8, "instances": 1.5}),
+        ([(120, 100, 180), (120, 100, 180)], "none", {"none": 1.5, "instances": 1.8}),
+        # The better one of each round is another one; of all rounds, it is `instances`.
+        ([(110, 100, 200), (100, 130, 200)], "instances", {"none": 1.907, "instances": 1.754}),
+    ],
+)
+def test_headline_is_the_ratio_to_the_best_other_mode(rates, baseline, ratios):
+    verdict = statistics.verdict(rounds(rates), "encoder")
+    assert verdict["baseline"] == baseline
+    assert {mode: ratio["throughput_ratio"] for mode, ratio in verdict["ratios"].items()} == pytest.approx(ratios, 1e-3)
+    assert verdict["throughput_ratio"] == min(ratio["throughput_ratio"] for ratio in verdict["ratios"].values())
+    assert verdict["ci95"] == verdict["ratios"][baseline]["ci95"]
+    slowest = 1000 / min(rate[MODES.index(baseline)] for rate in rates)
+    assert verdict["p95_ratio"] == pytest.approx(1000 / rates[0][2] / slowest)
+
+
+def test_choice_of_the_baseline_never_flatters_dynamic_batching(monkeypatch):
+    """Compare often where both other modes are equally good: at most 2.5 % of the intervals lie above the truth."""
+    monkeypatch.setattr(statistics, "throughput", float)  # the windows are plain rates here
+    random = np.random.default_rng(1)
+    too_high = 0
+    for _ in range(2000):
+        rates = np.exp(random.normal(0, 0.05, (4, 3))) * (100, 100, 150)
+        by_round = [dict(zip(MODES, of_round, strict=True)) for of_round in rates]
+        baseline = statistics.best(by_round, ["none", "instances"])
+        too_high += statistics.ratio(by_round, baseline)["ci95"][0] > 1.5
+    assert too_high / 2000 < 0.025
+
+
+def test_incomplete_rounds_do_not_count():
     windows = [*rounds([(100, 150), (100, 150)]), window("none", 3, 100)]
-    assert [none.round for none, _ in statistics.paired(windows)] == [1, 2]
+    assert [by_mode["none"].round for by_mode in statistics.complete_rounds(windows)] == [1, 2]
+    # Round 3 has no window of `dynamic`.
+    windows = [*rounds([(100, 120, 150)]), window("none", 3, 100), window("instances", 3, 100)]
+    assert len(statistics.complete_rounds(windows)) == 1
+    assert statistics.complete_rounds([window("none", 1, 100), window("instances", 1, 100)]) == []
+    assert statistics.complete_rounds([window("dynamic", 1, 100)]) == []
 
 
 def test_missing_batches_are_an_error():
@@ -70,8 +123,9 @@ def test_counters_read_between_two_updates_are_no_batch():
     assert not statistics.batching_error(windows, "encoder")
 
 
-def test_batches_while_batching_is_off_are_an_error():
-    windows = [window("none", 1, 100, mean_batch=2), window("dynamic", 1, 100, mean_batch=8)]
+@pytest.mark.parametrize("mode", ["none", "instances"])
+def test_batches_while_batching_is_off_are_an_error(mode):
+    windows = [window(mode, 1, 100, mean_batch=2), window("dynamic", 1, 100, mean_batch=8)]
     assert "something else was using the server" in statistics.batching_error(windows, "encoder")
     assert not statistics.verdict(windows, "encoder")["batched"]
 
@@ -104,7 +158,7 @@ def test_window_of_failures_only_has_no_latencies():
     record = statistics.window_record(failed, "encoder")
     assert (record["throughput_rps"], record["p95_ms"], record["failures"]) == (0.0, None, 1000)
     assert table.window_line(failed).split()[2:4] == ["0.0", "-"]
-    assert len(statistics.paired([*rounds([(100, 150)]), failed, window("dynamic", 2, 150)])) == 1
+    assert len(statistics.complete_rounds([*rounds([(100, 150)]), failed, window("dynamic", 2, 150)])) == 1
 
 
 def test_records_are_valid_json_and_csv_has_every_request(tmp_path):

@@ -53,7 +53,7 @@ def test_empty_value_means_the_default(dotenv, monkeypatch):
     dotenv.write_text("ROUNDS=\n")
     monkeypatch.setenv("WARMUP", "")
     loaded = Settings.load()
-    assert (loaded["ROUNDS"], loaded["WARMUP"]) == ("5", "3")
+    assert (loaded["ROUNDS"], loaded["WARMUP"]) == ("4", "3")
 
 
 def test_value_that_equals_the_default_counts_as_chosen(dotenv, monkeypatch):
@@ -105,6 +105,9 @@ WRONG = [
     ("WARMUP", "nan", "must be at least 0"),
     ("WARMUP", "inf", "must be at least 0"),
     ("WAIT", "0.4,0.1", "the minimum must be at least 0 and at most the maximum"),
+    ("MODES", "none fast", "must be some of none, instances, dynamic, separated by spaces"),
+    ("MODES", "none instances", "must have dynamic, and none or instances to compare it with"),
+    ("MODES", "dynamic dynamic", "must have dynamic, and none or instances to compare it with"),
     ("LOCUST_PORT", "70000", "a port is at most 65535"),
     ("TRITON_HTTP_PORT", "http", "must be a whole number"),
     ("BIND_ADDRESS", "::1", "must be an IPv4 address"),
@@ -146,6 +149,12 @@ def test_wrong_settings_can_be_replaced_by_their_defaults(dotenv, wrong):
         corrected._value(name)
     assert not corrected.shares_memory()
     assert (corrected["RUNTIME"], corrected["TRITON_HTTP_PORT"]) == ("docker", "8000")
+
+
+def test_modes_have_the_order_of_reports_whatever_the_settings(dotenv):
+    assert Settings.load().modes() == ("none", "instances", "dynamic")
+    dotenv.write_text("MODES='dynamic  none dynamic'\n")
+    assert Settings.load().modes() == ("none", "dynamic")
 
 
 def test_every_default_is_valid():

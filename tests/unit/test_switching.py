@@ -4,11 +4,13 @@ import copy
 
 import pytest
 
-from loadtest.switching import Switch, composing, plan, restore_after_kill
-from scripts.common.settings import UserError
+from loadtest.switching import LoadRefused, Switch, composing, plan, restore_after_kill
+from scripts.common.settings import MODES, UserError
 from scripts.common.triton import TritonError
 
 ENSEMBLE = {"max_batch_size": 64, "ensemble_scheduling": {"step": [{"model_name": "a"}]}}
+GROUP = {"name": "a_0", "kind": "KIND_CPU", "count": 1, "gpus": []}
+TWO = ("none", "dynamic")
 STEP = {"max_batch_size": 64, "dynamic_batching": {"preferred_batch_size": [64], "max_queue_delay_microseconds": 100}}
 
 
@@ -34,11 +36,11 @@ class StandIn:
 
 
 def switch_on(triton, folder):
-    return Switch(triton, plan({"a": STEP}, None), folder)
+    return Switch(triton, plan({"a": STEP}, None, MODES, 2), folder)
 
 
 def test_only_dynamic_batching_differs_between_the_modes():
-    (step,) = plan({"e": ENSEMBLE, "a": STEP}, None)
+    (step,) = plan({"e": ENSEMBLE, "a": STEP}, None, TWO)
     assert step.name == "a"
     assert "dynamic_batching" not in step.modes["none"]
     assert step.modes["dynamic"] == STEP == step.original
@@ -46,13 +48,42 @@ def test_only_dynamic_batching_differs_between_the_modes():
 
 
 def test_model_without_dynamic_batching_gets_tritons_default():
-    (step,) = plan({"a": {"max_batch_size": 8}}, None)
+    (step,) = plan({"a": {"max_batch_size": 8}}, None, TWO)
     assert step.modes["dynamic"]["dynamic_batching"] == {"preferred_batch_size": []}
     assert step.original == step.modes["none"] == {"max_batch_size": 8}
 
 
-def test_max_batch_changes_in_both_modes_ensemble_first():
-    ensemble, step = plan({"e": ENSEMBLE, "a": STEP}, 8)
+def test_instances_have_one_thread_and_do_not_batch():
+    (step,) = plan(
+        {"a": STEP | {"instance_group": [GROUP, GROUP], "parameters": {"x": {"string_value": "y"}}}}, None, MODES, 4
+    )
+    assert step.modes["none"]["instance_group"] == step.modes["dynamic"]["instance_group"] == [GROUP, GROUP]
+    assert step.modes["instances"] == step.modes["none"] | {
+        "instance_group": [GROUP | {"count": 4}],
+        "parameters": {"x": {"string_value": "y"}, "intra_op_thread_count": {"string_value": "1"}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("backend", "parameter"), [("pytorch", "INTRA_OP_THREAD_COUNT"), ("openvino", "INFERENCE_NUM_THREADS")]
+)
+def test_instances_of_tritons_own_backends_have_one_thread(backend, parameter):
+    (step,) = plan({"a": STEP | {"backend": backend}}, None, MODES, 4)
+    assert step.modes["instances"]["parameters"] == {parameter: {"string_value": "1"}}
+
+
+def test_step_that_cannot_batch_gets_more_instances():
+    """Else it would hold up the others in the mode `instances` alone."""
+    last = {"max_batch_size": 0, "instance_group": [GROUP]}
+    _, step = plan({"a": STEP, "last": last}, None, MODES, 4)
+    assert not step.batches
+    assert step.modes["none"] == step.modes["dynamic"] == last
+    assert step.modes["instances"]["instance_group"] == [GROUP | {"count": 4}]
+    assert [model.name for model in plan({"a": STEP, "last": last}, None, TWO)] == ["a"]
+
+
+def test_max_batch_changes_in_all_modes_ensemble_first():
+    ensemble, step = plan({"e": ENSEMBLE, "a": STEP}, 8, MODES, 2)
     assert [ensemble.name, step.name] == ["e", "a"]
     assert {config["max_batch_size"] for m in (ensemble, step) for config in m.modes.values()} == {8}
     assert step.modes["dynamic"]["dynamic_batching"]["preferred_batch_size"] == []
@@ -61,7 +92,7 @@ def test_max_batch_changes_in_both_modes_ensemble_first():
 def test_models_that_cannot_batch_are_not_switched():
     batches = {"max_batch_size": 4}
     switched = plan(
-        {"a": batches, "b": {"max_batch_size": 0}, "c": {"max_batch_size": 4, "sequence_batching": {}}}, None
+        {"a": batches, "b": {"max_batch_size": 0}, "c": {"max_batch_size": 4, "sequence_batching": {}}}, None, TWO
     )
     assert [model.name for model in switched] == ["a"]
 
@@ -69,7 +100,7 @@ def test_models_that_cannot_batch_are_not_switched():
 @pytest.mark.parametrize("config", [{"max_batch_size": 0}, {"max_batch_size": 1}])
 def test_system_that_cannot_batch_is_an_error(config):
     with pytest.raises(UserError, match="nothing here can batch"):
-        plan({"a": config}, None)
+        plan({"a": config}, None, MODES)
 
 
 def test_switch_corrects_a_load_that_another_client_undid(tmp_path):
@@ -90,6 +121,33 @@ def test_switch_that_never_holds_is_an_error_and_restores_the_original(tmp_path)
         switch.to("none")
     assert triton.current == STEP
     assert list(tmp_path.iterdir()) == []
+
+
+def test_other_instances_are_no_mode_of_ours(tmp_path):
+    """Somebody else may change them during a window."""
+    triton = StandIn()
+    with switch_on(triton, tmp_path) as switch:
+        switch.to("instances")
+        assert switch.in_force()
+        triton.current = triton.current | {"instance_group": [GROUP | {"count": 3}]}
+        assert not switch.in_force()
+    assert triton.current == STEP
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_comparison_is_undone_in_every_mode(tmp_path, mode):
+    triton = StandIn()
+    switch_on(triton, tmp_path).__enter__().to(mode)
+    assert restore_after_kill(triton, tmp_path) == ([] if mode == "dynamic" else ["a"])
+    assert triton.current == STEP
+
+
+def test_refused_load_is_distinct_from_a_server_that_is_gone(tmp_path):
+    for status, is_refusal in ((400, True), (None, False)):
+        triton = StandIn(*[TritonError("no", status)] * 3)
+        with pytest.raises(UserError) as caught, switch_on(triton, tmp_path) as switch:
+            switch.to("instances")
+        assert isinstance(caught.value, LoadRefused) == is_refusal
 
 
 @pytest.mark.parametrize("failures", [1, 2])

@@ -39,7 +39,9 @@ def main() -> None:
     folder = settings.path("REPORTS")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "dashboards.html"
-    write_atomically(path, page("scripts.dashboards.render", "page.html.j2", dashboards=drawn, start=start, end=end))
+    shades = dashboards(profile)[0]["annotations"]["list"]
+    html = page("scripts.dashboards.render", "page.html.j2", dashboards=drawn, shades=shades, start=start, end=end)
+    write_atomically(path, html)
     out.print(f"dashboards  {os.path.relpath(path)}  ({start} to {end} UTC)")
 
 

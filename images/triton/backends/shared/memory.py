@@ -1,7 +1,8 @@
-"""Reads how much memory Triton's container or machine has, and how much is in use."""
+"""Reads how much memory Triton's container or machine has, how much is in use, and how much this process uses."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -19,6 +20,12 @@ def memory(cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -
         except (OSError, ValueError):
             continue
     return total - available, total
+
+
+def process_memory(proc: Path = Path("/proc")) -> int:
+    """Return this process's own memory in bytes, without what it shares with others, such as mapped files."""
+    _, resident, shared, *_ = map(int, (proc / "self/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _field(path: Path, name: str) -> int:

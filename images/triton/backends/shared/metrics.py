@@ -9,7 +9,8 @@ from collections import Counter
 
 import triton_python_backend_utils as pb_utils
 
-from shared.memory import memory
+from shared.memory import memory, process_memory
+from shared.parameters import usable_cpus
 from shared.types import InstanceArgs
 
 COUNTERS = {
@@ -58,6 +59,8 @@ class Metrics:
                 int("dynamic_batching" in self.config)
             )
             self._gauge("max_batch_size", "The model's max_batch_size").set(self.config.get("max_batch_size", 0))
+            self._gauge("cpus", "CPUs that Triton may use").set(usable_cpus())
+            process = self._gauge("process_memory_bytes", "Own memory of one Python process of the model")
             used = self._gauge("memory_used_bytes", "Memory in use in Triton's container, or on the machine")
             limit = self._gauge("memory_limit_bytes", "Memory limit of Triton's container, or memory of the machine")
             closed = False
@@ -68,7 +71,8 @@ class Metrics:
                 for name, count in counts.items():
                     totals[name].increment(count)
                 # Triton goes on reporting the gauges of a model after it is unloaded.
-                for gauge, value in zip((used, limit), (0, 0) if closed else memory(), strict=True):
+                values = (0, 0, 0) if closed else (process_memory(), *memory())
+                for gauge, value in zip((process, used, limit), values, strict=True):
                     gauge.set(value)
         except Exception as error:
             pb_utils.Logger.log_warn(f"{self.labels['model']}: the backend's metrics stopped: {error}")
