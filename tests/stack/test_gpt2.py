@@ -245,10 +245,6 @@ def test_large_request_is_split(served, original):
     )
 
 
-def test_empty_request_returns_nothing(served):
-    assert ask(served, "gpt2_generate") == []
-
-
 def test_ensemble_loads_its_model(served, original):
     unload(served, "gpt2_ensemble")
     unload(served, "gpt2")
@@ -268,6 +264,7 @@ def test_ensemble_loads_its_model(served, original):
         ("gpt2_ensemble", ["I am", ""], None, "text 1 has 0 tokens"),
         ("gpt2_ensemble", ["a b " * 200], None, "tokens; it must have 1 to 256"),
         ("gpt2_ensemble", ["I am"] * 33, None, "batch-size must be <= 32"),
+        ("gpt2_generate", [], None, "input 'TEXT' holds no prompt: send at least one"),
         ("gpt2_generate", ["I am", ""], None, "input 'TEXT': text 1 is empty"),
         ("gpt2_generate", ["I am"], 254, "text 0 has 3 tokens; of the model's 256 positions that leaves 253, and 254"),
         ("gpt2_generate", ["a" * 256], None, "text 0 has 256 tokens; of the model's 256 positions that leaves 0"),
