@@ -160,8 +160,10 @@ class ServedSystem:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         backend = module.TritonPythonModel()
+        # Parity checks the graph, in fp32. The server checks its other engines against this one when it loads the model.
+        parameters = config.get("parameters", {}) | {"engine": {"string_value": "onnxruntime"}}
         args = {
-            "model_config": json.dumps(config),
+            "model_config": json.dumps(config | {"parameters": parameters}),
             "model_name": model,
             "model_version": "1",
             "model_repository": str(self.folder / model),

@@ -44,7 +44,8 @@ class TritonPythonModel(BatchBackend[Job]):
         return auto_complete_model_config
 
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
-        self.model = onnx_model.OnnxModel.load(config, args)
+        self.model = onnx_model.OnnxModel.load(config, args, pb_utils.Logger.log_info)
+        self.engine_labels = self.model.labels
         self.batching = config["max_batch_size"] > 0
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
@@ -72,7 +73,7 @@ class TritonPythonModel(BatchBackend[Job]):
             name: feeds[0][name] if len(feeds) == 1 else np.concatenate([feed[name] for feed in feeds])
             for name in feeds[0]
         }
-        arrays = [output_array(array) for array in self.model.run(names, joined)]
+        arrays = [output_array(array) for array in self.model.engine.run(names, joined)]
         self.metrics.add(runs=1)
         if not self.batching:
             return [dict(zip(names, arrays, strict=True))]

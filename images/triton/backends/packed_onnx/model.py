@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -18,16 +19,16 @@ from shared.types import InstanceArgs, ModelConfig
 
 class TritonPythonModel(PackedEncoder):
     def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder:
-        model = onnx_model.OnnxModel.load(config, args, ragged=True)
+        model = onnx_model.OnnxModel.load(config, args, pb_utils.Logger.log_info, ragged=True)
+        self.engine_labels = model.labels
         for name in model.request_inputs:
             if len(model.inputs[name].shape) != 2 or not np.issubdtype(model.inputs[name].type.numpy, np.integer):
                 raise ConfigError(f"input '{name}' of the model must be integers of shape [rows, tokens]")
         return Encoder(
             inputs={name: port.type.numpy for name, port in model.inputs.items()},
-            outputs=list(model.outputs),
+            outputs=[tensor["name"] for tensor in config["output"]],
             per_token=per_token_outputs(model),
-            run=model.run,
-            # Runs side by side on the session's threads beat one run after the other on all of them.
+            run=model.engine.run,
             # Runs on a GPU share one stream and would only queue.
             parallel_runs=1 if args["model_instance_kind"] == "GPU" else onnx_model.intra_op_threads(config),
         )

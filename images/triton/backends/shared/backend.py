@@ -22,6 +22,7 @@ class Backend(ABC):
     """One instance of a model, with the methods that Triton calls."""
 
     counters: ClassVar[tuple[str, ...]] = ()  # names in shared.metrics.COUNTERS
+    engine_labels: dict[str, str] | None = None  # of the metric `engine`; set_up sets them if the model has engines
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
@@ -29,7 +30,7 @@ class Backend(ABC):
 
     def initialize(self, args: InstanceArgs) -> None:
         self.set_up(json.loads(args["model_config"]), args)
-        self.metrics = Metrics(args, *self.counters)
+        self.metrics = Metrics(args, *self.counters, engine_labels=self.engine_labels)
 
     @abstractmethod
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:

@@ -33,10 +33,11 @@ class Metrics:
     reach a request.
     """
 
-    def __init__(self, args: InstanceArgs, *counters: str) -> None:
+    def __init__(self, args: InstanceArgs, *counters: str, engine_labels: dict[str, str] | None = None) -> None:
         self.config = json.loads(args["model_config"])
         self.labels = {"model": args["model_name"], "version": args["model_version"]}
         self.counters = counters
+        self.engine_labels = engine_labels
         self.counts: Counter[str] = Counter()
         self.lock = threading.Lock()
         self.closed = threading.Event()
@@ -63,6 +64,8 @@ class Metrics:
             process = self._gauge("process_memory_bytes", "Own memory of one Python process of the model")
             used = self._gauge("memory_used_bytes", "Memory in use in Triton's container, or on the machine")
             limit = self._gauge("memory_limit_bytes", "Memory limit of Triton's container, or memory of the machine")
+            engine = "1 for the engine and the precision that the model runs in"
+            engines = [self._gauge("engine", engine, **self.engine_labels)] if self.engine_labels else []
             closed = False
             while not closed:
                 closed = self.closed.wait(SEND_INTERVAL_S)
@@ -74,11 +77,13 @@ class Metrics:
                 values = (0, 0, 0) if closed else (process_memory(), *memory())
                 for gauge, value in zip((process, used, limit), values, strict=True):
                     gauge.set(value)
+                for gauge in engines:
+                    gauge.set(int(not closed))
         except Exception as error:
             pb_utils.Logger.log_warn(f"{self.labels['model']}: the backend's metrics stopped: {error}")
 
-    def _gauge(self, name: str, description: str) -> pb_utils.Metric:
-        return _metric("GAUGE", name, description, self.labels)
+    def _gauge(self, name: str, description: str, **labels: str) -> pb_utils.Metric:
+        return _metric("GAUGE", name, description, self.labels | labels)
 
 
 def _metric(kind: str, name: str, description: str, labels: dict[str, str]) -> pb_utils.Metric:

@@ -5,9 +5,11 @@ It knows nothing of Triton's requests, so tests run it without a server.
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ import numpy as np
 import onnxruntime as ort
 
 from shared.dtypes import BY_ONNX, ElementType
+from shared.engine_choice import Subject, choose_engine, engine_choices
+from shared.engines import Engine, OnnxRuntimeEngine
 from shared.errors import BadRequest, ConfigError
 from shared.parameters import choice_parameter, instance_count, int_parameter, parameter, usable_cpus
-from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+from shared.sample_inputs import InputSpec, batch_samples, packed_samples
+from shared.types import Array, InstanceArgs, ModelConfig
 
 # The C++ backend sets this for a model that batches and has no max_batch_size.
 DEFAULT_MAX_BATCH_SIZE = 4
@@ -137,19 +142,43 @@ class OnnxModel:
     """A model set up by its config.pbtxt, which is checked against the graph."""
 
     config: ModelConfig
-    session: ort.InferenceSession
     inputs: dict[str, Port]
     outputs: dict[str, Port]
-    run_options: ort.RunOptions | None
+    engine: Engine
+    precision: str  # f32, bf16, or int8 for a quantized graph
 
     @classmethod
-    def load(cls, config: ModelConfig, args: InstanceArgs, ragged: bool = False) -> OnnxModel:
+    def load(
+        cls, config: ModelConfig, args: InstanceArgs, log: Callable[[str], None], ragged: bool = False
+    ) -> OnnxModel:
         path = model_path(config, Path(args["model_repository"]) / args["model_version"])
         kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
         session = open_session(config, path, kind, device_id, ragged)
         inputs, outputs = ports(session.get_inputs()), ports(session.get_outputs())
         check_config(config, inputs, outputs, ragged)
-        return cls(config, session, inputs, outputs, run_options(config))
+        reference = OnnxRuntimeEngine(session, run_options(config))
+        engine: Engine = reference
+        if kind != "GPU":
+            threads = intra_op_threads(config)
+            subject = Subject(
+                f"{args['model_name']}-{args['model_version']}",
+                path,
+                reference,
+                {name: port.type.numpy for name, port in inputs.items()},
+                {tensor["name"]: outputs[tensor["name"]].type.numpy for tensor in config["output"]},
+                threads,
+                # Runs side by side on the session's threads beat one run after the other on all of them.
+                threads if ragged else 1,
+                partial(packed_samples if ragged else batch_samples, config, input_specs(config, inputs)),
+            )
+            engine, reason = choose_engine(subject, engine_choices(config))
+            log(f"{args['model_instance_name']}: {engine.name} runs the model in {engine.precision} ({reason})")
+        return cls(config, inputs, outputs, engine, "int8" if is_quantized(path) else engine.precision)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the labels of the metric `engine`."""
+        return {"engine": self.engine.name, "precision": self.precision}
 
     @property
     def request_inputs(self) -> list[str]:
@@ -157,9 +186,27 @@ class OnnxModel:
         controls = self.config.get("sequence_batching", {}).get("control_input", [])
         return [tensor["name"] for tensor in (*self.config["input"], *controls)]
 
-    def run(self, outputs: list[str] | None, feed: Tensors) -> list[Array]:
-        arrays: list[Array] = self.session.run(outputs, feed, self.run_options)
-        return arrays
+
+def graph_dims(tensor: dict[str, Any]) -> list[int]:
+    """Return the dims of an input or output of the config as the graph has them, after a reshape."""
+    return [int(dim) for dim in tensor.get("reshape", {}).get("shape", tensor["dims"])]
+
+
+def input_specs(config: ModelConfig, inputs: dict[str, Port]) -> dict[str, InputSpec]:
+    """Return the graph's inputs, with the sizes that the config gives to its free axes."""
+    configured = {tensor["name"]: graph_dims(tensor) for tensor in config["input"]}
+    specs = {}
+    for name, port in inputs.items():
+        dims = port.dims(config["max_batch_size"] > 0) if port.shape else []
+        sizes = zip(dims, configured.get(name, dims), strict=False)
+        specs[name] = InputSpec(port.type.numpy, tuple(max(pair) for pair in sizes))
+    return specs
+
+
+def is_quantized(path: Path) -> bool:
+    """Return whether the graph has one of QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(b"uantizeLinear") >= 0
 
 
 def complete_config(config: ModelConfig, inputs: dict[str, Port], outputs: dict[str, Port]) -> dict[str, Any]:
@@ -206,7 +253,7 @@ def check_config(config: ModelConfig, inputs: dict[str, Port], outputs: dict[str
                     f"max_batch_size is set, but {side} '{port.name}' of the model has no variable first dimension: "
                     "set max_batch_size to 0"
                 )
-            dims = [int(dim) for dim in tensor.get("reshape", {}).get("shape", tensor["dims"])]
+            dims = graph_dims(tensor)
             if not _compatible(port.dims(batching), dims):
                 raise ConfigError(
                     f"{side} '{port.name}' has dims {port.dims(batching)}, not {dims}: correct config.pbtxt"

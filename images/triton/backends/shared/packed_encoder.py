@@ -42,7 +42,7 @@ class Encoder:
     inputs: dict[str, type]  # name -> numpy type; an input that requests lack is fed zeros
     outputs: list[str]
     per_token: set[str]  # the outputs that have a vector for each token
-    run: Callable[[list[str] | None, Tensors], list[Array]]
+    run: Callable[[list[str], Tensors], list[Array]]
     parallel_runs: int = 1
     cost: Cost | None = None  # None: measure it when the model is loaded
     # The shape that a run of (rows, length) is padded to, for models that take only some shapes.
@@ -88,7 +88,9 @@ class PackedEncoder(BatchBackend[Texts]):
             for name, dtype in self.encoder.inputs.items()
         }
         start = time.perf_counter()
-        list(self.workers.map(lambda _: self.encoder.run(None, feed), range(self.encoder.parallel_runs)))
+        list(
+            self.workers.map(lambda _: self.encoder.run(self.encoder.outputs, feed), range(self.encoder.parallel_runs))
+        )
         return (time.perf_counter() - start) / self.encoder.parallel_runs
 
     def prepare(self, request: pb_utils.InferenceRequest) -> Texts:
@@ -122,8 +124,11 @@ class PackedEncoder(BatchBackend[Texts]):
 
         cuts = cheapest_cut(lengths[order], self.cost) if self.pads else equal_lengths(lengths[order])
         runs = [order[start:end] for start, end in cuts]
-        # Start the longest first, so that no worker has a long run left at the end.
-        list(self.workers.map(run, reversed(runs)))
+        if len(runs) == 1:
+            run(runs[0])  # the way to another thread and back would take longer than some runs
+        else:
+            # Start the longest first, so that no worker has a long run left at the end.
+            list(self.workers.map(run, reversed(runs)))
         tokens = int(lengths.sum())
         padded = sum(math.prod(shape(packed)) for packed in runs)
         self.metrics.add(tokens=tokens, padding_tokens=padded - tokens, runs=len(runs))

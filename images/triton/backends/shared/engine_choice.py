@@ -1,0 +1,304 @@
+"""Chooses the engine of a model: the fastest on this machine whose answers agree with ONNX Runtime's."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shared.engines import Engine, EngineError, OnnxRuntimeEngine, OpenVinoGraph, check_openvino
+from shared.errors import ConfigError
+from shared.parameters import choice_parameter
+from shared.types import Array, ModelConfig, Tensors
+
+ONNX_RUNTIME, F32, BF16 = "onnxruntime", "openvino-f32", "openvino-bf16"
+# What the setting TRITON_ENGINE, or a model's parameter `engine`, lets a model choose from.
+CHOICES = {
+    "auto": (ONNX_RUNTIME, F32, BF16),
+    "auto-f32": (ONNX_RUNTIME, F32),
+    "openvino": (F32, BF16),
+    **{name: (name,) for name in (ONNX_RUNTIME, F32, BF16)},
+}
+BF16_FLAGS = {"avx512_bf16", "amx_bf16"}  # in /proc/cpuinfo
+
+# Another engine replaces ONNX Runtime if its answers agree and it takes at most this share of the time.
+WORTHWHILE = 0.9
+MINIMUM_COSINE = 0.9999
+MAXIMUM_DIFFERENCE = 0.03  # of the largest value of a tensor
+ROUNDS = 5
+MEASURING_S = 2.0
+# Increase it when a new version of this project may decide otherwise.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What was measured of one engine, or why it cannot run the model."""
+
+    seconds: float = math.inf
+    cosine: float = 1.0  # the smallest with ONNX Runtime's answer to the same row
+    difference: float = 0.0  # the largest from ONNX Runtime's answer, as a share of the tensor's largest value
+    error: str = ""
+
+    @classmethod
+    def compared(cls, expected: list[list[Array]], actual: list[list[Array]]) -> Candidate:
+        pairs = [pair for answers in zip(expected, actual, strict=True) for pair in zip(*answers, strict=True)]
+        if any(a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()) for a, b in pairs):
+            return cls(error="answers with numbers that are not finite, or in another shape")
+        return cls(
+            cosine=min(smallest_cosine(a, b) for a, b in pairs), difference=max(difference(a, b) for a, b in pairs)
+        )
+
+    @property
+    def agrees(self) -> bool:
+        return not self.error and self.cosine >= MINIMUM_COSINE and self.difference <= MAXIMUM_DIFFERENCE
+
+    def __str__(self) -> str:
+        if self.error:
+            return self.error
+        if not self.agrees:
+            return f"answers differently, cosine {self.cosine:.5f}, largest difference {self.difference:.1%}"
+        return f"{self.seconds * 1e3:.1f} ms" + (f", cosine {self.cosine:.5f}" if self.cosine < 1 else "")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model whose engine is to be chosen."""
+
+    name: str  # for people, and for the file that keeps the decision
+    path: Path
+    reference: OnnxRuntimeEngine
+    inputs: dict[str, type]
+    outputs: dict[str, type]
+    threads: int
+    parallel_runs: int
+    # Yields groups of inputs. The model is measured on the first group of which it accepts any.
+    samples: Callable[[dict[str, int]], Iterable[list[Tensors]]]
+
+    def open_graph(self) -> OpenVinoGraph:
+        return OpenVinoGraph(self.path, list(self.outputs))
+
+    def compile(self, graph: OpenVinoGraph, engine: str) -> Engine:
+        return graph.compile(engine.removeprefix("openvino-"), self.threads, self.parallel_runs)
+
+
+def engine_choices(config: ModelConfig) -> tuple[str, ...]:
+    """Return the engines from which this model may choose, by its config.pbtxt or else by the server's setting."""
+    setting = os.environ.get("TRITON_ENGINE") or "auto"
+    if setting not in CHOICES:
+        raise ConfigError(f"TRITON_ENGINE must be one of {', '.join(CHOICES)}, not '{setting}'")
+    choice = choice_parameter(config, "engine", tuple(CHOICES), _accelerator(config) or setting)
+    if choice == BF16 and not has_bf16():
+        raise ConfigError(
+            f"engine '{BF16}' requires a CPU with {' or '.join(sorted(BF16_FLAGS))}, which this one lacks: choose "
+            f"another of {', '.join(CHOICES)}"
+        )
+    return tuple(name for name in CHOICES[choice] if name != BF16 or has_bf16())
+
+
+def _accelerator(config: ModelConfig) -> str:
+    """Return the engine that `optimization { execution_accelerators }` asks for, in the words of NVIDIA's backend."""
+    accelerators = config.get("optimization", {}).get("execution_accelerators", {})
+    for accelerator in accelerators.get("cpu_execution_accelerator", []):
+        if accelerator["name"] != "openvino":
+            raise ConfigError(f"cpu_execution_accelerator must be 'openvino', not '{accelerator['name']}'")
+        precision = accelerator.get("parameters", {}).get("precision", "").lower().replace("fp", "f")
+        if precision not in ("", "f32", "bf16"):
+            raise ConfigError(f"parameter 'precision' of openvino must be f32 or bf16, not '{precision}'")
+        return f"openvino-{precision}" if precision else "openvino"
+    return ""
+
+
+def smallest_cosine(expected: Array, actual: Array) -> float:
+    """Return the smallest cosine between two answers to the same row; of single numbers, that of all rows together."""
+    count = len(expected) if expected.ndim > 1 and expected[0].size > 1 else 1
+    a, b = (array.astype(float).reshape(count, -1) for array in (expected, actual))
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosines = np.divide((a * b).sum(axis=1), norms, out=(a == b).all(axis=1).astype(float), where=norms > 0)
+    return float(cosines.min(initial=1.0))
+
+
+def difference(expected: Array, actual: Array) -> float:
+    """Return the largest difference as a share of the largest value."""
+    largest = float(np.abs(expected).max(initial=0.0))
+    distance = float(np.abs(expected.astype(float) - actual).max(initial=0.0))
+    return distance / (largest or 1.0)
+
+
+def has_bf16() -> bool:
+    return bool(BF16_FLAGS & set(_cpu().get("flags", "").split()))
+
+
+def choose_engine(subject: Subject, choices: tuple[str, ...]) -> tuple[Engine, str]:
+    """Return the engine to run the model on, and the reason.
+
+    Raise ConfigError if ONNX Runtime is not among the choices and no other engine can run the model.
+    """
+    engine: Engine = subject.reference
+    reason = "configured"
+    try:
+        if choices != (ONNX_RUNTIME,):
+            check_openvino(subject.inputs, subject.outputs)
+            if len(choices) == 1:
+                engine = subject.compile(subject.open_graph(), choices[0])
+            else:
+                engine, reason = _remembered_or_measured(subject, choices)
+    except EngineError as error:
+        if ONNX_RUNTIME not in choices:
+            raise ConfigError(f"{error}: choose another engine for {subject.path}, such as auto") from error
+        reason = str(error)
+    return engine, reason
+
+
+def _remembered_or_measured(subject: Subject, choices: tuple[str, ...]) -> tuple[Engine, str]:
+    folder = _cache_folder()
+    if folder is None:
+        return _measure(subject, choices)
+    memory, key = folder / f"{subject.name}.json", _key(subject, choices)
+    if (decision := _read(memory, key)) is None:
+        # One measurement at a time: another would take CPU from it, and the other instances want the same decision.
+        with _lock(folder):
+            if (decision := _read(memory, key)) is None:
+                engine, reason = _measure(subject, choices)
+                choice = engine.name if engine is subject.reference else f"{engine.name}-{engine.precision}"
+                _write(memory, {"key": key, "engine": choice, "reason": reason})
+                return engine, reason
+    choice, reason = decision["engine"], f"measured before: {decision['reason']}"
+    return (subject.reference if choice == ONNX_RUNTIME else subject.compile(subject.open_graph(), choice)), reason
+
+
+def _cache_folder() -> Path | None:
+    if not (setting := os.environ.get("TRITON_ENGINE_CACHE")):
+        return None
+    folder = Path(setting)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder if os.access(folder, os.W_OK) else None
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Let one process at a time go on. The lock ends with its process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(memory: Path, key: dict[str, Any]) -> dict[str, str] | None:
+    """Return the remembered decision, unless it is missing, damaged or depends on what has changed."""
+    try:
+        decision: dict[str, Any] = json.loads(memory.read_text())
+        return decision if decision["key"] == key and decision["engine"] in CHOICES and decision["reason"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(memory: Path, decision: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # a full disk costs the next load some seconds, no more
+        unfinished = memory.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(decision, indent=1) + "\n")
+        unfinished.replace(memory)
+
+
+def _key(subject: Subject, choices: tuple[str, ...]) -> dict[str, Any]:
+    """Return all that a decision depends on. Threads are left out, so that all modes of a comparison use one engine."""
+    with subject.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    others = sorted(path for path in subject.path.parent.iterdir() if path.is_file() and path != subject.path)
+    weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in others]
+    return {
+        "measuring": VERSION,
+        "model": digest,
+        "files": weights,
+        "outputs": list(subject.outputs),
+        "choices": list(choices),
+        "cpu": _cpu(),
+        "versions": [importlib.metadata.version(name) for name in ("onnxruntime", "openvino")],
+    }
+
+
+def _cpu() -> dict[str, str]:
+    """Return what /proc/cpuinfo tells of the first CPU's model, on x86 and on ARM."""
+    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    lines = (line.partition(":") for line in first.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    return {
+        name: fields[name]
+        for name in ("model name", "flags", "CPU implementer", "CPU part", "Features")
+        if name in fields
+    }
+
+
+def _measure(subject: Subject, choices: tuple[str, ...]) -> tuple[Engine, str]:
+    """Return the fastest engine that agrees with ONNX Runtime, and the figures of all."""
+    graph = subject.open_graph()
+    engines: dict[str, Engine] = {ONNX_RUNTIME: subject.reference}
+    candidates = {ONNX_RUNTIME: Candidate()}
+    feeds, expected = _accepted_samples(subject, graph.limits)
+    for name in choices:
+        if name == ONNX_RUNTIME:
+            continue
+        try:
+            engines[name] = subject.compile(graph, name)
+            actual = [engines[name].run(list(subject.outputs), feed) for feed in feeds]
+        except Exception as error:  # whatever an engine raises, another can serve the model
+            candidates[name] = Candidate(error=str(error))
+        else:
+            candidates[name] = Candidate.compared(expected, actual)
+    running = {name: engine for name, engine in engines.items() if candidates[name].agrees}
+    for name, seconds in _fastest_runs(subject, running, feeds).items():
+        candidates[name] = replace(candidates[name], seconds=seconds)
+    figures = "; ".join(f"{name} {candidate}" for name, candidate in candidates.items())
+    best = min((name for name in running if name in choices), key=lambda name: candidates[name].seconds, default="")
+    if not best:
+        raise EngineError(f"no engine gives the answers of ONNX Runtime: {figures}")
+    if ONNX_RUNTIME in choices and candidates[best].seconds > WORTHWHILE * candidates[ONNX_RUNTIME].seconds:
+        best = ONNX_RUNTIME
+    return engines[best], figures
+
+
+def _accepted_samples(subject: Subject, limits: dict[str, int]) -> tuple[list[Tensors], list[list[Array]]]:
+    """Return the first samples that ONNX Runtime accepts, and its answers."""
+    refusal = ""
+    for group in subject.samples(limits):
+        accepted = []
+        for feed in group:
+            try:
+                accepted.append((feed, subject.reference.run(list(subject.outputs), feed)))
+            except Exception as error:
+                refusal = str(error)
+        if accepted:
+            return [feed for feed, _ in accepted], [answer for _, answer in accepted]
+    raise EngineError(f"the engines could not be measured, because the model refuses every sample: {refusal}")
+
+
+def _fastest_runs(subject: Subject, engines: dict[str, Engine], feeds: list[Tensors]) -> dict[str, float]:
+    """Return the seconds in which each engine runs all feeds, in the round that nothing else disturbed."""
+    feeds = feeds * subject.parallel_runs
+    best = dict.fromkeys(engines, math.inf)
+    start = time.monotonic()
+    with ThreadPoolExecutor(subject.parallel_runs) as workers:
+        for number in range(ROUNDS):
+            if number > 1 and time.monotonic() - start > MEASURING_S:
+                break
+            for name, engine in engines.items():
+                begin = time.perf_counter()
+                list(workers.map(partial(engine.run, list(subject.outputs)), feeds))
+                best[name] = min(best[name], time.perf_counter() - begin)
+    return best
