@@ -14,9 +14,6 @@ for _name in dotenv_values(Path(__file__).parents[1] / ".env.example"):
 os.environ["TRITON_SETTINGS_FILE"] = f"{_folder.name}/.env"
 # From here on, every setting in the environment comes from a test.
 os.environ["TRITON_SETTINGS_NAMES"] = "*"
-# Most tests compare exact numbers, and measuring engines takes seconds.
-os.environ["TRITON_ENGINE"] = "onnxruntime"
-
 # Import Locust before any test module does, without gevent's patches: they end pytest-xdist's workers.
 os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"
 import locust  # noqa: E402, F401

@@ -28,7 +28,6 @@ ONNX_RUNTIME, F32, BF16 = "onnxruntime", "openvino-f32", "openvino-bf16"
 # What the setting TRITON_ENGINE, or a model's parameter `engine`, lets a model choose from.
 CHOICES = {
     "auto": (ONNX_RUNTIME, F32, BF16),
-    "auto-f32": (ONNX_RUNTIME, F32),
     "openvino": (F32, BF16),
     **{name: (name,) for name in (ONNX_RUNTIME, F32, BF16)},
 }
@@ -101,6 +100,10 @@ def engine_choices(config: ModelConfig) -> tuple[str, ...]:
     if setting not in CHOICES:
         raise ConfigError(f"TRITON_ENGINE must be one of {', '.join(CHOICES)}, not '{setting}'")
     choice = choice_parameter(config, "engine", tuple(CHOICES), _accelerator(config) or setting)
+    # A model whose next run depends on this one's answer, such as GPT-2, keeps to f32: rounded logits that nearly tie
+    # would continue the same text differently alone and in a batch.
+    if choice_parameter(config, "precision", ("auto", "f32"), "auto") == "f32":
+        return tuple(name for name in CHOICES[choice] if name != BF16) or (F32,)
     if choice == BF16 and not has_bf16():
         raise ConfigError(
             f"engine '{BF16}' requires a CPU with {' or '.join(sorted(BF16_FLAGS))}, which this one lacks: choose "
