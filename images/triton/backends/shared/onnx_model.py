@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.29 and later report by default
 
@@ -157,7 +157,7 @@ class OnnxModel:
         inputs, outputs = ports(session.get_inputs()), ports(session.get_outputs())
         check_config(config, inputs, outputs, ragged)
         reference = OnnxRuntimeEngine(session, run_options(config))
-        engine: Engine = reference
+        engine, reason = cast(Engine, reference), "the only one on a GPU"
         if kind != "GPU":
             threads = intra_op_threads(config)
             subject = Subject(
@@ -172,8 +172,9 @@ class OnnxModel:
                 partial(packed_samples if ragged else batch_samples, config, input_specs(config, inputs)),
             )
             engine, reason = choose_engine(subject, engine_choices(config))
-            log(f"{args['model_instance_name']}: {engine.name} runs the model in {engine.precision} ({reason})")
-        return cls(config, inputs, outputs, engine, "int8" if is_quantized(path) else engine.precision)
+        model = cls(config, inputs, outputs, engine, "int8" if is_quantized(path) else engine.precision)
+        log(f"{args['model_instance_name']}: runs on {engine.name} in {model.precision} ({reason})")
+        return model
 
     @property
     def labels(self) -> dict[str, str]:

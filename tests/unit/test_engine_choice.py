@@ -1,0 +1,383 @@
+"""The engine of an ONNX model: the fastest one that agrees with ONNX Runtime, remembered until something changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from shared import engine_choice, engines, onnx_model
+from shared.errors import BadRequest, ConfigError
+from tests.support.onnx_models import save, save_identity, value
+
+needs_bf16 = pytest.mark.skipif(not engine_choice.has_bf16(), reason="this CPU has no bf16 instructions")
+ROWS, SIZE = 50, 16
+RANDOM = np.random.default_rng(0)
+
+
+def constant(name: str, *shape: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(RANDOM.standard_normal(shape, np.float32), name)
+
+
+def save_matrices(path: Path) -> Path:
+    """Save y = x A - x B. The two are so similar that rounding to bf16 leaves nothing of the difference."""
+    a = RANDOM.standard_normal((SIZE, 8), np.float32)
+    b = a + 1e-3 * RANDOM.standard_normal((SIZE, 8), np.float32)
+    return save(
+        path,
+        [
+            helper.make_node("MatMul", ["x", "a"], ["xa"]),
+            helper.make_node("MatMul", ["x", "b"], ["xb"]),
+            helper.make_node("Sub", ["xa", "xb"], ["y"]),
+        ],
+        [value("x", "FLOAT", ["n", SIZE])],
+        [value("y", "FLOAT", ["n", 8])],
+        [numpy_helper.from_array(a, "a"), numpy_helper.from_array(b, "b")],
+    )
+
+
+def save_encoder(path: Path) -> Path:
+    """Save a text encoder that adds a vector of each token and one of its position, counted as RoBERTa does."""
+    axis = numpy_helper.from_array(np.array(1), "axis")
+    return save(
+        path,
+        [
+            helper.make_node("CumSum", ["attention_mask", "axis"], ["position"]),
+            helper.make_node("Gather", ["words", "input_ids"], ["word"]),
+            helper.make_node("Gather", ["positions", "position"], ["place"]),
+            helper.make_node("Add", ["word", "place"], ["per_token"]),
+            helper.make_node("ReduceMean", ["per_token"], ["pooled"], axes=[1], keepdims=0),
+        ],
+        [value("input_ids", "INT64", ["n", "t"]), value("attention_mask", "INT64", ["n", "t"])],
+        [value("per_token", "FLOAT", ["n", "t", SIZE]), value("pooled", "FLOAT", ["n", SIZE])],
+        [axis, constant("words", ROWS, SIZE), constant("positions", 100, SIZE)],
+    )
+
+
+def save_distances(path: Path) -> Path:
+    """Save a graph with an operator that only ONNX Runtime has."""
+    graph = helper.make_graph(
+        [helper.make_node("CDist", ["x", "x"], ["y"], domain="com.microsoft")],
+        "test",
+        [value("x", "FLOAT", ["n", SIZE])],
+        [value("y", "FLOAT", ["n", "n"])],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def tensors(**dims: list[int]) -> list[dict[str, Any]]:
+    return [{"name": name, "data_type": "TYPE_FP32", "dims": dims} for name, dims in dims.items()]
+
+
+IDS = [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in ("input_ids", "attention_mask")]
+POOLED = {"max_batch_size": 8, "input": IDS, "output": tensors(pooled=[SIZE])}
+MATRICES = {"max_batch_size": 8, "input": tensors(x=[SIZE]), "output": tensors(y=[8])}
+DISTANCES = {"max_batch_size": 0, "input": tensors(x=[-1, SIZE]), "output": tensors(y=[-1, -1])}
+
+
+class Loader:
+    """Loads models as a backend does, and keeps what it logs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.messages: list[str] = []
+
+    def load(self, config: dict[str, Any], ragged: bool = False, **parameters: str) -> onnx_model.OnnxModel:
+        config = config | {"parameters": {name: {"string_value": text} for name, text in parameters.items()}}
+        args = {
+            "model_name": "model",
+            "model_version": "1",
+            "model_instance_name": "model_0",
+            "model_repository": str(self.folder),
+            "model_instance_kind": "CPU",
+            "model_instance_device_id": "0",
+        }
+        return onnx_model.OnnxModel.load(config, args, self.messages.append, ragged)
+
+    def engine(self, config: dict[str, Any], **parameters: str) -> str:
+        model = self.load(config, **parameters)
+        return f"{model.engine.name} {model.precision}"
+
+
+@pytest.fixture
+def loader(tmp_path, monkeypatch) -> Loader:
+    monkeypatch.delenv("TRITON_ENGINE", raising=False)
+    monkeypatch.delenv("TRITON_ENGINE_CACHE", raising=False)
+    save_encoder(tmp_path / "1/model.onnx")
+    return Loader(tmp_path)
+
+
+@pytest.fixture
+def seconds(monkeypatch) -> dict[str, float]:
+    """Return the seconds that each engine seems to take."""
+    times = {"onnxruntime": 1.0, "openvino-f32": 1.0, "openvino-bf16": 1.0}
+    monkeypatch.setattr(engine_choice, "_fastest_runs", lambda _, names, __: {name: times[name] for name in names})
+    return times
+
+
+@pytest.fixture
+def measurements(monkeypatch, seconds) -> list[str]:
+    """Return the names of the models that were measured so far."""
+    measured: list[str] = []
+    measure = engine_choice._measure
+
+    def count(subject, choices):
+        measured.append(subject.name)
+        return measure(subject, choices)
+
+    monkeypatch.setattr(engine_choice, "_measure", count)
+    return measured
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path / "engines"))
+    return tmp_path / "engines/model-1.json"
+
+
+@pytest.mark.parametrize(
+    ("openvino", "chosen"), [(0.5, "openvino f32"), (0.95, "onnxruntime f32"), (2.0, "onnxruntime f32")]
+)
+def test_auto_keeps_onnxruntime_unless_another_is_clearly_faster(loader, seconds, openvino, chosen):
+    seconds["openvino-f32"] = openvino
+    assert loader.engine(POOLED) == chosen
+    (message,) = loader.messages
+    assert message.startswith(f"model_0: runs on {chosen.replace(' ', ' in ')} (")
+    assert "onnxruntime 1000.0 ms; openvino-f32 " in message
+
+
+@needs_bf16
+def test_fastest_engine_is_refused_if_its_answers_differ(loader, seconds, tmp_path):
+    save_matrices(tmp_path / "1/model.onnx")
+    seconds |= {"openvino-f32": 0.5, "openvino-bf16": 0.1}
+    assert loader.engine(MATRICES) == "openvino f32"
+    assert "openvino-bf16 answers differently, cosine " in loader.messages[0]
+    assert loader.engine(MATRICES, engine="openvino") == "openvino f32"
+    assert loader.engine(MATRICES, engine="openvino-bf16") == "openvino bf16"  # not questioned
+
+
+def test_cpu_without_bf16_does_not_try_it(loader, seconds, monkeypatch):
+    monkeypatch.setattr(engine_choice, "has_bf16", lambda: False)
+    seconds |= {"openvino-f32": 0.5, "openvino-bf16": 0.1}
+    assert loader.engine(POOLED) == "openvino f32"
+    assert "bf16" not in loader.messages[0]
+    with pytest.raises(ConfigError, match="requires a CPU with amx_bf16 or avx512_bf16, which this one lacks"):
+        loader.load(POOLED, engine="openvino-bf16")
+
+
+def test_measured_engine_is_one_of_the_candidates(loader):
+    assert loader.engine(POOLED) in ("onnxruntime f32", "openvino f32", "openvino bf16")
+
+
+def test_decision_is_remembered(loader, seconds, measurements, cache):
+    seconds["openvino-f32"] = 0.5
+    first = loader.engine(POOLED)
+    seconds["openvino-f32"] = 2.0
+    assert loader.engine(POOLED) == first == "openvino f32"
+    assert measurements == ["model-1"]
+    assert "(measured before: onnxruntime 1000.0 ms; openvino-f32 500.0 ms" in loader.messages[1]
+
+
+@pytest.mark.parametrize("change", ["model", "weights", "cpu", "version", "engine", "damage", "unknown engine"])
+def test_decision_is_measured_again_after_a_change(loader, measurements, cache, monkeypatch, tmp_path, change):
+    loader.load(POOLED)
+    if change == "model":
+        save_encoder(tmp_path / "1/model.onnx")  # with other random numbers
+    elif change == "weights":
+        (tmp_path / "1/model.onnx.data").write_bytes(b"1")
+    elif change == "cpu":
+        monkeypatch.setattr(engine_choice, "_cpu", lambda: {"model name": "another"})
+    elif change == "version":
+        monkeypatch.setattr(engine_choice.importlib.metadata, "version", lambda _: "1.0")
+    elif change == "engine":
+        monkeypatch.setenv("TRITON_ENGINE", "openvino")
+        monkeypatch.setattr(engine_choice, "has_bf16", lambda: True)
+    elif change == "damage":
+        cache.write_text(cache.read_text()[:-9])
+    else:
+        cache.write_text(json.dumps(json.loads(cache.read_text()) | {"engine": "abacus"}))
+    loader.load(POOLED)
+    assert measurements == ["model-1"] * 2
+    loader.load(POOLED)
+    assert measurements == ["model-1"] * 2
+
+
+def test_concurrent_instances_measure_once(loader, measurements, cache):
+    barrier = threading.Barrier(4)
+
+    def load(_: int) -> str:
+        barrier.wait()
+        return loader.engine(POOLED)
+
+    with ThreadPoolExecutor(4) as instances:
+        assert len(set(instances.map(load, range(4)))) == 1
+    assert measurements == ["model-1"]
+
+
+@pytest.mark.parametrize("folder", ["", "/dev/null/engines", "/proc"])
+def test_missing_or_unwritable_cache_measures_at_each_load(loader, measurements, monkeypatch, folder):
+    monkeypatch.setenv("TRITON_ENGINE_CACHE", folder)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    for _ in range(2):
+        loader.load(POOLED)
+    assert measurements == ["model-1"] * 2
+
+
+def test_model_that_openvino_cannot_read_runs_on_onnxruntime(loader, tmp_path):
+    save_distances(tmp_path / "1/model.onnx")
+    assert loader.engine(DISTANCES) == "onnxruntime f32"
+    assert "OpenVINO cannot read the model" in loader.messages[0]
+    assert "\n" not in loader.messages[0]
+    for engine in ("openvino", "openvino-f32"):
+        with pytest.raises(ConfigError, match=r"OpenVINO cannot read the model: .*CDist.*: choose another engine for"):
+            loader.load(DISTANCES, engine=engine)
+
+
+def test_types_that_openvino_computes_in_32_bits_run_on_onnxruntime(loader, tmp_path):
+    save_identity(tmp_path / "1/model.onnx", {"x": ("INT64", ["n", 2])})
+    config = {
+        side: [{"name": name, "data_type": "TYPE_INT64", "dims": [2]}]
+        for side, name in (("input", "x"), ("output", "x_out"))
+    }
+    assert loader.engine({"max_batch_size": 4} | config) == "onnxruntime f32"
+    assert "does not run models with 'x_out' of type int64" in loader.messages[0]
+
+
+def test_missing_openvino_is_an_error_only_if_it_is_required(loader, monkeypatch):
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda _: None)
+    assert loader.engine(POOLED) == "onnxruntime f32"
+    assert loader.messages == ["model_0: runs on onnxruntime in f32 (the package openvino is not installed)"]
+    with pytest.raises(ConfigError, match="the package openvino is not installed: choose another engine"):
+        loader.load(POOLED, engine="openvino")
+
+
+def test_model_that_refuses_all_samples_runs_on_onnxruntime(loader, monkeypatch):
+    monkeypatch.setattr(onnx_model, "batch_samples", lambda *_: iter([[{}]]))
+    assert loader.engine(POOLED) == "onnxruntime f32"
+    assert "not measured, because the model refuses the sample inputs" in loader.messages[0]
+
+
+def accelerator(name: str = "openvino", **parameters: str) -> dict[str, Any]:
+    entry = {"name": name, "parameters": parameters}
+    return {"optimization": {"execution_accelerators": {"cpu_execution_accelerator": [entry]}}}
+
+
+F32 = "openvino-f32"
+
+
+@pytest.mark.parametrize(
+    ("setting", "config", "parameters", "choices"),
+    [
+        ("", {}, {}, ("onnxruntime", F32, "openvino-bf16")),
+        ("onnxruntime", {}, {}, ("onnxruntime",)),
+        (F32, {}, {}, (F32,)),
+        ("onnxruntime", accelerator(), {}, (F32, "openvino-bf16")),
+        ("onnxruntime", accelerator(precision="FP32"), {}, (F32,)),
+        ("onnxruntime", accelerator(precision="bf16"), {}, ("openvino-bf16",)),
+        (F32, {}, {"engine": "onnxruntime"}, ("onnxruntime",)),
+        ("auto", {}, {"precision": "f32"}, ("onnxruntime", F32)),
+        ("openvino-bf16", {}, {"precision": "f32"}, (F32,)),
+    ],
+)
+def test_config_overrides_the_servers_setting(monkeypatch, setting, config, parameters, choices):
+    monkeypatch.setattr(engine_choice, "has_bf16", lambda: True)
+    monkeypatch.setenv("TRITON_ENGINE", setting)
+    strings = {name: {"string_value": text} for name, text in parameters.items()}
+    assert engine_choice.engine_choices(config | {"parameters": strings}) == choices
+
+
+@pytest.mark.parametrize(
+    ("setting", "config", "message"),
+    [
+        ("tensorrt", {}, "TRITON_ENGINE must be one of auto, openvino, onnxruntime, .*, not 'tensorrt'"),
+        ("", {"parameters": {"engine": {"string_value": "abacus"}}}, "parameter 'engine' must be one of .* 'abacus'"),
+        ("", accelerator("tensorrt"), "cpu_execution_accelerator must be 'openvino', not 'tensorrt'"),
+        ("", accelerator(precision="FP16"), "parameter 'precision' of openvino must be f32 or bf16, not 'f16'"),
+    ],
+)
+def test_unknown_engine_is_refused(monkeypatch, setting, config, message):
+    monkeypatch.setenv("TRITON_ENGINE", setting)
+    with pytest.raises(ConfigError, match=message):
+        engine_choice.engine_choices(config)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", F32])
+def test_index_outside_its_table_is_refused(loader, engine):
+    """OpenVINO itself would answer with zeros."""
+    model = loader.load(POOLED, engine=engine)
+    ids, mask = RANDOM.integers(-ROWS, ROWS, (2, 99)), np.ones((2, 99), np.int64)
+    reference = loader.load(POOLED, engine="onnxruntime").engine.run(
+        ["pooled"], {"input_ids": ids, "attention_mask": mask}
+    )
+    answer = model.engine.run(["pooled"], {"input_ids": ids, "attention_mask": mask})
+    np.testing.assert_allclose(answer[0], reference[0], atol=1e-5)
+    refusals = BadRequest if engine == F32 else Exception
+    for wrong in (ROWS, -ROWS - 1, 2**32 + 1):
+        ids[1, 5] = wrong
+        with pytest.raises(refusals):
+            model.engine.run(["pooled"], {"input_ids": ids, "attention_mask": mask})
+    longer = np.ones((1, 101), np.int64)
+    with pytest.raises(refusals):
+        model.engine.run(["pooled"], {"input_ids": longer, "attention_mask": longer})
+
+
+def test_only_requested_outputs_are_returned_in_their_order(loader):
+    config = POOLED | {"output": [*tensors(pooled=[SIZE]), *tensors(per_token=[-1, SIZE])]}
+    model = loader.load(config, ragged=True, engine=F32)
+    ones = np.ones((3, 4), np.int64)
+    shapes = [
+        array.shape for array in model.engine.run(["per_token", "pooled"], {"input_ids": ones, "attention_mask": ones})
+    ]
+    assert shapes == [(3, 4, SIZE), (3, SIZE)]
+    assert len(model.engine.run(["pooled"], {"input_ids": ones, "attention_mask": ones})) == 1
+
+
+def test_threads_share_an_engine(loader):
+    model = loader.load(POOLED, ragged=True, engine=F32)
+    feeds = [
+        {"input_ids": RANDOM.integers(0, ROWS, (rows, 9)), "attention_mask": np.ones((rows, 9), np.int64)}
+        for rows in range(1, 65)
+    ]
+    alone = [model.engine.run(["pooled"], feed)[0] for feed in feeds]
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(lambda feed: model.engine.run(["pooled"], feed)[0], feeds))
+    for a, b in zip(alone, together, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_quantized_graph_is_int8(loader, tmp_path):
+    from onnxruntime.quantization import quantize_dynamic
+
+    path = save_matrices(tmp_path / "matrices.onnx")
+    quantize_dynamic(path, tmp_path / "1/model.onnx")
+    assert loader.engine(MATRICES, engine="onnxruntime") == "onnxruntime int8"
+    assert loader.load(MATRICES, engine="onnxruntime").labels == {"engine": "onnxruntime", "precision": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "agrees"),
+    [
+        ([[1.0, 2.0]], [[1.001, 2.0]], True),
+        ([[1.0, 2.0], [1.0, 0.0]], [[1.0, 2.0], [0.0, 1.0]], False),
+        ([[100.0], [1.0]], [[100.0], [0.0]], True),  # single numbers: small against the largest
+        ([[1.0], [2.0]], [[1.1], [2.0]], False),
+        ([[0.0, 0.0]], [[0.0, 0.0]], True),
+        ([[1.0, 2.0]], [[np.nan, 2.0]], False),
+        ([[1.0, 2.0]], [[1.0]], False),
+        (np.zeros((0, 3)), np.zeros((0, 3)), True),
+    ],
+)
+def test_answers_agree(expected, actual, agrees):
+    candidate = engine_choice.Candidate.compared([[np.array(expected)]], [[np.array(actual)]])
+    assert candidate.agrees == agrees
