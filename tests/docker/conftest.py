@@ -40,7 +40,7 @@ class DockerTestStack(TestStack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.environment |= {"RUNTIME": "docker", "COMPOSE_PROJECT_NAME": self.project}
+        self.environment |= {"RUNTIME": "docker", "COMPOSE_PROJECT_NAME": self.project, "TRITON_ENGINE": "auto"}
 
     @property
     def log(self) -> str:

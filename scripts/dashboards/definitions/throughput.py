@@ -79,13 +79,13 @@ def throughput():
         ),
         names(
             "Engines",
-            "What computes each ONNX model on a CPU, in which precision. TRITON_ENGINE chooses.",
+            "What computes each ONNX model, in which precision. On a CPU, TRITON_ENGINE chooses.",
             Query(
                 'max by (model, engine, precision) (transformers_engine{model=~"$model"}) > 0',
                 "{{model}}: {{engine}} {{precision}}",
                 instant=True,
             ),
-            no_value="No ONNX model on a CPU",
+            no_value="No ONNX model",
         ),
         lines(
             "Requests/s",
