@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import queue
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -16,6 +17,9 @@ from shared.types import Array, Tensors
 
 if TYPE_CHECKING:
     import openvino
+
+# Through this package, which pip installs with it, OpenVINO reports each import to Google. Without it, it does not.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 # OpenVINO computes 64-bit numbers in 32 bits, so only token ids and the like may be integers, and no output.
 _INPUTS = {np.bool_, np.int8, np.uint8, np.int32, np.int64, np.float16, np.float32}

@@ -1,0 +1,36 @@
+"""OpenVINO sends nothing: its reports go through a package that it imports if that is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from scripts.common.settings import ROOT
+from tests.support.onnx_models import save_lookup
+
+BACKENDS = ROOT / "images/triton/backends"
+RUN = "from pathlib import Path; from shared.engines import OpenVinoGraph; OpenVinoGraph(Path({model!r}), ['row'])"
+
+
+@pytest.mark.parametrize(
+    ("program", "reported"), [("import openvino", "reported\n"), (RUN, "")], ids=["unguarded", "ours"]
+)
+def test_openvino_reports_nothing_from_our_processes(tmp_path, program, reported):
+    """A stand-in for openvino_telemetry ends a process that imports it. CI=true would silence the real one."""
+    (tmp_path / "openvino_telemetry.py").write_text("import os\nprint('reported', flush=True)\nos._exit(1)")
+    model = str(save_lookup(tmp_path / "model.onnx"))
+    done = subprocess.run(
+        [sys.executable, "-c", program.format(model=model)],
+        env={"PYTHONPATH": f"{tmp_path}:{BACKENDS}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (int(bool(reported)), reported), done.stderr
+
+
+def test_only_the_guarded_module_imports_openvino():
+    command = ["git", "grep", "-lE", r"^\s*(import|from) openvino", "--", "*.py"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert listed.stdout.split() == ["images/triton/backends/shared/engines.py"]
