@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -87,8 +88,15 @@ class Containers:
 
     def stop(self, name: str) -> None:
         if process := self.running.pop(name, None):
-            os.killpg(process.pid, signal.SIGKILL)
+            group = process.pid
+            process.kill()
             process.wait()
+            # revive.py ends the Python processes, and removes their shared memory, which would stay on this machine.
+            with contextlib.suppress(ProcessLookupError):
+                for _ in range(300):
+                    os.killpg(group, 0)
+                    time.sleep(0.1)
+                os.killpg(group, signal.SIGKILL)
 
     def stop_all(self) -> None:
         for name in list(self.running):

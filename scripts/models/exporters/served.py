@@ -160,7 +160,7 @@ class ServedSystem:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         backend = module.TritonPythonModel()
-        # Parity checks the graph, in fp32. The server checks its other engines against this one when it loads the model.
+        # Parity checks the graph in fp32. At load, the server checks its other engines against this one.
         parameters = config.get("parameters", {}) | {"engine": {"string_value": "onnxruntime"}}
         args = {
             "model_config": json.dumps(config | {"parameters": parameters}),
