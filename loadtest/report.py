@@ -17,7 +17,7 @@ from loadtest.statistics import Results, write_csv
 from loadtest.table import columns, left_out, rows, sentence
 from loadtest.telemetry import LAST_SCRAPE_S
 from loadtest.windows import Window
-from scripts.common.figures import LIGHT, render, svg_data_urls
+from scripts.common.figures import LIGHT, PALETTES, render, svg_data_urls
 from scripts.common.pages import page
 from scripts.common.prometheus import Prometheus, PrometheusError
 from scripts.common.settings import EXAMPLE, Settings
@@ -91,6 +91,7 @@ def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
         columns=columns(results),
         rows=rows(results),
         left_out=left_out(results),
+        palettes=PALETTES,
         images={
             title: {"wide": svg_data_urls(chart.draw, chart.wide), "narrow": svg_data_urls(chart.draw, chart.narrow)}
             for title, chart in charts.items()
@@ -112,11 +113,13 @@ def drawn_dashboard(prometheus: Prometheus, run: str, windows: list[Window]) -> 
 
 
 def charts_only(dashboard: dict[str, Any]) -> dict[str, Any]:
-    """Return the dashboard's charts over time, three per row: narrow enough for a phone, where each has a row.
+    """Return the dashboard's charts over time, two per row, or three in the first row if their number is odd.
 
     Its other panels repeat the report's numbers, computed differently: Prometheus divides the requests of all windows
     by their seconds, where the report takes the mean over rounds.
     """
     panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] != "Requests/s"]
-    places = [{"x": n % 3 * 8, "y": n // 3 * 8, "w": 8, "h": 8} for n in range(len(panels))]
+    first = 3 if len(panels) % 2 else 2
+    places = [{"x": n * 24 // first, "y": 0, "w": 24 // first, "h": 8} for n in range(first)]
+    places += [{"x": n % 2 * 12, "y": (n // 2 + 1) * 8, "w": 12, "h": 8} for n in range(len(panels) - first)]
     return dashboard | {"panels": [p | {"gridPos": place} for p, place in zip(panels, places, strict=True)]}

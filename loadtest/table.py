@@ -68,12 +68,13 @@ def rows(results: Results) -> list[list[str]]:
         dynamic, other = modes["dynamic"][key], modes[verdict["baseline"]][key]
         return [name, *(format(value, form) for value in values), f"{dynamic / other:.2f}" if compare and other else ""]
 
-    ratios = [
-        f"{verdict['ratios'][mode]['throughput_ratio']:.2f}" if mode in verdict["ratios"] else "" for mode in modes
-    ]
+    ratios = [verdict["ratios"].get(mode) for mode in modes]
+    each_ratio = ["dynamic / this mode", *(f"{r['throughput_ratio']:.2f}" if r else "" for r in ratios), ""]
+    bounds = [r["ci95"] if r else None for r in ratios]
+    intervals = ["  95 % interval", *("-".join(f"{bound:.2f}" for bound in pair or []) for pair in bounds), ""]
     return [
         row("requests/s", "throughput_rps", ".1f"),
-        *([["dynamic / this mode", *ratios, ""]] if len(modes) > 2 else []),
+        *([each_ratio, intervals] if len(modes) > 2 else []),
         row("latency p50, ms", "p50_ms", ".0f"),
         row("latency p95, ms", "p95_ms", ".0f"),
         row("latency p99, ms", "p99_ms", ".0f"),

@@ -60,6 +60,7 @@ def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
     }
     if panel["type"] == "timeseries" and lines:
         size = (panel["gridPos"]["w"] * COLUMN, (panel["gridPos"]["h"] - 2) * ROW)
+        shown["size"] = size
         shown["charts"] = svg_data_urls(partial(draw_lines, panel, lines, looks, regions, time), size)
     elif panel["type"] not in ("timeseries", "stat", "bargauge"):
         raise UserError(f"panel '{panel['title']}' is a {panel['type']}, which cannot be drawn here")
@@ -92,7 +93,7 @@ def draw_lines(
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     axes.set_ylabel(name)
     axes.set_xlim(time.start, time.end)
-    max_ticks = max(4, panel["gridPos"]["w"] / 2)
+    max_ticks = panel["gridPos"]["w"] / 1.5  # as many labels as fit
     between = next((t for t in TICKS if (time.end - time.start) / t <= max_ticks), TICKS[-1])
     first = math.ceil(time.start / between) * between
     axes.set_xticks([first + n * between for n in range(int((time.end - first) / between) + 1)])
