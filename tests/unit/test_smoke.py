@@ -111,5 +111,27 @@ def test_limits_depend_on_the_format(format, facts, limits):
     assert Limits.from_record(record) == limits
 
 
+def test_bf16_widens_the_limits():
+    inexact = Server(CONFIG, lambda number, value: value * 1.02, label="cat")
+    running = {"system": "openvino bf16", "another": "onnxruntime f32"}
+    assert attempt(inexact, "system", Limits(), running) == ""
+    assert "differs by 0.02 of" in attempt(inexact, "system", Limits(), {"system": "openvino f32"})
+    assert "differs by 0.02 of" in attempt(inexact, "system", Limits(), {"another": "openvino bf16"})
+    assert Limits(0.1).with_engines(["openvino bf16"]) == Limits(0.1, compares_texts=False)
+
+
+def test_whole_numbers_are_compared_like_texts():
+    class Changing(Server):
+        def infer(self, name, request, timeout):
+            answer = super().infer(name, request, timeout)
+            answer["outputs"][0]["data"] = [3 if len(request["inputs"][0]["data"]) == 1 else 7] * answer["outputs"][0][
+                "shape"
+            ][0]
+            return answer
+
+    assert "score is '7' instead of '3'" in attempt(Changing(CONFIG), "system", Limits())
+    assert attempt(Changing(CONFIG), "system", Limits(compares_texts=False)) == ""
+
+
 def test_system_without_a_record_has_default_limits():
     assert Limits.from_record(None) == Limits()
