@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import urllib.error
 import urllib.request
@@ -13,9 +14,13 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
+from loadtest.switching import Switch, plan
 from scripts.common.corpus import MIXED
+from scripts.common.settings import MODES
+from scripts.common.triton import engines
 from scripts.models.catalogue import SYSTEMS
 from tests.support.embedding import CURL, body, embed
+from tests.support.stacks import bring_up
 
 
 def refused(stack, *texts: bytes, model: str = "embedding") -> tuple[int, str]:
@@ -77,6 +82,26 @@ def test_served_vectors_equal_the_original(stack, original):
     expected = original.encode(texts, batch_size=16, show_progress_bar=False)
     assert (served * expected).sum(axis=1).min() > 0.9999
     np.testing.assert_allclose(served, expected, atol=1e-4)
+
+
+def test_measured_engine_answers_like_the_original_and_survives_switches(new_stack, original):
+    stack = new_stack()
+    stack.environment |= {"TRITON_ENGINE": "auto", "GRAFANA_HOME": "none"}
+    bring_up(stack)
+    metrics = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}"
+    chosen = stack.wait(lambda: engines(metrics).get("encoder"), "the metric of the engine", 10)
+    assert chosen in ("onnxruntime f32", "openvino f32", "openvino bf16")
+    served, expected = embed(stack, *MIXED.texts[:48]), original.encode(MIXED.texts[:48])
+    assert (served * expected).sum(axis=1).min() > 0.9998
+    with Switch(stack.triton, plan(stack.triton.composing("embedding"), None, MODES, 2), stack.folder) as switch:
+        for mode in MODES:
+            switch.to(mode)
+            assert (embed(stack, *MIXED.texts[:4]) * expected[:4]).sum(axis=1).min() > 0.9998
+            assert engines(metrics)["encoder"] == chosen
+    loads = re.findall(r"encoder_\d_\d: runs on (.*) in (.*) \((measured before)?", stack.log)
+    assert len(loads) >= len(MODES)
+    assert {f"{engine} {precision}" for engine, precision, _ in loads} == {chosen}
+    assert [before for *_, before in loads] == [""] + ["measured before"] * (len(loads) - 1)
 
 
 def test_long_text_is_truncated(stack):

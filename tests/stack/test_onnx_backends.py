@@ -9,7 +9,7 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from scripts.common.triton import TritonError
+from scripts.common.triton import TritonError, engines
 from tests.support.stacks import TYPES
 
 
@@ -61,6 +61,21 @@ def test_model_without_batching_answers(loaded):
     result = infer(loaded, "fixed", {"x": ("INT64", array), "scale": ("FP32", np.array([0.5], np.float32))})
     np.testing.assert_array_equal(result.as_numpy("x_out"), array)
     np.testing.assert_array_equal(result.as_numpy("scale_out"), [0.5])
+
+
+def test_accelerator_of_the_config_chooses_openvino(stack):
+    stack.triton.load("accelerated")
+    ids = np.arange(5).reshape(5, 1)
+    np.testing.assert_array_equal(infer(stack, "accelerated", {"ids": ("INT64", ids)}).as_numpy("row"), ids)
+    with pytest.raises(
+        InferenceServerException, match="the model refused the values of the inputs: 'ids' must be"
+    ) as e:
+        infer(stack, "accelerated", {"ids": ("INT64", ids + 96)})
+    assert e.value.status() == "400"
+    metrics = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}"
+    assert stack.wait(lambda: engines(metrics).get("accelerated"), "the metric of the engine", 10) == "openvino f32"
+    stack.triton.unload("accelerated")
+    stack.wait(lambda: "accelerated" not in engines(metrics), "the metric to become 0", 10)
 
 
 def test_only_requested_outputs_are_returned(loaded):

@@ -206,6 +206,12 @@ SMALL_MODELS = {
         "optimization { graph { level: 1 } }",
         models.save_lookup,
     ),
+    "accelerated": (
+        'backend: "onnxruntime"\nmax_batch_size: 32\n'
+        'optimization { execution_accelerators { cpu_execution_accelerator [ { name: "openvino"\n'
+        '  parameters { key: "precision" value: "FP32" } } ] } }',
+        models.save_lookup,
+    ),
     "ongpu": ('backend: "onnxruntime"\ninstance_group [ { kind: KIND_GPU } ]', models.save_lookup),
     "sequence": (
         'backend: "onnxruntime"\nmax_batch_size: 8\n'
