@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from scripts.bench import architectures, comparisons, token_rates
+from scripts.bench.peers import rotation
 from scripts.common.cli import run
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
@@ -14,6 +15,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "generation": token_rates.together_or_one_by_one,
     "gpt2": token_rates.client_or_server_loop,
     "architectures": architectures.run,
+    "peers": rotation.run,
 }
 
 

@@ -1,0 +1,135 @@
+"""Measure the servers in turn: in every round each gets a short window, while all others are paused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scripts.bench.comparisons import fetch_embedding
+from scripts.bench.peers.known_peers import PEERS, OwnStack, Peer, Site, Variant, weights_with_graph
+from scripts.bench.peers.load import Load, Window, measure
+from scripts.bench.peers.peer_table import Row, markdown, summary, terminal
+from scripts.bench.peers.running import Running, reference
+from scripts.bench.server import command, environment, folder
+from scripts.common.cli import err, out
+from scripts.common.corpus import MIXED
+from scripts.common.settings import Settings, UserError
+
+CORES = (1, 2)
+CLIENTS = 64
+ROUNDS = 3
+WARMUP_S, TRIAL_S, WINDOW_S = 1.0, 2.0, 5.0
+CHECKED_TEXTS = 32
+
+
+def run() -> None:
+    with one_interrupt(), folder() as work:
+        variables = environment(work, SYSTEMS="embedding")
+        command("models", variables)
+        repository = Path(variables["MODEL_REPOSITORY"])
+        weights = weights_with_graph(fetch_embedding(work), repository, work / "weights")
+        expected = reference(weights, MIXED.texts[:CHECKED_TEXTS])
+        cpus = tuple(sorted(os.sched_getaffinity(0)))
+        rows: list[Row] = []
+        for cores in CORES:
+            if cores <= len(cpus):
+                site = Site(cpus[:cores], weights, repository, work)
+                rows += compare(PEERS, site, cpus[cores:] or cpus, expected)
+    show(rows)
+
+
+@contextlib.contextmanager
+def one_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first signal, and ignore others while the servers end."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(number: int, frame: object) -> None:
+        for other in signals:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def compare(peers: Sequence[Peer | OwnStack], site: Site, client_cpus: tuple[int, ...], expected: dict) -> list[Row]:
+    """Measure all servers on the CPUs of the site, and the clients on theirs."""
+    clients = Clients(site, client_cpus)
+    rows = [Row(len(site.cpus), peer.name, peer.is_rival) for peer in peers]
+    servers: list[tuple[Row, Running]] = []
+    with contextlib.ExitStack() as stack:
+        for peer, row in zip(peers, rows, strict=True):
+            try:
+                running, row.variant = start_fastest(
+                    peer, clients, expected, stack.enter_context(contextlib.ExitStack())
+                )
+                servers.append((row, running))
+            except UserError as error:
+                row.problem = " ".join(str(error).split())
+        for number in range(ROUNDS):
+            first = number * len(servers) // ROUNDS
+            for row, running in servers[first:] + servers[:first]:
+                row.windows.append(clients.window(row.name, running, WINDOW_S))
+    return rows
+
+
+class Clients:
+    """The clients of one site."""
+
+    def __init__(self, site: Site, cpus: tuple[int, ...]) -> None:
+        self.site = site
+        self.cpus = ",".join(map(str, cpus))
+
+    def window(self, name: str, running: Running, seconds: float) -> Window:
+        """Return one window of a server, which runs only as long."""
+        with err.status(f"{len(self.site.cpus)} core(s): {name}"):
+            running.resume()
+            try:
+                return measure(Load(running.url, running.form, CLIENTS, WARMUP_S, seconds), self.cpus)
+            finally:
+                running.pause()
+
+
+def start_fastest(
+    peer: Peer | OwnStack, clients: Clients, expected: dict, kept: contextlib.ExitStack
+) -> tuple[Running, Variant]:
+    """Start the peer with each of its settings, and leave it running, paused, with the fastest; `kept` stops it."""
+    fastest: tuple[float, Running, Variant] | None = None
+    reason = ""
+    for variant in peer.variants(len(clients.site.cpus)):
+        try:
+            with contextlib.ExitStack() as trial, err.status(f"starting {peer.name} {variant or ''}"):
+                running = trial.enter_context(peer.serve(clients.site, variant))
+                running.check(expected)
+                rate = clients.window(f"trying {peer.name} {variant or ''}", running, TRIAL_S).rate
+                if not fastest or rate > fastest[0]:
+                    kept.close()
+                    kept.push(trial.pop_all())
+                    fastest = rate, running, variant
+        except UserError as error:
+            reason = str(error)
+    if not fastest:
+        raise UserError(reason)
+    return fastest[1:]
+
+
+def show(rows: list[Row]) -> None:
+    reports = Settings.load().path("REPORTS") / "bench"
+    reports.mkdir(parents=True, exist_ok=True)
+    path = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-peers"
+    path.with_suffix(".json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    path.with_suffix(".md").write_text(markdown(rows))
+    out.print(terminal(rows))
+    out.print(summary(rows))
+    for suffix in (".md", ".json"):
+        out.print(os.path.relpath(path.with_suffix(suffix)))
