@@ -96,7 +96,7 @@ def test_errors_in_the_log_of_a_healthy_start_are_explained(stack):
 @pytest.mark.usefixtures("busy_machine")
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    ("switches", "pause"), [(10, 0), pytest.param(100, 0, marks=pytest.mark.slow), (2, 2.5)], ids=str
+    ("switches", "pause"), [(6, 0), pytest.param(100, 0, marks=pytest.mark.slow), (1, 2.5)], ids=str
 )
 def test_switch_holds_and_requests_succeed_on_a_busy_machine(stack, switches, pause, monkeypatch):
     """The pause is long enough for the watcher to act on a model before the next one is loaded."""

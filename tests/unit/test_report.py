@@ -142,7 +142,7 @@ def test_sentence_and_table_name_the_best_other_mode(measured):
         ["dynamic / this mode", "1.50", "1.25", "", ""],
     ]
     assert results["verdict"]["baseline"] == "instances"
-    assert "<th>2 instances</th>" in page(measured, results)
+    assert "</i>2 instances</th>" in page(measured, results)
     measured.windows = rounds([(120, 100, 150)] * 3)
     assert "as the same instances without batching, the best mode without it;" in table.sentence(measured.results())
 
