@@ -18,7 +18,7 @@ from rich.table import Table
 from scripts.bench import model_alone
 from scripts.bench.server import command, environment, folder, server
 from scripts.common.cli import err, out
-from scripts.common.settings import ROOT, Settings, UserError
+from scripts.common.settings import MODES, ROOT, Settings, UserError
 from scripts.models.catalogue import SYSTEMS
 from scripts.models.sources import Package
 
@@ -87,18 +87,22 @@ def run(subject: Subject) -> None:
 def show(subject: Subject, results: Results, alone: list[dict[str, float]]) -> None:
     rates = {batch: statistics.median(one[batch] for one in alone) for batch in (alone[0] if alone else {})}
     table = Table(box=None, pad_edge=False, header_style="dim")
-    columns = ["system", "FORMAT", "users", "none", "dynamic", "ratio", "p95 none", "p95 dyn", "batch", "Locust"]
+    columns = ["system", "FORMAT", "users", *MODES, "ratio", "p95 none", "p95 dyn", "batch", "Locust"]
     for column in columns + (["served/alone"] if alone else []):
         table.add_column(column, justify="right", no_wrap=True)
     for (system, users), runs in results.items():
         none, dynamic = (medians(runs, mode) for mode in ("none", "dynamic"))
         row = [system, subject.formats[system], str(users)]
-        row += [f"{none['throughput_rps']:.1f}", f"{dynamic['throughput_rps']:.1f}", ratio(runs)]
+        measured = [medians(runs, mode) if mode in runs[0]["modes"] else None for mode in MODES]
+        row += [f"{figures['throughput_rps']:.1f}" if figures else "-" for figures in measured] + [ratio(runs)]
         row += [f"{none['p95_ms']:.0f}", f"{dynamic['p95_ms']:.0f}", f"{dynamic['mean_batch']:.1f}"]
         row += [f"{dynamic['cpu']:.2f}"]
         table.add_row(*row, *([f"{dynamic['throughput_rps'] / max(rates.values()):.2f}"] if alone else []))
     out.print(table)
-    out.print("none, dynamic: requests per second; p95: ms; batch: rows per execution; Locust: cores that it used")
+    out.print(
+        "none, instances, dynamic: requests per second; ratio: dynamic / the best other mode; p95: ms; batch: rows per "
+        "execution; Locust: cores that it used"
+    )
     if alone:
         by_batch = ", ".join(f"{batch}: {rate:.1f}" for batch, rate in rates.items())
         out.print(f"\nthe model alone, one core, texts sorted by length, texts per second at each batch: {by_batch}")
