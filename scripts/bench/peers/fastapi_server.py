@@ -11,7 +11,8 @@ import uvicorn
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
-from scripts.bench.peers.embedder import Embedder, Options
+from scripts.bench.peers.embedder import Embedder
+from scripts.bench.peers.peer_options import Options
 
 
 class Text(BaseModel):

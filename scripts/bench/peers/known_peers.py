@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.bench.peers.peer_options import VARIABLE
 from scripts.bench.peers.request_forms import DIMENSIONS
 from scripts.bench.peers.running import Running, started
 from scripts.bench.server import environment, server
@@ -79,7 +80,7 @@ class Peer:
         options = variant | {"port": port, "repository": str(site.repository)}
         names = options | {"weights": site.weights, "venv": venv}
         command = [f"{venv}/bin/{self.command[0]}", *(part.format(**names) for part in self.command[1:])]
-        variables = {"BENCH_PEER": json.dumps(options), "OMP_NUM_THREADS": str(len(site.cpus))}
+        variables = {VARIABLE: json.dumps(options), "OMP_NUM_THREADS": str(len(site.cpus))}
         with started(command, port, self.form, site.cpu_list, variables) as running:
             yield running
 
@@ -124,10 +125,10 @@ def one_by_one(cores: int) -> list[Variant]:
 
 def batches(cores: int) -> list[Variant]:
     """Return batch sizes with as many processes as cores, and one process whose runs use them all."""
-    sizes: list[Variant] = [{"batch": 4, "wait_ms": 1}, {"batch": 16, "wait_ms": 5}]
+    sizes: list[Variant] = [{"batch": 4, "wait_ms": 1}, {"batch": 8, "wait_ms": 2}, {"batch": 16, "wait_ms": 5}]
     if cores == 1:
         return sizes
-    return [size | more for size in sizes for more in ({"processes": cores}, {"threads": cores})]
+    return [*(size | {"processes": cores} for size in sizes), sizes[1] | {"threads": cores}]
 
 
 def infinity(cores: int) -> list[Variant]:
@@ -135,6 +136,7 @@ def infinity(cores: int) -> list[Variant]:
         {"engine": "optimum", "dtype": "float32", "batch": 16},
         {"engine": "torch", "dtype": "float32", "batch": 16},
         {"engine": "torch", "dtype": "bfloat16", "batch": 16},
+        {"engine": "torch", "dtype": "bfloat16", "batch": 32},
     ]
 
 
@@ -170,7 +172,7 @@ def weights_with_graph(weights: Path, repository: Path, folder: Path) -> Path:
         node.output[:] = [name if output == before else output for output in node.output]
         node.input[:] = [name if source == before else source for source in node.input]
     del graph.graph.output[:]
-    shape = ["batch", "tokens", DIMENSIONS]
+    shape: list[str | int | None] = ["batch", "tokens", DIMENSIONS]
     graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
     (folder / "onnx").mkdir()
     onnx.save(graph, folder / "onnx/model.onnx")

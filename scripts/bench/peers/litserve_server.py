@@ -6,7 +6,8 @@ import litserve
 import orjson
 from fastapi import Response
 
-from scripts.bench.peers.embedder import Embedder, Options
+from scripts.bench.peers.embedder import Embedder
+from scripts.bench.peers.peer_options import Options
 
 
 class EmbedApi(litserve.LitAPI):

@@ -7,7 +7,8 @@ import os
 import orjson
 from mosec import Server, Worker
 
-from scripts.bench.peers.embedder import Embedder, Options
+from scripts.bench.peers.embedder import Embedder
+from scripts.bench.peers.peer_options import Options
 
 
 class EmbedWorker(Worker):

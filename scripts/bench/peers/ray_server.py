@@ -12,7 +12,8 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scripts.bench.peers.embedder import Embedder, Options
+from scripts.bench.peers.embedder import Embedder
+from scripts.bench.peers.peer_options import Options
 
 OPTIONS = Options.read()
 

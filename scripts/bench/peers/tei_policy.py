@@ -10,7 +10,8 @@ import asyncio
 import orjson
 import uvicorn
 
-from scripts.bench.peers.embedder import Embedder, Options
+from scripts.bench.peers.embedder import Embedder
+from scripts.bench.peers.peer_options import Options
 
 
 class Server:
