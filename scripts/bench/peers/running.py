@@ -51,12 +51,12 @@ class Running:
     @property
     def processes(self) -> list[psutil.Process]:
         """Return all its processes, also those whose parent has ended."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
-            with contextlib.suppress(ProcessLookupError):
-                if os.getsid(process.pid) == self.leader:
-                    found.append(process)
-        return found
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) == self.leader and process.status() != psutil.STATUS_ZOMBIE:
+                    processes.append(process)
+        return processes
 
     def pause(self) -> None:
         """Take the CPU from its processes until resume(), so that they do not disturb the others' measurement."""
@@ -125,9 +125,8 @@ def wait_for_answer(server: Running, process: subprocess.Popen[bytes], log: Path
 
 def end(server: Running, process: subprocess.Popen[bytes]) -> None:
     """End the server, and kill what is left of it."""
-    processes = server.processes
     process.terminate()
-    server.resume()  # a paused process receives no signal but this one
+    server.resume()  # a paused process would not notice
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
     while left := server.processes:
@@ -136,7 +135,6 @@ def end(server: Running, process: subprocess.Popen[bytes]) -> None:
                 other.kill()
         process.poll()
         psutil.wait_procs(left, END_S)
-    psutil.wait_procs(processes, END_S)
 
 
 def ask(url: str, form: RequestForm, text: str) -> Any:

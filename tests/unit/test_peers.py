@@ -1,0 +1,237 @@
+"""The comparison with other servers: starting, checking, pausing and ending them, and its table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import pytest
+
+from scripts.bench.peers import rotation, running
+from scripts.bench.peers.known_peers import PEERS, REQUIREMENTS, OwnStack, Site
+from scripts.bench.peers.load import Load, Window, measure
+from scripts.bench.peers.peer_table import Row, markdown, summary, terminal
+from scripts.bench.peers.request_forms import FORMS
+from scripts.bench.peers.rotation import compare, one_interrupt
+from scripts.bench.peers.running import started
+from scripts.common.cli import out
+from scripts.common.ports import free_ports
+from scripts.common.settings import ROOT, UserError
+from tests.support.peer_stand_in import vector_of
+
+CPU = str(min(os.sched_getaffinity(0)))
+EXPECTED = {text: np.array(vector_of(text)) for text in ("hello", "good morning", "zebra", "a")}
+
+
+def stand_in(behaviour="right"):
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "tests.support.peer_stand_in", str(port), behaviour]
+    return started(command, port, "embed", CPU, {})
+
+
+def assert_ended(server):
+    assert server.processes == []
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections do not count
+        probe.bind(("127.0.0.1", int(server.url.rpartition(":")[2])))
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A peer whose settings are how the stand-in behaves."""
+
+    name: str
+    behaviours: tuple[str, ...]
+    is_rival: bool = True
+
+    def variants(self, cores):
+        return [{"behaviour": behaviour} for behaviour in self.behaviours]
+
+    @contextlib.contextmanager
+    def serve(self, site, variant):
+        with stand_in(variant["behaviour"]) as server:
+            yield server
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site((int(CPU),), tmp_path, tmp_path, tmp_path)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Replace the clients; return the states of all started servers in each window."""
+    servers, states = [], []
+
+    @contextlib.contextmanager
+    def recorded(*arguments):
+        with running.started(*arguments) as server:
+            servers.append(server)
+            yield server
+
+    def window(load, cpus):
+        running_now = [server for server in servers if server.processes]
+        states.append({server.url: server.processes[0].status() for server in running_now})
+        return Window(100.0 + load.window_s * len(servers), 10, 20, 0, "", 0.1)
+
+    monkeypatch.setattr(sys.modules[__name__], "started", recorded)
+    monkeypatch.setattr(rotation, "measure", window)
+    return servers, states
+
+
+def test_right_embeddings_are_accepted():
+    with stand_in() as server:
+        server.check(EXPECTED)
+
+
+def test_wrong_embedding_is_refused():
+    with stand_in("wrong") as server, pytest.raises(UserError, match=r"wrong embedding: cosine 0\.\d+"):
+        server.check(EXPECTED)
+
+
+def test_vector_of_another_size_is_refused():
+    with stand_in() as server, pytest.raises(UserError, match=r"wrong embedding: cosine 0\.000"):
+        server.check({"hello": np.ones(3)})
+
+
+def test_error_response_is_refused():
+    with stand_in("fails") as server, pytest.raises(UserError, match="answered 500"):
+        server.check(EXPECTED)
+
+
+def test_server_that_ends_is_reported_with_its_last_line():
+    with pytest.raises(UserError, match="ended with exit code 1: ValueError: the model is missing"), stand_in("ends"):
+        pass
+
+
+def test_server_that_never_answers_is_ended(monkeypatch):
+    monkeypatch.setattr(running, "START_S", 0.3)
+    before = set(psutil.pids())
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(UserError, match="did not start within"), started(command, 1, "embed", CPU, {}):
+        pass
+    sleeping = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == command]
+    assert not [process for process in sleeping if process.pid not in before]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_all_processes_end_with_the_block(paused, monkeypatch):
+    monkeypatch.setattr(running, "END_S", 0.3)
+    with pytest.raises(ZeroDivisionError), stand_in("stubborn") as server:
+        assert len(server.processes) == 2
+        if paused:
+            server.pause()
+        raise ZeroDivisionError
+    assert_ended(server)
+
+
+def test_signal_ends_the_servers():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), one_interrupt(), stand_in() as server:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)  # a second one while the servers end
+    assert_ended(server)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_paused_server_answers_after_resume():
+    with stand_in() as server:
+        server.pause()
+        assert {process.status() for process in server.processes} == {psutil.STATUS_STOPPED}
+        server.resume()
+        server.check(EXPECTED)
+
+
+def test_one_server_runs_at_a_time_with_its_fastest_settings(site, measured):
+    servers, states = measured
+    rows = compare([StandIn("one", ("right", "right")), StandIn("two", ("right",))], site, (int(CPU),), EXPECTED)
+    assert [row.variant for row in rows] == [{"behaviour": "right"}] * 2
+    assert [len(row.windows) for row in rows] == [rotation.ROUNDS] * 2
+    assert len(servers) == 3
+    for window in states:
+        assert list(window.values()).count(psutil.STATUS_STOPPED) == len(window) - 1
+    assert [len(window) for window in states] == [1, 2, 2, *[2] * 2 * rotation.ROUNDS]
+    for server in servers:
+        assert_ended(server)
+
+
+def test_server_that_fails_is_a_row_with_the_reason(site, measured):
+    peers = [StandIn("ends", ("ends",)), StandIn("wrong", ("wrong",)), StandIn("right", ("ends", "right"))]
+    ends, wrong, right = compare(peers, site, (int(CPU),), EXPECTED)
+    assert (ends.windows, wrong.windows) == ([], [])
+    assert ends.problem == "ended with exit code 1: ValueError: the model is missing"
+    assert wrong.problem.startswith("answers with a wrong embedding")
+    assert (right.problem, right.variant, len(right.windows)) == ("", {"behaviour": "right"}, rotation.ROUNDS)
+
+
+@pytest.mark.parametrize(("behaviour", "fails"), [("right", False), ("fails", True)])
+def test_clients_count_responses_and_failures(behaviour, fails):
+    with stand_in(behaviour) as server:
+        window = measure(Load(server.url, "embed", 4, 0.1, 0.5), CPU)
+    assert (window.rate > 0, window.failures > 0) == (not fails, fails)
+    assert ("500" in window.first_failure) == fails
+    assert (0 < window.p50_ms <= window.p95_ms) or fails
+
+
+def window(rate, p50=10.0, failures=0):
+    return Window(rate, p50, 2 * p50, failures, "500 no" if failures else "", 0.1)
+
+
+ROWS = [
+    Row(1, "FastAPI", True, {"pool": 1}, [window(90.0), window(110.0, 12.0), window(100.0, 11.0)]),
+    Row(1, "this project", False, {}, [window(300.0), window(250.0), window(350.0)]),
+    Row(1, "mosec", True, problem="could not be installed: no matching | distribution"),
+    Row(2, "FastAPI", True, {"processes": 2}, [window(50.0, failures=3)]),
+]
+
+
+def test_markdown_has_medians_settings_and_reasons():
+    lines = markdown(ROWS).splitlines()
+    assert lines[-4:] == [
+        "| 1 | this project | 300 (250 to 350) | 10 | 20 | default |",
+        "| 1 | FastAPI | 100 (90 to 110) | 11 | 22 | pool 1 |",
+        "| 1 | mosec | – | – | – | could not be installed: no matching / distribution |",
+        "| 2 | FastAPI | 50 (50 to 50) | 10 | 20 | processes 2; 3 requests failed, the first with: 500 no |",
+    ]
+
+
+def test_summary_compares_with_the_fastest_other_server():
+    text = summary(ROWS)
+    assert "make bench BENCH=peers" in text
+    assert "1 core(s): this project 300 requests/s, 3.0 times the fastest other server (FastAPI, 100)" in text
+    assert "2 core(s)" not in text
+
+
+def test_terminal_shows_every_row():
+    with out.capture() as capture:
+        out.print(terminal(ROWS))
+    assert all(word in capture.get() for word in ("FastAPI", "mosec", "pool 1", "300 (250 to"))
+
+
+def test_triton_form_reads_the_tensor_after_the_header():
+    vector = np.arange(384, dtype=np.float32)
+    form = FORMS["triton"]
+    assert (form.vector(b'{"outputs": []}' + vector.tobytes()) == vector).all()
+    assert int(form.headers("é")["Inference-Header-Content-Length"]) == len(form.body("é")) - 4 - len("é".encode())
+
+
+def test_packages_of_every_peer_are_pinned():
+    needed = {peer.packages for peer in PEERS if not isinstance(peer, OwnStack)}
+    assert {path.stem for path in REQUIREMENTS.iterdir()} == needed
+    for path in REQUIREMENTS.iterdir():
+        assert all("==" in line for line in path.read_text().splitlines()), path
+
+
+def test_locust_stays_out_of_the_other_benchmarks():
+    """An import of Locust replaces Python's sockets and threads."""
+    code = "import sys, scripts.bench.peers.rotation; sys.exit('locust' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
