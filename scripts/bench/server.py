@@ -36,15 +36,18 @@ def environment(path: Path, **settings: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def server(variables: dict[str, str]) -> Iterator[None]:
-    command("up", variables)
+def server(variables: dict[str, str], quiet: bool = False) -> Iterator[None]:
     try:
+        command("up", variables, quiet)
         yield
     finally:
-        command("down", variables)
+        command("down", variables, quiet)
 
 
-def command(name: str, variables: dict[str, str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "scripts.stack", name], cwd=ROOT, env=variables)
+def command(name: str, variables: dict[str, str], quiet: bool = False) -> None:
+    """Run one of the stack's commands; if `quiet`, print nothing and raise its message if it fails."""
+    call = [sys.executable, "-m", "scripts.stack", name]
+    done = subprocess.run(call, cwd=ROOT, env=variables, capture_output=quiet, text=True)
     if done.returncode:
-        raise UserError(f"`{name}` failed for the benchmark's own server; its message is above")
+        message = done.stderr.strip() if quiet else "its message is above"
+        raise UserError(f"`{name}` failed for the benchmark's own server; {message}")

@@ -102,7 +102,7 @@ class OwnStack:
         path = site.work / f"stack-{self.engine}-{len(site.cpus)}"
         own = {"MODEL_REPOSITORY": str(site.repository), "TRITON_CPUS": site.cpu_list, "TRITON_ENGINE": self.engine}
         variables = environment(path, SYSTEMS="embedding", **own)
-        with server(variables):
+        with server(variables, quiet=True):
             leader = int((path / "state/run/supervisord.pid").read_text())
             running = Running(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", self.form, leader)
             try:
