@@ -31,12 +31,13 @@ class Capacity:
     def from_server(cls, settings: Settings) -> Capacity:
         try:
             with opener.open(f"{settings.url('TRITON_METRICS_PORT')}/metrics", timeout=10) as response:
-                return cls.from_metrics(response.read().decode(), settings["TRITON_CPUS"])
+                text = response.read().decode()
         except URLError:
-            return cls.from_metrics("", settings["TRITON_CPUS"])
+            text = ""
+        return cls.from_metrics(text, settings["TRITON_CPUS"], settings.integer("TRITON_SHM_BYTES"))
 
     @classmethod
-    def from_metrics(cls, text: str, cpus: str) -> Capacity:
+    def from_metrics(cls, text: str, cpus: str, shared_memory: int) -> Capacity:
         """Read Triton's metrics. A server without backends of this project reports neither cores nor memory."""
         values: dict[str, dict[str, float]] = {}
         for family in text_string_to_metric_families(text):
@@ -48,7 +49,9 @@ class Capacity:
         if not cores:
             return cls(len(cpu_list(cpus)) or psutil.cpu_count() or 1)
         used, limit = (max(values[f"transformers_memory_{name}_bytes"].values()) for name in ("used", "limit"))
-        return cls(int(cores), limit - used, values["transformers_process_memory_bytes"])
+        # Triton gives each process its shared memory at once, whether or not the process uses it.
+        own = values["transformers_process_memory_bytes"]
+        return cls(int(cores), limit - used, {model: size + shared_memory for model, size in own.items()})
 
     def obstacle(self, configs: dict[str, Config]) -> str:
         """Return why the server cannot run these models as one instance for each core, or nothing."""

@@ -31,15 +31,15 @@ nv_inference_count{model="encoder",version="1"} 7
 
 
 def test_capacity_is_what_the_backends_report():
-    capacity = Capacity.from_metrics(METRICS, cpus="")
+    capacity = Capacity.from_metrics(METRICS, cpus="", shared_memory=5 * 10**7)
     assert (capacity.cores, capacity.free_bytes) == (4, 2.1e9)
-    assert capacity.process_bytes == {"tokenizer": 1e8, "encoder": 4e8}
+    assert capacity.process_bytes == {"tokenizer": 1.5e8, "encoder": 4.5e8}
 
 
 @pytest.mark.parametrize(("cpus", "cores"), [("0-2", 3), ("", 6)])
 def test_server_without_our_backends_has_the_cores_of_the_setting_or_the_machine(monkeypatch, cpus, cores):
     monkeypatch.setattr("psutil.cpu_count", lambda: 6)
-    capacity = Capacity.from_metrics('nv_inference_count{model="theirs"} 7\n', cpus)
+    capacity = Capacity.from_metrics('nv_inference_count{model="theirs"} 7\n', cpus, shared_memory=0)
     assert capacity.cores == cores
     assert capacity.obstacle({"theirs": STEP}) == ""
 
