@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,8 +50,8 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module", params=["onnx", "python", "neuron"])
-def served(new_stack, checkpoints, request) -> TestStack:
-    """Assemble and load every task in one format."""
+def served(new_stack, checkpoints, request) -> Iterator[TestStack]:
+    """Assemble and load every task in one format. Stop it at the end: memory cannot hold those of all formats."""
     stack, settings = new_stack(), {"FORMAT": request.param}
     if request.param == "neuron":
         stack, settings = on_neuron(stack), {}
@@ -64,7 +65,8 @@ def served(new_stack, checkpoints, request) -> TestStack:
     )
     done = stack.make("up", SYSTEMS=" ".join(checkpoints))
     assert done.returncode == 0, done.stdout + done.stderr
-    return stack
+    yield stack
+    stack.make("down")
 
 
 def ask(stack: TestStack, system: str, **columns: list[str]) -> dict[str, np.ndarray]:
