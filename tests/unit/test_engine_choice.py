@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,12 +17,15 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from scripts.models.exporters.served import BACKENDS
 from shared import engine_choice, engines, onnx_model
 from shared.errors import BadRequest, ConfigError
+from shared.packing import RunCost
 from tests.support.onnx_models import save, save_identity, value
+from tests.support.python_backend import InferenceRequest
 
 needs_bf16 = pytest.mark.skipif(not engine_choice.has_bf16(), reason="this CPU has no bf16 instructions")
-ROWS, SIZE = 50, 16
+ROWS, SIZE, POSITIONS = 50, 16, 100
 RANDOM = np.random.default_rng(0)
 
 
@@ -55,10 +61,20 @@ def save_encoder(path: Path) -> Path:
             helper.make_node("Gather", ["positions", "position"], ["place"]),
             helper.make_node("Add", ["word", "place"], ["per_token"]),
             helper.make_node("ReduceMean", ["per_token"], ["pooled"], axes=[1], keepdims=0),
+            helper.make_node("Gather", ["per_token", "first"], ["begin"], axis=1),
         ],
         [value("input_ids", "INT64", ["n", "t"]), value("attention_mask", "INT64", ["n", "t"])],
-        [value("per_token", "FLOAT", ["n", "t", SIZE]), value("pooled", "FLOAT", ["n", SIZE])],
-        [axis, constant("words", ROWS, SIZE), constant("positions", 100, SIZE)],
+        [
+            value("per_token", "FLOAT", ["n", "t", SIZE]),
+            value("pooled", "FLOAT", ["n", SIZE]),
+            value("begin", "FLOAT", ["n", SIZE]),
+        ],
+        [
+            axis,
+            numpy_helper.from_array(np.array(0), "first"),
+            constant("words", ROWS, SIZE),
+            constant("positions", POSITIONS, SIZE),
+        ],
     )
 
 
@@ -363,6 +379,77 @@ def test_quantized_graph_is_int8(loader, tmp_path):
     quantize_dynamic(path, tmp_path / "1/model.onnx")
     assert loader.engine(MATRICES, engine="onnxruntime") == "onnxruntime int8"
     assert loader.load(MATRICES, engine="onnxruntime").labels == {"engine": "onnxruntime", "precision": "int8"}
+
+
+def packed(pb_utils: ModuleType, folder: Path, engine: str) -> Any:
+    """Return the backend packed_onnx with the encoder of the tests, whose vectors of tokens differ by position."""
+    spec = importlib.util.spec_from_file_location("packed_onnx_of_tests", BACKENDS / "packed_onnx/model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = POOLED | {
+        "output": [*tensors(per_token=[-1, SIZE]), *tensors(begin=[SIZE])],
+        "parameters": {"engine": {"string_value": engine}, "intra_op_thread_count": {"string_value": "2"}},
+    }
+    backend = module.TritonPythonModel()
+    backend.initialize(
+        {
+            "model_config": json.dumps(config),
+            "model_name": "model",
+            "model_version": "1",
+            "model_instance_name": "model_0",
+            "model_repository": str(folder),
+            "model_instance_kind": "CPU",
+            "model_instance_device_id": "0",
+        }
+    )
+    return backend
+
+
+def test_packed_runs_of_openvino_have_few_lengths(pb_utils, tmp_path):
+    """Their answers equal those of ONNX Runtime, also for texts of the maximum length."""
+    save_encoder(tmp_path / "1/model.onnx")
+    longest = POSITIONS - 1  # positions count from 1
+    lengths = [1, 3, 5, 9, 9, 10, 14, 33, longest - 2, longest]
+    ids = [RANDOM.integers(0, ROWS, (1, length)) for length in lengths]
+    answers = {}
+    for engine in ("onnxruntime", F32):
+        backend = packed(pb_utils, tmp_path, engine)
+        run, shapes = backend.encoder.run, []
+
+        def record(outputs, feed, run=run, shapes=shapes):
+            shapes.append(feed["input_ids"].shape)
+            return run(outputs, feed)
+
+        backend.encoder = replace(backend.encoder, run=record)
+        backend.cost = RunCost(per_run=1e-3, per_token=1e-5)
+        requests = [
+            InferenceRequest(["per_token", "begin"], input_ids=row, attention_mask=np.ones_like(row)) for row in ids
+        ]
+        responses = backend.execute(requests) + backend.execute(requests[:1])
+        assert [response.error for response in responses] == [None] * (len(ids) + 1)
+        answers[engine] = [response.outputs for response in responses]
+        backend.finalize()
+        assert pb_utils.metrics["transformers_engine"] == 0
+        if engine == F32:
+            assert shapes[-1] == (1, 1)
+            assert all(rows == 1 or length % 8 == 0 or length > 64 for rows, length in shapes)
+    for a, b in zip(*answers.values(), strict=True):
+        for name in a:
+            np.testing.assert_allclose(a[name], b[name], atol=1e-5)
+
+
+def test_lone_run_stays_on_its_thread(pb_utils, tmp_path):
+    save_encoder(tmp_path / "1/model.onnx")
+    backend = packed(pb_utils, tmp_path, "onnxruntime")
+    threads = []
+    run = backend.encoder.run
+    backend.encoder = replace(
+        backend.encoder, run=lambda *arguments: (threads.append(threading.current_thread()), run(*arguments))[1]
+    )
+    row = np.ones((1, 4), np.int64)
+    backend.execute([InferenceRequest(["begin"], input_ids=row, attention_mask=row)])
+    backend.finalize()
+    assert threads == [threading.current_thread()]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ neuron).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from abc import abstractmethod
@@ -47,6 +48,9 @@ class Encoder:
     cost: Cost | None = None  # None: measure it when the model is loaded
     # The shape that a run of (rows, length) is padded to, for models that take only some shapes.
     shape: Callable[[int, int], tuple[int, int]] = lambda rows, length: (rows, length)
+    length_step: int = (
+        1  # pad runs of several rows to a multiple of this, for engines whose first run of a shape is slow
+    )
 
 
 class PackedEncoder(BatchBackend[Texts]):
@@ -69,6 +73,7 @@ class PackedEncoder(BatchBackend[Texts]):
         self.pads = choice_parameter(config, "padding", ("longest", "none"), "longest") == "longest"
         self.encoder = self.load_encoder(config, args)
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
+        self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
         self.cost = self.encoder.cost or self.measured_cost(
             args["model_instance_name"], max(1, config["max_batch_size"])
         )
@@ -80,6 +85,20 @@ class PackedEncoder(BatchBackend[Texts]):
             f"{cost.per_run * 1e3:.2f} ms and {cost.per_token * 1e6:.0f} us per token"
         )
         return cost
+
+    def longest_accepted(self) -> int:
+        """Return a length that the model accepts: it may not accept the next multiple of `length_step`."""
+        for length in (512, 256, 128, 64, 32, 16):
+            with contextlib.suppress(Exception):
+                self.seconds_of_run(1, length)
+                return length
+        return 0
+
+    def rounded(self, lengths: Array) -> Array:
+        """Return the lengths to pad rows to, which are fewer than the lengths of the rows."""
+        step = self.encoder.length_step
+        rounded: Array = np.maximum(lengths, np.minimum(-(-lengths // step) * step, self.maximum_rounded))
+        return rounded
 
     def seconds_of_run(self, rows: int, length: int) -> float:
         """Time a run of this shape while all workers run the same shape."""
@@ -112,9 +131,11 @@ class PackedEncoder(BatchBackend[Texts]):
         outputs = sorted({name for texts in jobs for name in texts.outputs})
         results: dict[str, list[Array]] = {name: [np.empty(0)] * len(rows) for name in outputs}
         order = np.argsort(lengths, kind="stable")
+        padded_lengths = self.rounded(lengths)
 
         def shape(packed: Array) -> tuple[int, int]:
-            return self.encoder.shape(len(packed), int(lengths[packed[-1]]))
+            last = packed[-1]  # the longest
+            return self.encoder.shape(len(packed), int(lengths[last] if len(packed) == 1 else padded_lengths[last]))
 
         def run(packed: Array) -> None:
             feed = self.feed([rows[i] for i in packed], *shape(packed))
@@ -122,7 +143,7 @@ class PackedEncoder(BatchBackend[Texts]):
                 for i, result in zip(packed, array[: len(packed)], strict=True):
                     results[name][i] = result
 
-        cuts = cheapest_cut(lengths[order], self.cost) if self.pads else equal_lengths(lengths[order])
+        cuts = cheapest_cut(padded_lengths[order], self.cost) if self.pads else equal_lengths(lengths[order])
         runs = [order[start:end] for start, end in cuts]
         if len(runs) == 1:
             run(runs[0])  # the way to another thread and back would take longer than some runs
