@@ -20,24 +20,24 @@ def label(mode: str, cores: int) -> str:
 def sentence(results: Results) -> str:
     verdict, users, system = results["verdict"], results["settings"]["users"], results["system"]
     interval = verdict["ci95"]
-    load = f"ith {users} user{'s' if users > 1 else ''}"
+    load = f"with {users} user{'s' if users > 1 else ''}"
     times = f"{verdict['throughput_ratio']:.2f} times as many requests of {system}"
     baseline = without_batching(results)
     if interval is None:
         return (
-            f"Not proven: w{load}, dynamic batching answered {times} as {baseline} in the only complete round, and one "
+            f"Not proven: {load}, dynamic batching answered {times} as {baseline} in the only complete round, and one "
             "round has no interval."
         )
     low, high = (f"{bound:.2f}" for bound in interval)
     if verdict["outcome"] == NOT_PROVEN:
         return (
-            f"Not proven: w{load}, dynamic batching answered {times} as {baseline}, but the 95 % interval, {low} to "
+            f"Not proven: {load}, dynamic batching answered {times} as {baseline}, but the 95 % interval, {low} to "
             f"{high}, contains 1. {NARROW}"
         )
     dynamic, other = (results["modes"][mode]["p95_ms"] for mode in ("dynamic", verdict["baseline"]))
     return (
-        f"W{load}, dynamic batching answers {times} (95 % interval {low} to {high}) as {baseline}; 95 % are answered "
-        f"within {dynamic:.0f} ms instead of {other:.0f} ms."
+        f"{load.capitalize()}, dynamic batching answers {times} (95 % interval {low} to {high}) as {baseline}; 95 % are "
+        f"answered within {dynamic:.0f} ms instead of {other:.0f} ms."
     )
 
 
@@ -68,13 +68,12 @@ def rows(results: Results) -> list[list[str]]:
         dynamic, other = modes["dynamic"][key], modes[verdict["baseline"]][key]
         return [name, *(format(value, form) for value in values), f"{dynamic / other:.2f}" if compare and other else ""]
 
-    ratios = [verdict["ratios"].get(mode) for mode in modes]
-    each_ratio = ["dynamic / this mode", *(f"{r['throughput_ratio']:.2f}" if r else "" for r in ratios), ""]
-    bounds = [r["ci95"] if r else None for r in ratios]
-    intervals = ["  95 % interval", *("-".join(f"{bound:.2f}" for bound in pair or []) for pair in bounds), ""]
+    ratios = [verdict["ratios"].get(mode, {}) for mode in modes]
+    own_ratio = ["dynamic / this mode", *(f"{r['throughput_ratio']:.2f}" if r else "" for r in ratios), ""]
+    own_interval = ["  95 % interval", *("-".join(f"{bound:.2f}" for bound in r.get("ci95") or ()) for r in ratios), ""]
     return [
         row("requests/s", "throughput_rps", ".1f"),
-        *([each_ratio, intervals] if len(modes) > 2 else []),
+        *([own_ratio, own_interval] if len(modes) > 2 else []),
         row("latency p50, ms", "p50_ms", ".0f"),
         row("latency p95, ms", "p95_ms", ".0f"),
         row("latency p99, ms", "p99_ms", ".0f"),
