@@ -36,8 +36,8 @@ def sentence(results: Results) -> str:
         )
     dynamic, other = (results["modes"][mode]["p95_ms"] for mode in ("dynamic", verdict["baseline"]))
     return (
-        f"{load.capitalize()}, dynamic batching answers {times} (95 % interval {low} to {high}) as {baseline}; 95 % are "
-        f"answered within {dynamic:.0f} ms instead of {other:.0f} ms."
+        f"{load.capitalize()}, dynamic batching answers {times} (95 % interval {low} to {high}) as {baseline}; 95 % "
+        f"are answered within {dynamic:.0f} ms instead of {other:.0f} ms."
     )
 
 
