@@ -115,6 +115,19 @@ def test_changed_setting_restarts_the_server(stack):
     assert "verbose" in stack.log or "GRPC" in stack.log
 
 
+def test_choice_of_the_engine_outlives_the_server(stack):
+    done = stack.make("up", TRITON_ENGINE="auto")
+    assert "settings changed (" in done.stdout
+    (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("encoder ")]
+    engine, precision = line.split()[2:4]
+    decision = stack.folder / "state/serving/engines/encoder-1.json"
+    assert json.loads(decision.read_text())["engine"] in (engine, f"{engine}-{precision}")
+    assert "measured before" not in stack.log
+    stack.make("down")
+    assert stack.make("up", TRITON_ENGINE="auto").returncode == 0
+    assert f"runs on {engine} in {precision} (measured before: " in stack.log
+
+
 def test_up_loads_edited_config_and_refuses_broken_one(stack):
     config = stack.folder / "models/tokenizer/config.pbtxt"
     good = config.read_text()

@@ -66,6 +66,8 @@ class Metrics:
             limit = self._gauge("memory_limit_bytes", "Memory limit of Triton's container, or memory of the machine")
             engine = "1 for the engine and the precision that the model runs in"
             engines = [self._gauge("engine", engine, **self.engine_labels)] if self.engine_labels else []
+            for gauge in engines:
+                gauge.set(1)  # at once, because `make status` often follows the load
             closed = False
             while not closed:
                 closed = self.closed.wait(SEND_INTERVAL_S)
