@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import litserve
 import orjson
 from fastapi import Response
@@ -20,7 +22,9 @@ class EmbedApi(litserve.LitAPI):
     def batch(self, inputs: list) -> list:
         return inputs
 
-    def predict(self, texts: list[str]) -> list:
+    def predict(self, texts: str | list[str]) -> Any:
+        if isinstance(texts, str):  # with a maximum batch size of 1
+            return self.embedder.embed([texts])[0]
         return self.embedder.embed(texts)
 
     def unbatch(self, output: list) -> list:

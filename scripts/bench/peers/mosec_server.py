@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import orjson
 from mosec import Server, Worker
@@ -18,7 +19,9 @@ class EmbedWorker(Worker):
     def deserialize(self, data: bytes) -> str:
         return orjson.loads(data)["text"]
 
-    def forward(self, data: list[str]) -> list:
+    def forward(self, data: str | list[str]) -> Any:
+        if isinstance(data, str):  # with a maximum batch size of 1
+            return self.embedder.embed([data])[0]
         return self.embedder.embed(data)
 
     def serialize(self, data: object) -> bytes:

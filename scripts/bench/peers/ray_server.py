@@ -18,9 +18,7 @@ from scripts.bench.peers.peer_options import Options
 OPTIONS = Options.read()
 
 
-@serve.deployment(
-    num_replicas=OPTIONS.processes, max_ongoing_requests=4 * OPTIONS.batch, ray_actor_options={"num_cpus": 0}
-)
+@serve.deployment(num_replicas=OPTIONS.processes, max_ongoing_requests=256, ray_actor_options={"num_cpus": 0})
 class EmbedDeployment:
     def __init__(self) -> None:
         self.embedder = Embedder(OPTIONS)
