@@ -27,13 +27,18 @@ class Embedder:
 
     def embed(self, texts: list[str]) -> list[Any]:
         """Return the vector of each text."""
+        return list(self.run_feed(self.feed(texts)))
+
+    def feed(self, texts: list[str]) -> dict[str, Any]:
         encodings = self.tokenizer.encode_batch_fast(texts)
-        feed = {
+        return {
             "input_ids": np.array([encoding.ids for encoding in encodings], np.int64),
             "attention_mask": np.array([encoding.attention_mask for encoding in encodings], np.int64),
         }
+
+    def run_feed(self, feed: dict[str, Any]) -> Any:
         (vectors,) = self.run([OUTPUT], feed)
-        return list(vectors)
+        return vectors
 
 
 def onnx_runtime(path: Path, threads: int) -> Any:

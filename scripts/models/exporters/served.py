@@ -124,8 +124,9 @@ def unload_backends() -> dict[str, ModuleType]:
 class ServedSystem:
     """A system whose folders hold everything that Triton would load: call it as a client would."""
 
-    def __init__(self, system: str, folder: Path) -> None:
+    def __init__(self, system: str, folder: Path, engine: str = "onnxruntime") -> None:
         self.folder = folder
+        self.engine = engine
         self.config = self.read(system)
         self.steps = self.config.get("ensemble_scheduling", {}).get("step", [])
         names = [step["model_name"] for step in self.steps] or [system]
@@ -161,7 +162,7 @@ class ServedSystem:
         spec.loader.exec_module(module)
         backend = module.TritonPythonModel()
         # Parity checks the graph in fp32. At load, the server checks its other engines against this one.
-        parameters = config.get("parameters", {}) | {"engine": {"string_value": "onnxruntime"}}
+        parameters = config.get("parameters", {}) | {"engine": {"string_value": self.engine}}
         args = {
             "model_config": json.dumps(config | {"parameters": parameters}),
             "model_name": model,
@@ -206,10 +207,10 @@ class ServedSystem:
 
 
 @contextlib.contextmanager
-def served_system(system: str, folder: Path) -> Iterator[ServedSystem]:
-    """Load a system for calls in this process."""
+def served_system(system: str, folder: Path, engine: str = "onnxruntime") -> Iterator[ServedSystem]:
+    """Load a system for calls in this process, its ONNX models on this engine."""
     with python_backend():
-        served = ServedSystem(system, folder)
+        served = ServedSystem(system, folder, engine)
         try:
             yield served
         finally:
