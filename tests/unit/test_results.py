@@ -14,10 +14,10 @@ from scripts.common.settings import MODES, UserError
 from tests.support.measured_windows import rounds, window
 
 
-@pytest.mark.parametrize(("modes", "order"), [(("none", "dynamic"), "nd dn nd dn"), (MODES, "nid din ndi idn nid din")])
+@pytest.mark.parametrize(("modes", "order"), [(("none", "dynamic"), "AB BA AB BA"), (MODES, "ABC CBA ACB BCA ABC CBA")])
 def test_rounds_mirror_each_other(modes, order):
     rounds = order.split()
-    assert [(number, mode[0]) for number, mode in schedule(modes, len(rounds))] == [
+    assert [(number, "ABC"[modes.index(mode)]) for number, mode in schedule(modes, len(rounds))] == [
         (number, letter) for number, letters in enumerate(rounds, 1) for letter in letters
     ]
 
