@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from scripts.bench import architectures, comparisons, engines, token_rates
+from scripts.bench import architectures, comparisons, engine_rates, token_rates
 from scripts.bench.peers import rotation
 from scripts.common.cli import run
 
@@ -16,7 +16,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "gpt2": token_rates.client_or_server_loop,
     "architectures": architectures.run,
     "peers": rotation.run,
-    "engines": engines.run,
+    "engines": engine_rates.run,
 }
 
 

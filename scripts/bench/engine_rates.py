@@ -1,6 +1,6 @@
 """The engine that a server chooses, compared with ONNX Runtime: throughput, and the time of a lone request.
 
-Run python -m scripts.bench.engines with the options of an Embedder as JSON to measure the engine alone.
+Run python -m scripts.bench.engine_rates with the options of an Embedder as JSON to measure the engine alone.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def compare(work: Any, models: dict[str, str], cpus: list[int], client_cpus: str
 def alone(engine: str, repository: str, cpu: int) -> dict[str, float]:
     """Measure the engine in a process of its own, on this CPU."""
     options = json.dumps({"repository": repository, "port": 0, "engine": engine.partition(" ")[0]})
-    program = ["taskset", "-c", str(cpu), sys.executable, "-m", "scripts.bench.engines"]
+    program = ["taskset", "-c", str(cpu), sys.executable, "-m", "scripts.bench.engine_rates"]
     done = subprocess.run(
         program, cwd=ROOT, env=os.environ | {VARIABLE: options}, check=True, stdout=subprocess.PIPE, text=True
     )
