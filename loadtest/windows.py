@@ -17,7 +17,7 @@ from scripts.common.triton import Triton
 
 # Without WINDOW a window lasts until it holds this many requests, within these limits.
 WINDOW_REQUESTS = 1000
-MINIMUM_WINDOW_S = 5.0
+MINIMUM_WINDOW_S = 4.0
 MAXIMUM_WINDOW_S = 600.0
 
 
