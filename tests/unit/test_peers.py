@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from scripts.bench.peers import rotation, running
-from scripts.bench.peers.known_peers import PEERS, REQUIREMENTS, OwnStack, Site
+from scripts.bench.peers import known_peers, rotation, running
+from scripts.bench.peers.known_peers import PEERS, REQUIREMENTS, OwnStack, Peer, Site
 from scripts.bench.peers.load import Load, Window, measure
 from scripts.bench.peers.peer_table import Row, markdown, summary, terminal
 from scripts.bench.peers.request_forms import FORMS
@@ -171,6 +171,22 @@ def test_server_that_fails_is_a_row_with_the_reason(site, measured):
     assert ends.problem == "ended with exit code 1: ValueError: the model is missing"
     assert wrong.problem.startswith("answers with a wrong embedding")
     assert (right.problem, right.variant, len(right.windows)) == ("", {"behaviour": "right"}, rotation.ROUNDS)
+
+
+def test_failed_install_is_refused_and_tried_again(tmp_path, monkeypatch):
+    (tmp_path / "missing.txt").write_text("no-such-package==1\n")
+    monkeypatch.setattr(known_peers, "REQUIREMENTS", tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("LOCAL_STATE", str(tmp_path / "state"))
+    peer = Peer("missing", "missing", ("python",), lambda cores: [{}])
+    with pytest.raises(UserError, match=r"could not be installed: .*no-such-package"):
+        peer.install()
+    (tmp_path / "missing.txt").write_text("numpy==1.26.4\n")  # which .venv has
+    venv = peer.install()
+    assert venv == tmp_path / "state/peers/missing"
+    marker = (venv / "installed.txt").stat()
+    peer.install()
+    assert (venv / "installed.txt").stat() == marker
 
 
 @pytest.mark.parametrize(("behaviour", "fails"), [("right", False), ("fails", True)])

@@ -1,4 +1,4 @@
-"""The servers of the comparison. The settings of each were chosen among those that are tried on the machine at hand."""
+"""The servers of the comparison, and the settings that are tried for each."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -119,7 +120,7 @@ def start_fastest(
                     kept.close()
                     kept.push(trial.pop_all())
                     fastest = rate, running, variant
-        except UserError as error:
+        except (UserError, OSError, subprocess.SubprocessError) as error:
             reason = str(error)
     if not fastest:
         raise UserError(reason)
