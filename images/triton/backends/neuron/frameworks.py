@@ -216,4 +216,8 @@ class TensorFlow(Framework):
         return {name: np.asarray(answer[name]) for name in self.outputs}
 
 
-FRAMEWORKS = {"torch-neuron": TorchNeuron, "torch-neuronx": TorchNeuronX, "tensorflow": TensorFlow}
+FRAMEWORKS: dict[str, Callable[..., Framework]] = {
+    "torch-neuron": TorchNeuron,
+    "torch-neuronx": TorchNeuronX,
+    "tensorflow": TensorFlow,
+}
