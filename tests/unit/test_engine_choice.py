@@ -372,6 +372,17 @@ def test_threads_share_an_engine(loader):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def test_lone_run_uses_all_threads(loader):
+    model = loader.load(POOLED, ragged=True, engine=F32, intra_op_thread_count="2")
+    lone = model.engine.alone()
+    for engine, streams in ((model.engine, 2), (lone, 1)):
+        names = ("NUM_STREAMS", "INFERENCE_NUM_THREADS")
+        assert [engine.compiled.get_property(name) for name in names] == [streams, 2]
+    assert lone.alone() is lone
+    feed = {name: np.full((1, 5), 3) for name in ("input_ids", "attention_mask")}
+    np.testing.assert_allclose(lone.run(["pooled"], feed)[0], model.engine.run(["pooled"], feed)[0], atol=1e-6)
+
+
 def test_quantized_graph_is_int8(loader, tmp_path):
     from onnxruntime.quantization import quantize_dynamic
 
@@ -420,7 +431,7 @@ def test_packed_runs_of_openvino_have_few_lengths(pb_utils, tmp_path):
             shapes.append(feed["input_ids"].shape)
             return run(outputs, feed)
 
-        backend.encoder = replace(backend.encoder, run=record)
+        backend.encoder = replace(backend.encoder, run=record, run_alone=record)
         backend.cost = RunCost(per_run=1e-3, per_token=1e-5)
         requests = [
             InferenceRequest(["per_token", "begin"], input_ids=row, attention_mask=np.ones_like(row)) for row in ids
@@ -442,9 +453,9 @@ def test_lone_run_stays_on_its_thread(pb_utils, tmp_path):
     save_encoder(tmp_path / "1/model.onnx")
     backend = packed(pb_utils, tmp_path, "onnxruntime")
     threads = []
-    run = backend.encoder.run
+    run = backend.encoder.run_alone
     backend.encoder = replace(
-        backend.encoder, run=lambda *arguments: (threads.append(threading.current_thread()), run(*arguments))[1]
+        backend.encoder, run_alone=lambda *arguments: (threads.append(threading.current_thread()), run(*arguments))[1]
     )
     row = np.ones((1, 4), np.int64)
     backend.execute([InferenceRequest(["begin"], input_ids=row, attention_mask=row)])

@@ -29,6 +29,7 @@ class TritonPythonModel(PackedEncoder):
             outputs=[tensor["name"] for tensor in config["output"]],
             per_token=per_token_outputs(model),
             run=model.engine.run,
+            run_alone=model.engine.alone().run,
             # OpenVINO's first run of a shape takes up to twice as long as the next one.
             length_step=8 if model.engine.name == "openvino" else 1,
             # Runs on a GPU share one stream and would only queue.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import queue
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -40,6 +42,10 @@ class Engine(Protocol):
         """Return these outputs. Threads may call this at the same time."""
         ...
 
+    def alone(self) -> Engine:
+        """Return the engine for runs that have all threads to themselves."""
+        ...
+
 
 @dataclass(frozen=True)
 class OnnxRuntimeEngine:
@@ -51,6 +57,9 @@ class OnnxRuntimeEngine:
     def run(self, outputs: list[str], feed: Tensors) -> list[Array]:
         arrays: list[Array] = self.session.run(outputs, feed, self.options)
         return arrays
+
+    def alone(self) -> OnnxRuntimeEngine:
+        return self  # each run uses all threads
 
 
 def check_openvino(inputs: dict[str, type], outputs: dict[str, type]) -> None:
@@ -100,7 +109,8 @@ class OpenVinoGraph:
             compiled = self.core.compile_model(self.graph, "CPU", settings)
         except Exception as error:
             raise EngineError(f"OpenVINO cannot compile the model: {_one_line(error)}") from error
-        return OpenVinoEngine(compiled, precision, self.outputs, self.limits, self.tables)
+        alone = partial(self.compile, precision, threads, 1) if parallel_runs > 1 else None
+        return OpenVinoEngine(compiled, precision, self.outputs, self.limits, self.tables, alone)
 
     def _find_tables(self) -> None:
         from openvino import opset13 as ops
@@ -141,12 +151,19 @@ class OpenVinoEngine:
         outputs: list[str],
         limits: dict[str, int],
         tables: list[int],
+        alone: Callable[[], OpenVinoEngine] | None = None,
     ) -> None:
         self.compiled, self.precision = compiled, precision
         self.positions = {name: i for i, name in enumerate(outputs)}
         self.limits = limits
         self.tables = dict(enumerate(tables, len(outputs)))
         self.idle: queue.LifoQueue[Any] = queue.LifoQueue()
+        self.compile_alone = alone
+
+    def alone(self) -> OpenVinoEngine:
+        """Compile the graph once more: a stream of several has one thread, and would leave the others idle."""
+        compile_alone, self.compile_alone = self.compile_alone, None  # it holds the graph's weights
+        return compile_alone() if compile_alone else self
 
     def run(self, outputs: list[str], feed: Tensors) -> list[Array]:
         for name, rows in self.limits.items():

@@ -36,6 +36,9 @@ class Texts:
     outputs: list[str]
 
 
+Run = Callable[[list[str], Tensors], list[Array]]
+
+
 @dataclass(frozen=True)
 class Encoder:
     """A model that takes token tensors [rows, length]."""
@@ -43,14 +46,14 @@ class Encoder:
     inputs: dict[str, type]  # name -> numpy type; an input that requests lack is fed zeros
     outputs: list[str]
     per_token: set[str]  # the outputs that have a vector for each token
-    run: Callable[[list[str], Tensors], list[Array]]
+    run: Run
+    run_alone: Run | None = None  # what runs while nothing else does; None: `run`
     parallel_runs: int = 1
     cost: Cost | None = None  # None: measure it when the model is loaded
     # The shape that a run of (rows, length) is padded to, for models that take only some shapes.
     shape: Callable[[int, int], tuple[int, int]] = lambda rows, length: (rows, length)
-    length_step: int = (
-        1  # pad runs of several rows to a multiple of this, for engines whose first run of a shape is slow
-    )
+    # Pad runs of several rows to a multiple of this, for engines whose first run of a shape is slow.
+    length_step: int = 1
 
 
 class PackedEncoder(BatchBackend[Texts]):
@@ -137,16 +140,17 @@ class PackedEncoder(BatchBackend[Texts]):
             last = packed[-1]  # the longest
             return self.encoder.shape(len(packed), int(lengths[last] if len(packed) == 1 else padded_lengths[last]))
 
-        def run(packed: Array) -> None:
+        def run(packed: Array, call: Run = self.encoder.run) -> None:
             feed = self.feed([rows[i] for i in packed], *shape(packed))
-            for name, array in zip(outputs, self.encoder.run(outputs, feed), strict=True):
+            for name, array in zip(outputs, call(outputs, feed), strict=True):
                 for i, result in zip(packed, array[: len(packed)], strict=True):
                     results[name][i] = result
 
         cuts = cheapest_cut(padded_lengths[order], self.cost) if self.pads else equal_lengths(lengths[order])
         runs = [order[start:end] for start, end in cuts]
         if len(runs) == 1:
-            run(runs[0])  # the way to another thread and back would take longer than some runs
+            # Here, because the way to another thread and back would take longer than some runs.
+            run(runs[0], self.encoder.run_alone or self.encoder.run)
         else:
             # Start the longest first, so that no worker has a long run left at the end.
             list(self.workers.map(run, reversed(runs)))
