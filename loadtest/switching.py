@@ -15,16 +15,16 @@ from pathlib import Path
 
 from scripts.common.files import write_atomically
 from scripts.common.settings import UserError
-from scripts.common.triton import Config, Triton, TritonError
+from scripts.common.triton import NOT_REPORTED, Config, Triton, TritonError
 
 # The parameter for the threads of an instance: this project's backends and NVIDIA's for ONNX have the default.
 THREADS = {"pytorch": "INTRA_OP_THREAD_COUNT", "openvino": "INFERENCE_NUM_THREADS"}
 DEFAULT_THREADS = "intra_op_thread_count"
 # How long a server that crashed may take to restart before its configurations are restored.
 RESTART_S = 60.0
-# How often to load the models until their configurations hold. On a busy machine Triton gives up on a Python process
-# that does not answer for a second, so a failed load is tried again too.
-ATTEMPTS = 3
+# How often to load the models until their configurations hold; more often if all that fails is that Python processes do
+# not report in time.
+ATTEMPTS, PATIENT_ATTEMPTS = 3, 8
 
 
 class LoadRefused(UserError):
@@ -174,10 +174,13 @@ def _load_until_held(triton: Triton, configs: dict[str, Config], deadline: float
     between, it does nothing.
     """
     errors: dict[str, TritonError] = {}
-    for _ in range(ATTEMPTS):
+    for attempt in range(1, PATIENT_ATTEMPTS + 1):
         errors = _load_all(triton, configs, deadline) or _load_all(triton, configs, deadline)
         if not errors and _held(triton, configs):
             return
+        is_slow = errors and all(NOT_REPORTED.search(str(error)) for error in errors.values())
+        if attempt >= ATTEMPTS and not is_slow:
+            break
     if not errors:
         raise UserError(
             f"another client keeps loading {', '.join(configs)} with another configuration: stop it and try again"

@@ -16,6 +16,8 @@ from scripts.common.http import answers, opener
 ADMIN_HEADER = "triton-admin-key"
 # The parameter of models whose accelerator cores no other process may use (AWS Neuron).
 CORES = "NEURON_CORE_START_INDEX"
+# Triton's words for a Python process that did not report in time, as happens on a busy machine: it waits for a second.
+NOT_REPORTED = re.compile(r"is not healthy|health mutex")
 UNLOAD_S = 60
 LOAD_S = 600
 

@@ -13,11 +13,10 @@ from rich.markup import escape
 from scripts.common.cli import err, out
 from scripts.common.files import write_atomically
 from scripts.common.settings import UserError
-from scripts.common.triton import Triton, TritonError
+from scripts.common.triton import NOT_REPORTED, Triton, TritonError
 
-# How often to load a model whose Python process did not report to Triton in time, as happens on a busy machine.
+# How often to load a model whose Python process did not report to Triton in time.
 ATTEMPTS = 3
-NOT_REPORTED = re.compile(r"is not healthy|health mutex")
 
 
 class ServedSystems:

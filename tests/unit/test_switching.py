@@ -150,9 +150,9 @@ def test_refused_load_is_distinct_from_a_server_that_is_gone(tmp_path):
         assert isinstance(caught.value, LoadRefused) == is_refusal
 
 
-@pytest.mark.parametrize("failures", [1, 2])
-def test_failed_load_is_tried_again(tmp_path, failures):
-    triton = StandIn(*[TritonError("Stub process 'a_0' is not healthy.", 400)] * failures)
+@pytest.mark.parametrize(("message", "failures"), [("no memory", 2), ("Stub process 'a_0' is not healthy.", 7)])
+def test_failed_load_is_tried_again(tmp_path, message, failures):
+    triton = StandIn(*[TritonError(message, 400)] * failures)
     with switch_on(triton, tmp_path) as switch:
         switch.to("none")
         assert "dynamic_batching" not in triton.current
