@@ -114,7 +114,7 @@ def fill_mask(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]
 
     def postprocess(tensors: Tensors) -> Tensors:
         tokens, probabilities = answers.most_probable(tensors["mask_logits"], count)
-        words = [[tokenizer.decode([int(i)]).encode() for i in row] for row in tokens]
+        words = [[tokenizer.decode([int(i)], skip_special_tokens=False).encode() for i in row] for row in tokens]
         return {"token": np.array(words, np.object_).reshape(tokens.shape), "score": probabilities}
 
     return postprocess
