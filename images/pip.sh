@@ -28,8 +28,8 @@ fi
 [[ -e $venv ]] || python3 -m venv --without-pip "$venv"
 $pip --python "$venv/bin/python" install --constraint $constraints "$@"
 
-# Of OpenVINO keep what runs ONNX models on a CPU. A third of its 180 MB is for other devices, a tenth for other formats
-# of models; its tools report their use.
+# Keep only the part of OpenVINO that runs ONNX models on a CPU. A third of its 180 MB serves other devices, a tenth
+# reads other model formats, and its tools report their use.
 packages=$(echo "$venv"/lib/python3.*/site-packages)
 rm -rf "$packages"/openvino_telemetry* \
   "$packages"/openvino/{cmake,include,tools,torch,libs/cache.json} \

@@ -15,7 +15,7 @@ from loadtest.table import label
 from loadtest.windows import Window
 from scripts.common.figures import Palette
 
-# What the bars of all modes leave of the space between two ticks is the gap.
+# The share of the space between two ticks that the bars of all modes fill together.
 BARS = 0.84
 
 

@@ -1,21 +1,19 @@
-"""Whether the server can run a system in the mode `instances`: as many one-thread instances as it has cores."""
+"""Check whether the server can run a system in the mode `instances`: one one-thread instance per core."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.error import URLError
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.crowd.crowd import cpu_list
-from scripts.common.http import opener
 from scripts.common.settings import Settings
-from scripts.common.triton import Config
+from scripts.common.triton import Config, metrics_page
 
-# What a new process needs beyond the memory of one that runs, as a share of that.
+# A new process needs this many times the memory that a running one uses.
 HEADROOM = 1.1
-# Where instances run that do not run on the server's cores.
+# Kind of an instance group that does not use the server's cores -> where its instances run.
 DEVICES = {"KIND_GPU": "on a GPU", "KIND_MODEL": "where its backend puts them, as on NeuronCores"}
 
 
@@ -29,11 +27,7 @@ class Capacity:
 
     @classmethod
     def from_server(cls, settings: Settings) -> Capacity:
-        try:
-            with opener.open(f"{settings.url('TRITON_METRICS_PORT')}/metrics", timeout=10) as response:
-                text = response.read().decode()
-        except URLError:
-            text = ""
+        text = metrics_page(settings.url("TRITON_METRICS_PORT"))
         return cls.from_metrics(text, settings["TRITON_CPUS"], settings.integer("TRITON_SHM_BYTES"))
 
     @classmethod

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -35,7 +36,7 @@ ROUNDS, WARMUP_S, WINDOW_S = 5, 1.0, 5.0
 GROUP = 64  # texts that are sorted together, as many as clients wait
 BATCHES = (4, 8, 16)
 
-# (cores, setting) -> the windows at each number of clients, and what the engine does alone.
+# Number of clients -> the windows of one server.
 Windows = dict[int, list[Window]]
 
 
@@ -69,7 +70,7 @@ def run() -> None:
     )
 
 
-def compare(work: Any, models: dict[str, str], cpus: list[int], client_cpus: str) -> Iterable[list[str]]:
+def compare(work: Path, models: dict[str, str], cpus: list[int], client_cpus: str) -> Iterable[list[str]]:
     """Start a server with each setting, measure them in turn, and yield the rows of the table."""
     with contextlib.ExitStack() as stack:
         urls, chosen = {}, {}

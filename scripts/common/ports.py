@@ -12,7 +12,7 @@ import psutil
 
 from scripts.common.settings import Settings, UserError
 
-# free_ports() chooses from these; the kernel's range for outgoing connections begins at the second by default.
+# free_ports() chooses from this range. Where it ends, the kernel's range for outgoing connections begins by default.
 FIRST_FREE, FIRST_OUTGOING = 10_000, 32_768
 
 
@@ -41,7 +41,7 @@ def check_free(settings: Settings, names: list[str], ours: Collection[int] = ())
 def free_ports(count: int) -> list[int]:
     """Return ports that are free now and that the kernel gives to no outgoing connection.
 
-    A client that keeps connecting to a server which restarts would else meet itself on the server's port, and hold it.
+    Otherwise a client that reconnects to a restarting server may connect to itself on the server's port, and keep it.
     """
     last = max(FIRST_FREE + 1000, first_outgoing())
     with ExitStack() as stack:

@@ -38,16 +38,21 @@ def reason(text: str) -> str:
     return re.sub(r"\s*At:\n.*?(\n\s*;|$)", "", text, flags=re.DOTALL).strip().rstrip(";").strip()
 
 
+def metrics_page(metrics_url: str) -> str:
+    """Return Triton's metrics as text, or nothing if the page cannot be read."""
+    try:
+        with opener.open(f"{metrics_url}/metrics", timeout=10) as page:
+            return cast(str, page.read().decode(errors="replace"))
+    except (OSError, http.client.HTTPException):
+        return ""
+
+
 def engines(metrics_url: str) -> dict[str, str]:
     """Return model -> engine and precision, such as "openvino bf16", for each model whose backend reports them.
 
     An older version's, or one that is no longer in use, is left out. So are all if the page cannot be read.
     """
-    try:
-        with opener.open(f"{metrics_url}/metrics", timeout=5) as page:
-            lines = page.read().decode(errors="replace").splitlines()
-    except (OSError, http.client.HTTPException):
-        return {}
+    lines = metrics_page(metrics_url).splitlines()
     samples = [re.fullmatch(r"transformers_engine\{(.*)\} ([\d.e+-]+)", line) for line in lines]
     labels = [dict(re.findall(r'(\w+)="([^"]*)"', s[1])) for s in samples if s and float(s[2])]
     labels.sort(key=lambda own: int(own["version"]))

@@ -332,7 +332,7 @@ class Stack(ABC):
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        # In 80 columns, why a model did not load wraps, and names do not.
+        # In 80 columns a long reason for a failed load wraps. Names must not.
         table.add_column(column, no_wrap=column in ("model", "state", "engine"))
     return table
 

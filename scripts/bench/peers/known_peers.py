@@ -27,7 +27,7 @@ Variant = dict[str, Any]
 
 @dataclass(frozen=True)
 class Site:
-    """What every server gets: CPUs, the model as sentence-transformers and as this project keeps it, a folder."""
+    """The same CPUs, model and work folder for every server. The model has two forms: its own weights and our graph."""
 
     cpus: tuple[int, ...]
     weights: Path

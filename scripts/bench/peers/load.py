@@ -28,7 +28,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Window:
-    """What the clients measured; `cores` is the CPU that they used themselves."""
+    """The measurements of one window. `cores` is the number of cores that the clients themselves kept busy."""
 
     rate: float
     p50_ms: float

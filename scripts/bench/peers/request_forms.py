@@ -1,4 +1,4 @@
-"""What each kind of server receives and answers: one text in, one vector out."""
+"""The form of a request and of its response for each kind of server: one text in, one vector out."""
 
 from __future__ import annotations
 

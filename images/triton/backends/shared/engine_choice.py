@@ -26,7 +26,7 @@ from shared.parameters import choice_parameter
 from shared.types import Array, ModelConfig, Tensors
 
 ONNX_RUNTIME, F32, BF16 = "onnxruntime", "openvino-f32", "openvino-bf16"
-# What the setting TRITON_ENGINE, or a model's parameter `engine`, lets a model choose from.
+# Value of the setting TRITON_ENGINE or of a model's parameter `engine` -> the engines that the model may run on.
 CHOICES = {
     "auto": (ONNX_RUNTIME, F32, BF16),
     "openvino": (F32, BF16),
@@ -46,7 +46,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Candidate:
-    """What was measured of one engine, or why it cannot run the model."""
+    """The measurements of one engine, or the reason why it cannot run the model."""
 
     seconds: float = math.inf
     cosine: float = 1.0  # the smallest with ONNX Runtime's answer to the same row
