@@ -16,9 +16,9 @@ install_engine() {
 
 start_engine() {
   local log=$state/dockerd.log settings=()
-  # Without a limit, the build cache fills the disk.
+  # A cache that the engine prunes by itself may lose a layer that a build is about to use.
   if ! [ -e /etc/docker/daemon.json ]; then
-    echo '{"builder": {"gc": {"enabled": true, "defaultKeepStorage": "12GB"}}}' >"$state/daemon.json"
+    echo '{"builder": {"gc": {"enabled": false}}}' >"$state/daemon.json"
     settings=(--config-file "$state/daemon.json")
   fi
   for _ in {1..60}; do
@@ -61,6 +61,11 @@ mkdir -p "$state"
 exec 9>"$state/lock"
 # Two runs at once would fight over apt and the pid file. The apt of a killed run holds this lock, too.
 flock 9
-engine_answers || { install_engine && start_engine; }
+if ! engine_answers; then
+  install_engine
+  start_engine
+  # While nothing is built. Without a limit, the cache of many runs fills the disk.
+  docker builder prune --force --keep-storage 12GB >/dev/null
+fi
 plugins_answer || install_plugins
 plugins_answer || die "docker does not find compose and buildx in ${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins."
