@@ -7,14 +7,15 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from scripts.common.cli import err, out
 from scripts.common.files import exclusive
 from scripts.common.model_config import CONFIGS, with_steps
 from scripts.common.settings import Settings, UserError
-from scripts.models.catalogue import RECIPES, SYSTEMS, Job, Outcome, Recipe, System
-from scripts.models.record import Record, read_record, read_records
+from scripts.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
+from scripts.models.record import DEFAULT, Record, read_record, read_records
 from scripts.models.refusals import check_model, check_task
 from scripts.models.selection import all_in_place, missing_systems
 from scripts.models.sources import Weights, open_weights
@@ -49,8 +50,21 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
         if job.neuron:
             # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
             os.environ["NEURON_RT_VISIBLE_CORES"] = f"{job.neuron.cores[0]}-{job.neuron.cores[-1]}"
+        recipe = RECIPES[job.task]
         with err.status(f"{system.name}: assembling {weights.name}"):
-            outcome = run_recipe(RECIPES[job.task], job, weights.name)
+            try:
+                outcome = run_recipe(recipe, job, weights.name)
+            except FormatUnavailable as error:
+                if system.format:
+                    raise UserError(
+                        f"{weights.name} cannot be served as {job.task}, FORMAT={job.format}: {error}. "
+                        f"FORMAT={recipe.fallback} serves it with transformers"
+                    ) from error
+                err.print(f"{system.name}: {error}. It is served by transformers instead (FORMAT={recipe.fallback})")
+                job = replace(job, format=recipe.fallback, folder=empty(job.folder))
+                outcome = run_recipe(recipe, job, weights.name)
+        if not system.format:
+            outcome = outcome.join(Outcome(facts={DEFAULT: settings["PROFILE"]}))
         put_in_place(job, weights, outcome, repository)
     took = f"assembled in {time.monotonic() - start:.0f} s"
     summary = f"; {outcome.summary}" if outcome.summary else ""
@@ -72,13 +86,19 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
     return Job(
         system=system.name,
         task=task,
-        format="neuron" if target else system.format or recipe.formats[0],
+        format="neuron" if target else system.format or recipe.default_format(settings["PROFILE"]),
         weights=weights.folder,
         movable=weights.movable,
         folder=folder,
         trust_remote_code=trust_remote_code,
         neuron=target,
     )
+
+
+def empty(folder: Path) -> Path:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return folder
 
 
 def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:

@@ -30,11 +30,25 @@ FILES = {
     "model.pt2": "pytorch",
     "model.py": "python",
 }
+# The backend that continues texts, and its engines by a file beside the weights. The backend chooses by the same files.
+GENERATION = "generation"
+ENGINES = {"openvino_model.xml": "openvino-genai", "model.json": "vllm", "config.json": "transformers"}
 
 
 def needed(systems: list[str], repository: Path, profile: str = "") -> set[str]:
     """Return the backends of the models that `make package` would pack."""
     return set(by_model(systems, repository, profile).values()) - {ENSEMBLE, ""}
+
+
+def engines(systems: list[str], repository: Path, profile: str = "") -> set[str]:
+    """Return the engines that continue the texts of the systems. Until `make models`, assume the profile's default."""
+    models = [model for model, backend in by_model(systems, repository, profile).items() if backend == GENERATION]
+    folders = {load_config(model, repository, profile).parameters.get("weights", model) for model in models}
+    default = "vllm" if profile == "cuda" else "openvino-genai"
+    return {
+        next((engine for file, engine in ENGINES.items() if any((repository / folder).glob(f"*/{file}"))), default)
+        for folder in folders
+    }
 
 
 def by_model(systems: list[str], repository: Path, profile: str = "") -> dict[str, str]:

@@ -8,11 +8,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.common.settings import UserError
 from scripts.models.sources import Hub, Package, Source
 from scripts.models.tasks import TEXT_TASKS
 from scripts.neuron.target import Target
 
-FORMATS = ("onnx", "onnx-int8", "python")
+ONNX_FORMATS = ("onnx", "onnx-int8", "python")
+TEXT_FORMATS = ("openvino", "openvino-int4", "openvino-fp16", "openvino-fp32", "vllm", "python")
+# All formats that `make models` can make.
+FORMATS = tuple(dict.fromkeys(ONNX_FORMATS + TEXT_FORMATS))
+
+
+def runs_on(form: str, profile: str) -> bool:
+    """Return whether a server of this profile has the engine of the format."""
+    return profile == {"openvino": "cpu", "vllm": "cuda"}.get(form.partition("-")[0], profile)
+
+
+class FormatUnavailable(UserError):
+    """A recipe cannot make this format of a model, and the model may be fine in another one."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +73,14 @@ class Recipe:
     """The way to make the systems of a task: `assemble` in scripts/models/exporters/<module>.py."""
 
     module: str
-    formats: tuple[str, ...] = FORMATS  # the default first
+    formats: tuple[str, ...] = ONNX_FORMATS  # the first that runs on the profile is the default
+    fallback: str = ""  # made if `assemble` raises FormatUnavailable for the default
     neuron: bool = False  # PROFILE=neuron compiles the model, instead of making one of the formats
     # Raise it with each change of what the recipe makes: older systems are then assembled again.
     version: str = "1"
+
+    def default_format(self, profile: str) -> str:
+        return next(form for form in self.formats if runs_on(form, profile))
 
     def assemble(self, job: Job) -> Outcome:
         module = importlib.import_module(f"scripts.models.exporters.{self.module}")  # torch takes seconds to import
@@ -89,8 +106,8 @@ class System:
 
 
 RECIPES = {
-    **{task: Recipe("text", neuron=True, version="2") for task in TEXT_TASKS},
-    "text-generation": Recipe("generation", ("python",)),
+    **{task: Recipe("text", neuron=True, version="3") for task in TEXT_TASKS},
+    "text-generation": Recipe("generation", TEXT_FORMATS, fallback="python", version="2"),
     "image-classification": Recipe("vision"),
     "image-feature-extraction": Recipe("vision", version="2"),
     "gpt2": Recipe("gpt2", ("onnx",)),

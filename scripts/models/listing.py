@@ -89,10 +89,9 @@ def expected_config(task: TextTask) -> ModelConfig:
     inputs = [
         Tensor(name, "STRING", (1,), optional=task.second_is_optional and n == 1) for n, name in enumerate(task.inputs)
     ]
-    answers = task.answers or {name: ("FP32", axes) for name, axes in task.outputs.items()}
     outputs = [
         Tensor(name, data_type, tuple(axis if isinstance(axis, int) else -1 for axis in axes))
-        for name, (data_type, axes) in answers.items()
+        for name, (data_type, axes) in task.ensemble_outputs.items()
     ]
     return ModelConfig(max_batch_size=1, inputs=tuple(inputs), outputs=tuple(outputs))
 

@@ -14,6 +14,8 @@ from scripts.models.catalogue import RECIPES
 # The recipe of a system that is being put in place. If that is interrupted, the next run assembles it again.
 UNFINISHED = "unfinished"
 NAME = "1/assembled.json"
+# The fact that nobody chose the format: the profile whose default it was, or replaced.
+DEFAULT = "default_on"
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from scripts.common.cli import out
 from scripts.common.settings import Settings, UserError
-from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system
-from scripts.models.record import find_record, read_record, read_records
+from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
+from scripts.models.record import DEFAULT, Record, find_record, read_record, read_records
 from scripts.models.refusals import check_task_name
 from scripts.models.sources import Folder, Hub, Source, identity, source_of
 from scripts.neuron.target import Target
@@ -55,7 +55,7 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
         raise UserError(f"SYSTEMS: '{name}' is not a valid name; use letters, digits, '_', '-' and '.'")
     source = chosen_source(settings)
     # A record comes first: the user may have assembled a system of the catalogue from other weights.
-    system = assembled_system(name, repository) or find_system(name)
+    system = assembled_system(name, repository, settings["PROFILE"]) or find_system(name)
     if any(settings[choice] for choice in CHOICES):
         system = find_system(name) or system
         if system and system.name != name:
@@ -79,8 +79,20 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
         system,
         source=source or system.source,
         task=settings.choice("TASK", TASKS) if settings["TASK"] else task,
-        format=(settings.choice("FORMAT", FORMATS) if settings["FORMAT"] else "") or system.format,
+        format=chosen_format(settings) or system.format,
     )
+
+
+def chosen_format(settings: Settings) -> str:
+    """Return FORMAT. Raise UserError if a server of the profile could not run it."""
+    if not settings["FORMAT"]:
+        return ""
+    form, profile = settings.choice("FORMAT", FORMATS), settings["PROFILE"]
+    if not runs_on(form, profile):
+        raise UserError(
+            f"FORMAT={form} does not run with PROFILE={profile}: leave FORMAT empty for what suits the profile"
+        )
+    return form
 
 
 def known_names(repository: Path) -> list[str]:
@@ -95,13 +107,24 @@ def chosen_source(settings: Settings) -> Source | None:
     return Hub(settings["HF_MODEL"], settings["HF_REVISION"]) if settings["HF_MODEL"] else None
 
 
-def assembled_system(name: str, repository: Path) -> System | None:
-    """Return the system that an earlier run assembled from HF_MODEL or SOURCE."""
+def assembled_system(name: str, repository: Path, profile: str) -> System | None:
+    """Return the system that an earlier run assembled from HF_MODEL or SOURCE.
+
+    Leave its format open if it was a default, or if a server of the profile could not run it.
+    """
     record = find_record(name, repository)
     source = source_of(record.identity) if record else None
     if record is None or source is None:
         return None
-    return System(record.system, record.task, source, "" if record.format == "neuron" else record.format)
+    keeps = record.format != "neuron" and DEFAULT not in record.facts and runs_on(record.format, profile)
+    return System(record.system, record.task, source, record.format if keeps else "")
+
+
+def suits(record: Record, profile: str) -> bool:
+    """Return whether a server of the profile runs the format, and would not have another one by default."""
+    recipe = RECIPES[record.task]
+    default_on = record.facts.get(DEFAULT, profile)
+    return runs_on(record.format, profile) and recipe.default_format(default_on) == recipe.default_format(profile)
 
 
 def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
@@ -117,6 +140,8 @@ def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
             f"{system.name} is compiled for AWS Neuron: set PROFILE=neuron (in .env, to keep it), or set FORMAT=onnx "
             "to assemble it again for this profile"
         )
+    if not settings["FORMAT"] and record.format != "neuron" and not suits(record, settings["PROFILE"]):
+        return False
     form = settings["FORMAT"] if target else system.format
     return not any(settings[name] for name in CHOICES) or (
         record.identity == identity(system.source, record.identity)

@@ -15,6 +15,9 @@ from scripts.common.settings import UserError
 
 Axes = tuple[str | int, ...]
 
+# The tokenizer's output with the number of tokens of each text.
+TOKEN_COUNT = "token_count"
+
 
 @dataclass(frozen=True)
 class TextTask:
@@ -34,6 +37,16 @@ class TextTask:
     def cuts_windows(self) -> bool:
         """Return whether a second text that is too long becomes several rows of the encoder, instead of being cut."""
         return "pair" in self.from_tokenizer
+
+    @property
+    def ensemble_outputs(self) -> dict[str, tuple[str, Axes]]:
+        """Return the outputs that clients get. Windows have no token count, because their rows are not the client's.
+
+        Triton's response has the outputs of an ensemble in reverse order, and some clients read only the first, so the
+        token count comes first.
+        """
+        answers = self.answers or {name: ("FP32", axes) for name, axes in self.outputs.items()}
+        return answers if self.cuts_windows else {TOKEN_COUNT: ("INT32", (1,)), **answers}
 
 
 TEXT_TASKS = {

@@ -15,6 +15,7 @@ import pytest
 from scripts.common.corpus import MIXED
 from scripts.common.triton import TritonError
 from scripts.models.catalogue import SYSTEMS
+from tests.support.generation import settled
 from tests.support.neuron import logged, on_neuron
 from tests.support.stacks import TestStack, bring_up
 
@@ -39,8 +40,7 @@ def neuron(new_stack) -> TestStack:
 
 def embed(stack: TestStack, texts: list[str]) -> np.ndarray:
     inputs = [{"name": "input_text", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}]
-    (output,) = stack.triton.infer("embedding", {"inputs": inputs})["outputs"]
-    assert output["name"] == "output__0"
+    (output,) = stack.triton.infer("embedding", {"inputs": inputs, "outputs": [{"name": "output__0"}]})["outputs"]
     return np.array(output["data"]).reshape(output["shape"])
 
 
@@ -74,24 +74,12 @@ def test_vectors_equal_the_original(neuron):
 
 
 def test_only_compiled_shapes_run_and_their_padding_is_counted(neuron):
-    before, count = padding(neuron), len(logged(neuron, "run"))
+    before, count = settled(neuron, "encoder")["padding_tokens"], len(logged(neuron, "run"))
     embed(neuron, ["one", "two", "three"])
     runs = [run["shapes"][0] for run in logged(neuron, "run")[count:]]
     assert all(shape in SHAPES for shape in runs)
     computed = sum(rows * length for rows, length in runs)
-    neuron.wait(lambda: padding(neuron) - before == computed - 3 * 3, "the padding in the counters", 10)
-
-
-def padding(stack: TestStack) -> float:
-    name = 'transformers_padding_tokens_total{model="encoder",version="1"} '
-    return sum(float(line.removeprefix(name)) for line in metrics(stack).splitlines() if line.startswith(name))
-
-
-def metrics(stack: TestStack) -> str:
-    import urllib.request
-
-    url = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics"
-    return urllib.request.urlopen(url, timeout=10).read().decode()
+    assert settled(neuron, "encoder")["padding_tokens"] - before == computed - 3 * 3
 
 
 def test_text_above_the_compiled_length_gets_400(neuron):

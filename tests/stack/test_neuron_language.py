@@ -14,17 +14,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scripts.common.settings import ROOT
 from scripts.common.triton import TritonError
+from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
-from tests.support.generation import PROMPTS, SECRET, counted, pieces, send_concurrently, text, texts
+from tests.support.generation import PROMPTS, SECRET, counted, pieces, send_concurrently, settled, text, texts
 from tests.support.neuron import logged, on_neuron
 from tests.support.stacks import TestStack, bring_up
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 LLAMA = "neuronx_distributed_inference.models.llama.modeling_llama.NeuronLlamaForCausalLM"
 OPTIMUM = "optimum.neuron.NeuronModelForCausalLM"
@@ -60,15 +60,6 @@ OWN_LOAD = """
         model.to_neuron()
         return model
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Use one thread, because models this small gain nothing from a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +151,7 @@ def test_concurrent_requests_get_their_own_text(served, plain, model):
     prompts = [f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in range(8)]
     lengths = [3 + n * 7 % 12 for n in range(8)]
     expected = [plain(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
-    assert send_concurrently(8, lambda n: text(served, model, prompts[n], max_new_tokens=lengths[n])) == expected
+    assert all_at_once(served, 8, lambda n: text(served, model, prompts[n], max_new_tokens=lengths[n])) == expected
     batches = logged(served, "generate")[before:]
     assert {batch["rows"] for batch in batches} == {1 if model == "nxd_single" else 4}
     assert len(batches) == 8 if model == "nxd_single" else len(batches) < 8
@@ -197,13 +188,13 @@ def test_stop_strings_end_the_text(served, plain, model):
 
 
 def test_rows_that_fill_a_batch_count_only_as_padding(served):
-    requested = sum(event["visible"] == "14" for event in logged(served, "generate")) - 1  # one run tests the load
-    before = served.wait(lambda: counts(served, "own", "runs", requested), "the earlier texts in the counters")
+    before = settled(served, "own")
     text(served, "own", "I am going", max_new_tokens=4)
-    now = served.wait(lambda: counts(served, "own", "runs", requested + 1), "the text in the counters")
+    now = served.wait(lambda: counts(served, "own", "later_tokens", before["later_tokens"] + 3), "the text's tokens")
     width = logged(served, "generate")[-1]["width"]
-    added = {name: now[name] - before.get(name, 0) for name in now}
-    assert added == {"texts": 1, "tokens": width, "padding_tokens": width, "generated_tokens": 4, "runs": 1}
+    added = {name: now[name] - before[name] for name in now if not name.endswith("microseconds")}
+    tokens = {"tokens": width, "padding_tokens": width, "generated_tokens": 4, "first_tokens": 1, "later_tokens": 3}
+    assert added == {"texts": 1, "runs": 4} | tokens
 
 
 def counts(stack: TestStack, model: str, name: str, reached: int) -> dict[str, float] | None:
@@ -234,7 +225,7 @@ def test_every_model_loads_its_options_on_its_own_cores(served):
 
 def test_log_names_cores_batches_and_idle_cores(served):
     assert "optimum_0_0: 2 of its 4 NeuronCores stay idle, for tp_degree is 2" in served.log
-    assert "nxd_0_0: NeuronCores 0 to 3, batches of 4, context 256, up to 4 texts per batch" in served.log
+    assert "nxd_0_0: NeuronCores 0 to 3, batches of 4, context 256, up to 4 texts at a time" in served.log
 
 
 # --- wrong requests and wrong configs ---------------------------------------------------------------------------------

@@ -37,8 +37,31 @@ def pieces(stack: TestStack, model: str, prompt: str | list[str], **options) -> 
 
 def counted(stack: TestStack, model: str) -> dict[str, float]:
     """Return the backend's counters, which it reports twice per second."""
+    named = metrics(stack, model).items()
+    return {name.removesuffix("_total"): value for name, value in named if name.endswith("_total")}
+
+
+def settled(stack: TestStack, model: str) -> dict[str, float]:
+    """Return the counters once they include everything that was counted before this call.
+
+    Wait for two reports, because the first one may have begun before. Each ends with the memory in use, which changes.
+    """
+    used, reports = metrics(stack, model).get("memory_used_bytes"), 0
+
+    def reported_twice() -> bool:
+        nonlocal used, reports
+        before, used = used, metrics(stack, model).get("memory_used_bytes")
+        reports += used != before
+        return reports >= 2
+
+    stack.wait(reported_twice, f"two reports of {model}")
+    return counted(stack, model)
+
+
+def metrics(stack: TestStack, model: str) -> dict[str, float]:
+    """Return the backend's metrics of a model."""
     page = opener.open(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics").read().decode()
-    samples = re.findall(rf'^transformers_(\w+)_total{{model="{model}",version="1"}} (\S+)$', page, re.MULTILINE)
+    samples = re.findall(rf'^transformers_(\w+){{model="{model}",version="1"}} (\S+)$', page, re.MULTILINE)
     return {name: float(value) for name, value in samples}
 
 

@@ -50,7 +50,10 @@ def test_openvino_answers_like_onnxruntime(tmp_path, case):
     for reference, alone, together in answers:
         for name in reference:
             for answer in (alone[name], together[name]):
-                if answer.dtype == np.object_ or np.issubdtype(answer.dtype, np.integer):
+                if case == "splade" and answer.dtype != np.float32:
+                    # Tokens come by weight, and those whose weights differ by a rounding error may change places.
+                    assert list(map(sorted, answer.tolist())) == list(map(sorted, reference[name].tolist()))
+                elif answer.dtype == np.object_ or np.issubdtype(answer.dtype, np.integer):
                     assert answer.tolist() == reference[name].tolist()
                 else:
                     np.testing.assert_allclose(answer, reference[name], atol=1e-4)

@@ -16,10 +16,14 @@ from scripts.common.settings import ROOT, UserError
 from scripts.models.catalogue import Job
 from scripts.models.exporters.generation import assemble
 from shared import pretrained
-from shared.decoding import Decoder, Options, Row, draw, partial_stop_length
+from shared.continuation import Options, Row, partial_stop_length
+from shared.decoding import Decoder, draw
 from shared.errors import ConfigError
-from shared.pretrained import check_it_fits, chosen_dtype, size, stored_weights
+from shared.memory import check_it_fits
+from shared.pretrained import chosen_dtype, size, stored_weights
 from tests.support.checkpoints import language
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = ["I am going", "Which battery", "비 그친 뒤", "Grüße 🥖 aus München: schönes Wetter,", "It"]
 ARCHITECTURES = {
@@ -32,15 +36,6 @@ ARCHITECTURES = {
 
 def options(**changes) -> Options:
     return Options(**{"max_new_tokens": 24, "temperature": 0.0, "top_p": 1.0, "seed": 1, "stop": ()} | changes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Use one thread, because models this small gain nothing from a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +168,7 @@ def test_row_stops_at_the_end_token(gpt2):
     assert batch[0].tokens == whole[0].tokens[: len(batch[0].tokens)]
     assert batch[0].tokens[-1] == end
     assert batch[0].new_tokens <= 6
+    assert [row.finish_reason for row in batch] == ["stop", "length"]
 
 
 def test_finished_row_does_not_change(gpt2):
@@ -216,9 +212,9 @@ def test_partial_stop_string_at_the_end_is_held_back(stops, text, length):
 )
 def test_draw_follows_temperature_and_top_p(sampling, expected):
     scores = torch.tensor([3.0, 0.0, 1.0, 2.0])
-    other_row = Row("", [0], options(temperature=9.0, top_p=0.5))
-    row = Row("", [0], options(**sampling))
-    tokens = draw(scores.expand(4000, -1), [other_row, row] * 2000)[1::2].tolist()
+    other = options(temperature=9.0, top_p=0.5)
+    numbers = torch.rand(4000, generator=torch.Generator().manual_seed(1)).tolist()
+    tokens = draw(scores.expand(4000, -1), [other, options(**sampling)] * 2000, numbers)[1::2].tolist()
     assert {token: tokens.count(token) / 2000 for token in set(tokens)} == pytest.approx(expected, abs=0.03)
 
 

@@ -17,6 +17,8 @@ from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, InferenceResponse
 
 OUTPUTS = ["text", "text_output"]
+# What Triton passes for a request that names no outputs.
+ALL_OUTPUTS = [*OUTPUTS, "finish_reason", "num_input_tokens", "num_output_tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def prompts(pb_utils) -> ModuleType:
 def read(prompts):
     """Return a function that reads a request whose model has the names of falcon7b."""
 
-    def read(outputs: list[str] = OUTPUTS, parameters: dict | None = None, **inputs: object):
+    def read(outputs: list[str] = ALL_OUTPUTS, parameters: dict | None = None, **inputs: object):
         return prompts.read_request(InferenceRequest(outputs, parameters, **inputs), "prompt", "text")
 
     return read
@@ -43,11 +45,11 @@ def sampling(**parameters: object) -> list[bytes]:
 
 @pytest.mark.parametrize(("name", "output"), [("prompt", "text"), ("text_input", "text_output")])
 @pytest.mark.parametrize("shape", [(2,), (1,), (2, 1), (1, 1)])
-def test_texts_get_the_name_that_fits_and_the_shape_of_the_prompts(read, name, output, shape):
+def test_texts_get_the_name_that_fits_and_the_shape_of_the_prompts(prompts, read, name, output, shape):
     texts = ["I am", "Grüße"][: shape[0]]
     request = read(**{name: np.array([text.encode() for text in texts], object).reshape(shape)})
     assert request.prompts == texts
-    response = request.response([text + "." for text in texts])
+    response = request.response([prompts.Piece(text + ".", "stop", 2, 1) for text in texts])
     expected = np.array([f"{text}.".encode() for text in texts], object).reshape(shape).tolist()
     assert response.outputs == {output: expected}
 
@@ -58,17 +60,38 @@ def test_texts_get_the_name_that_fits_and_the_shape_of_the_prompts(read, name, o
         (["text"], "text_input", ["text"]),
         (["text_output"], "prompt", ["text_output"]),
         (["text"], "prompt", ["text"]),  # also of a model whose config has only our names
+        (OUTPUTS, "text_input", ["text_output"]),  # of a model whose config has no other outputs
+        (["finish_reason", "text"], "text_input", ["text", "finish_reason"]),
+        (["num_output_tokens", "num_input_tokens"], "prompt", ["num_input_tokens", "num_output_tokens"]),
     ],
 )
 def test_output_that_is_asked_for_wins(read, outputs, name, expected):
     assert read(outputs, **{name: [b"I am"]}).outputs == expected
 
 
+def test_client_that_cannot_name_outputs_asks_for_them_as_vllms_does(read):
+    request = read(parameters={"return_finish_reason": True, "return_num_input_tokens": "false"}, prompt=[b"I am"])
+    assert request.outputs == ["text", "finish_reason"]
+
+
+def test_outputs_beside_the_text_have_vllms_types(prompts, read):
+    request = read(ALL_OUTPUTS[2:], prompt=[b"I am", b"It"])
+    pieces = [prompts.Piece("a", "stop", 2, 5), prompts.Piece("b", "length", 1, 3)]
+    tensors = {name: request.output(name, pieces).as_numpy() for name in request.outputs}
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
+        "finish_reason": [b"stop", b"length"],
+        "num_input_tokens": [2, 1],
+        "num_output_tokens": [5, 3],
+    }
+    assert tensors["num_input_tokens"].dtype == tensors["num_output_tokens"].dtype == np.uint32
+
+
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
         ({}, "input 'prompt' is missing: send it, or name it 'text_input'"),
-        ({"prompt": [b"a"], "text_input": [b"a"]}, "inputs 'prompt' and 'text_input' are two names for the same"),
+        ({"prompt": [b"a"], "text_input": [b"a"]}, "inputs 'prompt' and 'text_input' exclude each other: send one"),
+        ({"prompt": [b"a"], "messages": [b"a"]}, "inputs 'prompt' and 'messages' exclude each other: send one"),
         ({"text_input": np.array([], object)}, "input 'text_input' holds no prompt"),
         ({"text_input": [b"not \xff"]}, r"input 'text_input': text 0 is not valid UTF-8 \(byte 4\)"),
     ],
@@ -82,10 +105,11 @@ def test_wrong_prompts_are_refused(read, inputs, reason):
 def test_committed_configs_have_the_names_that_are_read(prompts, model):
     config = read_config(ROOT / "model_repository" / model / "config.pbtxt")
     inputs, outputs = ({tensor.name for tensor in tensors} for tensors in (config.inputs, config.outputs))
+    assert outputs == {"out" if "TEXT" in inputs else "text", prompts.TEXT_OUTPUT, *prompts.DETAILS}
     assert {prompts.TEXT_INPUT} <= inputs
-    assert {prompts.TEXT_OUTPUT} <= outputs
-    assert len(outputs) == 2
-    assert inputs - {"prompt", "TEXT", prompts.TEXT_INPUT, prompts.SAMPLING_PARAMETERS} <= prompts.RULES.keys()
+    others = {"prompt", "TEXT", prompts.TEXT_INPUT, prompts.MESSAGES, prompts.SAMPLING_PARAMETERS}
+    assert inputs - others <= prompts.RULES.keys()
+    assert (prompts.MESSAGES in inputs) == ("prompt" in inputs)
     assert all(tensor.optional for tensor in config.inputs)
 
 
@@ -152,6 +176,14 @@ def test_wrong_option_is_refused(read, inputs, parameters, reason):
         read(parameters=parameters, prompt=[b"I am"], **inputs)
 
 
+def test_message_with_half_a_character_can_be_sent(prompts, read):
+    with pytest.raises(BadRequest) as caught:
+        read(prompt=[b"I am"], sampling_parameters=[rb'{"\ud83e": 1}'])
+    code, message = prompts.serving.error_response(caught.value).error
+    assert code == "INVALID_ARG"
+    assert message.encode().startswith(rb"unknown sampling parameter '\ud83e'")
+
+
 # --- responses, from a real model -------------------------------------------------------------------------------------
 
 
@@ -167,7 +199,7 @@ def serve(pb_utils, tmp_path_factory):
         args = {"model_name": "mine", "model_version": "1", "model_repository": str(repository / "mine")}
         args |= {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": "mine_0"}
         config = {"model_transaction_policy": {"decoupled": streams}, "parameters": {}}
-        models[streams] = importlib.import_module("shared.generation").TextGeneration()
+        models[streams] = importlib.import_module("shared.batched_generation").BatchedGeneration()
         models[streams].initialize(args | {"model_config": json.dumps(config)})
 
     def send(streams: bool, parameters: dict | None = None, **inputs: object) -> list[InferenceResponse]:

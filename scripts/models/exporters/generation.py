@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.common.settings import UserError
 from scripts.models.catalogue import SYSTEMS, Job, Outcome
+from scripts.models.exporters import openvino_export
 from scripts.models.exporters.config_writer import Config, tensor, write_config
+from scripts.models.exporters.generation_limits import Limits, write_chat_template
+from scripts.models.exporters.vllm_settings import write_vllm_settings
 from scripts.models.tasks import task_of_architecture
 
 if TYPE_CHECKING:
@@ -24,19 +28,39 @@ def assemble(job: Job) -> Outcome:
     weights = weight_files(job.weights)
     tokenizer = load_tokenizer(job)
     served, streamed = job.folder / job.system, job.folder / f"{job.system}_stream"
-    for model in (served, streamed):
-        (model / "1").mkdir(parents=True)
-    for file in [*weights, *other_files(job)]:
-        job.take(file, served / "1")
-    if tokenizer.is_fast and not (served / "1/tokenizer.json").exists():
-        # Only a tokenizer.model was there, which takes sentencepiece to read; the server does not have it.
-        tokenizer.save_pretrained(served / "1")
+    version = served / "1"
+    for folder in (version, streamed / "1"):
+        folder.mkdir(parents=True)
+    outcome = Outcome(f"{streamed.name} streams from the same files")
+    if job.format == "python":
+        outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
+    else:
+        limits = Limits.of(job, tokenizer)
+        if job.format == "vllm":
+            outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
+            write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code)
+        else:
+            outcome = openvino_export.export(job, tokenizer, limits.context, version).join(outcome)
+            limits = replace(limits, weights=outcome.facts["weights"])
+        limits.write(version)
+        write_chat_template(tokenizer, version)
+        # The checkpoint's own file may lack what transformers adds, such as the token that begins a text.
+        tokenizer.backend_tokenizer.save(str(version / "tokenizer.json"))
     if job.system not in SYSTEMS:
         write_configs(job, served, streamed)
-    size = sum(file.stat().st_size for file in (served / "1").glob("*.safetensors"))
-    config = json.loads((served / "1/config.json").read_text())
+    return outcome
+
+
+def copy_checkpoint(job: Job, weights: list[Path], tokenizer: PreTrainedTokenizerBase, version: Path) -> Outcome:
+    for file in [*weights, *other_files(job)]:
+        job.take(file, version)
+    if tokenizer.is_fast and not (version / "tokenizer.json").exists():
+        # Only a tokenizer.model was there, which takes sentencepiece to read; the server does not have it.
+        tokenizer.save_pretrained(version)
+    size = sum(file.stat().st_size for file in version.glob("*.safetensors"))
+    config = json.loads((version / "config.json").read_text())
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-    return Outcome(f"{size / 1e9:.2g} GB of weights; {streamed.name} streams from them", {"dtype": dtype})
+    return Outcome(f"{size / 1e9:.2g} GB of weights", {"dtype": dtype})
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -88,10 +112,11 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
 def write_configs(job: Job, served: Path, streamed: Path) -> None:
     """Write the same configurations as those of falcon7b and falcon7b_stream in git, which have comments."""
     config: Config = {
-        "backend": "transformers",
+        "backend": "generation",
         "input": [
             tensor("prompt", "STRING", [-1], optional=True),
             tensor("text_input", "STRING", [-1], optional=True),
+            tensor("messages", "STRING", [1], optional=True),
             tensor("max_new_tokens", "INT32", [1], optional=True),
             tensor("temperature", "FP32", [1], optional=True),
             tensor("top_p", "FP32", [1], optional=True),
@@ -101,10 +126,16 @@ def write_configs(job: Job, served: Path, streamed: Path) -> None:
             tensor("exclude_input_in_output", "BOOL", [1], optional=True),
             tensor("sampling_parameters", "STRING", [1], optional=True),
         ],
-        "output": [tensor("text", "STRING", [-1]), tensor("text_output", "STRING", [-1])],
+        "output": [
+            tensor("text", "STRING", [-1]),
+            tensor("text_output", "STRING", [-1]),
+            tensor("finish_reason", "STRING", [-1]),
+            tensor("num_input_tokens", "UINT32", [-1]),
+            tensor("num_output_tokens", "UINT32", [-1]),
+        ],
         "instance_group": [{"count": 1, "kind": "KIND_AUTO"}],
     }
-    parameters = {"task": job.task, "max_new_tokens": 64, "max_batch": 32, "dtype": "auto", "device": "auto"}
+    parameters = {"max_new_tokens": 64, "max_batch": 32, "dtype": "auto", "device": "auto"}
     if job.trust_remote_code:
         parameters["trust_remote_code"] = 1
     write_config(served, "Continues a prompt: docs/generation.md.", config, parameters)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -132,14 +133,13 @@ def size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
-class quiet(warnings.catch_warnings):
+@contextlib.contextmanager
+def quiet(level: int = logging.WARNING) -> Iterator[None]:
     """Hide the exporters' warnings about their own internals, which users cannot act on."""
-
-    def __enter__(self):
-        super().__enter__()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-
-    def __exit__(self, *exception):
-        logging.disable(logging.NOTSET)
-        return super().__exit__(*exception)
+        logging.disable(level)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor
 from scripts.models.exporters.text_model import TextModel
-from scripts.models.tasks import Axes
+from scripts.models.tasks import TOKEN_COUNT, Axes
 
 MAX_BATCH = 64
 MAX_WINDOWS = 256  # of the contexts of one request
@@ -36,11 +36,13 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
     extras = [extra for extra in from_tokenizer if extra not in tokens]
     from_request = [text for text in texts if text["name"] in task.from_request]
     outputs = [tensor(name, "FP32", dims(shape)) for name, shape in task.outputs.items()]
-    answers = [tensor(name, kind, dims(shape)) for name, (kind, shape) in task.answers.items()]
+    responses = [tensor(name, kind, dims(shape)) for name, (kind, shape) in task.ensemble_outputs.items()]
+    answers = [response for response in responses if response["name"] in task.answers]
+    counts = [response for response in responses if response["name"] == TOKEN_COUNT]
 
     parts: dict[str, tuple[Config, Parameters]] = {
         "tokenizer": (
-            batched("tokenizer", MAX_BATCH, texts, tokens + extras, "KIND_CPU"),
+            batched("tokenizer", MAX_BATCH, texts, tokens + extras + counts, "KIND_CPU"),
             tokenization(model),
         ),
         "encoder": encoder(model, tokens, outputs),
@@ -52,7 +54,7 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
         for part in ("encoder", "answers"):
             parts[part][0]["max_batch_size"] = MAX_WINDOWS
     steps = {model.part(part).name: config for part, (config, _) in parts.items()}
-    return parts | {"ensemble": (ensemble(steps, texts, answers or outputs), {})}
+    return parts | {"ensemble": (ensemble(steps, texts, responses), {})}
 
 
 def tokenization(model: TextModel) -> Parameters:

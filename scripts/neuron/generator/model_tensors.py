@@ -15,6 +15,7 @@ LANGUAGE_MODEL = {
     "triton_input": [
         Tensor("prompt", "STRING", [-1], optional=True),
         Tensor("text_input", "STRING", [-1], optional=True),
+        Tensor("messages", "STRING", [1], optional=True),
         Tensor("max_new_tokens", "INT32", [1], optional=True),
         Tensor("temperature", "FP32", [1], optional=True),
         Tensor("top_p", "FP32", [1], optional=True),
@@ -24,7 +25,13 @@ LANGUAGE_MODEL = {
         Tensor("exclude_input_in_output", "BOOL", [1], optional=True),
         Tensor("sampling_parameters", "STRING", [1], optional=True),
     ],
-    "triton_output": [Tensor("text", "STRING", [-1]), Tensor("text_output", "STRING", [-1])],
+    "triton_output": [
+        Tensor("text", "STRING", [-1]),
+        Tensor("text_output", "STRING", [-1]),
+        Tensor("finish_reason", "STRING", [-1]),
+        Tensor("num_input_tokens", "UINT32", [-1]),
+        Tensor("num_output_tokens", "UINT32", [-1]),
+    ],
 }
 
 

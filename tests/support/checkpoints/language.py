@@ -65,6 +65,38 @@ def save_persimmon(folder: Path, context: int = CONTEXT) -> Path:
     return save(folder, transformers.PersimmonForCausalLM, config, tokenizer)
 
 
+def save_llama(folder: Path) -> Path:
+    return save_decoder(folder, transformers.LlamaConfig, transformers.LlamaForCausalLM, num_key_value_heads=2)
+
+
+def save_qwen2(folder: Path) -> Path:
+    return save_decoder(folder, transformers.Qwen2Config, transformers.Qwen2ForCausalLM, num_key_value_heads=2)
+
+
+def save_gemma(folder: Path) -> Path:
+    return save_decoder(
+        folder, transformers.GemmaConfig, transformers.GemmaForCausalLM, num_key_value_heads=2, head_dim=8
+    )
+
+
+def save_gpt_neox(folder: Path) -> Path:
+    return save_decoder(folder, transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM)
+
+
+def save_bloom(folder: Path) -> Path:
+    tokenizer = byte_level_bpe("</s>", bos="<s>")
+    config = transformers.BloomConfig(
+        **vocabulary(tokenizer), hidden_size=32, n_layer=2, n_head=4, initializer_range=SPREAD
+    )
+    return save(folder, transformers.BloomForCausalLM, config, tokenizer)
+
+
+def save_decoder(folder: Path, config_class: type, model_class: type, **options: int) -> Path:
+    tokenizer = byte_level_bpe("</s>", bos="<s>")
+    config = config_class(**SIZE, **vocabulary(tokenizer), initializer_range=SPREAD, intermediate_size=64, **options)
+    return save(folder, model_class, config, tokenizer)
+
+
 def save_llama_classifier(folder: Path, labels: int = 3, pad: bool = True) -> Path:
     """Save a decoder that classifies a text by its last token, which it finds by the id of the padding token."""
     tokenizer = byte_level_bpe("</s>", bos="<s>")

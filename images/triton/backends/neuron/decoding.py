@@ -10,7 +10,8 @@ from transformers import AutoConfig, GenerationConfig, LogitsProcessor, LogitsPr
 
 from neuron.libraries import imported_class
 from neuron.llm import CompiledLLM
-from shared.decoding import Decoder, Row, Traits
+from shared.continuation import Row
+from shared.decoding import Decoder, Traits
 from shared.errors import ConfigError
 
 

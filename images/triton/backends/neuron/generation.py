@@ -12,16 +12,17 @@ from neuron.cores import Cores
 from neuron.decoding import NeuronDecoder, with_generate
 from neuron.libraries import loading
 from neuron.llm import CompiledLLM
-from shared.decoding import Decoder, Row
+from shared.batched_generation import BatchedGeneration
+from shared.continuation import Row
+from shared.decoding import Decoder
 from shared.errors import BadRequest, ConfigError
-from shared.generation import TextGeneration
 
 # The first release whose stopping criteria return a value for each row.
 MIN_TRANSFORMERS = (4, 39)
 NO_SAMPLING = "this model is compiled to choose the most probable token on the device"
 
 
-class NeuronGeneration(TextGeneration):
+class NeuronGeneration(BatchedGeneration):
     def __init__(self, compiled: CompiledLLM, cores: Cores, load: Callable[[], object]) -> None:
         self.compiled = compiled
         self.cores = cores
@@ -56,10 +57,9 @@ class NeuronGeneration(TextGeneration):
             raise BadRequest(f"option 'temperature' must be 0: {NO_SAMPLING}")
         return row
 
-    def count(self, rows: list[Row]) -> None:
-        super().count(rows)
-        padding_rows = self.compiled.batch_size - len(rows)
-        self.metrics.add(padding_tokens=padding_rows * max(len(row.prompt_tokens) for row in rows))
+    def count_padding(self, lengths: list[int]) -> None:
+        super().count_padding(lengths)
+        self.metrics.add(padding_tokens=(self.compiled.batch_size - len(lengths)) * max(lengths))
 
 
 def load_tokenizer(compiled: CompiledLLM):

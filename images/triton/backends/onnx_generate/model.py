@@ -24,11 +24,11 @@ from shared import serving
 from shared.backend import Backend
 from shared.errors import BadRequest, ConfigError
 from shared.parameters import int_parameter, parameter, version_file
-from shared.prompts import RULES, TEXT_OUTPUT, PromptRequest, read_request
+from shared.prompts import DETAILS, RULES, TEXT_OUTPUT, Piece, PromptRequest, read_request
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 COUNT = "max_new_tokens"
-OPTIONS = {name: RULES[name] for name in (COUNT, "exclude_input_in_output")}
+OPTIONS = {name: RULES[name] for name in (COUNT, "exclude_input_in_output", *(f"return_{name}" for name in DETAILS))}
 
 
 @dataclass(eq=False)  # compared by identity, so that rows fit into a set
@@ -37,10 +37,13 @@ class Row:
 
     unread: list[int]  # tokens that the model has not seen: the prompt, then the newest token
     max_new_tokens: int
-    new: list[int] = field(default_factory=list)
-    done: bool = False
+    new: list[int] = field(default_factory=list)  # without the end token
+    finish_reason: str = ""
     length: int = 0  # number of tokens that the model has seen
     past: Array = field(default_factory=lambda: np.empty((0, 0)))  # their keys and values: [positions, numbers]
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.unread)
 
     def mark_read(self, present: Array) -> None:
         """Append the unread tokens' keys and values, which are the last rows of `present` [tokens, numbers]."""
@@ -51,10 +54,17 @@ class Row:
         self.length = seen.stop
 
     def add(self, token: int, end_tokens: set[int]) -> None:
-        if token not in end_tokens:
-            self.new.append(token)
-        self.done = token in end_tokens or len(self.new) == self.max_new_tokens
         self.unread = [token]
+        if token in end_tokens:
+            self.finish_reason = "stop"
+            return
+        self.new.append(token)
+        if len(self.new) == self.max_new_tokens:
+            self.finish_reason = "length"
+
+    @property
+    def done(self) -> bool:
+        return bool(self.finish_reason)
 
 
 @dataclass(eq=False)
@@ -188,7 +198,11 @@ class TritonPythonModel(Backend):
         if job.request.echoes(TEXT_OUTPUT in job.request.outputs):
             texts = [prompt + text for prompt, text in zip(job.request.prompts, texts, strict=True)]
         self.metrics.add(generated_tokens=sum(len(row.new) for row in job.rows))
-        serving.send_last(job.sender, job.request.response(texts))
+        pieces = [
+            Piece(text, row.finish_reason, row.prompt_tokens, len(row.new) + (row.finish_reason == "stop"))
+            for text, row in zip(texts, job.rows, strict=True)
+        ]
+        serving.send_last(job.sender, job.request.response(pieces))
 
 
 class BatchInputs:

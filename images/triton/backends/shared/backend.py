@@ -22,6 +22,7 @@ class Backend(ABC):
     """One instance of a model, with the methods that Triton calls."""
 
     counters: ClassVar[tuple[str, ...]] = ()  # names in shared.metrics.COUNTERS
+    gauges: ClassVar[tuple[str, ...]] = ()  # names in shared.metrics.GAUGES
     engine_labels: dict[str, str] | None = None  # of the metric `engine`; set_up sets them if the model has engines
 
     @staticmethod
@@ -30,7 +31,7 @@ class Backend(ABC):
 
     def initialize(self, args: InstanceArgs) -> None:
         self.set_up(json.loads(args["model_config"]), args)
-        self.metrics = Metrics(args, *self.counters, engine_labels=self.engine_labels)
+        self.metrics = Metrics(args, *self.counters, gauges=self.gauges, engine_labels=self.engine_labels)
 
     @abstractmethod
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:

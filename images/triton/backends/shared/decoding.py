@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,86 +22,15 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from shared.chat_template import ChatTemplate
+from shared.continuation import Options, Owner, Row
 from shared.packing import RunCost, cheapest_cut
 
-# What an incomplete character decodes to.
-INCOMPLETE = "\ufffd"
-# Prompt tokens that are decoded with the first new ones, because a token's text can depend on those before it.
-LEAD = 5
 # Lengths of the prompts that are timed, in tokens.
 SHORT, LONG = 8, 64
 # Cost for each step to read a token of the prompt again, padding or not, relative to its first cost: a fiftieth on a
 # CPU (GPT-2: 2.3 ms and 0.05 ms).
 READ_AGAIN = 0.02
-
-Owner = TypeVar("Owner")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to continue a prompt."""
-
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    seed: int
-    stop: tuple[str, ...]
-
-
-class Row(Generic[Owner]):
-    """One prompt, and what the model has added to it so far."""
-
-    def __init__(self, prompt: str, tokens: Sequence[int], options: Options, owner: Owner | None = None) -> None:
-        self._owner = owner
-        self.prompt = prompt
-        self.prompt_tokens = list(tokens)
-        self.options = options
-        self.done = False
-        self.reset()
-
-    @property
-    def owner(self) -> Owner:
-        """Return the request that the row belongs to."""
-        assert self._owner is not None
-        return self._owner
-
-    def reset(self) -> None:
-        """Reset the row; called again when its batch failed and is retried."""
-        self.tokens = list(self.prompt_tokens)
-        self.decoded = ""
-        self.text = ""  # the part of `decoded` that no later token can change
-        self.window = max(0, len(self.tokens) - LEAD)
-        self.read = len(self.tokens)
-        self.random = torch.Generator().manual_seed(self.options.seed)
-
-    @property
-    def new_tokens(self) -> int:
-        return len(self.tokens) - len(self.prompt_tokens)
-
-    def add(self, token: int, end_tokens: set[int], decode: Callable[[list[int]], str]) -> None:
-        self.tokens.append(token)
-        self.done = token in end_tokens or self.new_tokens >= self.options.max_new_tokens
-        self.decoded += self._new_text(decode)
-        start = len(self.text)
-        stops = [at for stop in self.options.stop if (at := self.decoded.find(stop, start)) >= 0]
-        self.done = self.done or bool(stops)
-        held = 0 if self.done else partial_stop_length(self.options.stop, self.decoded[start:])
-        self.text = self.decoded[: min(stops, default=len(self.decoded) - held)]
-
-    def _new_text(self, decode: Callable[[list[int]], str]) -> str:
-        """Return the text of the tokens since the last call, or "" while they end inside a character."""
-        before = decode(self.tokens[self.window : self.read])
-        now = decode(self.tokens[self.window :])
-        if len(now) <= len(before) or (now.endswith(INCOMPLETE) and not self.done):
-            return ""
-        self.window, self.read = self.read, len(self.tokens)
-        return now[len(before) :]
-
-
-def partial_stop_length(stops: Sequence[str], text: str) -> int:
-    """Return how many characters at the end of the text can be the beginning of a stop string."""
-    lengths = (n for stop in stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n]))
-    return max(lengths, default=0)
 
 
 @dataclass(frozen=True)
@@ -134,6 +63,9 @@ class Decoder:
         )
         # The first call also sets up the tokenizer; after it, threads may share the tokenizer.
         self.start: list[int] = self.tokenizer("").input_ids or [token for token in starts if token is not None][:1]
+        templates = tokenizer.chat_template or ""
+        source = templates.get("default", "") if isinstance(templates, dict) else templates
+        self.chat_template = ChatTemplate(source, tokenizer.special_tokens_map)
         self.measure()
 
     def traits(self) -> Traits:
@@ -141,9 +73,11 @@ class Decoder:
         vocabulary = self.model.get_input_embeddings().num_embeddings
         return Traits(vocabulary, getattr(config, "max_position_embeddings", None), self.model.device)
 
-    def encode(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
         """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with."""
-        tokens: list[int] = self.tokenizer(prompt).input_ids if prompt else self.start
+        if not prompt:
+            return self.start
+        tokens: list[int] = self.tokenizer(prompt, add_special_tokens=special_tokens).input_ids
         return tokens
 
     def decode(self, tokens: list[int]) -> str:
@@ -234,26 +168,28 @@ class Sampling(LogitsProcessor):
 
     def __init__(self, rows: Sequence[Row[Any]]) -> None:
         self.rows = rows
+        # Each row has random numbers of its own, so that the rest of the batch changes nothing.
+        self.generators = [torch.Generator().manual_seed(row.options.seed) for row in rows]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         sampling = [i for i, row in enumerate(self.rows) if row.options.temperature and not row.done]
         if sampling:
             places = torch.tensor(sampling, device=scores.device)
-            tokens = draw(scores[places], [self.rows[i] for i in sampling])
+            numbers = [torch.rand((), generator=self.generators[i], dtype=torch.float64).item() for i in sampling]
+            tokens = draw(scores[places], [self.rows[i].options for i in sampling], numbers)
             scores[places] = -torch.inf
             scores[places, tokens] = 0
         return scores
 
 
-def draw(scores: torch.Tensor, rows: Sequence[Row[Any]]) -> torch.Tensor:
-    """Draw a token for each row by a random number of its own, so that the rest of the batch changes nothing."""
+def draw(scores: torch.Tensor, options: Sequence[Options], numbers: Sequence[float]) -> torch.Tensor:
+    """Draw a token for each row by its random number from 0 to 1."""
 
-    def column(numbers: list[float]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.float64, device=scores.device)[:, None]
+    def column(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=scores.device)[:, None]
 
-    temperature = column([row.options.temperature for row in rows])
-    top_p = column([row.options.top_p for row in rows])
-    numbers = column([torch.rand((), generator=row.random, dtype=torch.float64).item() for row in rows])
+    temperature = column([own.temperature for own in options])
+    top_p = column([own.top_p for own in options])
     # Shift the maximum to 0 first, so that no temperature is too small to divide by.
     probabilities = ((scores - scores.amax(-1, keepdim=True)).double() / temperature).softmax(-1)
     if (top_p < 1).any():
@@ -262,5 +198,5 @@ def draw(scores: torch.Tensor, rows: Sequence[Row[Any]]) -> torch.Tensor:
         probabilities = probabilities.masked_fill(surplus.scatter(-1, order, surplus), 0)
     cumulative = probabilities.cumsum(-1)
     # Clamp for models that return NaN: on a GPU, an index out of range would break every later operation.
-    tokens = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
+    tokens = torch.searchsorted(cumulative, column(numbers) * cumulative[:, -1:], right=True)
     return tokens.clamp(max=scores.shape[-1] - 1)[:, 0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import queue
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +18,6 @@ from shared.types import Array, Tensors
 
 if TYPE_CHECKING:
     import openvino
-
-# Through this package, which pip installs with it, OpenVINO reports each import to Google. Without it, it does not.
-sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 # OpenVINO computes 64-bit numbers in 32 bits, so only token ids and the like may be integers, and no output.
 _INPUTS = {np.bool_, np.int8, np.uint8, np.int32, np.int64, np.float16, np.float32}

@@ -1,53 +1,87 @@
-"""Task `text-generation`: continues the prompts that wait at the same time together.
+"""Requests of the task `text-generation`: reads and checks them, queues their prompts, and answers them.
 
 Triton does not batch these requests, because the published request has no batch dimension. So execute() only checks a
-request and queues its prompts; a thread of this module generates, and responds when a text is done.
+request and queues its prompts; a thread generates, and responds when a text is done.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import queue
 import random
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import triton_python_backend_utils as pb_utils
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from shared import pretrained, serving
+from shared import serving
 from shared.backend import Backend
-from shared.decoding import Decoder, Options, Row
+from shared.chat_template import ChatTemplate
+from shared.continuation import Options, Row
 from shared.errors import BadRequest, Busy, ConfigError
 from shared.parameters import int_parameter, parameter
-from shared.prompts import NUMBERS, PromptRequest, Rule, read_option, read_request
+from shared.prompts import NUMBERS, Piece, PromptRequest, Rule, read_option, read_request
 from shared.types import InstanceArgs, ModelConfig
 
 CANCELLED = pb_utils.TritonError.CANCELLED
-# Each check whether a client still waits is a round trip to Triton.
-CANCEL_CHECK_S = 0.25
+# The default limit of an answer in a chat, for models whose context has none.
+CHAT_TOKENS = 1024
+
+
+class LanguageModel(Protocol):
+    """The limits of a model, and its tokenizer."""
+
+    vocabulary: int
+    context: int | None
+    chat_template: ChatTemplate
+
+    def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
+        """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with.
+
+        Without `special_tokens`, add none around the prompt: a chat template writes them itself.
+        """
+        ...
 
 
 class TextGeneration(Backend):
-    counters = ("texts", "tokens", "padding_tokens", "generated_tokens", "runs")
+    counters: ClassVar[tuple[str, ...]] = (
+        "texts",
+        "tokens",
+        "padding_tokens",
+        "generated_tokens",
+        "first_tokens",
+        "first_token_microseconds",
+        "later_tokens",
+        "later_token_microseconds",
+        "runs",
+    )
+    gauges = ("running_texts", "waiting_texts", "cache_usage_ratio")
     default_max_batch = 32
 
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.streams = config.get("model_transaction_policy", {}).get("decoupled", False)
         self.defaults = default_options(config)
         self.max_batch = int_parameter(config, "max_batch", self.default_max_batch)
-        self.gather_s = int_parameter(config, "gather_milliseconds", 10) / 1000
         self.max_waiting = int_parameter(config, "max_waiting", 1000)
-        if self.max_batch < 1 or self.max_waiting < 1 or self.gather_s < 0:
-            raise ConfigError("parameters 'max_batch', 'max_waiting' must be at least 1, 'gather_milliseconds' 0")
-        self.decoder = self.load_decoder(config, args)
+        if self.max_batch < 1 or self.max_waiting < 1:
+            raise ConfigError("parameters 'max_batch' and 'max_waiting' must be at least 1")
         self.waiting: queue.Queue[Row[Job] | None] = queue.Queue()
+        self.model = self.load_model(config, args)
 
-    def load_decoder(self, config: ModelConfig, args: InstanceArgs) -> Decoder:
-        return Decoder(pretrained.load(AutoModelForCausalLM, config, args), load_tokenizer(config, args))
+    @abstractmethod
+    def load_model(self, config: ModelConfig, args: InstanceArgs) -> LanguageModel:
+        """Load the model. Raise ConfigError if it cannot be served."""
+
+    @abstractmethod
+    def placement(self) -> str:
+        """Return the model's precision and device, for the log."""
+
+    @abstractmethod
+    def work(self) -> None:
+        """Continue the rows of `waiting`, until it yields None."""
 
     def initialize(self, args: InstanceArgs) -> None:
         super().initialize(args)
@@ -55,20 +89,14 @@ class TextGeneration(Backend):
         self.thread.start()
         pb_utils.Logger.log_info(
             f"{args['model_instance_name']}: {self.placement()}, "
-            f"context {self.decoder.context or 'unlimited'}, up to {self.max_batch} texts per batch"
+            f"context {self.model.context or 'unlimited'}, up to {self.max_batch} texts at a time"
         )
-
-    def placement(self) -> str:
-        """Return the model's precision and device, for the log."""
-        return f"{pretrained.name_of(self.decoder.model.dtype)} on {self.decoder.model.device}"
 
     def finalize(self) -> None:
         """End the thread. Triton unloads a model only after all its requests got responses, so no text waits."""
         self.waiting.put(None)
         self.thread.join(timeout=2)
         super().finalize()
-
-    # --- taking requests ----------------------------------------------------------------------------------------------
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         for request in requests:
@@ -90,88 +118,46 @@ class TextGeneration(Backend):
             raise BadRequest(f"input '{read.name}' holds {len(read.prompts)} prompts; streaming takes one per request")
         # Clients of vLLM's backend, which ask for a stream, expect it without the prompt.
         job = Job(read, sender, streams, read.echoes(default="stream" not in read.options or not streams))
-        job.rows = [self.row(job, prompt) for prompt in read.prompts]
+        prompts = read.prompts if read.messages is None else [self.model.chat_template.prompt(read.messages)]
+        job.rows = [self.row(job, prompt) for prompt in prompts]
+        if len(job.rows) > self.max_waiting:
+            raise BadRequest(f"input '{read.name}' holds {len(job.rows)} prompts; at most {self.max_waiting} may wait")
         if self.waiting.qsize() + len(job.rows) > self.max_waiting:
             raise Busy(f"{self.waiting.qsize()} texts wait already: try again later")
         return job
 
     def row(self, job: Job, prompt: str) -> Row[Job]:
         name, requested = job.request.name, job.request.options
-        tokens = self.decoder.encode(prompt)
+        is_chat = job.request.messages is not None
+        tokens = self.model.encode(prompt, special_tokens=not is_chat)
         if not tokens:
             raise BadRequest(f"input '{name}' is empty, and this model has no token to begin a text with")
-        if max(tokens) >= self.decoder.vocabulary:
+        if max(tokens) >= self.model.vocabulary:
             raise BadRequest(f"input '{name}' has a token that the tokenizer knows and the model does not")
         options: dict[str, Any] = {"seed": random.getrandbits(63), "stop": ()} | self.defaults
+        if is_chat:
+            options["max_new_tokens"] = self.model.context or CHAT_TOKENS
         options |= {name: requested[name] for name in Options.__dataclass_fields__ if name in requested}
-        room = (self.decoder.context or math.inf) - len(tokens)
+        room = (self.model.context or math.inf) - len(tokens)
         if room < requested.get("max_new_tokens", 1):
             left = f"room for {room} new ones" if room > 0 else "no room for new ones"
             raise BadRequest(
-                f"input '{name}' has {len(tokens)} tokens; in the model's context of {self.decoder.context} that "
+                f"input '{name}' has {len(tokens)} tokens; in the model's context of {self.model.context} that "
                 f"leaves {left}, and 'max_new_tokens' is {options['max_new_tokens']}"
             )
         options["max_new_tokens"] = min(options["max_new_tokens"], room)
         return Row(prompt, tokens, Options(**options), job)
 
-    # --- generating ---------------------------------------------------------------------------------------------------
-
-    def work(self) -> None:
-        while first := self.waiting.get():
-            for batch in self.decoder.batches(self.gather(first)):
-                self.run_apart(batch)
-
-    def gather(self, first: Row[Job]) -> list[Row[Job]]:
-        """Return all rows that wait or arrive within `gather_s`: clients of the last batch may ask again."""
-        rows = [first]
-        deadline = time.monotonic() + self.gather_s
-        with contextlib.suppress(queue.Empty):
-            while len(rows) < self.max_batch:
-                row = self.waiting.get(timeout=max(0, deadline - time.monotonic()))
-                if row is None:  # finalize() was called
-                    self.waiting.put(None)
-                    break
-                rows.append(row)
-        return rows
-
-    def run_apart(self, rows: list[Row[Job]]) -> None:
-        """Run the rows at once. If that fails, run each alone, so that only the row at fault gets the error."""
-        rows = [row for row in rows if not row.done]
-        error = self.run(rows) if rows else None
-        if error and len(rows) == 1:
-            rows[0].owner.fail(error)
-        elif error:
-            for row in rows:
-                self.run_apart([row])
-
-    def run(self, rows: list[Row[Job]]) -> Exception | None:
-        jobs = {row.owner for row in rows}
-        next_check = 0.0
-
-        def after_token() -> None:
-            nonlocal next_check
-            check = time.monotonic() >= next_check
-            if check:
-                next_check = time.monotonic() + CANCEL_CHECK_S
-            for job in jobs:
-                job.update(check)
-
-        try:
-            self.decoder.generate(rows, after_token)
-        except Exception as error:
-            return error.with_traceback(None)  # the traceback's frames hold the batch's memory
-        self.count(rows)
-        return None
-
-    def count(self, rows: list[Row[Job]]) -> None:
-        lengths = [len(row.prompt_tokens) for row in rows]
-        self.metrics.add(
-            texts=len(rows),
-            tokens=sum(lengths),
-            padding_tokens=max(lengths) * len(rows) - sum(lengths),
-            generated_tokens=sum(row.new_tokens for row in rows),
-            runs=1,
-        )
+    def count_end(self, row: Row[Job]) -> None:
+        """Count a text that has ended, and how long its client waited."""
+        self.metrics.add(texts=1, tokens=len(row.prompt_tokens))
+        if row.new_tokens:
+            self.metrics.add(
+                first_tokens=1,
+                first_token_microseconds=round(1e6 * (row.first_token_at - row.owner.arrived_at)),
+                later_tokens=row.new_tokens - 1,
+                later_token_microseconds=round(1e6 * (row.last_token_at - row.first_token_at)),
+            )
 
 
 class Job:
@@ -185,27 +171,37 @@ class Job:
         self.streams = streams
         self.echoes = echoes  # each text begins with its prompt
         self.rows: list[Row[Job]] = []
-        self.sent = 0  # characters
+        self.sent = self.sent_tokens = 0  # characters of the texts, and new tokens
         self.finished = False  # the last response is sent
+        self.arrived_at = time.monotonic()
 
     def update(self, check_cancelled: bool) -> None:
         """Send what is ready. With `check_cancelled`, end the job if its client no longer waits."""
+        if check_cancelled:
+            self.end_if_cancelled()
         if self.finished:
             return
-        if check_cancelled and self.sender.is_cancelled():
-            error = pb_utils.TritonError("the client cancelled the request", CANCELLED)
-            self.finish(pb_utils.InferenceResponse(error=error))
-        elif all(row.done for row in self.rows):
+        if all(row.done for row in self.rows):
             self.finish(self.request.response([self.unsent(row) for row in self.rows]))
         elif self.streams:
             self.send_piece()
 
-    def unsent(self, row: Row[Job]) -> str:
-        return ((row.prompt if self.echoes else "") + row.text)[self.sent :]
+    def end_if_cancelled(self) -> None:
+        if not self.finished and self.sender.is_cancelled():
+            error = pb_utils.TritonError("the client cancelled the request", CANCELLED)
+            self.finish(pb_utils.InferenceResponse(error=error))
+
+    def unsent(self, row: Row[Job]) -> Piece:
+        text = ((row.prompt if self.echoes else "") + row.text)[self.sent :]
+        # A batch that failed runs again from its first token.
+        new_tokens = max(0, row.new_tokens - self.sent_tokens)
+        return Piece(text, row.finish_reason, len(row.prompt_tokens), new_tokens)
 
     def send_piece(self) -> None:
-        if piece := self.unsent(*self.rows):
-            self.sent += len(piece)
+        piece = self.unsent(*self.rows)
+        if piece.text:
+            self.sent += len(piece.text)
+            self.sent_tokens += piece.num_output_tokens
             self.sender.send(self.request.response([piece]))
 
     def fail(self, error: Exception) -> None:
@@ -233,12 +229,3 @@ def default_option(config: ModelConfig, name: str, rule: Rule) -> float | None:
     except BadRequest as error:
         raise ConfigError(f"{error}, not '{text}'") from None
     return value
-
-
-def load_tokenizer(config: ModelConfig, args: InstanceArgs) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        pretrained.weights_folder(config, args),
-        local_files_only=True,
-        trust_remote_code=pretrained.trusts_remote_code(config),
-    )
-    return tokenizer

@@ -1,9 +1,17 @@
-"""Reads how much memory Triton's container or machine has, how much is in use, and how much this process uses."""
+"""Reads how much memory Triton's container or machine has and how much is in use; checks that a model fits."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from shared.errors import ConfigError
+
+# The weights, and a tenth for the library itself and what a batch stores.
+HEADROOM = 1.1
 
 
 def memory(cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> tuple[int, int]:
@@ -26,6 +34,22 @@ def process_memory(proc: Path = Path("/proc")) -> int:
     """Return this process's own memory in bytes, without what it shares with others, such as mapped files."""
     _, resident, shared, *_ = map(int, (proc / "self/statm").read_text().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def one_load_at_a_time() -> Iterator[None]:
+    """Wait until no other process loads a model, so that each check sees the memory that the model before has taken."""
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def check_it_fits(name: str, needed: float, free: int) -> None:
+    if needed > free:
+        raise ConfigError(
+            f"{name} takes about {needed / 1e9:.1f} GB and {max(0, free) / 1e9:.1f} GB of memory are free here: "
+            "unload another model, give Triton more memory, or set the parameter 'dtype' to a smaller type"
+        )
 
 
 def _field(path: Path, name: str) -> int:

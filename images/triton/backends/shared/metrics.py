@@ -6,6 +6,7 @@ import ctypes
 import json
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 import triton_python_backend_utils as pb_utils
 
@@ -18,10 +19,20 @@ COUNTERS = {
     "images": "Images that an image processor received",
     "truncated_texts": "Texts longer than max_length, which were cut",
     "tokens": "Tokens of the texts, without padding",
+    "prefix_cached_tokens": "Tokens of prompts whose keys and values came from the prefix cache",
     "generated_tokens": "Tokens that the model added to texts",
+    "first_tokens": "Texts that ended and have at least one generated token",
+    "first_token_microseconds": "Time from the arrival of these texts to their first generated token",
+    "later_tokens": "Tokens that were generated after the first ones of these texts",
+    "later_token_microseconds": "Time from the first generated token of these texts to their last",
     "padding_tokens": "Tokens added to give rows the same length",
     "padding_rows": "Rows added to reach the batch size that the model was compiled for",
     "runs": "Runs of the model's graph; packing makes several runs of one execution",
+}
+GAUGES = {
+    "running_texts": "Texts that are being continued",
+    "waiting_texts": "Texts that wait until one of the running texts has ended",
+    "cache_usage_ratio": "Share of the cache for keys and values that is in use",
 }
 SEND_INTERVAL_S = 0.5
 
@@ -33,12 +44,19 @@ class Metrics:
     reach a request.
     """
 
-    def __init__(self, args: InstanceArgs, *counters: str, engine_labels: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        args: InstanceArgs,
+        *counters: str,
+        gauges: Sequence[str] = (),
+        engine_labels: dict[str, str] | None = None,
+    ) -> None:
         self.config = json.loads(args["model_config"])
         self.labels = {"model": args["model_name"], "version": args["model_version"]}
         self.counters = counters
         self.engine_labels = engine_labels
         self.counts: Counter[str] = Counter()
+        self.values: dict[str, float] = dict.fromkeys(gauges, 0)
         self.lock = threading.Lock()
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._send, daemon=True)
@@ -47,6 +65,11 @@ class Metrics:
     def add(self, **counts: int) -> None:
         with self.lock:
             self.counts.update(counts)
+
+    def set(self, **values: float) -> None:
+        """Set gauges."""
+        with self.lock:
+            self.values.update(values)
 
     def close(self) -> None:
         """Send the last counts before the process ends."""
@@ -61,26 +84,30 @@ class Metrics:
             )
             self._gauge("max_batch_size", "The model's max_batch_size").set(self.config.get("max_batch_size", 0))
             self._gauge("cpus", "CPUs that Triton may use").set(usable_cpus())
+            gauges = {name: self._gauge(name, GAUGES[name]) for name in self.values}
             process = self._gauge("process_memory_bytes", "Own memory of one Python process of the model")
             used = self._gauge("memory_used_bytes", "Memory in use in Triton's container, or on the machine")
             limit = self._gauge("memory_limit_bytes", "Memory limit of Triton's container, or memory of the machine")
             engine = "1 for the engine and the precision that the model runs in"
             engines = [self._gauge("engine", engine, **self.engine_labels)] if self.engine_labels else []
-            for gauge in engines:
-                gauge.set(1)  # at once, because `make status` often follows the load
+            for engine_gauge in engines:
+                engine_gauge.set(1)  # at once, because `make status` often follows the load
             closed = False
             while not closed:
                 closed = self.closed.wait(SEND_INTERVAL_S)
                 with self.lock:
                     counts, self.counts = self.counts, Counter()
+                    values = dict(self.values)
                 for name, count in counts.items():
                     totals[name].increment(count)
                 # Triton goes on reporting the gauges of a model after it is unloaded.
-                values = (0, 0, 0) if closed else (process_memory(), *memory())
-                for gauge, value in zip((process, used, limit), values, strict=True):
+                for name, gauge in gauges.items():
+                    gauge.set(0 if closed else values[name])
+                bytes_used = (0, 0, 0) if closed else (process_memory(), *memory())
+                for gauge, value in zip((process, used, limit), bytes_used, strict=True):
                     gauge.set(value)
-                for gauge in engines:
-                    gauge.set(int(not closed))
+                for engine_gauge in engines:
+                    engine_gauge.set(int(not closed))
         except Exception as error:
             pb_utils.Logger.log_warn(f"{self.labels['model']}: the backend's metrics stopped: {error}")
 

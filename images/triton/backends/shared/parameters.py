@@ -8,6 +8,9 @@ from pathlib import Path
 from shared.errors import ConfigError
 from shared.types import InstanceArgs, ModelConfig
 
+# The values of the parameter `device`.
+DEVICES = ("auto", "cpu", "cuda")
+
 
 def version_file(args: InstanceArgs, name: str, what: str = "the model's") -> Path:
     """Return the path of a file that `make models` puts into the model's version folder."""
@@ -35,6 +38,15 @@ def choice_parameter(config: ModelConfig, key: str, choices: tuple[str, ...], de
     if value not in choices:
         raise ConfigError(f"parameter '{key}' must be one of {', '.join(choices)}, not '{value}'")
     return value
+
+
+def weights_folder(config: ModelConfig, args: InstanceArgs) -> Path:
+    """Return the version folder of the model, or of the model that the parameter `weights` names."""
+    model = Path(args["model_repository"])
+    folder = model.with_name(parameter(config, "weights", model.name)) / args["model_version"]
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} has no config.json: put there what save_pretrained writes, or run `make models`")
+    return folder
 
 
 def instance_count(config: ModelConfig) -> int:

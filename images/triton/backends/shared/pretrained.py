@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import struct
@@ -14,28 +13,17 @@ import torch
 import transformers
 
 from shared.errors import ConfigError
-from shared.memory import memory
-from shared.parameters import choice_parameter, instance_count, parameter, usable_cpus
+from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
+from shared.parameters import DEVICES, choice_parameter, instance_count, parameter, usable_cpus, weights_folder
 from shared.types import InstanceArgs, ModelConfig
 
 # safetensors' names of the types that models compute in.
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-# The weights, and a tenth for torch itself and what a batch stores.
-HEADROOM = 1.1
-
-
-def weights_folder(config: ModelConfig, args: InstanceArgs) -> Path:
-    """Return the version folder of the model, or of the model that the parameter `weights` names."""
-    model = Path(args["model_repository"])
-    folder = model.with_name(parameter(config, "weights", model.name)) / args["model_version"]
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} has no config.json: put there what save_pretrained writes, or run `make models`")
-    return folder
 
 
 def chosen_device(config: ModelConfig, args: InstanceArgs) -> torch.device:
     """Return the device that the config sets, or else the one where Triton placed the instance."""
-    device = choice_parameter(config, "device", ("auto", "cpu", "cuda"), "auto")
+    device = choice_parameter(config, "device", DEVICES, "auto")
     if device == "cpu" or (device == "auto" and args["model_instance_kind"] != "GPU"):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -64,9 +52,7 @@ def load(architecture: Any, config: ModelConfig, args: InstanceArgs) -> transfor
             dtype = torch.bfloat16  # CPUs compute in bfloat16, and only store float16
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    with open(__file__) as lock:
-        # Load one model at a time, so that each check sees the memory that the model before has taken.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_load_at_a_time():
         check_it_fits(args["model_name"], size(stored, dtype) * HEADROOM, free_memory(device))
         model: transformers.PreTrainedModel = architecture.from_pretrained(
             folder,
@@ -136,14 +122,6 @@ def free_memory(device: torch.device) -> int:
         return free
     used, limit = memory()
     return limit - used
-
-
-def check_it_fits(name: str, needed: float, free: int) -> None:
-    if needed > free:
-        raise ConfigError(
-            f"{name} takes about {needed / 1e9:.1f} GB and {max(0, free) / 1e9:.1f} GB of memory are free here: "
-            "unload another model, give Triton more memory, or set the parameter 'dtype' to a smaller type"
-        )
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -12,10 +12,15 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from shared import serving
+from shared.chat_template import Message
 from shared.errors import BadRequest
 
 # The name that NVIDIA's tutorial and vLLM's backend give to the prompts, and to the output with their texts.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
+# The input with a chat instead of prompts, as one JSON list.
+MESSAGES = "messages"
+# The outputs beside a text, with vLLM's names. Only requests that name them get them.
+DETAILS = {"finish_reason": np.object_, "num_input_tokens": np.uint32, "num_output_tokens": np.uint32}
 # vLLM's name for an option, and ours.
 SYNONYMS = {"max_tokens": "max_new_tokens"}
 # vLLM's input for options: one JSON object.
@@ -65,7 +70,18 @@ RULES = NUMBERS | {
     ),
     "stream": Rule(flag, lambda _: True, "true or false"),
     "exclude_input_in_output": Rule(flag, lambda _: True, "true or false"),
+    # The way of /generate, which names no outputs.
+    **{f"return_{name}": Rule(flag, lambda _: True, "true or false") for name in DETAILS},
 }
+
+
+class Piece(NamedTuple):
+    """The content of a response for one prompt. In a stream, `text` and `num_output_tokens` are those of the piece."""
+
+    text: str
+    finish_reason: str  # "stop", "length", or "" while the text goes on
+    num_input_tokens: int
+    num_output_tokens: int
 
 
 @dataclass(frozen=True)
@@ -77,35 +93,68 @@ class PromptRequest:
     shape: tuple[int, ...]  # of that input, and of the response's outputs
     outputs: list[str]
     options: dict[str, Any]
+    messages: list[Message] | None = None  # a chat, which becomes the only prompt
 
     def echoes(self, default: bool) -> bool:
         """Return whether the response's texts begin with their prompts."""
-        return not self.options.get("exclude_input_in_output", not default)
+        return self.messages is None and not self.options.get("exclude_input_in_output", not default)
 
-    def response(self, texts: Sequence[str]) -> pb_utils.InferenceResponse:
-        array = np.array([text.encode() for text in texts], np.object_).reshape(self.shape)
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name in self.outputs])
+    def response(self, pieces: Sequence[Piece]) -> pb_utils.InferenceResponse:
+        return pb_utils.InferenceResponse([self.output(name, pieces) for name in self.outputs])
+
+    def output(self, name: str, pieces: Sequence[Piece]) -> pb_utils.Tensor:
+        values = [getattr(piece, name if name in DETAILS else "text") for piece in pieces]
+        encoded = [value.encode() if isinstance(value, str) else value for value in values]
+        return pb_utils.Tensor(name, np.array(encoded, DETAILS.get(name, np.object_)).reshape(self.shape))
 
 
 def read_request(
     request: pb_utils.InferenceRequest, name: str, output: str, rules: Mapping[str, Rule] = RULES
 ) -> PromptRequest:
-    """Read a request whose prompts are the input `name` or `text_input`. Raise BadRequest if it is wrong."""
-    answers = {name: output, TEXT_INPUT: TEXT_OUTPUT}
+    """Read a request with the input `name`, `text_input` or `messages`. Raise BadRequest if it is wrong."""
+    answers = {name: output, TEXT_INPUT: TEXT_OUTPUT, MESSAGES: output}
     options = read_options(request, rules)
     names = [name for name in answers if pb_utils.get_input_tensor_by_name(request, name) is not None]
     if len(names) > 1:
-        raise BadRequest(f"inputs '{name}' and '{TEXT_INPUT}' are two names for the same: send one")
+        raise BadRequest(f"inputs '{names[0]}' and '{names[1]}' exclude each other: send one")
     if not names:
         raise BadRequest(f"input '{name}' is missing: send it, or name it '{TEXT_INPUT}'")
     (name,) = names
+    shape = serving.input_tensor(request, name).shape
+    outputs = response_outputs(request, answers[name], (output, TEXT_OUTPUT), options)
+    if name == MESSAGES:
+        if not options.get("exclude_input_in_output", True):
+            raise BadRequest(f"option 'exclude_input_in_output' must be true: the answer to '{MESSAGES}' has no prompt")
+        return PromptRequest(name, [], shape, outputs, options, read_messages(request))
     prompts = serving.texts(request, name, "text")
     if not prompts:
         raise BadRequest(f"input '{name}' holds no prompt: send at least one")
-    # A request that names no outputs asks for all of them: it gets the one that fits its input.
-    requested = serving.requested_outputs(request, answers.values())
-    outputs = [answers[name]] if len(requested) == len(answers) else requested
-    return PromptRequest(name, prompts, serving.input_tensor(request, name).shape, outputs, options)
+    return PromptRequest(name, prompts, shape, outputs, options)
+
+
+def response_outputs(
+    request: pb_utils.InferenceRequest, fitting: str, texts: tuple[str, str], options: Mapping[str, Any]
+) -> list[str]:
+    """Return the outputs of the response: of those for texts only the fitting one, if the request asks for both."""
+    requested = serving.requested_outputs(request, (*texts, *DETAILS))
+    if len(requested) == len(texts) + len(DETAILS):  # for Triton, a request that names no outputs asks for all
+        requested = [fitting]
+    outputs = [fitting] if set(texts) <= set(requested) else [name for name in texts if name in requested]
+    return outputs + [name for name in DETAILS if name in requested or options.get(f"return_{name}")]
+
+
+def read_messages(request: pb_utils.InferenceRequest) -> list[Message]:
+    try:
+        (text,) = serving.texts(request, MESSAGES)
+        messages = json.loads(text)
+        if messages and all(isinstance(message["role"], str) and "content" in message for message in messages):
+            return list(messages)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise BadRequest(
+        f"input '{MESSAGES}' must be one JSON list of messages, such as "
+        '[{"role": "user", "content": "Which battery fits?"}]'
+    )
 
 
 def read_options(request: pb_utils.InferenceRequest, rules: Mapping[str, Rule]) -> dict[str, Any]:

@@ -88,6 +88,8 @@ def error_response(error: Exception) -> pb_utils.InferenceResponse:
         code, message = pb_utils.TritonError.UNAVAILABLE, str(error)
     elif type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values that the graph refuses
         code, message = pb_utils.TritonError.INVALID_ARG, f"the model refused the values of the inputs: {error}"
+    # JSON can escape half a character, which Triton does not take.
+    message = message.encode(errors="backslashreplace").decode()
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
 
 

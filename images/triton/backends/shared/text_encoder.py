@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 from shared import pooling, pretrained
 from shared.errors import ConfigError
 from shared.packed_encoder import Encoder, PackedEncoder
-from shared.parameters import choice_parameter, int_parameter, parameter
+from shared.parameters import choice_parameter, int_parameter, parameter, weights_folder
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 POOLING_MASK = "pooling_mask"  # the attention mask without the tokens that are not pooled
@@ -32,7 +32,7 @@ class TextEncoder(PackedEncoder):
         self.pooling = parameter(config, "pooling", "mean").split("+")
         if unknown := [mode for mode in self.pooling if mode not in pooling.MODES]:
             raise ConfigError(f"parameter 'pooling': unknown mode '{unknown[0]}'; use {', '.join(pooling.MODES)}")
-        folder = pretrained.weights_folder(config, args)
+        folder = weights_folder(config, args)
         self.dense = [self.load_dense(folder / name) for name in parameter(config, "dense").split(",") if name]
         self.dimensions = int_parameter(config, "dimensions", 0) or None
         self.normalize = choice_parameter(config, "normalize", ("0", "1"), "0") == "1"

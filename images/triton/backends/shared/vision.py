@@ -15,7 +15,7 @@ from safetensors import safe_open
 from shared import images, pretrained, serving
 from shared.answers import ACTIVATIONS, classify
 from shared.backend import BatchBackend
-from shared.parameters import choice_parameter, parameter
+from shared.parameters import choice_parameter, parameter, weights_folder
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Parameter `task` -> the class of transformers that loads the weights, unless the parameter `model_class` names one.
@@ -36,7 +36,7 @@ class ImageTask(BatchBackend[Job]):
     counters = ("images", "runs")
 
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
-        folder = pretrained.weights_folder(config, args)
+        folder = weights_folder(config, args)
         self.processor = images.ImageProcessor(config, folder)
         architecture = pretrained.model_class(config, CLASSES[parameter(config, "task")])
         self.model = pretrained.load(architecture, config, args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -39,10 +38,12 @@ FIELDS = {
 # The keys and values that a language model keeps of earlier tokens: none, so [rows, 0]. The graph reads the number of
 # earlier tokens from the mask, so the tokenizer need not know the model's sizes.
 PAST = "past"
+# The number of a row's tokens, special tokens included: of a truncated text, those that the model gets.
+TOKEN_COUNT = "token_count"
 # If the config has these outputs, a pair that is too long becomes several rows, its windows: the number of the pair
 # that a row belongs to, and the pair's second text, which only the first of its rows has.
 PAIR, SECOND_TEXT = "pair", "second_text"
-OUTPUTS = (*FIELDS, PAST, PAIR, SECOND_TEXT)
+OUTPUTS = (*FIELDS, PAST, TOKEN_COUNT, PAIR, SECOND_TEXT)
 TRUNCATION = ("longest_first", "only_first", "only_second", "none")
 PADDING = ("none", "bucket", "max_length", "longest")
 
@@ -161,7 +162,7 @@ class TritonPythonModel(BatchBackend[Rows]):
         if "pooling_mask" in self.dtypes:
             for rows, tensors in zip(jobs, outputs, strict=True):
                 self.exclude_prompts(tensors["pooling_mask"], rows.prompts)
-        cells = sum(math.prod(next(iter(tensors.values())).shape[:2]) for tensors in outputs)
+        cells = sum(len(request) * self.width(request, longest) for request in requests)
         self.metrics.add(
             texts=len(encodings),
             truncated_texts=0 if self.cuts_windows else sum(bool(encoding.overflowing) for encoding in encodings),
@@ -226,7 +227,7 @@ class TritonPythonModel(BatchBackend[Rows]):
     def padded(self, encodings: list[Encoding], longest: int) -> Tensors:
         """Return one request's rows as tensors. `longest`: the longest row of the execution."""
         lengths = [len(encoding) for encoding in encodings]
-        width = self.width(max(lengths, default=0), longest)
+        width = self.width(encodings, longest)
         tensors: Tensors = {}
         for name, dtype in self.dtypes.items():
             if name not in FIELDS:
@@ -238,9 +239,13 @@ class TritonPythonModel(BatchBackend[Rows]):
                 tensors[name][row, cells] = FIELDS[name](encoding)
         if PAST in self.dtypes:
             tensors[PAST] = np.empty((len(encodings), 0), self.dtypes[PAST])
+        if TOKEN_COUNT in self.dtypes:
+            tensors[TOKEN_COUNT] = np.array(lengths, self.dtypes[TOKEN_COUNT]).reshape(-1, 1)
         return tensors
 
-    def width(self, own: int, longest: int) -> int:
+    def width(self, encodings: list[Encoding], longest: int) -> int:
+        """Return how many tokens a request's rows have with their padding."""
+        own = max(map(len, encodings), default=0)
         if self.padding == "max_length":
             return self.max_length
         if self.padding == "longest":

@@ -16,7 +16,7 @@ from shared.types import InstanceArgs
 
 class TritonPythonModel(TaskBackend):
     tasks: ClassVar = {
-        "text-generation": ("shared.generation", "TextGeneration"),
+        "text-generation": ("shared.batched_generation", "BatchedGeneration"),
         "text-encoder": ("shared.text_encoder", "TextEncoder"),
         "image-feature-extraction": ("shared.vision", "ImageTask"),
         "image-classification": ("shared.vision", "ImageTask"),

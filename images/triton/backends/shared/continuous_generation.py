@@ -1,0 +1,122 @@
+"""Task `text-generation` with continuous batching: a text joins and leaves the running ones between any two steps."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from abc import abstractmethod
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils
+
+from shared.continuation import Row
+from shared.generation import Job, TextGeneration
+from shared.parameters import weights_folder
+from shared.text_tokenizer import TextTokenizer
+from shared.token_engine import EngineDied, NewTokens, TokenEngine
+from shared.types import InstanceArgs, ModelConfig
+
+# Each check whether a client still waits is a round trip to Triton: at most this share of the time goes into checks.
+CHECK_SHARE = 0.05
+# But a check that took long, on a busy machine, must not put off the next one for seconds.
+CHECK_AFTER_S = 0.5
+
+
+class ContinuousGeneration(TextGeneration):
+    def load_model(self, config: ModelConfig, args: InstanceArgs) -> TextTokenizer:
+        folder = weights_folder(config, args)
+        self.tokenizer = TextTokenizer(folder)
+        self.engine = self.load_engine(folder, config, args)
+        self.engine_labels = {"engine": self.engine.name, "precision": self.engine.precision}
+        self.rows: dict[int, Row[Job]] = {}
+        self.keys = itertools.count()
+        self.next_check = 0.0
+        self.prefix_tokens = 0
+        return self.tokenizer
+
+    @abstractmethod
+    def load_engine(self, folder: Path, config: ModelConfig, args: InstanceArgs) -> TokenEngine:
+        """Load the weights of the folder. Raise ConfigError if the engine cannot serve them."""
+
+    def placement(self) -> str:
+        return f"{self.engine.name} in {self.engine.precision}"
+
+    def work(self) -> None:
+        while self.admit():
+            jobs = {row.owner for row in self.rows.values()}
+            try:
+                for new in self.engine.step():
+                    self.add_tokens(new)
+            except Exception as error:
+                for job in jobs:
+                    job.fail(error)
+                if isinstance(error, EngineDied):
+                    self.fail_waiting(error)
+                    pb_utils.Logger.log_warn(f"{error}: this process ends, so that the model is loaded again")
+                    os._exit(1)
+            self.update(jobs)
+            for key in [key for key, row in self.rows.items() if row.done]:
+                self.engine.cancel(key)
+                self.count_end(self.rows.pop(key))
+            self.report()
+        self.engine.close()
+
+    def admit(self) -> bool:
+        """Give waiting rows to the engine while it has room; wait if it has none at all. Return False at the end."""
+        while not self.rows or (len(self.rows) < self.max_batch and not self.waiting.empty()):
+            if (row := self.waiting.get()) is None:  # finalize() was called
+                if not self.rows:
+                    return False
+                self.waiting.put(None)
+                break
+            key = next(self.keys)
+            try:
+                row.owner.end_if_cancelled()  # the engine would read its prompt, and the other texts wait
+                if not row.done:  # or another text of the same request failed
+                    self.engine.add(key, row.prompt_tokens, row.options)
+                    self.rows[key] = row
+            except Exception as error:
+                row.owner.fail(error)
+        return True
+
+    def fail_waiting(self, error: Exception) -> None:
+        while not self.waiting.empty():
+            if row := self.waiting.get():
+                row.owner.fail(error)
+
+    def add_tokens(self, new: NewTokens) -> None:
+        row = self.rows[new.key]
+        self.metrics.add(generated_tokens=len(new.tokens))
+        for token in new.tokens:
+            if not row.done:
+                row.add(token, self.tokenizer.end_tokens, self.tokenizer.decode)
+        if new.finished:
+            self.count_end(self.rows.pop(new.key))
+            if not row.done:
+                row.owner.fail(RuntimeError(new.error or "the engine stopped before the text was done"))
+
+    def update(self, jobs: set[Job]) -> None:
+        """Send what is ready, and end the jobs of clients that no longer wait."""
+        begin = time.monotonic()
+        check = begin >= self.next_check
+        for job in jobs:
+            try:
+                job.update(check)
+            except Exception as error:  # no shared memory for a piece, for example
+                job.fail(error)
+        if check:
+            end = time.monotonic()
+            self.next_check = end + min((end - begin) / CHECK_SHARE, CHECK_AFTER_S)
+
+    def report(self) -> None:
+        stats = self.engine.stats()
+        self.metrics.add(runs=1)
+        if stats.prefix_tokens is not None:
+            self.metrics.add(prefix_cached_tokens=stats.prefix_tokens - self.prefix_tokens)
+            self.prefix_tokens = stats.prefix_tokens
+        self.metrics.set(
+            running_texts=len(self.rows),
+            waiting_texts=self.waiting.qsize(),
+            cache_usage_ratio=stats.cache_usage if self.rows else 0.0,
+        )

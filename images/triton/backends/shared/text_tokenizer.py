@@ -1,0 +1,45 @@
+"""Texts to tokens and back with a model's tokenizer.json, and the limits that its texts must keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from shared.chat_template import ChatTemplate
+from shared.errors import ConfigError
+
+# Written by `make models`, from what transformers derives from the checkpoint's many files.
+LIMITS = "limits.json"
+# The name that transformers gives to this file.
+CHAT_TEMPLATE = "chat_template.jinja"
+
+
+class TextTokenizer:
+    def __init__(self, folder: Path) -> None:
+        for name in (LIMITS, "tokenizer.json"):
+            if not (folder / name).is_file():
+                raise ConfigError(f"{folder} has no {name}: `make models` writes it")
+        limits = json.loads((folder / LIMITS).read_text())
+        self.vocabulary: int = limits["vocabulary"]
+        self.context: int | None = limits["context"]
+        self.end_tokens = frozenset(limits["end_tokens"])
+        self.start: list[int] = limits["start"]  # the tokens of an empty prompt
+        template = folder / CHAT_TEMPLATE
+        source = template.read_text() if template.is_file() else ""
+        self.chat_template = ChatTemplate(source, limits["special_tokens"])
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+
+    def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
+        """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with."""
+        if not prompt:
+            return list(self.start)
+        tokens: list[int] = self.tokenizer.encode(prompt, add_special_tokens=special_tokens).ids
+        return tokens
+
+    def decode(self, tokens: list[int]) -> str:
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text

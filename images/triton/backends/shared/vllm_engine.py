@@ -1,0 +1,276 @@
+"""Continuous batching with vLLM, on a GPU. Written for vLLM 0.27, which is in NVIDIA's release 26.08."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shared.continuation import Options
+from shared.continuous_generation import ContinuousGeneration
+from shared.errors import ConfigError
+from shared.memory import HEADROOM, one_load_at_a_time
+from shared.parameters import DEVICES, choice_parameter, parameter
+from shared.text_tokenizer import TextTokenizer
+from shared.token_engine import EngineDied, EngineStats, NewTokens, TokenEngine
+from shared.types import InstanceArgs, ModelConfig
+
+# Arguments of the engine, which `make models` writes and users edit.
+SETTINGS = "model.json"
+# Arguments that the backend sets, and where to set them instead.
+SET_ELSEWHERE = {"max_num_seqs": "the parameter 'max_batch' in config.pbtxt"}
+# The memory of a model: as a share of the GPU's, or as the bytes for the keys and values of its texts.
+SHARE, CACHE = "gpu_memory_utilization", "kv_cache_memory_bytes"
+GPU_COUNTS = ("tensor_parallel_size", "pipeline_parallel_size")
+# The defaults of arguments that model.json does not set. vLLM itself reserves a share of the GPU's whole memory, so a
+# second model would find none. With CACHE a model takes its weights and that, and -1 shortens the context to what then
+# fits. The backend itself turns texts to tokens.
+DEFAULTS = {CACHE: 4 * 2**30, "max_model_len": -1, "skip_tokenizer_init": True}
+ENVIRONMENT = {
+    # Run the engine in this process, so that its memory is freed when this process ends, and its errors reach the log.
+    # A process of the engine's own would inherit the server's sockets.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",  # vLLM reports each start to its authors
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Counting the GPUs must not start CUDA: with several GPUs vLLM forks a process for each.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+MAX_REASON = 300
+
+T = TypeVar("T")
+
+
+class VllmGeneration(ContinuousGeneration):
+    counters = (*ContinuousGeneration.counters, "prefix_cached_tokens")
+
+    def load_model(self, config: ModelConfig, args: InstanceArgs) -> TextTokenizer:
+        tokenizer = super().load_model(config, args)
+        self.engine: VllmEngine
+        self.engine.end_tokens = tokenizer.end_tokens
+        tokenizer.context = self.engine.context
+        return tokenizer
+
+    def load_engine(self, folder: Path, config: ModelConfig, args: InstanceArgs) -> TokenEngine:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        has_one_gpu = args["model_instance_kind"] == "GPU"
+        if has_one_gpu:  # before torch and vLLM count the GPUs
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(int(args["model_instance_device_id"]))
+        check_device(config, args)
+        arguments = engine_arguments(folder, config)
+        gpus = math.prod(arguments.get(name, 1) for name in GPU_COUNTS)
+        if has_one_gpu and gpus > 1:
+            raise ConfigError(
+                f"{folder / SETTINGS} spreads the model over {gpus} GPUs: set KIND_MODEL in instance_group of "
+                "config.pbtxt, so that one instance gets all of them"
+            )
+        with one_load_at_a_time():
+            if gpus == 1 and arguments.get(CACHE):
+                arguments[SHARE] = memory_share(args["model_name"], folder, arguments)
+            return VllmEngine(arguments | {"max_num_seqs": self.max_batch})
+
+
+def check_device(config: ModelConfig, args: InstanceArgs) -> None:
+    """Raise if there is no GPU or no vLLM. Small images have no torch either, so the imports are in functions."""
+    remedy = "`make models FORMAT=python` assembles the model for a CPU and for images without vLLM"
+    if args["model_instance_kind"] == "CPU" or choice_parameter(config, "device", DEVICES, "auto") == "cpu":
+        raise ConfigError(f"vLLM runs on a GPU, and this instance was placed on a CPU. {remedy}")
+    try:
+        import torch
+        from vllm import LLMEngine  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"this server has no vLLM ({error}). `make up PROFILE=cuda` builds and starts an image that has it if "
+            f"SYSTEMS names this system. {remedy}"
+        ) from None
+    if not torch.cuda.is_available():
+        raise ConfigError(f"vLLM runs on a GPU, and the installed torch finds none. {remedy}")
+
+
+def visible_gpu(device: int) -> str:
+    """Return the GPU's name for CUDA. Triton counts only the GPUs that its own environment shows."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return visible.split(",")[device].strip() if visible else str(device)
+
+
+def engine_arguments(folder: Path, config: ModelConfig) -> dict[str, Any]:
+    """Return model.json with the defaults filled in. Raise ConfigError for what vLLM or this backend does not take."""
+    from vllm import AsyncEngineArgs
+
+    from shared.pretrained import chosen_dtype, name_of, stored_weights
+
+    path = folder / SETTINGS
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path} must hold one JSON object")
+    for name in settings:
+        if name in SET_ELSEWHERE:
+            raise ConfigError(f"{path} sets '{name}': remove it there, and set {SET_ELSEWHERE[name]}")
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    if unknown := sorted(settings.keys() - known):
+        raise ConfigError(f"{path} sets {', '.join(map(repr, unknown))}, which vLLM {version()} does not know")
+    for name in (CACHE, *GPU_COUNTS):
+        if name in settings and type(settings[name]) is not int:
+            raise ConfigError(f"{path} sets {name} to {settings[name]!r}: it must be a whole number")
+    if SHARE in settings and CACHE in settings:
+        raise ConfigError(f"{path} sets both {SHARE} and {CACHE}: remove one of the two")
+    settings["model"] = model_folder(path, settings.get("model", "."))
+    dtype = parameter(config, "dtype", "auto")
+    if dtype != "auto" and settings.setdefault("dtype", dtype) != dtype:
+        raise ConfigError(f"{path} sets dtype '{settings['dtype']}', and config.pbtxt '{dtype}': remove one of the two")
+    if settings.get("dtype", "auto") == "auto":  # vLLM's auto would halve float32
+        settings["dtype"] = name_of(chosen_dtype("auto", stored_weights(Path(settings["model"]))))
+    return {name: value for name, value in DEFAULTS.items() if name != CACHE or SHARE not in settings} | settings
+
+
+def model_folder(path: Path, model: object) -> str:
+    folder = path.parent / str(model)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{path} sets model '{model}', and there is no {folder}/config.json: name a folder with the weights, "
+            "or '.' for the one that model.json is in"
+        )
+    return str(folder)
+
+
+def memory_share(name: str, folder: Path, arguments: dict[str, Any]) -> float:
+    """Return the share of the GPU's memory that the model takes. Raise ConfigError if that much is not free."""
+    import torch
+
+    from shared.pretrained import DTYPES, chosen_dtype, name_of, size, stored_weights, weight_files
+
+    weights = Path(arguments["model"])
+    stored = stored_weights(weights)
+    if stored.keys() <= DTYPES.keys() and arguments["dtype"] in map(name_of, DTYPES.values()):
+        loaded = size(stored, chosen_dtype(arguments["dtype"], stored))
+    else:  # quantized
+        loaded = sum(file.stat().st_size for file in weight_files(weights))
+    needed = loaded * HEADROOM + arguments[CACHE]
+    free, total = torch.cuda.mem_get_info(0)
+    if needed > free:
+        raise ConfigError(
+            f"{name} takes about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} of the GPU's {total / 1e9:.1f} GB of "
+            f"memory are free: unload another model, or lower {CACHE} in {folder / SETTINGS}"
+        )
+    return float(needed / total)
+
+
+class VllmEngine(TokenEngine):
+    name = "vllm"
+    end_tokens: frozenset[int] = frozenset()
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        # vLLM keeps its CUDA streams per thread: the thread that loads it makes all calls.
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
+        self.keys: set[int] = set()
+        self.counted: set[int] = set()  # the texts whose cached tokens are in `prefix_tokens`
+        self.prefix_tokens = 0
+        self.watcher = Watcher()
+        try:
+            self.engine = self.call(self.load, arguments)
+        except Exception as error:
+            self.thread.shutdown(wait=False)
+            raise ConfigError(
+                f"vLLM {version()} cannot serve {arguments['model']}: {reason(error)}. Change {SETTINGS} there, or "
+                "assemble the model with FORMAT=python"
+            ) from error
+        config = self.engine.model_config
+        self.precision: str = config.quantization or str(config.dtype).removeprefix("torch.")
+        self.context: int = config.max_model_len
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        return self.thread.submit(function, *arguments).result()
+
+    def load(self, arguments: dict[str, Any]) -> Any:
+        from vllm import AsyncEngineArgs, LLMEngine
+
+        return LLMEngine.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[lambda *_: self.watcher])
+
+    def add(self, key: int, tokens: list[int], options: Options) -> None:
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = SamplingParams(
+            max_tokens=options.max_new_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            seed=options.seed if options.temperature else None,
+            ignore_eos=True,  # the backend and the engine must agree on which tokens end a text
+            stop_token_ids=sorted(self.end_tokens),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self.call(self.engine.add_request, str(key), TokensPrompt(prompt_token_ids=tokens), sampling)
+        self.keys.add(key)
+
+    def cancel(self, key: int) -> None:
+        if key in self.keys:
+            self.forget(key)
+            self.call(self.engine.abort_request, [str(key)])
+
+    def step(self) -> list[NewTokens]:
+        try:
+            # vLLM prepares a step while the GPU computes the one before, so its first call has nothing to return.
+            outputs = self.call(self.engine.step) or self.call(self.engine.step)
+        except Exception as error:  # after any error vLLM's scheduler and its model no longer agree
+            raise EngineDied(f"vLLM failed: {reason(error)}") from error
+        return [self.new_tokens(output) for output in outputs if int(output.request_id) in self.keys]
+
+    def new_tokens(self, output: Any) -> NewTokens:
+        key, (completion,) = int(output.request_id), output.outputs
+        if key not in self.counted:
+            self.counted.add(key)
+            self.prefix_tokens += output.num_cached_tokens or 0
+        if output.finished:
+            self.forget(key)
+        failed = output.finished and completion.finish_reason not in ("stop", "length")
+        error = f"vLLM ended the text: {completion.finish_reason}" if failed else ""
+        return NewTokens(key, list(completion.token_ids), output.finished, error)
+
+    def forget(self, key: int) -> None:
+        self.keys.discard(key)
+        self.counted.discard(key)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(self.watcher.cache_usage, self.prefix_tokens)
+
+    def close(self) -> None:
+        self.call(self.engine.engine_core.shutdown)
+        self.thread.shutdown()
+
+
+class Watcher:
+    """Keeps the last figures of vLLM's scheduler. It has the methods of vLLM's StatLoggerBase."""
+
+    cache_usage = 0.0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
+        if scheduler_stats is not None:
+            self.cache_usage = scheduler_stats.kv_cache_usage
+
+    def log_engine_initialized(self) -> None: ...
+
+    def log(self) -> None: ...
+
+    def record_sleep_state(self, is_awake: int, level: int) -> None: ...
+
+
+def version() -> str:
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def reason(error: Exception) -> str:
+    """Return the error's first sentence; vLLM's own lists of what it supports fill pages."""
+    errors = getattr(error, "errors", None)  # pydantic's ValidationError adds lines about itself to its text
+    text = errors()[0]["msg"].removeprefix("Value error, ") if callable(errors) else str(error)
+    return " ".join(text.split()).split(". ")[0].rstrip(".")[:MAX_REASON] or type(error).__name__

@@ -1,0 +1,197 @@
+"""STANDS IN for vLLM, which runs on GPUs: the part of vLLM 0.27's synchronous API that the backend calls.
+
+It generates with the real model in transformers, on the CPU, one token per running text and step. Long prompts are
+read in chunks. Names, signatures and error messages are vLLM's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypedDict
+
+import torch
+import transformers
+
+from .sampling_params import RequestOutputKind, SamplingParams
+
+__version__ = "0.27.1"
+BLOCK = 16  # tokens; only whole blocks of a prompt are found in the prefix cache
+CACHE_TOKENS = 4096
+
+
+class TokensPrompt(TypedDict):
+    prompt_token_ids: list[int]
+
+
+@dataclasses.dataclass
+class EngineArgs:
+    model: str = "Qwen/Qwen3-0.6B"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    enforce_eager: bool = False
+    trust_remote_code: bool = False
+    skip_tokenizer_init: bool = False
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    quantization: str | None = None
+    disable_log_stats: bool = False
+
+
+@dataclasses.dataclass
+class AsyncEngineArgs(EngineArgs):
+    enable_log_requests: bool = False
+
+
+@dataclasses.dataclass
+class Request:
+    """One text of the engine."""
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    read: int = 0  # tokens of the prompt
+    cached_tokens: int = 0
+    new: list[int] = dataclasses.field(default_factory=list)
+    cache: Any = None
+    random: torch.Generator | None = None
+
+
+class LLMEngine:
+    def __init__(self, args: EngineArgs, stat_loggers: list[Callable[[Any, int], Any]]) -> None:
+        folder = Path(args.model)
+        architectures = json.loads((folder / "config.json").read_text())["architectures"]
+        if not hasattr(transformers, architectures[0]):
+            raise ValidationError(
+                f"Value error, Model architectures {architectures} are not supported for now. "
+                "Supported architectures: dict_keys(['AfmoeForCausalLM', 'ApertusForCausalLM'])"
+            )
+        if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
+            raise AssertionError("the backend must run vLLM in its own process")
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.dtype)).eval()
+        limit = self.model.config.max_position_embeddings
+        length = limit if args.max_model_len in (None, -1) else args.max_model_len
+        self.model_config = SimpleNamespace(dtype=self.model.dtype, quantization=None, max_model_len=length)
+        self.engine_core = SimpleNamespace(shutdown=self.shut_down)
+        self.args = args
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.prompts: list[list[int]] = []  # those in the prefix cache
+        self.loggers = [] if args.disable_log_stats else [factory(None, 0) for factory in stat_loggers]
+        for logger in self.loggers:
+            logger.log_engine_initialized()
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: object = None,
+        stat_loggers: list[Callable[[Any, int], Any]] | None = None,
+        enable_multiprocessing: bool = False,
+    ) -> LLMEngine:
+        return cls(engine_args, stat_loggers or [])
+
+    def add_request(self, request_id: str, prompt: TokensPrompt, params: SamplingParams) -> str:
+        if not isinstance(request_id, str):
+            raise TypeError(f"request_id must be a string, got {type(request_id)}")
+        tokens = prompt["prompt_token_ids"]
+        if len(tokens) >= self.model_config.max_model_len:
+            raise ValueError(
+                f"The decoder prompt (length {len(tokens)}) is longer than the maximum model length of "
+                f"{self.model_config.max_model_len}. Make sure that `max_model_len` is no smaller than the number of "
+                "text tokens."
+            )
+        self.waiting.append(Request(request_id, list(tokens), params))
+        return f"{request_id}-0a1b2c3d"
+
+    def abort_request(self, request_ids: list[str], internal: bool = False) -> None:
+        self.waiting = [request for request in self.waiting if request.id not in request_ids]
+        self.running = [request for request in self.running if request.id not in request_ids]
+
+    @torch.inference_mode()
+    def step(self) -> list[Any]:
+        while self.waiting and len(self.running) < (self.args.max_num_seqs or 256):
+            self.start(self.waiting.pop(0))
+        budget = self.args.max_num_batched_tokens or 2048
+        outputs = []
+        for request in list(self.running):
+            budget = self.advance(request, budget, outputs)
+        used = sum(len(request.prompt) + len(request.new) for request in self.running)
+        if outputs:
+            stats = SimpleNamespace(kv_cache_usage=used / CACHE_TOKENS)
+            for logger in self.loggers:
+                logger.record(stats, SimpleNamespace(), mm_cache_stats=None, engine_idx=0)
+        return outputs
+
+    def start(self, request: Request) -> None:
+        if self.args.enable_prefix_caching is not False:
+            common = max((common_length(request.prompt, other) for other in self.prompts), default=0)
+            request.cached_tokens = min(common, len(request.prompt) - 1) // BLOCK * BLOCK
+            self.prompts.append(request.prompt)
+        request.random = torch.Generator()
+        if request.params.seed is not None:
+            request.random.manual_seed(request.params.seed)
+        request.cache = transformers.DynamicCache()
+        self.running.append(request)
+
+    def advance(self, request: Request, budget: int, outputs: list[Any]) -> int:
+        """Read the next tokens of a text, within the budget, and add its next token. Return the budget that is left."""
+        unread = (request.prompt + request.new)[request.read :][:budget]
+        if not unread:
+            return budget
+        logits = self.model(torch.tensor([unread]), past_key_values=request.cache, use_cache=True).logits[0, -1]
+        request.read += len(unread)
+        if request.read == len(request.prompt) + len(request.new):
+            request.new.append(sample(logits, request))
+            outputs.append(self.output(request))
+        return budget - len(unread)
+
+    def output(self, request: Request) -> Any:
+        token, params = request.new[-1], request.params
+        reason = None
+        if token in (params.stop_token_ids or ()):
+            reason = "stop"
+        elif len(request.new) >= (params.max_tokens or 16):
+            reason = "length"
+        if reason:
+            self.running.remove(request)
+        delta = params.output_kind is RequestOutputKind.DELTA
+        return SimpleNamespace(
+            request_id=request.id,
+            finished=reason is not None,
+            num_cached_tokens=request.cached_tokens,
+            outputs=[SimpleNamespace(token_ids=[token] if delta else request.new, finish_reason=reason)],
+        )
+
+    def shut_down(self) -> None:
+        del self.model
+
+
+def sample(logits: torch.Tensor, request: Request) -> int:
+    if not request.params.temperature:
+        return int(logits.argmax())
+    scores, order = (logits.double() / request.params.temperature).softmax(-1).sort(descending=True)
+    scores[scores.cumsum(-1) - scores >= request.params.top_p] = 0
+    return int(order[torch.multinomial(scores, 1, generator=request.random)])
+
+
+def common_length(one: list[int], other: list[int]) -> int:
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
+
+
+class ValidationError(ValueError):
+    """Stands in for pydantic's, which adds lines about itself to the text."""
+
+    def errors(self) -> list[dict[str, str]]:
+        return [{"msg": str(self.args[0])}]

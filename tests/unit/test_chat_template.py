@@ -1,0 +1,355 @@
+"""Chats become the prompts that transformers makes of them, on every engine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+from scripts.models.catalogue import Job
+from scripts.models.exporters.generation import assemble
+from shared import chat_template
+from shared.chat_template import ChatTemplate
+from shared.decoding import Decoder
+from shared.errors import BadRequest
+from shared.text_tokenizer import TextTokenizer
+from tests.support.checkpoints import language
+from tests.support.python_backend import InferenceRequest, InferenceResponse
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Templates with the constructs of well-known checkpoints.
+LLAMA = """\
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = strftime_now("%d %b %Y") %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday Date: " + date_string + "\\n\\n" }}
+{%- if tools is not none %}
+    {{- "Environment: ipython\\n" }}
+{%- endif %}
+{{- system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+CHATML = """\
+{%- if tools %}{{ raise_exception('no tools') }}{%- endif %}
+{%- if messages[0].role != 'system' %}
+<|im_start|>system
+You are a helpful assistant.<|im_end|>
+{% endif %}
+{% for message in messages %}
+{% if message.content is string %}
+    {% set content = message.content %}
+{% else %}
+    {% set content = message.content | map(attribute='text') | join('\\n') %}
+{% endif %}
+{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+{% endfor %}
+{% if add_generation_prompt %}
+{{ '<|im_start|>assistant\\n' }}
+{% endif %}
+"""
+MISTRAL = """\
+{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}\
+{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}\
+{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}\
+{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"""
+JSON = """\
+{{ bos_token }}{{ messages | tojson }}
+{{ messages[0] | tojson(indent=2, sort_keys=true) }}{{ {"a": [1, none]} | tojson(separators=(",", ":")) }}
+{% for message in messages %}
+{% if message.role == 'system' %}{% continue %}{% endif %}
+{% generation %}{% set last = message.content %}{{ last.split('\\n')[-1].strip() }}{% endgeneration %}
+{% if loop.index > 4 %}{% break %}{% endif %}
+{% endfor %}
+{{ last is defined }}
+"""
+TEMPLATES = {"llama": LLAMA, "chatml": CHATML, "mistral": MISTRAL, "json": JSON}
+QUESTION = [{"role": "user", "content": 'Which <b>battery</b> & torch fits? 비 그친 뒤 🥖\nOr "none" '}]
+CHATS = [
+    QUESTION,
+    [*QUESTION, {"role": "assistant", "content": " The second one.  "}, {"role": "user", "content": ""}],
+    [{"role": "system", "content": " Be brief."}, *QUESTION],
+    [{"role": "user", "content": [{"type": "text", "text": "Which one?"}, {"type": "text", "text": "This?"}]}],
+    [{"role": "user", "content": None}],
+]
+
+
+def checkpoint(folder: Path, template: str | dict[str, str] | None, save=language.save_llama) -> Path:
+    save(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("weights") / "llama", CHATML)
+
+
+def reference(tokenizer, chat: list[dict], **options: object):
+    """Return what transformers makes of a chat, or None if the template refuses it."""
+    try:
+        return tokenizer.apply_chat_template(chat, add_generation_prompt=True, **options)
+    except Exception:
+        return None
+
+
+def answer(template: ChatTemplate, chat: list[dict]) -> str | None:
+    try:
+        return template.prompt(chat)
+    except BadRequest as error:
+        assert "chat template fails" in str(error)
+        return None
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_equal_those_of_transformers(weights, name):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
+    tokenizer.chat_template = TEMPLATES[name]
+    template = ChatTemplate(TEMPLATES[name], tokenizer.special_tokens_map)
+    expected = [reference(tokenizer, chat, tokenize=False) for chat in CHATS]
+    assert len({text for text in expected if text}) > 1
+    assert [answer(template, chat) for chat in CHATS] == expected
+
+
+@pytest.mark.parametrize("form", ["vllm", "openvino-fp32", "python"])
+@pytest.mark.parametrize("name", ["mistral", "chatml"])
+def test_assembled_model_reads_the_tokens_of_transformers(tmp_path, form, name):
+    """Add no second token that begins a text: the template of Mistral writes it, that of ChatML does not."""
+    folder = checkpoint(tmp_path / "weights", TEMPLATES[name])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assemble(Job("mine", "text-generation", form, folder, False, tmp_path))
+    model = loaded(tmp_path / "mine/1", form)
+    for chat in CHATS[:2]:
+        tokens = model.encode(model.chat_template.prompt(chat), special_tokens=False)
+        assert tokens == reference(tokenizer, chat)
+        assert tokens.count(tokenizer.bos_token_id) == (name == "mistral")
+
+
+def loaded(folder: Path, form: str) -> TextTokenizer | Decoder:
+    if form != "python":
+        return TextTokenizer(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    return Decoder(model, transformers.AutoTokenizer.from_pretrained(folder))
+
+
+def set_in_tokenizer_config(folder: Path, template: object) -> None:
+    """Write the template as older releases of transformers do."""
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+
+
+@pytest.mark.parametrize("form", ["vllm", "python"])
+@pytest.mark.parametrize(
+    "template",
+    [MISTRAL, [{"name": "tool_use", "template": CHATML}, {"name": "default", "template": MISTRAL}]],
+)
+def test_templates_in_tokenizer_config_are_found(tmp_path, form, template):
+    folder = language.save_llama(tmp_path / "weights")
+    set_in_tokenizer_config(folder, template)
+    assemble(Job("mine", "text-generation", form, folder, False, tmp_path))
+    prompt = loaded(tmp_path / "mine/1", form).chat_template.prompt(QUESTION)
+    assert prompt == f"<s>[INST] {QUESTION[0]['content']} [/INST]"
+
+
+@pytest.mark.parametrize("template", [None, [{"name": "tool_use", "template": CHATML}]])
+@pytest.mark.parametrize("form", ["vllm", "python"])
+def test_model_without_a_template_says_so(tmp_path, form, template):
+    folder = language.save_llama(tmp_path / "weights")
+    if template:
+        set_in_tokenizer_config(folder, template)
+    assemble(Job("mine", "text-generation", form, folder, False, tmp_path))
+    with pytest.raises(BadRequest, match="this model has no chat template: send 'prompt' instead of 'messages'"):
+        loaded(tmp_path / "mine/1", form).chat_template.prompt(QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (MISTRAL, "Conversation roles must alternate user/assistant/user/assistant/...$"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ messages[9].content }}", "list object has no element 9"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "is unsafe"),
+        ("{% for i in range(99999) %}{{ '%s' | format(messages) * 9 }}{% endfor %}", "more than 4194304 characters"),
+        ("{{ raise_exception('x' * 1000) }}", "x{300}$"),
+    ],
+)
+def test_fault_of_a_template_is_a_wrong_request(source, reason):
+    chat = [{"role": "assistant", "content": "Which one?"}]
+    with pytest.raises(BadRequest, match=f"input 'messages': the model's chat template fails: .*{reason}"):
+        ChatTemplate(source, {}).prompt(chat)
+
+
+def test_server_without_jinja_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(BadRequest, match="this server has no jinja2"):
+        ChatTemplate(CHATML, {}).prompt(QUESTION)
+
+
+def test_template_knows_the_date(monkeypatch):
+    class Then(chat_template.datetime):
+        @classmethod
+        def now(cls, *_):
+            return cls(2026, 7, 4)
+
+    monkeypatch.setattr(chat_template, "datetime", Then)
+    prompt = ChatTemplate(LLAMA, {"bos_token": "<s>"}).prompt(QUESTION)
+    assert "Today Date: 04 Jul 2026" in prompt
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+OUTPUTS = ["text", "text_output", "finish_reason", "num_input_tokens", "num_output_tokens"]
+
+
+@pytest.fixture(scope="module")
+def serve(pb_utils, weights, tmp_path_factory):
+    """Return a function that sends a request to a tiny Llama, with transformers or OpenVINO, streaming or not."""
+    models = {}
+
+    def send(form: str, streams: bool = False, outputs: list[str] = OUTPUTS, **inputs) -> list[InferenceResponse]:
+        repository = tmp_path_factory.getbasetemp() / form
+        if not repository.exists():
+            repository.mkdir()
+            assemble(Job("mine", "text-generation", form, weights, False, repository))
+        if (form, streams) not in models:
+            models[form, streams] = start(repository / "mine", form, streams)
+        request = InferenceRequest(outputs, inputs.pop("parameters", None), **inputs)
+        models[form, streams].execute([request])
+        assert request.sender.finished.wait(60)
+        return request.sender.responses
+
+    yield send
+    for model in models.values():
+        model.finalize()
+
+
+def start(model: Path, form: str, streams: bool):
+    config = {
+        "model_transaction_policy": {"decoupled": streams},
+        "parameters": {"cache_gigabytes": {"string_value": "1"}, "max_new_tokens": {"string_value": "3"}},
+    }
+    args = {"model_name": model.name, "model_version": "1", "model_repository": str(model)}
+    args |= {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": "mine_0"}
+    module, name = ("batched_generation", "BatchedGeneration") if form == "python" else GENAI
+    backend = getattr(importlib.import_module(f"shared.{module}"), name)()
+    backend.initialize(args | {"model_config": json.dumps(config)})
+    return backend
+
+
+GENAI = ("genai_engine", "GenAIGeneration")
+FORMS = ("python", "openvino-fp32")
+
+
+def message_input(chat: list[dict]) -> list[bytes]:
+    return [json.dumps(chat).encode()]
+
+
+def greedy(weights: Path, tokens: list[int], new_tokens: int) -> list[int]:
+    import torch
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(weights)
+    output = model.generate(torch.tensor([tokens]), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+    return output[0, len(tokens) :].tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_chat_is_answered_as_transformers_does(serve, weights, form):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
+    tokens = reference(tokenizer, QUESTION)
+    expected = greedy(weights, tokens, 12)
+    options = {"messages": message_input(QUESTION), "parameters": {"max_tokens": 12}}
+    (response,) = serve(form, **options)
+    text = tokenizer.decode(expected, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert response.outputs == {"text": [text.encode()]}
+    (response,) = serve(form, outputs=OUTPUTS[1:], **options)
+    assert response.outputs == {
+        "text_output": [text.encode()],
+        "finish_reason": [b"length"],
+        "num_input_tokens": [len(tokens)],
+        "num_output_tokens": [12],
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_streamed_pieces_add_up_to_the_answer(serve, form):
+    options = {"messages": message_input(QUESTION), "parameters": {"max_tokens": 12}, "outputs": ["text", *OUTPUTS[2:]]}
+    (whole,) = serve(form, **options)
+    pieces = serve(form, streams=True, **options)
+    assert len(pieces) > 2
+    assert b"".join(piece.outputs["text"][0] for piece in pieces) == whole.outputs["text"][0]
+    assert sum(piece.outputs["num_output_tokens"][0] for piece in pieces) == 12
+    assert {piece.outputs["num_input_tokens"][0] for piece in pieces} == {whole.outputs["num_input_tokens"][0]}
+    assert [piece.outputs["finish_reason"][0] for piece in pieces] == [b""] * (len(pieces) - 1) + [b"length"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_finish_reason_is_stop_for_a_stop_string(serve, form):
+    options = {"prompt": [b"I am going", b"It"], "outputs": ["text", *OUTPUTS[2:]]}
+    parameters = {"max_tokens": 12, "exclude_input_in_output": True}
+    (whole,) = serve(form, parameters=parameters, **options)
+    stop = whole.outputs["text"][0].decode()[2:4]
+    (stopped,) = serve(form, parameters=parameters | {"stop": stop}, **options)
+    assert stopped.outputs["finish_reason"][0] == b"stop"
+    assert 0 < stopped.outputs["num_output_tokens"][0] < 12
+    assert whole.outputs["finish_reason"] == [b"length"] * 2
+    assert whole.outputs["num_output_tokens"] == [12, 12]
+    first, second = whole.outputs["num_input_tokens"]
+    assert first > second > 0
+
+
+def test_chat_without_a_limit_may_fill_the_context(serve, weights):
+    """The parameter max_new_tokens limits only prompts."""
+    (response,) = serve("python", messages=message_input(QUESTION), outputs=OUTPUTS[2:])
+    tokens = response.outputs["num_input_tokens"][0] + response.outputs["num_output_tokens"][0]
+    assert tokens == language.CONTEXT or response.outputs["finish_reason"] == [b"stop"]
+    (response,) = serve("python", prompt=[b"It"], outputs=OUTPUTS[2:])
+    assert response.outputs["num_output_tokens"][0] <= 3
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ({"messages": [b"[]"]}, "input 'messages' must be one JSON list of messages"),
+        ({"messages": [b'{"role": "user", "content": "a"}']}, "input 'messages' must be one JSON list"),
+        ({"messages": [b'["a"]']}, "input 'messages' must be one JSON list"),
+        ({"messages": [b'[{"role": "user"}]']}, "input 'messages' must be one JSON list"),
+        ({"messages": [b'[{"role": 1, "content": "a"}]']}, "input 'messages' must be one JSON list"),
+        ({"messages": [b"\xff"]}, "input 'messages' must be one JSON list"),
+        ({"messages": [b"[" * 100_000]}, "input 'messages' must be one JSON list"),
+        ({"messages": message_input(QUESTION) * 2}, "input 'messages' must be one JSON list"),
+        ({"messages": message_input([{"role": "user", "content": 1}])}, "input 'messages': the model's chat template"),
+        ({"messages": message_input(QUESTION * 20)}, "input 'messages' has "),
+        ({"messages": message_input([{"role": "user", "content": "\ud83e"}])}, "input 'messages': the model's chat"),
+        (
+            {"messages": message_input(QUESTION), "exclude_input_in_output": [False]},
+            "option 'exclude_input_in_output' must be true: the answer to 'messages' has no prompt",
+        ),
+    ],
+)
+def test_wrong_chat_is_refused(serve, inputs, reason):
+    (response,) = serve("python", **inputs)
+    code, message = response.error
+    assert code == "INVALID_ARG"
+    assert message.startswith(reason)
+    assert "battery" not in message.replace("Which battery fits?", "")

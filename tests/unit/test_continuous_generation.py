@@ -1,0 +1,467 @@
+"""OpenVINO GenAI continues texts like transformers, alone and among others, on tiny models of real architectures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from scripts.common.settings import Settings, UserError
+from scripts.models.assemble import assemble_all
+from scripts.models.catalogue import FormatUnavailable, Job
+from scripts.models.exporters import openvino_export
+from scripts.models.exporters.generation import assemble
+from scripts.models.record import DEFAULT, read_record
+from shared.errors import ConfigError
+from shared.text_tokenizer import TextTokenizer
+from tests.support.checkpoints import language
+from tests.support.python_backend import InferenceRequest, ResponseSender, python_backend
+
+PROMPTS = ["I am going", "Which battery", "비 그친 뒤", "Grüße 🥖 aus München: schönes Wetter,", "It"]
+TOKENS = 24
+NAMES = ("llama", "gpt2")
+MORE_NAMES = ("qwen2", "mistral", "falcon", "gpt_neox", "gemma", "persimmon")
+
+
+@pytest.fixture(scope="module")
+def pb_utils():
+    with python_backend() as module:
+        yield module
+
+
+@pytest.fixture(scope="module")
+def served(pb_utils, tmp_path_factory):
+    """Return a function that serves an architecture in float32."""
+    folder = tmp_path_factory.mktemp("models")
+    models = {}
+
+    def serve(name: str, streams: bool = False, **parameters: object):
+        key = (name, streams, *parameters.items())
+        if key not in models:
+            weights, repository = folder / f"{name}-weights", folder / name
+            if not weights.exists():
+                getattr(language, f"save_{name}")(weights)
+                repository.mkdir()
+                assemble(Job(name, "text-generation", "openvino-fp32", weights, False, repository))
+            models[key] = start(repository / name, streams, **parameters)
+        return models[key]
+
+    yield serve
+    for model in models.values():
+        model.finalize()
+
+
+def start(model, streams: bool = False, **parameters: object):
+    parameters = {"cache_gigabytes": 1} | parameters
+    config = {
+        "model_transaction_policy": {"decoupled": streams},
+        "parameters": {name: {"string_value": str(value)} for name, value in parameters.items()},
+    }
+    args = {"model_name": model.name, "model_version": "1", "model_repository": str(model)}
+    args |= {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": f"{model.name}_0"}
+    backend = importlib.import_module("shared.genai_engine").GenAIGeneration()
+    backend.initialize(args | {"model_config": json.dumps(config)})
+    return backend
+
+
+def send(model, prompt: str, sender: ResponseSender | None = None, **options: object) -> InferenceRequest:
+    options = {"max_new_tokens": TOKENS} | options
+    request = InferenceRequest(["text", "text_output"], options, prompt=[prompt.encode()])
+    request.sender = sender or request.sender
+    model.execute([request])
+    return request
+
+
+def text(model, prompt: str, **options: object) -> str:
+    request = send(model, prompt, **options)
+    assert request.sender.finished.wait(60)
+    (response,) = request.sender.responses
+    assert response.error is None
+    return response.outputs["text"][0].decode()
+
+
+def together(model, prompts: list[str], **options: object) -> list[str]:
+    requests = [send(model, prompt, **options) for prompt in prompts]
+    assert all(request.sender.finished.wait(60) for request in requests)
+    return [request.sender.responses[0].outputs["text"][0].decode() for request in requests]
+
+
+def reference(folder, prompt: str) -> str:
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    encoded = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    with torch.no_grad():
+        tokens = model.generate(**encoded, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)[0]
+    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_NAMES)])
+def test_greedy_text_equals_transformers_alone_and_together(served, tmp_path_factory, name):
+    model = served(name)
+    weights = next(tmp_path_factory.getbasetemp().glob(f"models*/{name}-weights"))
+    expected = [reference(weights, prompt) for prompt in PROMPTS]
+    assert len(set(expected)) == len(PROMPTS)
+    assert [text(model, prompt) for prompt in PROMPTS] == expected
+    assert together(model, PROMPTS * 6) == expected * 6
+
+
+def test_seed_gives_the_same_text_alone_and_among_others(served):
+    model = served("llama")
+    sampling = {"temperature": 1.0, "top_p": 0.9, "seed": 7}
+    alone = text(model, "I am going", **sampling)
+    assert together(model, ["I am going", *PROMPTS, "I am going"], **sampling)[-1] == alone
+    assert text(model, "I am going", **sampling | {"seed": 8}) != alone
+
+
+def test_one_at_a_time_gives_the_same_texts(served):
+    assert together(served("llama", max_batch=1), PROMPTS) == together(served("llama"), PROMPTS)
+
+
+def test_stop_string_ends_a_text_before_it(served):
+    model = served("llama")
+    whole = text(model, "I am going")
+    stop = whole[len("I am going") + 5 :][:3]
+    assert text(model, "I am going", stop=[stop]) == whole[: whole.index(stop, len("I am going"))]
+
+
+def test_streamed_pieces_are_the_whole_text(served):
+    request = send(served("llama", streams=True), "I am going")
+    assert request.sender.finished.wait(60)
+    pieces = [response.outputs["text"][0].decode() for response in request.sender.responses if response.outputs]
+    assert len(pieces) > 2
+    assert "".join(pieces) == text(served("llama"), "I am going")
+
+
+class Held(ResponseSender):
+    """Holds the engine after the first piece until `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds, self.go = threading.Event(), threading.Event()
+
+    def send(self, response, flags: int = 0) -> None:
+        super().send(response, flags)
+        self.holds.set()
+        self.go.wait(60)
+
+
+def test_text_joins_while_another_runs(served):
+    """A short text that arrives during a long one ends first."""
+
+    class Short(ResponseSender):
+        pieces_before = 0  # of the long text, when this one ended
+
+        def send(self, response, flags: int = 0) -> None:
+            self.pieces_before = len(long.responses)
+            super().send(response, flags)
+
+    model, long, short = served("llama", streams=True), Held(), Short()
+    send(model, "It", long, max_new_tokens=200)
+    assert long.holds.wait(60)
+    send(model, "I am", short, max_new_tokens=2)
+    long.go.set()
+    assert short.finished.wait(60) and long.finished.wait(60)
+    assert short.pieces_before < 10 < len(long.responses)
+
+
+class Cancelled(ResponseSender):
+    cancelled = False
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+
+def test_cancelled_text_leaves_within_a_step(served, monkeypatch):
+    class CancelledAfterAPiece(Cancelled):
+        def send(self, response, flags: int = 0) -> None:
+            super().send(response, flags)
+            self.cancelled = True
+
+    model, sender = served("llama", streams=True), CancelledAfterAPiece()
+    monkeypatch.setattr("shared.continuous_generation.CHECK_AFTER_S", 0.0)  # a check follows each step
+    monkeypatch.setattr(model, "next_check", 0.0)  # also the first, whatever ran before
+    send(model, "It", sender, max_new_tokens=240)
+    assert sender.finished.wait(60)
+    assert sender.responses[-1].error == ("CANCELLED", "the client cancelled the request")
+    assert len(sender.responses) <= 3
+    assert text(served("llama"), "I am going")  # and the engine goes on
+    assert not model.rows
+
+
+def test_engine_never_reads_the_prompt_of_a_client_that_left(served, monkeypatch):
+    model, sender = served("llama"), Cancelled()
+    sender.cancelled = True
+    monkeypatch.setattr(model.engine, "add", None)
+    send(model, "It", sender)
+    assert sender.finished.wait(60)
+    assert sender.responses[0].error == ("CANCELLED", "the client cancelled the request")
+
+
+def test_piece_that_cannot_be_sent_fails_its_request_only(served):
+    class Full(ResponseSender):
+        def send(self, response, flags: int = 0) -> None:
+            if not flags:
+                raise RuntimeError("no shared memory")
+            super().send(response, flags)
+
+    model, sender = served("llama", streams=True), Full()
+    send(model, "It", sender)
+    other = send(model, "I am going")
+    assert sender.finished.wait(60) and other.sender.finished.wait(60)
+    assert sender.responses[0].error == ("INTERNAL", "RuntimeError: no shared memory")
+    assert other.sender.responses[-1].error is None
+
+
+def test_engine_goes_on_after_a_text_that_cannot_be_decoded(served, monkeypatch):
+    """The engine has dropped the text by then, so the backend must not cancel it."""
+    model = served("llama")
+
+    def fail(tokens: list[int]) -> str:
+        monkeypatch.undo()
+        raise RuntimeError("no such token")
+
+    monkeypatch.setattr(model.tokenizer, "decode", fail)
+    request = send(model, "It", max_new_tokens=1)
+    assert request.sender.finished.wait(60)
+    assert request.sender.responses[0].error == ("INTERNAL", "RuntimeError: no such token")
+    assert text(model, "It").startswith("It")
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 1e-60}, {"temperature": 1e-45}, {"temperature": 1, "top_p": 1e-60}]
+)
+def test_smallest_numbers_choose_the_most_probable_token(served, sampling):
+    assert text(served("llama"), "It", **sampling) == text(served("llama"), "It")
+
+
+def test_running_texts_end_before_the_model_is_unloaded(served, tmp_path_factory):
+    served("llama")
+    model = start(next(tmp_path_factory.getbasetemp().glob("models*/llama/llama")))
+    requests = [send(model, prompt, max_new_tokens=100) for prompt in PROMPTS]
+    model.finalize()
+    for request in requests:
+        assert request.sender.finished.wait(60)
+        assert request.sender.responses[0].error is None
+    model.thread.join(60)
+    assert not model.thread.is_alive()
+
+
+def test_refused_text_leaves_the_others_alone(served, monkeypatch):
+    model = served("llama")
+    expected = text(model, "It")
+    add = model.engine.add
+
+    def refuse(key: int, tokens: list[int], options: object) -> None:
+        if len(tokens) > 5:
+            raise RuntimeError("no room")
+        add(key, tokens, options)
+
+    monkeypatch.setattr(model.engine, "add", refuse)
+    long, short = send(model, "Grüße aus München: schönes Wetter"), send(model, "It")
+    assert long.sender.finished.wait(60) and short.sender.finished.wait(60)
+    assert long.sender.responses[0].error == ("INTERNAL", "RuntimeError: no room")
+    assert short.sender.responses[0].outputs["text"][0].decode() == expected
+
+
+def test_failed_step_fails_its_texts_only(served, monkeypatch):
+    model = served("llama")
+
+    def fail() -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a broken step")
+
+    monkeypatch.setattr(model.engine, "step", fail)
+    request = send(model, "It")
+    assert request.sender.finished.wait(60)
+    assert request.sender.responses[0].error == ("INTERNAL", "RuntimeError: a broken step")
+    assert text(model, "It").startswith("It")
+
+
+def test_text_that_fills_the_context_ends_there(served):
+    model = served("llama")
+    request = send(model, "a 1 " * 60, max_new_tokens=200)
+    assert request.sender.responses[0].error[0] == "INVALID_ARG"
+    assert text(model, "It", max_new_tokens=250).startswith("It")
+
+
+def test_full_queue_answers_busy(served):
+    model = served("llama", max_batch=1, max_waiting=2)
+    blocked = threading.Event()
+    step = model.engine.step
+    model.engine.step = lambda: (blocked.wait(60), step())[1]
+    try:
+        running = send(model, "It")
+        with ThreadPoolExecutor(4) as pool:
+            others = list(pool.map(lambda _: send(model, "I am"), range(4)))
+        refused = [request for request in others if request.sender.finished.is_set()]
+        assert {request.sender.responses[0].error[0] for request in refused} == {"UNAVAILABLE"}
+        assert len(refused) >= 1
+    finally:
+        blocked.set()
+    assert all(request.sender.finished.wait(60) for request in [running, *others])
+
+
+def test_more_prompts_than_may_wait_are_wrong(served):
+    request = InferenceRequest(["text"], {}, prompt=[b"It"] * 3)
+    served("llama", max_batch=1, max_waiting=2).execute([request])
+    error = request.sender.responses[0].error
+    assert error == ("INVALID_ARG", "input 'prompt' holds 3 prompts; at most 2 may wait")
+
+
+def test_counters_hold_times_and_prefix_hits(served, pb_utils):
+    model = served("gpt2")
+    text(model, "I am going to the market with my brother, and then we go home. It was raining when the train left")
+    model.metrics.close()
+    metrics = {name.removeprefix("transformers_"): value for name, value in pb_utils.metrics.items()}
+    assert metrics["first_tokens_total"] >= 1
+    assert metrics["first_token_microseconds_total"] > 0
+    assert metrics["later_token_microseconds_total"] > 0
+    assert metrics["generated_tokens_total"] >= TOKENS
+    assert metrics["running_texts"] == metrics["waiting_texts"] == 0
+
+
+# --- the export -------------------------------------------------------------------------------------------------------
+
+
+def export(tmp_path, form: str, save=language.save_llama, **changes: object):
+    weights = save(tmp_path / "weights")
+    job = Job("mine", "text-generation", form, weights, False, tmp_path / "made")
+    return assemble(replace(job, **changes)), tmp_path / "made/mine/1"
+
+
+def test_int8_is_kept_only_if_perplexity_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr(openvino_export, "rise", lambda before, after: 0.0)
+    outcome, folder = export(tmp_path / "a", "openvino")
+    assert outcome.facts["weights"] == "int8"
+    assert "weights in int8: perplexity" in outcome.summary
+    assert json.loads((folder / "limits.json").read_text())["weights"] == "int8"
+
+    rises = iter([0.0, 0.02, 0.02, 0.02])
+    monkeypatch.setattr(openvino_export, "rise", lambda before, after: next(rises))
+    outcome, _ = export(tmp_path / "b", "openvino")
+    assert outcome.facts["weights"] == "fp16"
+    assert "weights in fp16, because in int8 its perplexity" in outcome.summary
+
+
+def test_model_without_a_limit_of_positions_is_exported(tmp_path):
+    """Bloom's configuration has no max_position_embeddings."""
+    _, folder = export(tmp_path, "openvino-fp16", language.save_bloom)
+    assert json.loads((folder / "limits.json").read_text())["context"] is None
+
+
+def test_int4_is_what_the_user_asked_for(tmp_path):
+    outcome, folder = export(tmp_path, "openvino-int4")
+    assert "weights in int4: perplexity" in outcome.summary
+    assert not list(folder.glob("tmp*"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda patch: patch.setattr(openvino_export, "MEMORY", 1e9), "GB of memory"),
+        (lambda patch: patch.setattr(openvino_export, "MAX_RISE", -1.0), "its perplexity is"),
+        (lambda patch: patch.setattr(openvino_export, "convert", lambda *_: 1 / 0), "cannot export a llama: division"),
+    ],
+)
+def test_model_that_openvino_cannot_serve_is_refused(tmp_path, monkeypatch, spoil, reason):
+    spoil(monkeypatch)
+    with pytest.raises(FormatUnavailable, match=reason):
+        export(tmp_path, "openvino")
+
+
+def test_model_with_own_code_is_refused_if_the_code_is_trusted(tmp_path):
+    def save(folder):
+        config = json.loads((language.save_llama(folder) / "config.json").read_text())
+        own = {"auto_map": {"AutoModelForCausalLM": "mine.Mine"}}
+        (folder / "config.json").write_text(json.dumps(config | own))
+        return folder
+
+    with pytest.raises(FormatUnavailable, match="brings its own code"):
+        export(tmp_path / "a", "openvino-fp16", save, trust_remote_code=True)
+    export(tmp_path / "b", "openvino-fp16", save)
+    export(tmp_path / "c", "openvino-fp16", trust_remote_code=True)
+
+
+def test_transformers_replace_openvino_unless_the_user_chose_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(openvino_export, "MEMORY", 1e9)
+    chosen = {"SYSTEMS": "mine", "SOURCE": str(language.save_llama(tmp_path / "weights"))}
+    settings = Settings(Settings.load() | {"MODEL_REPOSITORY": str(tmp_path / "models")} | chosen)
+    refusal = r"weights cannot be served as text-generation, FORMAT=openvino: its export .* FORMAT=python serves it"
+    with pytest.raises(UserError, match=refusal):
+        assemble_all(Settings(settings | {"FORMAT": "openvino"}))
+    assert not any((tmp_path / "models").glob("*"))
+    assemble_all(settings)
+    message = " ".join(capsys.readouterr().err.split())
+    assert "GB are free. It is served by transformers instead (FORMAT=python)" in message
+    record = read_record("mine", tmp_path / "models")
+    assert (record.format, record.facts[DEFAULT]) == ("python", "cpu")
+    assert (tmp_path / "models/mine/1/model.safetensors").exists()
+
+
+def test_memory_for_the_export_is_that_of_the_container(monkeypatch):
+    monkeypatch.setattr("shared.memory.memory", lambda: (3 * 10**9, 8 * 10**9))
+    assert openvino_export.free_memory() == 5 * 10**9
+
+
+def test_full_disk_is_not_taken_for_an_unknown_architecture(tmp_path, monkeypatch):
+    """OpenVINO reports a write that fails in these words."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    monkeypatch.setattr(openvino_export, "convert", fail)
+    monkeypatch.setattr("openvino.save_model", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        export(tmp_path, "openvino-fp16")
+    with pytest.raises(OSError, match="No space left on device"):
+        openvino_export.write(None, "openvino-fp16", tmp_path, 1.0, [])
+
+
+def test_perplexity_that_is_no_number_is_no_success():
+    assert openvino_export.is_close(30.0, 30.2)
+    assert not openvino_export.is_close(30.0, 30.5)
+    assert not openvino_export.is_close(30.0, float("nan"))
+
+
+@pytest.mark.parametrize("form", ["openvino-fp16", "vllm"])
+def test_server_gets_the_tokenizer_that_transformers_makes(tmp_path, form):
+    """The checkpoint's tokenizer.json adds no token; its tokenizer_config.json asks for one."""
+
+    def save(folder):
+        language.save_llama(folder)
+        content = json.loads((folder / "tokenizer.json").read_text()) | {"post_processor": None}
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        changes = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "legacy": False}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config | changes))
+        return folder
+
+    _, folder = export(tmp_path, form, save)
+    expected = AutoTokenizer.from_pretrained(tmp_path / "weights")("It").input_ids
+    assert TextTokenizer(folder).encode("It") == expected
+    assert expected[0] == 0
+
+
+def test_missing_files_and_wrong_parameters_stop_the_load(served, tmp_path):
+    served("llama")
+    _, folder = export(tmp_path, "openvino-fp16")
+    model = folder.parent
+    for parameters, reason in (
+        ({"cache_gigabytes": 0}, "must be at least 1"),
+        ({"dtype": "bfloat16"}, "must be one of auto, float32"),
+        ({"device": "cuda"}, "must be one of auto, cpu"),
+        ({"cache_gigabytes": 100_000}, "GB of memory are free here"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            start(model, **parameters)
+    (folder / "openvino_model.xml").write_text("<net")
+    with pytest.raises(ConfigError, match="OpenVINO GenAI cannot load"):
+        start(model)
+    (folder / "limits.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no limits\.json"):
+        start(model)

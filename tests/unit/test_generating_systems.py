@@ -1,0 +1,433 @@
+"""The load test of systems that generate text: their modes, requests, counters, windows and report."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from rich.console import Console
+
+from loadtest import charts, generating, report, statistics, table
+from loadtest.compare import Comparison
+from loadtest.examples import Examples
+from loadtest.generating import Generated, Reader, generates
+from loadtest.instances import Capacity
+from loadtest.sample import Sample
+from loadtest.switching import Switch, plan
+from loadtest.users import Job, Traffic, user_class
+from loadtest.windows import Experiment, Plan
+from loadtest.workload import Workload
+from scripts.common.figures import LIGHT, render
+from scripts.common.settings import MODES, Settings, UserError
+from scripts.common.triton import TritonError
+from scripts.dashboards.render.evaluate import BATCHING, load
+from tests.support.measured_windows import comparison, generating_rounds, generating_window
+
+INPUTS = ("prompt", "TYPE_STRING"), ("text_input", "TYPE_STRING"), ("max_new_tokens", "TYPE_INT32")
+STORY = {
+    "name": "story",
+    "max_batch_size": 0,
+    "input": [{"name": name, "data_type": kind, "dims": ["-1"], "optional": True} for name, kind in INPUTS],
+    "parameters": {"max_batch": {"string_value": "16"}, "dtype": {"string_value": "auto"}},
+}
+ENCODER = {"name": "encoder", "max_batch_size": 8, "input": [{"name": "input_ids", "data_type": "TYPE_INT64"}]}
+PAGE = """\
+# TYPE transformers_generated_tokens_total counter
+transformers_generated_tokens_total{model="story",version="1"} 100
+transformers_generated_tokens_total{model="story",version="2"} 20
+transformers_generated_tokens_total{model="other",version="1"} 7
+transformers_runs_total{model="story",version="1"} 30
+transformers_runs_total{model="encoder",version="1"} 9
+transformers_first_tokens_total{model="story",version="1"} 4
+transformers_first_token_microseconds_total{model="story",version="1"} 2e+06
+transformers_later_tokens_total{model="story",version="1"} 50
+transformers_later_token_microseconds_total{model="story",version="1"} 1e+06
+transformers_running_texts{model="story",version="1"} 3
+"""
+
+
+def limits(model) -> dict[str, str]:
+    return {mode: config["parameters"]["max_batch"]["string_value"] for mode, config in model.modes.items()}
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+
+
+def test_only_max_batch_differs_between_the_modes():
+    (model,) = plan({"story": STORY}, None, ("none", "dynamic"))
+    assert limits(model) == {"none": "1", "dynamic": "16"}
+    assert model.modes["dynamic"] == model.original == STORY
+    assert model.modes["none"]["parameters"]["dtype"] == {"string_value": "auto"}
+    assert all("dynamic_batching" not in config for config in model.modes.values())
+
+
+def test_max_batch_limits_the_texts_together():
+    (model,) = plan({"story": STORY}, 4, MODES, 2)
+    assert limits(model) == {"none": "1", "instances": "1", "dynamic": "4"}
+
+
+def test_model_without_max_batch_runs_its_default():
+    (model,) = plan({"story": STORY | {"parameters": {}}}, None, ("none", "dynamic"))
+    assert model.modes["none"]["parameters"] == {"max_batch": {"string_value": "1"}}
+    assert model.modes["dynamic"] == model.original
+
+
+@pytest.mark.parametrize(("config", "max_batch"), [(generating.with_limit(STORY, 1), None), (STORY, 1)])
+def test_model_that_is_configured_for_one_text_cannot_be_compared(config, max_batch):
+    with pytest.raises(UserError, match="nothing here can batch"):
+        plan({"story": config}, max_batch, MODES)
+
+
+def test_system_with_triton_batches_is_no_generating_one():
+    assert generates(STORY)
+    assert not generates(ENCODER)
+    assert not generates(STORY | {"max_batch_size": 4})
+
+
+def test_instances_are_left_out_because_of_the_weights():
+    assert Capacity(4).obstacle({"story": STORY}) == "each instance of 'story' would hold the model's weights again"
+
+
+class OneModel:
+    """A Triton of one model that has no memory for the weights of two."""
+
+    name = "stand-in"
+
+    def __init__(self, config: dict) -> None:
+        self.current: dict | None = config
+        self.calls: list[str] = []
+
+    def config(self, model):
+        if self.current is None:
+            raise TritonError("not loaded", 400)
+        return self.current
+
+    def load(self, model, config):
+        self.calls.append("load")
+        if self.current not in (None, config):
+            raise TritonError("story takes about 15.9 GB and 5.1 GB of memory are free here", 400)
+        self.current = config
+
+    def unload(self, model, timeout):
+        self.calls.append("unload")
+        self.current = None
+
+
+def test_switch_never_holds_the_weights_twice(tmp_path):
+    triton = OneModel(STORY)
+    with Switch(triton, plan({"story": STORY}, None, ("none", "dynamic")), tmp_path) as switch:
+        switch.to("dynamic")
+        assert "unload" not in triton.calls  # it is as configured already
+        switch.to("none")
+        assert triton.current["parameters"]["max_batch"] == {"string_value": "1"}
+        assert triton.calls.count("unload") == 1
+        triton.current = None  # somebody else unloads it meanwhile
+    assert triton.current == STORY
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_request_is_a_prompt_with_the_number_of_new_tokens():
+    examples = Examples.from_config(STORY, ["hello"], 300)
+    ((prompt, count),) = examples.requests
+    assert (prompt.name, prompt.shape, prompt.data[4:]) == ("prompt", [1], b"hello")
+    assert (count.name, count.datatype, count.shape, count.data) == ("max_new_tokens", "INT32", [1], b"\x2c\x01\0\0")
+
+
+def test_streaming_system_is_refused_with_the_one_to_set():
+    config = STORY | {"name": "story_stream", "model_transaction_policy": {"decoupled": True}}
+    with pytest.raises(UserError, match=r"SYSTEM=story_stream streams.*set the system that answers once \(story\)"):
+        Examples.from_config(config, ["hello"])
+
+
+def test_fewer_users_by_default():
+    settings = Settings(Settings.load() | {"USERS": "", "WORKLOAD": "mixed"})
+    assert [Workload.from_settings(settings, generates).users for generates in (False, True)] == [32, 8]
+    assert Workload.from_settings(Settings(settings | {"USERS": "40"}), True).users == 40
+    assert Workload.from_settings(Settings(settings | {"WORKLOAD": "published"}), True).users == 300
+
+
+def test_comparison_finds_out_from_the_server_that_the_system_generates():
+    measured = Comparison(Settings(Settings.load() | {"SYSTEM": "story", "USERS": "", "TOKENS": "7"}))
+    measured.triton = OneModel(STORY)
+    measured.triton.composing = lambda system: {system: STORY}
+    assert (measured.workload.users, measured.plan.generates) == (8, True)
+    assert measured.job.timeout_s > 60
+    assert measured.job.requests[0][-1].data == b"\x07\0\0\0"
+
+
+def test_original_is_what_an_earlier_killed_comparison_restored(monkeypatch):
+    """The settings are checked, and so the system is looked at, before that comparison is undone."""
+    monkeypatch.setattr(Capacity, "from_server", classmethod(lambda cls, settings: Capacity(2)))
+    measured = Comparison(Settings(Settings.load() | {"SYSTEM": "story"}))
+    measured.triton = OneModel(STORY)
+    left, restored = generating.with_limit(STORY, 1), STORY
+    measured.triton.composing = lambda system: {system: left}
+    assert measured.plan.users == 8
+    measured.triton.composing = lambda system: {system: restored}
+    (model,) = measured._models()
+    assert model.original == STORY
+
+
+def test_users_wait_as_long_as_the_job_allows():
+    job = Job("http", "http://127.0.0.1:9", "story", [], (0.0, 0.0), 1, 600.0)
+    assert user_class(Traffic(job)).network_timeout == 600.0
+
+
+# --- counters ---------------------------------------------------------------------------------------------------------
+
+
+def test_counters_are_those_of_the_model_in_all_versions():
+    counters = Generated.from_metrics(PAGE, "story", 5.0)
+    assert counters == Generated(5.0, 120, 30, 4, 2e6, 50, 1e6)
+    growth = counters.since(Generated(1.0, 20, 10, 2, 1e6, 10, 2e5))
+    assert (growth.tokens_per_second, growth.tokens_per_step) == (25, 5)
+    assert (growth.first_token_ms, growth.output_token_ms) == (500, 20)
+
+
+def test_backend_without_times_has_none():
+    page = "\n".join(line for line in PAGE.splitlines() if "first" not in line and "later" not in line)
+    counters = Generated.from_metrics(page, "story", 1.0)
+    assert (counters.first_token_ms, counters.output_token_ms) == (None, None)
+    assert counters.tokens_per_step == 4
+
+
+def test_missing_counters_are_an_error():
+    for page in (PAGE.replace("story", "another"), ""):
+        with pytest.raises(UserError, match="no generated tokens of 'story'"):
+            Generated.from_metrics(page, "story", 1.0)
+
+
+def test_counters_that_fall_are_an_error():
+    with pytest.raises(UserError, match="restarted"):
+        Generated(2.0, 5).since(Generated(1.0, 9))
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    """Return a function that sets the pages to read, as (generated tokens, runs); a second passes with each."""
+
+    def show(*counts: tuple[int, int]) -> None:
+        texts = (PAGE.replace("} 100", f"}} {tokens}").replace("} 30", f"}} {runs}") for tokens, runs in counts)
+        monkeypatch.setattr(generating, "metrics_page", lambda url: next(texts))
+
+    clock = itertools.count(step=0.1)
+    monkeypatch.setattr(generating.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(generating.gevent, "sleep", lambda seconds: None)
+    return show
+
+
+def test_counters_are_read_just_after_the_backend_sent_all_of_them(pages):
+    # The first change shows the tokens without their runs, because the backend sends one counter after the other.
+    pages((100, 30), (100, 30), (108, 30), (108, 31), (108, 31), (116, 32))
+    reading = Reader("http://127.0.0.1:9", "story").read_when_sent()
+    assert (reading.generated_tokens, reading.runs) == (128, 31)
+    assert reading.seconds == pytest.approx(0.2)  # of the first change
+
+
+def test_idle_model_is_read_after_a_while(pages):
+    pages(*[(100, 30)] * 40)
+    assert Reader("http://127.0.0.1:9", "story").read_when_sent().runs == 30
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+def planned(**changes) -> Plan:
+    return Plan(
+        **{"system": "story", "rounds": 2, "window_s": None, "warmup_s": 0.0, "users": 8, "spawn_rate": None} | changes
+    )
+
+
+def test_window_is_long_enough_for_two_responses_per_user():
+    assert (planned(generates=True).window_requests, planned().window_requests) == (16, 1000)
+    assert planned(generates=True, users=3).window_requests == 6
+
+
+class SlowCrowd:
+    """Users of whom one gets a response at each check."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.windows = 0
+        self.cores = 0.0
+
+    def check(self) -> None:
+        self.samples.append(Sample(0.0, 20_000.0, ""))
+
+    def open_window(self) -> None:
+        self.samples = []
+
+    def close_window(self) -> list[Sample]:
+        self.windows += 1
+        return self.samples
+
+
+class StubMetrics:
+    def cores(self, cores: float) -> None: ...
+
+
+@pytest.mark.parametrize(("generates", "responses"), [(True, 8), (False, 0)])
+def test_warm_up_lasts_until_each_user_had_a_response(generates, responses):
+    crowd = SlowCrowd()
+    experiment = Experiment(planned(generates=generates), MODES, {}, crowd, None, None, StubMetrics(), lambda *_: None)
+    experiment._warm_up("round 1")
+    assert (len(crowd.samples), crowd.windows) == (responses, 1)
+
+
+def test_window_lasts_until_it_holds_enough_responses(monkeypatch):
+    monkeypatch.setattr("loadtest.windows.GENERATING_MINIMUM_WINDOW_S", 0.2)
+    crowd = SlowCrowd()
+    experiment = Experiment(planned(generates=True), MODES, {}, crowd, None, None, StubMetrics(), lambda *_: None)
+    experiment._measure("round 1", experiment._now(), lambda *_: None)
+    assert len(crowd.samples) == 16
+
+
+class StalledCrowd(SlowCrowd):
+    """Users of whom the first gets its response at the third check."""
+
+    checks = 0
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.checks == 3:
+            super().check()
+
+
+def test_window_lasts_until_its_first_response():
+    crowd = StalledCrowd()
+    experiment = Experiment(planned(window_s=0.01), MODES, {}, crowd, None, None, StubMetrics(), lambda *_: None)
+    experiment._measure("round 1", experiment._now(), lambda *_: None)
+    assert (crowd.checks, len(crowd.samples)) == (3, 1)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+RATES = [(20, 100), (22, 99), (18, 101)]
+
+
+@pytest.fixture
+def measured(monkeypatch) -> Comparison:
+    monkeypatch.setattr(report, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
+    return comparison(Settings(Settings.load() | {"USERS": "8", "SYSTEM": "story"}), generating_rounds(RATES))
+
+
+def test_ratio_is_that_of_the_tokens(measured):
+    results = measured.results()
+    assert results["verdict"]["throughput_ratio"] == pytest.approx((5 * 4.5 * 101 / 18) ** (1 / 3))
+    assert results["verdict"]["batched"]
+    assert results["complaints"] == []
+    together = results["modes"]["dynamic"]
+    assert together["throughput_rps"] == pytest.approx(2)
+    assert together["tokens_per_second"] == pytest.approx(100, rel=0.01)
+    assert (together["tokens_per_step"], results["modes"]["none"]["tokens_per_step"]) == pytest.approx((6, 1))
+    assert (together["first_token_ms"], together["output_token_ms"]) == pytest.approx((400, 50))
+    assert results["windows"][0]["tokens_per_second"] == pytest.approx(20)
+    assert results["settings"]["new_tokens"] == 32
+
+
+def test_other_systems_have_no_tokens():
+    embedding = comparison(Settings.load(), generating_rounds(RATES))
+    for window in embedding.windows:
+        window.generated = None
+    embedding.generates = False
+    results = embedding.results()
+    assert not {"tokens_per_second", "first_token_ms"} & results["modes"]["dynamic"].keys()
+    assert "new_tokens" not in results["settings"]
+
+
+def test_texts_that_did_not_run_together_are_a_complaint(measured):
+    measured.windows = generating_rounds(RATES, together=1.0)
+    (complaint,) = measured.results()["complaints"]
+    assert "together, 'story' generated only 1.00 tokens per step. Likely cause: a max_batch of 1" in complaint
+    measured.settings["USERS"] = "1"
+    del measured.workload
+    (complaint,) = measured.results()["complaints"]
+    assert "use more USERS" in complaint
+
+
+def test_texts_that_ran_together_in_the_mode_without_are_a_complaint(measured):
+    measured.windows[0] = generating_window("none", 1, 20, 1.5)
+    assert "one at a time, 'story' still generated 1.50 tokens per step" in measured.results()["complaints"][0]
+
+
+def test_steps_that_only_read_a_prompt_are_no_complaint(measured):
+    measured.windows[0] = generating_window("none", 1, 20, 0.8)
+    assert measured.results()["complaints"] == []
+
+
+def test_window_with_too_few_responses_is_a_complaint(measured):
+    measured.windows[0] = generating_window("none", 1, 20, 1.0, answers=2)
+    (complaint,) = measured.results()["complaints"]
+    assert complaint == (
+        "a window of the mode none had only 2 response(s) in 10 s, too few to show the latency: set a longer WINDOW, "
+        "or fewer TOKENS"
+    )
+
+
+def test_sentence_and_table_name_the_modes_and_show_both_times(measured):
+    results = measured.results()
+    sentence = table.sentence(results)
+    assert sentence.startswith(
+        "With 8 users, batching generates 5.02 times as many tokens of story (95 % interval 3.81"
+    )
+    assert ") as one text at a time; 95 % of the requests are answered within" in sentence
+    assert table.columns(results) == ["", "one at a time", "together", "together / one at a time"]
+    rows = {row[0]: row[1:] for row in table.rows(results)}
+    assert rows["tokens/s"] == ["19.9", "100.0", "5.02"]
+    assert rows["time to first token, ms"] == ["400", "400", "1.00"]
+    assert rows["time per output token, ms"] == ["50.0", "50.0", "1.00"]
+    assert rows["texts together (tokens per step)"] == ["1.00", "6.00", "6.00"]
+    assert table.window_line(measured.windows[1]).split()[:3] == ["1", "dynamic", "100.0"]
+
+
+@pytest.mark.parametrize(
+    ("rates", "text"), [([(20, 21), (20, 90)], "batching generated"), ([(20, 99)], "one round has")]
+)
+def test_unproven_sentence_is_in_the_past(measured, rates, text):
+    measured.windows = generating_rounds(rates)
+    assert text in table.sentence(measured.results())
+
+
+def test_table_fits_80_columns(measured):
+    console = Console(width=80, record=True)
+    table.print_table(measured.results(), console)
+    assert max(map(len, console.export_text().splitlines())) <= 80
+
+
+def test_times_that_the_backend_does_not_count_are_a_dash(measured):
+    for window in measured.windows:
+        window.generated = Generated(10, window.generated.generated_tokens, window.generated.runs)
+    results = measured.results()
+    assert ["time to first token, ms", "-", "-", ""] in table.rows(results)
+    drawn = charts.all_charts(results, measured.windows)
+    assert render(drawn["tokens"].draw, drawn["tokens"].wide, LIGHT, "png").startswith(b"\x89PNG")
+
+
+def test_page_shows_tokens_in_place_of_batches(measured):
+    results = measured.results()
+    page = report.html(results, charts.all_charts(results, measured.windows), "")
+    assert "Time per token" in page
+    assert "Generated tokens per second over time" in page
+    assert "one per request, at most 32 new tokens each, seed 1" in page
+    assert "until it holds 16 requests, after 3&nbsp;s of warm-up and one response to each user" in page
+    for absent in ("Batch sizes", "Dynamic batching", "dynamic batching", "Where a request spends its time"):
+        assert absent not in page
+
+
+@pytest.mark.parametrize("title", ["throughput", "latency", "tokens"])
+def test_charts_draw(measured, title):
+    drawn = charts.all_charts(measured.results(), measured.windows)
+    assert set(drawn) == {"throughput", "latency", "tokens"}
+    assert render(drawn[title].draw, drawn[title].narrow, LIGHT, "png").startswith(b"\x89PNG")
+
+
+def test_report_has_no_chart_of_tritons_queue():
+    titles = [[panel["title"] for panel in report.charts_only(load(BATCHING), g)["panels"]] for g in (False, True)]
+    assert set(titles[0]) - set(titles[1]) == {"Largest queue share"}
+
+
+def test_proof_needs_no_batches_of_triton():
+    assert statistics.batching_error(generating_rounds(RATES), "story") == ""
