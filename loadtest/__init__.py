@@ -7,5 +7,8 @@ users.py      Locust's users                            report.py      the files
 crowd/        the users of one or several processes     table.py       the verdict on the terminal
 switching.py  the modes on the server                   telemetry.py   what Prometheus scrapes meanwhile
 instances.py  if one instance per core fits             interrupt.py   Ctrl-C while it runs
-compare.py    the command that brings these together
+generating.py what differs for systems that generate    compare.py     the command that brings these together
+arrivals.py   requests that arrive at a rate            tune/          make tune: the search and its report
+same_answers.py  if another configuration      sample.py      what is measured of one request
+              answers the same
 """

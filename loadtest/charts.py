@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from loadtest.statistics import Results
+from loadtest.statistics import Results, latencies, timed_samples
 from loadtest.table import label
 from loadtest.windows import Window
-from scripts.common.figures import Palette
+from scripts.common.figures import Chart, Palette
 
 # The share of the space between two ticks that the bars of all modes fill together.
 BARS = 0.84
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A figure, and its size in inches on a wide page and on a phone."""
-
-    draw: Callable[[Figure, Palette], None]
-    wide: tuple[float, float]
-    narrow: tuple[float, float]
-
-
 def all_charts(results: Results, windows: list[Window]) -> dict[str, Chart]:
-    bars = len(results["modes"]) * len(results["modes"]["dynamic"]["models"])
-    return {
-        "throughput": Chart(partial(draw_throughput, results, windows), (9.6, 2.9), (4.0, 2.8)),
+    draw, title = (draw_p95, "p95") if results["settings"]["rate"] else (draw_throughput, "throughput")
+    charts = {
+        title: Chart(partial(draw, results, windows), (9.6, 2.9), (4.0, 2.8)),
         "latency": Chart(partial(draw_latency, results, windows), (4.7, 3.1), (4.0, 2.8)),
+    }
+    if results["generates"]:
+        return charts | {"tokens": Chart(partial(draw_token_times, results), (4.7, 3.1), (4.0, 2.8))}
+    bars = len(results["modes"]) * len(results["modes"]["dynamic"]["models"])
+    return charts | {
         "batches": Chart(partial(draw_batches, results), (4.7, 3.1), (4.0, 2.8)),
         "time": Chart(partial(draw_time, results), (9.6, 0.9 + 0.3 * bars), (4.0, 1.2 + 0.3 * bars)),
     }
@@ -48,12 +43,39 @@ def draw_throughput(results: Results, windows: list[Window], figure: Figure, pal
     axes = figure.add_subplot()
     for window in windows:
         axes.axvspan(window.start, window.end, color=palette.colour_of(window.mode), alpha=0.13, linewidth=0)
+        if window.generated:
+            rate = window.generated.tokens_per_second
+            axes.hlines(rate, window.start, window.end, color=palette.colour_of(window.mode), linewidth=2)
+            continue
         count = max(1, round(window.end - window.start))
         edges = np.linspace(window.start, window.end, count + 1)
         responses, _ = np.histogram([s.at for s in window.samples if not s.error], edges)
         axes.stairs(responses / np.diff(edges), edges, color=palette.colour_of(window.mode), linewidth=1.4)
-    axes.set(ylabel="requests/s", xlabel="seconds since the start")
+    axes.set(ylabel="tokens/s" if results["generates"] else "requests/s", xlabel="seconds since the start")
     axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    add_legend(results, figure, palette)
+
+
+def any_overloaded(results: Results) -> bool:
+    """Return whether a window was overloaded. On a linear axis its latency would hide all others."""
+    return any(figures.get("overloaded_windows") for figures in results["modes"].values())
+
+
+def draw_p95(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
+    """Draw the 95th percentile of the requests that arrived in each second."""
+    axes = figure.add_subplot()
+    for window in windows:
+        axes.axvspan(window.start, window.end, color=palette.colour_of(window.mode), alpha=0.13, linewidth=0)
+        count = max(1, round(window.end - window.start))
+        edges = np.linspace(window.start, window.end, count + 1)
+        samples = timed_samples(window)
+        seconds = np.digitize([s.arrived for s in samples], edges[1:-1])
+        milliseconds = np.array([s.latency_ms for s in samples])
+        values = [np.percentile(milliseconds[seconds == n], 95) if n in seconds else np.nan for n in range(count)]
+        axes.stairs(values, edges, color=palette.colour_of(window.mode), linewidth=1.4, baseline=None)
+    axes.set(ylabel="p95, milliseconds", xlabel="seconds since the start")
+    scale_latency(axes, "y", results)
     axes.margins(x=0.01)
     add_legend(results, figure, palette)
 
@@ -61,16 +83,41 @@ def draw_throughput(results: Results, windows: list[Window], figure: Figure, pal
 def draw_latency(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
     axes = figure.add_subplot()
     for mode in results["modes"]:
-        latencies = np.sort([s.latency_ms for w in windows if w.mode == mode for s in w.samples if not s.error])
-        if not len(latencies):
+        milliseconds = np.sort(latencies([w for w in windows if w.mode == mode]))
+        if not len(milliseconds):
             continue
-        share = np.arange(1, len(latencies) + 1) / len(latencies) * 100
-        axes.plot(latencies, share, color=palette.colour_of(mode), linewidth=1.6)
+        share = np.arange(1, len(milliseconds) + 1) / len(milliseconds) * 100
+        axes.plot(milliseconds, share, color=palette.colour_of(mode), linewidth=1.6)
     axes.axhline(95, color=palette.ink, linewidth=0.7, linestyle=":")
     axes.set(xlabel="milliseconds", ylabel="% answered within")
-    axes.set_xlim(left=0)
+    scale_latency(axes, "x", results)
     axes.set_ylim(0, 101)
     add_legend(results, figure, palette)
+
+
+def scale_latency(axes: Axes, name: str, results: Results) -> None:
+    """Scale the axis x or y of latencies, which are far apart if a mode was overloaded."""
+    if any_overloaded(results):
+        axes.set(**{f"{name}scale": "log"})
+        getattr(axes, f"{name}axis").set_major_formatter(StrMethodFormatter("{x:g}"))
+    else:
+        axes.set(**{f"{name}lim": (0, None)})
+
+
+def draw_token_times(results: Results, figure: Figure, palette: Palette) -> None:
+    """Draw how long a text's first token takes, and each later one."""
+    kinds = {"first_token_ms": "to the first token", "output_token_ms": "per later token"}
+    for axes, (key, name) in zip(figure.subplots(2), kinds.items(), strict=True):
+        modes = list(reversed(results["modes"]))
+        times = [results["modes"][mode][key] for mode in modes]
+        bars = axes.barh(range(len(modes)), [time or 0 for time in times], height=0.6)
+        for bar, mode in zip(bars, modes, strict=True):
+            bar.set_color(palette.colour_of(mode))
+        axes.bar_label(bars, ["not counted" if time is None else f" {time:,.1f}" for time in times], fontsize=8)
+        axes.set_yticks(range(len(modes)), [label(mode, results) for mode in modes])
+        axes.set_xlabel(f"milliseconds {name}")
+        axes.grid(axis="y", visible=False)
+        axes.margins(x=0.2)
 
 
 def draw_batches(results: Results, figure: Figure, palette: Palette) -> None:
@@ -115,5 +162,5 @@ def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
 def add_legend(results: Results, figure: Figure, palette: Palette) -> None:
     (axes,) = figure.axes
     for mode in results["modes"]:
-        axes.plot([], [], color=palette.colour_of(mode), linewidth=4, label=label(mode, results["triton"]["cores"]))
+        axes.plot([], [], color=palette.colour_of(mode), linewidth=4, label=label(mode, results))
     figure.legend(loc="outside upper right", ncols=len(results["modes"]), handlelength=1.2, columnspacing=1.2)

@@ -18,22 +18,23 @@ from loadtest.crowd.crowd import Crowd, pin
 from loadtest.crowd.local import LocalCrowd
 from loadtest.crowd.master import MasterCrowd
 from loadtest.examples import Examples
+from loadtest.generating import Reader, generates
 from loadtest.host import host
 from loadtest.instances import Capacity
 from loadtest.interrupt import interruptible
 from loadtest.statistics import Results
 from loadtest.switching import Switch, Switched, composing, plan, restore_after_kill
-from loadtest.table import WINDOWS_HEADER, print_table, window_line
+from loadtest.table import GENERATING_HEADER, WINDOWS_HEADER, print_table, window_line
 from loadtest.telemetry import Metrics
 from loadtest.users import Job
 from loadtest.windows import Experiment, Plan, Window
 from loadtest.workload import Workload, worker_count
 from scripts.common.cli import err, out
-from scripts.common.files import comparison_lock, exclusive
+from scripts.common.files import ANOTHER_COMPARISON, comparison_lock, exclusive
 from scripts.common.ports import check_free
 from scripts.common.prometheus import Prometheus
 from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton, TritonError, engines
+from scripts.common.triton import Config, Triton, TritonError, engines
 
 INTERRUPTED = "interrupted"
 
@@ -51,11 +52,25 @@ class Comparison:
 
     @cached_property
     def triton(self) -> Triton:
-        return Triton(self.settings.url("TRITON_HTTP_PORT"), self.settings["TRITON_ADMIN_KEY"])
+        return Triton.from_settings(self.settings)
 
     @cached_property
     def workload(self) -> Workload:
-        return Workload.from_settings(self.settings)
+        # Only the default number of users depends on the system.
+        return Workload.from_settings(self.settings, not self.settings["USERS"] and self.generates)
+
+    @cached_property
+    def configs(self) -> dict[str, Config]:
+        """Return the configuration of each of the system's models when the command begins.
+
+        An earlier comparison that was killed may have left them in one of its modes.
+        """
+        return composing(self.triton, self.settings["SYSTEM"])
+
+    @cached_property
+    def generates(self) -> bool:
+        """Return whether the system generates text."""
+        return any(map(generates, self.configs.values()))
 
     @cached_property
     def plan(self) -> Plan:
@@ -67,11 +82,13 @@ class Comparison:
             warmup_s=s.number("WARMUP"),
             users=self.workload.users,
             spawn_rate=self.workload.spawn_rate,
+            generates=self.generates,
+            rate=self.workload.rate,
         )
 
     @cached_property
     def examples(self) -> Examples:
-        return Examples.from_server(self.settings, self.workload.corpus.texts)
+        return Examples.from_configs(self.configs, self.settings, self.workload.corpus.texts)
 
     @cached_property
     def job(self) -> Job:
@@ -98,12 +115,7 @@ class Comparison:
         folder = self.settings.path("REPORTS")
         # Check every setting before anything starts.
         _ = self.plan, self.workers, self.minimum_ratio, self.job
-        pin(self.settings["LOADTEST_CPUS"])
-        with exclusive(comparison_lock(self.settings), "another comparison is running against this stack", wait=False):
-            if restored := restore_after_kill(self.triton, folder):
-                err.print(f"[yellow]an earlier comparison was killed:[/] restored {', '.join(restored)}")
-            report.remove_leftovers(folder)
-            self.server_version = self.triton.metadata()["version"]
+        with self.alone_on_the_server():
             models = self._models()
             check_free(self.settings, ["LOADTEST_METRICS_PORT"])
             address, port = str(self.settings.bind_address()), self.settings.port("LOADTEST_METRICS_PORT")
@@ -112,7 +124,7 @@ class Comparison:
                     progress_bar(len(self.modes) * self.plan.rounds) as (show, log),
                     interruptible() as interrupt,
                     self.metrics.served(address, port),
-                    self._crowd(lambda label: show(label, 0)) as crowd,
+                    self.crowd(lambda label: show(label, 0)) as crowd,
                     Switch(self.triton, models, folder, on_restore=interrupt.ignore) as switch,
                 ):
                     self._run(crowd, switch, show, log)
@@ -121,12 +133,25 @@ class Comparison:
                     raise
                 self.stopped = str(reason) or INTERRUPTED
 
-    def results(self) -> Results:
-        """Return the content of results.json."""
-        windows = [window for by_mode in statistics.complete_rounds(self.windows) for window in by_mode.values()]
-        model = statistics.heaviest(windows)
+    @contextlib.contextmanager
+    def alone_on_the_server(self) -> Iterator[None]:
+        """Hold the lock of comparisons and searches, and undo one that was killed."""
+        folder = self.settings.path("REPORTS")
+        pin(self.settings["LOADTEST_CPUS"])
+        with exclusive(comparison_lock(self.settings), ANOTHER_COMPARISON, wait=False):
+            if restored := restore_after_kill(self.triton, folder):
+                err.print(f"[yellow]an earlier comparison or search was killed:[/] restored {', '.join(restored)}")
+            report.remove_leftovers(folder)
+            self.server_version = self.triton.metadata()["version"]
+            yield
+
+    def crowd(self, progress: Callable[[str], None]) -> Crowd:
+        return MasterCrowd(self.job, self.workers, progress) if self.workers else LocalCrowd(self.job)
+
+    def identity(self) -> Results:
+        """Return what ran on which machine and server, as every report names it."""
         shown = report.shown(self.settings)
-        results = {
+        return {
             "run": self.run,
             "system": self.plan.system,
             "profile": shown["PROFILE"],
@@ -137,6 +162,14 @@ class Comparison:
                 "image": os.environ.get("TRITON_IMAGE_BUILT"),
                 "cores": self.cores,
             },
+        }
+
+    def results(self) -> Results:
+        """Return the content of results.json."""
+        windows = [window for by_mode in statistics.complete_rounds(self.windows) for window in by_mode.values()]
+        model = statistics.heaviest(windows)
+        shown = report.shown(self.settings)
+        results = self.identity() | {
             "settings": {
                 "workload": self.workload.name,
                 "protocol": self.job.protocol,
@@ -144,12 +177,16 @@ class Comparison:
                 "workers": self.workers,
                 "spawn_rate": self.workload.spawn_rate,
                 "wait": list(self.workload.wait),
+                "rate": self.plan.rate,
+                "arrivals": self.job.arrivals if self.plan.rate else None,
                 "max_batch": self.workload.max_batch,
                 "rounds": self.plan.rounds,
-                "window_s": self.plan.window_s,
+                "window_s": self.plan.length_s,
+                "window_requests": self.plan.window_requests,
                 "warmup_s": self.plan.warmup_s,
                 "seed": self.job.seed,
                 self.examples.noun: self._sent(),
+                **({"new_tokens": self.settings.integer("TOKENS")} if self.generates else {}),
                 "min_ratio": self.minimum_ratio,
                 "triton_cpus": shown["TRITON_CPUS"],
                 "loadtest_cpus": shown["LOADTEST_CPUS"],
@@ -158,6 +195,7 @@ class Comparison:
             "engines": {model: ", ".join(sorted(names)) for model, names in sorted(self.engines.items())},
             "model": model,
             "noun": self.examples.noun,
+            "generates": self.generates,
             "modes": {
                 mode: statistics.summary([window for window in windows if window.mode == mode], model)
                 for mode in statistics.modes_of(windows)
@@ -196,9 +234,6 @@ class Comparison:
             return {"file": corpus.name, "count": len(corpus.texts), "sha256": corpus.sha256}
         return {"count": len(self.examples.requests), "sha256": self.examples.sha256}
 
-    def _crowd(self, progress: Callable[[str], None]) -> Crowd:
-        return MasterCrowd(self.job, self.workers, progress) if self.workers else LocalCrowd(self.job)
-
     def _run(
         self, crowd: Crowd, switch: Switch, show: Callable[[str, float], None], log: Callable[[str], None]
     ) -> None:
@@ -211,8 +246,9 @@ class Comparison:
             switch,
             self.metrics,
             lambda label, part: show(label, len(self.windows) + part),
+            Reader(self.settings.url("TRITON_METRICS_PORT"), self.plan.system) if self.generates else None,
         )
-        log(WINDOWS_HEADER)
+        log(GENERATING_HEADER if self.generates else WINDOWS_HEADER)
 
         def on_window(window: Window) -> None:
             self.windows.append(window)

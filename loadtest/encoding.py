@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tritonclient.grpc import service_pb2
 
@@ -18,22 +20,52 @@ class HttpRequest:
     header_length: int
 
 
-def http_request(tensors: list[Tensor]) -> HttpRequest:
-    header = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": tensor.name,
-                    "shape": tensor.shape,
-                    "datatype": tensor.datatype,
-                    "parameters": {"binary_data_size": len(tensor.data)},
-                }
-                for tensor in tensors
-            ],
-            "parameters": {"binary_data_output": True},
-        },
-        separators=(",", ":"),
-    ).encode()
+@dataclass(frozen=True)
+class Route:
+    """A route of the gateway: the body for a request's texts, by the names of their tensors, and where answers are."""
+
+    path: str
+    answers: str
+    body: Callable[[dict[str, str]], dict[str, Any]]
+
+
+# For each kind of system that the gateway answers for (scripts/common/kinds.py).
+ROUTES = {
+    # OpenAI's own clients ask for base64.
+    "embedding": Route("/v1/embeddings", "data", lambda t: {"input": t["input_text"], "encoding_format": "base64"}),
+    "classify": Route("/v1/classify", "data", lambda t: {"input": t["input_text"]}),
+    "rerank": Route("/v1/rerank", "results", lambda t: {"query": t["query"], "documents": [t["text"]]}),
+    # The most likely token each time, as Triton without further inputs.
+    "generation": Route("/v1/completions", "choices", lambda t: {"prompt": next(iter(t.values())), "temperature": 0}),
+}
+
+
+def gateway_request(model: str, kind: str, tensors: list[Tensor]) -> bytes:
+    """Return the body of a request to the route of this kind."""
+    body = ROUTES[kind].body({t.name: t.data[4:].decode() for t in tensors if t.datatype == "BYTES"})
+    for tensor in tensors:
+        if tensor.name == "max_new_tokens":
+            body["max_tokens"] = int.from_bytes(tensor.data, "little")
+    return json.dumps({"model": model, **body}).encode()
+
+
+def http_request(tensors: list[Tensor], outputs: Sequence[str] = ()) -> HttpRequest:
+    """Return a request for these outputs, or for all outputs of the model."""
+    fields: dict[str, Any] = {
+        "inputs": [
+            {
+                "name": tensor.name,
+                "shape": tensor.shape,
+                "datatype": tensor.datatype,
+                "parameters": {"binary_data_size": len(tensor.data)},
+            }
+            for tensor in tensors
+        ],
+        "parameters": {"binary_data_output": True},  # of outputs that are not named
+    }
+    if outputs:
+        fields["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    header = json.dumps(fields, separators=(",", ":")).encode()
     return HttpRequest(header + b"".join(tensor.data for tensor in tensors), len(header))
 
 

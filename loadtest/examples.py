@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from loadtest import sample_images
+from loadtest.generating import generates
 from loadtest.switching import composing
+from scripts.common.kinds import kind
 from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton
+from scripts.common.triton import Config, Triton
 
 # The length of the first of two texts. No tokenizer makes more tokens than bytes, and a model of 128 tokens cuts long
 # contexts into windows only if the question takes less than half of them.
@@ -33,6 +35,8 @@ class Examples:
 
     noun: str
     requests: list[list[Tensor]]
+    generates: bool = False  # each request has the model continue a text
+    kind: str = "other"  # of the system, which chooses the gateway's route
 
     @property
     def sha256(self) -> str:
@@ -41,17 +45,29 @@ class Examples:
     @classmethod
     def from_server(cls, settings: Settings, texts: list[str]) -> Examples:
         """Build the examples that the running system takes."""
-        system = settings["SYSTEM"]
-        configs = composing(Triton(settings.url("TRITON_HTTP_PORT")), system)
+        configs = composing(Triton(settings.url("TRITON_HTTP_PORT")), settings["SYSTEM"])
+        return cls.from_configs(configs, settings, texts)
+
+    @classmethod
+    def from_configs(cls, configs: dict[str, Config], settings: Settings, texts: list[str]) -> Examples:
+        """Build the examples that a system of these models takes."""
         for config in configs.values():
             # A fill-mask model takes exactly one mask token per text.
             if mask := config.get("parameters", {}).get("exactly_one"):
                 texts = [f"{mask['string_value']} {text}" for text in texts]
-        return cls.from_config(configs[system], texts)
+        return cls.from_config(configs[settings["SYSTEM"]], texts, settings.integer("TOKENS"))
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], texts: list[str]) -> Examples:
-        """Build examples for the inputs of a model configuration; optional inputs are left out."""
+    def from_config(cls, config: Config, texts: list[str], new_tokens: int = 1) -> Examples:
+        """Build examples for the inputs of a model configuration.
+
+        Optional inputs are left out, except for the number of new tokens of a generating model.
+        """
+        if config.get("model_transaction_policy", {}).get("decoupled"):
+            raise UserError(
+                f"SYSTEM={config['name']} streams its responses, and a load test needs one response per request: set "
+                f"the system that answers once ({config['name'].removesuffix('_stream')})"
+            )
         batch = [1] if config.get("max_batch_size") else []
         inputs = {tensor["name"]: tensor for tensor in config["input"]}
         if "image_bytes" in inputs:
@@ -77,7 +93,11 @@ class Examples:
             ]
             for row in range(len(texts))
         ]
-        return cls("texts", requests)
+        if generates(config):
+            count = Tensor("max_new_tokens", "INT32", [1], new_tokens.to_bytes(4, "little"))
+            requests = [[*request, count] for request in requests]
+        outputs = {tensor["name"]: [int(size) for size in tensor["dims"]] for tensor in config.get("output", [])}
+        return cls("texts", requests, generates(config), kind(inputs, outputs, int(config.get("max_batch_size", 0))))
 
 
 def _questions(texts: list[str]) -> list[str]:

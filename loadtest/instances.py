@@ -8,6 +8,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.crowd.crowd import cpu_list
+from loadtest.generating import generates
 from scripts.common.settings import Settings
 from scripts.common.triton import Config, metrics_page
 
@@ -52,6 +53,8 @@ class Capacity:
         if self.cores == 1:
             return "the server has one core, so this would be the mode none again"
         for name, config in configs.items():
+            if generates(config):
+                return f"each instance of '{name}' would hold the model's weights again"
             if "sequence_batching" in config:
                 return f"'{name}' keeps the state of its sequences between requests"
             for group in config.get("instance_group", []):

@@ -25,7 +25,8 @@ settings = Settings.load()
 workload = Workload.from_settings(settings)
 examples = Examples.from_server(settings, workload.corpus.texts)
 job = Job.from_settings(settings, workload, examples)
-Client = user_class(Traffic(job))
+traffic = Traffic(job)
+Client = user_class(traffic)
 
 
 @events.init.add_listener
@@ -34,6 +35,18 @@ def start(environment: Environment, **_: Any) -> None:
     # Python raises KeyboardInterrupt in whichever user happens to run, which can lose it. Locust handles SIGTERM in a
     # greenlet of its own.
     gevent.signal_handler(signal.SIGINT, os.kill, os.getpid(), signal.SIGTERM)
+
+
+@events.spawning_complete.add_listener
+def open_gate(**_: Any) -> None:
+    """With RATE, let requests arrive once there are users to send them."""
+    traffic.gate.open()
+
+
+@events.test_stop.add_listener
+def close_arrivals(**_: Any) -> None:
+    if job.rate:
+        traffic.gate.close()
 
 
 def report_metrics(environment: Environment) -> None:

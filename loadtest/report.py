@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dotenv import dotenv_values
 from markupsafe import Markup
 
-from loadtest.charts import Chart, all_charts
+from loadtest.charts import all_charts
 from loadtest.statistics import Results, write_csv
 from loadtest.table import columns, left_out, rows, sentence
 from loadtest.telemetry import LAST_SCRAPE_S
 from loadtest.windows import Window
-from scripts.common.figures import LIGHT, PALETTES, render, svg_data_urls
+from scripts.common.figures import LIGHT, PALETTES, Chart, render, svg_data_urls
 from scripts.common.pages import page
 from scripts.common.prometheus import Prometheus, PrometheusError
 from scripts.common.settings import EXAMPLE, Settings
@@ -33,8 +35,8 @@ SHOWN_SETTINGS = (
     "RUNTIME", "PROFILE", "SYSTEMS", "HF_MODEL", "HF_REVISION", "TASK", "FORMAT",
     "TRITON_SOURCE", "TRITON_ENGINE", "TRITON_CPUS", "TRITON_MEMORY", "TRITON_SHM_SIZE", "TRITON_SHM_BYTES",
     "TRITON_LOG_VERBOSE",
-    "SYSTEM", "WORKLOAD", "PROTOCOL", "USERS", "WORKERS", "SPAWN_RATE", "WAIT", "MAX_BATCH",
-    "MODES", "ROUNDS", "WINDOW", "WARMUP", "SEED", "MIN_RATIO", "LOADTEST_CPUS",
+    "SYSTEM", "WORKLOAD", "PROTOCOL", "USERS", "RATE", "ARRIVALS", "WORKERS", "SPAWN_RATE", "WAIT", "MAX_BATCH",
+    "P95", "MINUTES", "TOKENS", "MODES", "ROUNDS", "WINDOW", "WARMUP", "SEED", "MIN_RATIO", "LOADTEST_CPUS",
     "NEURON_CHIP", "NEURON_DEVICES", "NEURON_BATCHES", "NEURON_LENGTHS", "NEURON_COMPILER_ARGS", "NEURON_CORES",
 )  # fmt: skip
 
@@ -43,13 +45,13 @@ def shown(settings: Settings) -> dict[str, str]:
     return {name: settings[name] for name in SHOWN_SETTINGS}
 
 
-def command(settings: Settings) -> str:
-    """Return the command that repeats the comparison: the shown settings that differ from their defaults."""
+def command(settings: Settings, target: str = "loadtest") -> str:
+    """Return the command that repeats a measurement: the shown settings that differ from their defaults."""
     defaults = dotenv_values(EXAMPLE)
     changed = [
         f"{name}={shlex.quote(value)}" for name, value in shown(settings).items() if value != (defaults[name] or "")
     ]
-    return " ".join(["make loadtest", *changed])
+    return " ".join([f"make {target}", *changed])
 
 
 def remove_leftovers(reports: Path) -> None:
@@ -60,26 +62,52 @@ def remove_leftovers(reports: Path) -> None:
 
 def write(results: Results, windows: list[Window], reports: Path, dashboard: Markup) -> Path:
     """Write reports/<UTC time>-<system>/ in full or not at all, and point reports/latest at it."""
-    name = f"{results['run']}-{results['system']}"
-    work = reports / f".{name}{WRITING}"
-    work.mkdir(parents=True)
-    try:
-        (work / "results.json").write_text(json.dumps(results, indent=2, allow_nan=False) + "\n")
+    target = reports / f"{results['run']}-{results['system']}"
+    with complete_folder(target, LATEST) as work:
+        write_json(results, work / "results.json")
         write_csv(windows, work / "requests.csv")
         charts = all_charts(results, windows)
-        for title, chart in charts.items():
-            (work / f"{title}.png").write_bytes(render(chart.draw, chart.wide, LIGHT, "png"))
+        write_charts(charts, work)
         (work / "report.html").write_text(html(results, charts, dashboard), encoding="utf-8")
-        target = reports / name
+    return target
+
+
+@contextlib.contextmanager
+def complete_folder(target: Path, latest: str) -> Iterator[Path]:
+    """Yield a folder to fill, move it to `target`, and let the link `latest` beside it point there.
+
+    After an error the folder is deleted, and the link stays as it was.
+    """
+    work = target.with_name(f".{target.name}{WRITING}")
+    work.mkdir(parents=True)
+    try:
+        yield work
         work.rename(target)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
-    link = reports / f".{LATEST}.new"
+    link = target.with_name(f".{latest}.new")
     link.unlink(missing_ok=True)
-    link.symlink_to(name)
-    os.replace(link, reports / LATEST)
-    return target
+    link.symlink_to(target.name)
+    os.replace(link, target.with_name(latest))
+
+
+def write_json(results: Results, path: Path) -> None:
+    path.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n")
+
+
+def write_charts(charts: dict[str, Chart], folder: Path) -> None:
+    """Write each chart as a PNG file for a light page."""
+    for title, chart in charts.items():
+        (folder / f"{title}.png").write_bytes(render(chart.draw, chart.wide, LIGHT, "png"))
+
+
+def images(charts: dict[str, Chart]) -> dict[str, dict[str, dict[str, str]]]:
+    """Return each chart as data: URLs for a wide page and for a phone, light and dark."""
+    return {
+        title: {"wide": svg_data_urls(chart.draw, chart.wide), "narrow": svg_data_urls(chart.draw, chart.narrow)}
+        for title, chart in charts.items()
+    }
 
 
 def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
@@ -92,10 +120,7 @@ def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
         rows=rows(results),
         left_out=left_out(results),
         palettes=PALETTES,
-        images={
-            title: {"wide": svg_data_urls(chart.draw, chart.wide), "narrow": svg_data_urls(chart.draw, chart.narrow)}
-            for title, chart in charts.items()
-        },
+        images=images(charts),
         dashboard=dashboard,
     )
 
@@ -107,18 +132,22 @@ def drawn_dashboard(prometheus: Prometheus, run: str, windows: list[Window]) -> 
     try:
         if run not in prometheus.label_values("run", "loadtest_measured_seconds_total", start, end):
             raise PrometheusError(f"the Prometheus on {prometheus.url} did not record this comparison")
-        return draw(prometheus, charts_only(load(BATCHING)), Range(start, end), {"run": run})
+        return draw(
+            prometheus, charts_only(load(BATCHING), windows[0].generated is not None), Range(start, end), {"run": run}
+        )
     except Exception as error:  # the measurements matter more than any error here
         return Markup("<p class=note>Not drawn: {}.</p>").format(error)
 
 
-def charts_only(dashboard: dict[str, Any]) -> dict[str, Any]:
+def charts_only(dashboard: dict[str, Any], generates: bool = False) -> dict[str, Any]:
     """Return the dashboard's charts over time, two per row, or three in the first row if their number is odd.
 
     Its other panels repeat the report's numbers, computed differently: Prometheus divides the requests of all windows
-    by their seconds, where the report takes the mean over rounds.
+    by their seconds, where the report takes the mean over rounds. The texts of a generating system do not wait in
+    Triton's queue.
     """
-    panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] != "Requests/s"]
+    left_out = {"Requests/s", "Largest queue share"} if generates else {"Requests/s"}
+    panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] not in left_out]
     first = 3 if len(panels) % 2 else 2
     places = [{"x": n * 24 // first, "y": 0, "w": 24 // first, "h": 8} for n in range(first)]
     places += [{"x": n % 2 * 12, "y": (n // 2 + 1) * 8, "w": 12, "h": 8} for n in range(len(panels) - first)]

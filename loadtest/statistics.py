@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.arrivals import GIVEN_UP
+from loadtest.generating import Generated
+from loadtest.sample import Sample
 from loadtest.windows import Counters, Window
 from scripts.common.settings import MODES
 
@@ -22,8 +25,13 @@ Results = dict[str, Any]
 CLIENT_LIMIT = 0.9
 # Triton updates its counters one after the other, so a reading under load may fall between two of them.
 COUNTER_SKEW = 2
-# Mean batch from which batching counts as proven.
+# Mean batch, or tokens per step of a generating model, from which batching counts as proven.
 BATCHED_FROM = 1.02
+# Responses from which on a window shows the latency of a generating system, or a 95th percentile in an open loop.
+ENOUGH_RESPONSES, ENOUGH_ARRIVALS = 4, 20
+# The ratio in the headline of a comparison: throughput with dynamic batching / in the other mode, or in an open loop
+# the 95th percentile in the other mode / with dynamic batching. Above 1, dynamic batching is better.
+THROUGHPUT_RATIO, LATENCY_RATIO = "throughput_ratio", "latency_ratio"
 FASTER, SLOWER, NOT_PROVEN = "faster", "slower", "not proven"
 NARROW = "More ROUNDS or a longer WINDOW narrow it."
 
@@ -37,6 +45,11 @@ _T95 = (
 
 def t95(degrees: int) -> float:
     return _T95[min(degrees, len(_T95)) - 1]
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval of the values' mean; at least two values are required."""
+    return t95(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 @dataclass(frozen=True)
@@ -63,12 +76,47 @@ class ModelBatches:
         )
 
 
+def score(window: Window) -> float:
+    """Return what modes are compared by; more is better, and 0 is a window without responses.
+
+    In an open loop that is the inverse of the 95th percentile, because the rate of arrivals sets the throughput.
+    """
+    if window.open_loop:
+        milliseconds = latencies([window])
+        return 1 / float(np.percentile(milliseconds, 95)) if milliseconds else 0.0
+    return throughput(window)
+
+
 def throughput(window: Window) -> float:
-    return sum(not s.error for s in window.samples) / (window.end - window.start)
+    """Return generated tokens per second, or requests per second of any other system.
+
+    Texts that start together end together, so a short window has too many of their responses, or too few.
+    """
+    return window.generated.tokens_per_second if window.generated else requests_per_second(window)
+
+
+def requests_per_second(window: Window) -> float:
+    answered = window.open_loop.answered if window.open_loop else sum(not s.error for s in window.samples)
+    return answered / (window.end - window.start)
+
+
+def timed_samples(window: Window) -> list[Sample]:
+    """Return the samples whose latency counts: a request that waited in vain for a user was not answered sooner."""
+    return [s for s in window.samples if not s.error or s.error == GIVEN_UP]
+
+
+def latencies(windows: Sequence[Window]) -> list[float]:
+    """Return the latencies in milliseconds."""
+    return [sample.latency_ms for window in windows for sample in timed_samples(window)]
 
 
 def failures(window: Window) -> int:
-    return sum(bool(s.error) for s in window.samples)
+    return sum(bool(s.error) for s in window.samples) - given_up(window)
+
+
+def given_up(window: Window) -> int:
+    """Return how many requests waited in vain for a free user, because the server was overloaded."""
+    return sum(s.error == GIVEN_UP for s in window.samples)
 
 
 def heaviest(windows: list[Window]) -> str:
@@ -85,11 +133,11 @@ def summary(windows: list[Window], model: str) -> Results:
 
     Throughput is the windows' geometric mean, so that the quotient of two modes is the ratio of the verdict.
     """
-    latencies = [s.latency_ms for w in windows for s in w.samples if not s.error]
-    p50, p95, p99 = np.percentile(latencies, (50, 95, 99)).tolist() if latencies else (None,) * 3
+    milliseconds = latencies(windows)
+    p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99)).tolist() if milliseconds else (None,) * 3
     models = {name: ModelBatches.from_counters([w.counters[name] for w in windows]) for name in windows[0].counters}
     return {
-        "throughput_rps": geometric_mean([throughput(w) for w in windows]),
+        "throughput_rps": geometric_mean([requests_per_second(w) for w in windows]),
         "p50_ms": p50,
         "p95_ms": p95,
         "p99_ms": p99,
@@ -100,7 +148,39 @@ def summary(windows: list[Window], model: str) -> Results:
         "queue_ms": sum(m.queue_ms for m in models.values()),
         "compute_ms": sum(m.compute_ms for m in models.values()),
         "cpu": float(np.mean([w.client_cpu for w in windows])),
+        **generation([w.generated for w in windows if w.generated]),
+        **open_loop(windows),
         "models": {name: asdict(m) for name, m in models.items()},
+    }
+
+
+def generation(windows: list[Generated]) -> Results:
+    """Return the numbers of a system that generates text; nothing for any other system."""
+    if not windows:
+        return {}
+    total = sum(windows[1:], windows[0])
+    return {
+        "tokens_per_second": geometric_mean([window.tokens_per_second for window in windows]),
+        "generated_tokens": total.generated_tokens,
+        "tokens_per_step": total.tokens_per_step,
+        "first_token_ms": total.first_token_ms,
+        "output_token_ms": total.output_token_ms,
+    }
+
+
+def open_loop(windows: list[Window]) -> Results:
+    """Return the numbers of an open loop; nothing for a closed one."""
+    loops = [window.open_loop for window in windows if window.open_loop]
+    if not loops:
+        return {}
+    overloaded = sum(loop.overloaded for loop in loops)
+    return {
+        "overloaded": 2 * overloaded >= len(loops),
+        "overloaded_windows": overloaded,
+        "windows_kept_up": len(loops) - overloaded,
+        "given_up": sum(map(given_up, windows)),
+        "unanswered_at_start": sum(loop.unanswered_at_start for loop in loops),
+        "unanswered_at_end": sum(loop.unanswered_at_end for loop in loops),
     }
 
 
@@ -111,6 +191,7 @@ def window_record(window: Window, model: str) -> Results:
         "start": window.start,
         "end": window.end,
         "began_at": window.began_at,
+        "counted_s": window.counted_s,
         **{key: value for key, value in summary([window], model).items() if key != "models"},
     }
 
@@ -120,41 +201,45 @@ def verdict(windows: list[Window], model: str) -> Results:
     rounds = complete_rounds(windows)
     others = [mode for mode in modes_of(windows) if mode != "dynamic"]
     baseline = best(rounds, others)
-    ratios = {mode: ratio(rounds, mode) for mode in others}
-    p95 = {mode: summary([by_mode[mode] for by_mode in rounds], model)["p95_ms"] for mode in (baseline, "dynamic")}
+    headline = LATENCY_RATIO if windows[0].open_loop else THROUGHPUT_RATIO
+    ratios = {mode: ratio(rounds, mode, headline) for mode in others}
+    figures = {mode: summary([by_mode[mode] for by_mode in rounds], model) for mode in (baseline, "dynamic")}
+    overloaded = [mode for mode in figures if figures[mode].get("overloaded")]
     return {
         **ratios[baseline],
+        "headline": headline,
         "baseline": baseline,
-        "outcome": outcome(ratios[baseline]["ci95"]),
-        "p95_ratio": p95["dynamic"] / p95[baseline],
+        "outcome": NOT_PROVEN if len(overloaded) == len(figures) else outcome(ratios[baseline]["ci95"]),
+        "p95_ratio": figures["dynamic"]["p95_ms"] / figures[baseline]["p95_ms"],
         "ratios": ratios,
+        "overloaded": overloaded,
         "batched": not batching_error(windows, model),
         "client_bound": any(w.client_cpu >= CLIENT_LIMIT for w in windows),
     }
 
 
 def best(rounds: list[dict[str, Window]], modes: list[str]) -> str:
-    """Return the mode with the highest throughput of all rounds together.
+    """Return the mode with the best score of all rounds together.
 
     As the baseline it never flatters dynamic batching: of two modes that are equally good, it is the one that chance
     favoured.
     """
-    return max(modes, key=lambda mode: geometric_mean([throughput(by_mode[mode]) for by_mode in rounds]))
+    return max(modes, key=lambda mode: geometric_mean([score(by_mode[mode]) for by_mode in rounds]))
 
 
-def ratio(rounds: list[dict[str, Window]], other: str) -> Results:
-    """Return the ratio dynamic / other over the rounds, with the interval that their spread allows."""
-    logs = [math.log(throughput(by_mode["dynamic"]) / throughput(by_mode[other])) for by_mode in rounds]
+def ratio(rounds: list[dict[str, Window]], other: str, key: str = THROUGHPUT_RATIO) -> Results:
+    """Return the ratio of the scores, dynamic / other, over the rounds, with the interval that their spread allows."""
+    logs = [math.log(score(by_mode["dynamic"]) / score(by_mode[other])) for by_mode in rounds]
     mean = float(np.mean(logs))
     interval = None
     if len(logs) > 1:
-        half = t95(len(logs) - 1) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+        half = half_width(logs)
         interval = [math.exp(mean - half), math.exp(mean + half)]
-    return {"throughput_ratio": math.exp(mean), "ci95": interval}
+    return {key: math.exp(mean), "ci95": interval}
 
 
 def outcome(interval: list[float] | None) -> str:
-    """Return what dynamic batching does to the throughput, if the interval of the ratio proves that."""
+    """Return what dynamic batching does to the score, if the interval of the ratio proves that."""
     if interval is None or interval[0] <= 1 <= interval[1]:
         return NOT_PROVEN
     return FASTER if interval[0] > 1 else SLOWER
@@ -172,14 +257,21 @@ def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
         return []
     rounds: dict[int, dict[str, Window]] = {}
     for window in windows:
-        if throughput(window):
+        if score(window):
             rounds.setdefault(window.round, {})[window.mode] = window
     return [by_mode for by_mode in rounds.values() if len(by_mode) == len(modes)]
 
 
 def batching_error(windows: list[Window], model: str, noun: str = "texts") -> str:
-    """Return how Triton's counters contradict the modes, or nothing: only dynamic batching runs batches."""
+    """Return how the counters contradict the modes, or nothing: only dynamic batching runs batches."""
     for window in windows:
+        if window.generated:
+            steps = window.generated.tokens_per_step
+            if window.mode != "dynamic" and steps > BATCHED_FROM:
+                return f"one at a time, '{model}' still generated {steps:.2f} tokens per step: max_batch did nothing"
+            if window.mode == "dynamic" and steps < BATCHED_FROM:
+                return f"together, '{model}' generated only {steps:.2f} tokens per step"
+            continue
         for name, counters in window.counters.items():
             if window.mode != "dynamic" and abs(counters.rows - counters.executions) > COUNTER_SKEW:
                 mean = ModelBatches.from_counters([counters]).mean_batch
@@ -201,22 +293,31 @@ def complaints(results: Results) -> list[str]:
     if results["unproven"]:
         reasons.append(results["unproven"] + likely_cause(results))
     reasons.append(foreign_requests(results))
+    reasons.append(few_responses(results))
+    reasons.append(overloaded_in_all_modes(results))
     if failed := sum(window["failures"] for window in results["windows"]):
         reasons.append(f"{failed} request(s) failed; requests.csv has their errors")
     if results["verdict"]["client_bound"]:
         reasons.append(
-            "Locust used a whole core, so the server was not the limit: set more WORKERS, fewer USERS, or a heavier "
-            "SYSTEM"
+            "Locust used a whole core, so a part of the latency is its own: set more WORKERS, or a lower RATE"
+            if results["settings"]["rate"]
+            else "Locust used a whole core, so the server was not the limit: set more WORKERS, fewer USERS, or a "
+            "heavier SYSTEM"
         )
     reasons.append(missed_ratio(results))
     return [reason for reason in reasons if reason]
 
 
 def likely_cause(results: Results) -> str:
-    if results["modes"]["dynamic"]["mean_batch"] >= BATCHED_FROM:
+    dynamic = results["modes"]["dynamic"]
+    if dynamic.get("tokens_per_step", dynamic["mean_batch"]) >= BATCHED_FROM:
         return ""
+    if results["settings"]["rate"]:
+        return ". Likely cause: requests arrive so seldom that none waits for another; set a higher RATE"
     if results["settings"]["users"] == 1:
         return ": one user never has two requests waiting; use more USERS"
+    if results["generates"]:
+        return ". Likely cause: a max_batch of 1, or texts that end after one token (docs/comparison.md)"
     return (
         ". Likely causes: too few USERS for the model's instances, requests of unequal length on an input without "
         "allow_ragged_batch, or a max_batch_size of 1 (docs/comparison.md)"
@@ -227,18 +328,45 @@ def foreign_requests(results: Results) -> str:
     """Return that Triton answered more requests than Locust sent, allowing for those that cross a window's edges."""
     windows = results["windows"]
     answered, sent = (sum(window[key] for window in windows) for key in ("answered_by_triton", "requests"))
-    if answered <= 1.25 * sent + 2 * results["settings"]["users"] * len(windows):
+    # Locust's users go on while the counters are read, which takes seconds on a busy machine; an open loop does not.
+    expected = sent
+    if not results["settings"]["rate"]:
+        expected = sum(w["requests"] * w["counted_s"] / (w["end"] - w["start"]) for w in windows)
+    crossing = sum(window.get("unanswered_at_start", 2 * results["settings"]["users"]) for window in windows)
+    if answered <= 1.25 * expected + crossing:
         return ""
     return f"Triton answered {answered} requests in the windows, but Locust sent {sent}: something else used the server"
 
 
+def few_responses(results: Results) -> str:
+    """Return that a window was too short to show the latency of a generating system, or of an open loop."""
+    rate = results["settings"]["rate"]
+    enough = ENOUGH_ARRIVALS if rate else ENOUGH_RESPONSES if results["generates"] else 0
+    window = min(results["windows"], key=lambda window: window["requests"])
+    if window["requests"] >= enough:
+        return ""
+    return (
+        f"a window of the mode {window['mode']} had only {window['requests']} response(s) in "
+        f"{window['end'] - window['start']:.0f} s, too few to show the latency: set a longer WINDOW, or "
+        f"{'a higher RATE' if rate else 'fewer TOKENS'}"
+    )
+
+
+def overloaded_in_all_modes(results: Results) -> str:
+    """Return that no mode that is compared keeps up with the rate, so that all latencies grow with the window."""
+    if len(results["verdict"]["overloaded"]) < 2:
+        return ""
+    return f"the server keeps up with {results['settings']['rate']:g} requests per second in no mode: set a lower RATE"
+
+
 def missed_ratio(results: Results) -> str:
     """Return why the ratio does not prove MIN_RATIO: the whole interval has to reach it."""
-    minimum, ratio = results["settings"]["min_ratio"], results["verdict"]["throughput_ratio"]
+    minimum, ratio = results["settings"]["min_ratio"], results["verdict"][results["verdict"]["headline"]]
+    name = "latency ratio" if results["settings"]["rate"] else "throughput ratio"
     if not minimum:
         return ""
     if ratio < minimum:
-        return f"the throughput ratio {ratio:.2f} is below MIN_RATIO={minimum:g}"
+        return f"the {name} {ratio:.2f} is below MIN_RATIO={minimum:g}"
     if not (interval := results["verdict"]["ci95"]):
         return f"one round has no interval that could prove MIN_RATIO={minimum:g}"
     if interval[0] >= minimum:
@@ -246,7 +374,7 @@ def missed_ratio(results: Results) -> str:
     if outcome(interval) == NOT_PROVEN:  # then the verdict's sentence shows the interval, and what to do
         return f"the interval begins below MIN_RATIO={minimum:g}"
     return (
-        f"the throughput ratio's 95 % interval, {interval[0]:.2f} to {interval[1]:.2f}, begins below "
+        f"the {name}'s 95 % interval, {interval[0]:.2f} to {interval[1]:.2f}, begins below "
         f"MIN_RATIO={minimum:g}. {NARROW}"
     )
 

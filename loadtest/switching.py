@@ -1,18 +1,21 @@
 """Switch the running server between the modes, and restore the original configurations afterwards.
 
 The switch is Triton's model control: each composing model is loaded with its own configuration, with or without
-`dynamic_batching`, and in the mode `instances` with other instances. A journal keeps the originals, so that the next
-comparison can undo one that was killed.
+`dynamic_batching`, and in the mode `instances` with other instances. A model that generates text batches by itself: it
+is loaded for one text at a time or as configured. A journal keeps the originals, so that the next comparison can undo
+one that was killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.generating import generates, limit, with_limit
 from scripts.common.files import write_atomically
 from scripts.common.settings import UserError
 from scripts.common.triton import NOT_REPORTED, Config, Triton, TritonError
@@ -22,6 +25,8 @@ THREADS = {"pytorch": "INTRA_OP_THREAD_COUNT", "openvino": "INFERENCE_NUM_THREAD
 DEFAULT_THREADS = "intra_op_thread_count"
 # How long a server that crashed may take to restart before its configurations are restored.
 RESTART_S = 60.0
+# How long a generating model may take to finish its texts before it is unloaded.
+UNLOAD_S = 600.0
 # How often to load the models until their configurations hold; more often if all that fails is that Python processes do
 # not report in time.
 ATTEMPTS, PATIENT_ATTEMPTS = 3, 8
@@ -40,6 +45,10 @@ class Switched:
     modes: dict[str, Config]
     batches: bool  # False for the ensemble itself, and for models without batches, which only get more instances
 
+    @property
+    def generates(self) -> bool:
+        return generates(self.original)
+
 
 def composing(triton: Triton, system: str) -> dict[str, Config]:
     """Return the configurations of the system's models. Raise UserError if the server does not serve the system."""
@@ -55,6 +64,12 @@ def plan(configs: dict[str, Config], max_batch: int | None, modes: Sequence[str]
     """Return each mode's configurations, the ensemble first: it may not batch more than its steps do."""
     switched = []
     for name, original in configs.items():
+        if generates(original):
+            together = with_limit(original, max_batch) if max_batch else original
+            one_at_a_time = with_limit(original, 1)
+            in_mode = {mode: one_at_a_time for mode in modes} | {"dynamic": together}
+            switched.append(Switched(name, original, in_mode, batches=True))
+            continue
         base = original
         if max_batch and base["max_batch_size"] > 0:
             if max_batch > base["max_batch_size"]:
@@ -70,10 +85,15 @@ def plan(configs: dict[str, Config], max_batch: int | None, modes: Sequence[str]
             in_mode["instances"] = with_instances(in_mode["instances"], instances)
         if any(config != original for config in in_mode.values()):
             switched.append(Switched(name, original, in_mode, can_batch))
-    if not any(model.batches and model.modes["dynamic"]["max_batch_size"] > 1 for model in switched):
-        sizes = ", ".join(f"{name} {config['max_batch_size']}" for name, config in configs.items())
-        raise UserError(f"nothing here can batch: no model has a max_batch_size above 1 ({sizes})")
+    if not any(model.batches and batch_limit(model.modes["dynamic"]) > 1 for model in switched):
+        sizes = ", ".join(f"{name} {batch_limit(config)}" for name, config in configs.items())
+        raise UserError(f"nothing here can batch: no model has a max_batch_size (or max_batch) above 1 ({sizes})")
     return switched
+
+
+def batch_limit(config: Config) -> int:
+    """Return how many requests run together at most."""
+    return limit(config) if generates(config) else config["max_batch_size"]
 
 
 def with_batching(config: Config) -> Config:
@@ -112,9 +132,14 @@ class Switch:
         self.mode: str | None = None
 
     def __enter__(self) -> Switch:
-        entries = [{"model": m.name, "original": m.original, "ours": list(m.modes.values())} for m in self.models]
-        write_atomically(self.journal, json.dumps(entries))
+        self._write_journal()
         return self
+
+    def add(self, mode: str, configs: Mapping[str, Config]) -> None:
+        """Add a mode, with a configuration of each model."""
+        for model in self.models:
+            model.modes[mode] = configs[model.name]
+        self._write_journal()
 
     def to(self, mode: str) -> None:
         """Switch to the mode. Return when it holds; raise UserError if it does not."""
@@ -132,15 +157,19 @@ class Switch:
 
     def __exit__(self, *exception: object) -> None:
         self.on_restore()
-        # Steps before the ensemble: when max_batch_size grows again, the ensemble may not batch more than they do.
-        originals = {model.name: model.original for model in reversed(self.models)}
+        originals = {model.name: model.original for model in self.models}
         try:
             _load_until_held(self.triton, originals, time.monotonic() + RESTART_S)
         except (UserError, TritonError) as error:
             raise UserError(
-                f"{error}. The server's configurations are not restored; the next `make loadtest` tries again"
+                f"{error}. The server's configurations are not restored; the next `make loadtest` or `make tune` tries "
+                "again"
             ) from None
         self.journal.unlink(missing_ok=True)
+
+    def _write_journal(self) -> None:
+        entries = [{"model": m.name, "original": m.original, "ours": list(m.modes.values())} for m in self.models]
+        write_atomically(self.journal, json.dumps(entries))
 
 
 def restore_after_kill(triton: Triton, folder: Path) -> list[str]:
@@ -152,7 +181,7 @@ def restore_after_kill(triton: Triton, folder: Path) -> list[str]:
     if not journal.exists():
         return []
     originals = {}
-    for entry in reversed(json.loads(journal.read_text())):
+    for entry in json.loads(journal.read_text()):
         try:
             current = triton.config(entry["model"])
         except TritonError as error:
@@ -173,6 +202,8 @@ def _load_until_held(triton: Triton, configs: dict[str, Config], deadline: float
     the loads of a model one after the other, so a second load of ours waits for that one. Where nothing changed in
     between, it does nothing.
     """
+    _make_room(triton, configs)
+    configs = _in_order(triton, configs)
     errors: dict[str, TritonError] = {}
     for attempt in range(1, PATIENT_ATTEMPTS + 1):
         errors = _load_all(triton, configs, deadline) or _load_all(triton, configs, deadline)
@@ -187,6 +218,30 @@ def _load_until_held(triton: Triton, configs: dict[str, Config], deadline: float
         )
     kind = LoadRefused if all(error.status for error in errors.values()) else UserError
     raise kind("; ".join(f"switching '{name}' failed: {error}" for name, error in errors.items()))
+
+
+def _in_order(triton: Triton, configs: dict[str, Config]) -> dict[str, Config]:
+    """Return the configurations, an ensemble before its steps, in the order in which to load them.
+
+    Triton stops serving an ensemble that may batch more than one of its steps. So what shrinks is loaded first, an
+    ensemble before its steps, and then what grows, after its steps.
+    """
+    shrinking = {}
+    for name, config in configs.items():
+        with contextlib.suppress(TritonError):  # it is not loaded, or the server is gone
+            if config.get("max_batch_size", 0) < triton.config(name).get("max_batch_size", 0):
+                shrinking[name] = config
+    growing = {name: config for name, config in reversed(configs.items()) if name not in shrinking}
+    return shrinking | growing
+
+
+def _make_room(triton: Triton, configs: dict[str, Config]) -> None:
+    """Unload each generating model that is to change: the old and the new one may not fit into memory together."""
+    for name, config in configs.items():
+        # An error means that the model is not loaded, or that the server is gone.
+        with contextlib.suppress(TritonError):
+            if generates(config) and not _held(triton, {name: config}):
+                triton.unload(name, UNLOAD_S)
 
 
 def _load_all(triton: Triton, configs: dict[str, Config], deadline: float) -> dict[str, TritonError]:
@@ -227,9 +282,13 @@ def _same(current: Config, loaded: Config) -> bool:
     """Compare two configurations, but for what Triton fills in and for revive.py's count of reloads."""
     current, loaded = _without_count(current), _without_count(loaded)
     ours = {key: value for key, value in loaded.items() if key != "dynamic_batching"}
-    return all(current.get(key) == value for key, value in ours.items()) and (
-        ("dynamic_batching" in current) == ("dynamic_batching" in loaded)
-    )
+    return all(current.get(key) == value for key, value in ours.items()) and _delay(current) == _delay(loaded)
+
+
+def _delay(config: Config) -> int | None:
+    """Return how long the dynamic batcher waits for more requests; None without it."""
+    batcher = config.get("dynamic_batching")
+    return None if batcher is None else int(batcher.get("max_queue_delay_microseconds", 0))
 
 
 def _without_count(config: Config) -> Config:

@@ -8,18 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+from prometheus_client.metrics_core import Metric
 
-from loadtest.crowd.crowd import Sample
+from loadtest.sample import Sample
 
 # From 1 ms to a minute, six per octave: a percentile is off by at most an eighth.
 BUCKETS = [0.001 * 2 ** (n / 6) for n in range(97)]
-# How long the metrics stay after the run. Prometheus scrapes every second, so it gets the last values.
-LAST_SCRAPE_S = 1.5
+# How long the metrics stay after the run. Prometheus scrapes every second, so it gets the last values. If it scraped
+# before and is late, on a busy machine, they stay until the second scrape: between two, it evaluates its rules.
+LAST_SCRAPE_S, LATE_SCRAPE_S = 1.5, 20.0
+LAST_SCRAPES = 2
 OUTCOMES = ("ok", "failed")
+
+
+class CountingRegistry(CollectorRegistry):
+    """Counts how often Prometheus began to scrape."""
+
+    scrapes = 0
+
+    def collect(self) -> Iterable[Metric]:
+        self.scrapes += 1
+        return super().collect()
 
 
 class Metrics:
@@ -27,7 +40,7 @@ class Metrics:
 
     def __init__(self, run: str, system: str, modes: Sequence[str]) -> None:
         disable_created_metrics()
-        self.registry = CollectorRegistry()
+        self.registry = CountingRegistry()
         self.labels = {"run": run, "system": system}
         self.counted = False  # whether Prometheus has to scrape once more at the end
         self._users = self._metric(Gauge, "users", "Users that have started")
@@ -67,14 +80,18 @@ class Metrics:
         """Mark a window as being measured.
 
         The caller repeatedly calls the yielded function, with all samples of the window so far and its length so far.
+        A sample from after that length waits for the next call: a process may open its window a moment earlier.
         """
         self._window.labels(**self.labels, mode=mode, round=number).set(1)
-        counted, until = 0, 0.0
+        seen, until = 0, 0.0
+        early: list[Sample] = []
 
         def update(samples: list[Sample], elapsed: float) -> None:
-            nonlocal counted, until
-            self.count(mode, samples[counted:], elapsed - until)
-            counted, until = len(samples), elapsed
+            nonlocal seen, until, early
+            new = early + samples[seen:]
+            early = [sample for sample in new if sample.at >= elapsed]
+            self.count(mode, [sample for sample in new if sample.at < elapsed], elapsed - until)
+            seen, until = len(samples), elapsed
 
         try:
             yield update
@@ -98,10 +115,18 @@ class Metrics:
             yield
         finally:
             if self.counted:
-                time.sleep(LAST_SCRAPE_S)
+                self._wait_for_the_last_scrapes()
             server.shutdown()
             server.server_close()
             thread.join()
+
+    def _wait_for_the_last_scrapes(self) -> None:
+        began, before = time.monotonic(), self.registry.scrapes
+        limit = LATE_SCRAPE_S if before else LAST_SCRAPE_S
+        while (elapsed := time.monotonic() - began) < limit:
+            if elapsed >= LAST_SCRAPE_S and self.registry.scrapes >= before + LAST_SCRAPES:
+                break
+            time.sleep(0.1)
 
     def _metric(self, kind: type, name: str, description: str, *labels: str, **options: Any) -> Any:
         return kind(f"loadtest_{name}", description, [*self.labels, *labels], registry=self.registry, **options)

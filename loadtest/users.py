@@ -1,11 +1,15 @@
-"""Locust users in a closed loop: each sends a request, waits for the response, thinks, and sends the next."""
+"""Locust users that send requests to the model under test.
+
+In a closed loop each sends a request, waits for the response, thinks, and sends the next. In an open loop they are a
+pool that sends the requests as they arrive (arrivals.py).
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +20,14 @@ from locust import FastHttpUser, User, task
 from locust.env import Environment
 from tritonclient.grpc import service_pb2_grpc
 
-from loadtest.encoding import HttpRequest, grpc_request, http_request
+from loadtest.arrivals import GIVEN_UP, PATIENCE_S, POISSON, Arrivals
+from loadtest.encoding import ROUTES, HttpRequest, gateway_request, grpc_request, http_request
 from loadtest.examples import Examples, Tensor
 from loadtest.workload import Workload
 from scripts.common.settings import Settings, UserError
 
-DRAIN_S = 60.0
+# How long to wait for a response. One at a time, a text waits until those of all other users are generated.
+TIMEOUT_S, GENERATING_TIMEOUT_S = 60.0, 600.0
 NO_TENSOR = "the response has no binary tensor"
 
 
@@ -35,37 +41,91 @@ class Job:
     requests: list[list[Tensor]]
     wait: tuple[float, float]
     seed: int
+    timeout_s: float = TIMEOUT_S
+    rate: float = 0.0  # requests that arrive per second, of all users together; 0: a closed loop
+    arrivals: str = POISSON
+    kind: str = ""  # of the system, if its requests go through the gateway
+    key: str = field(default="", repr=False)  # for the gateway
 
     @classmethod
     def from_settings(cls, settings: Settings, workload: Workload, examples: Examples) -> Job:
         protocol = settings.choice("PROTOCOL")
+        ports = {"http": "TRITON_HTTP_PORT", "grpc": "TRITON_GRPC_PORT", "openai": "GATEWAY_PORT"}
+        url = settings.url(ports[protocol])
         if protocol == "grpc":
-            url = settings.url("TRITON_GRPC_PORT").removeprefix("http://")
-        else:
-            url = settings.url("TRITON_HTTP_PORT")
-        return cls(protocol, url, settings["SYSTEM"], examples.requests, workload.wait, settings.integer("SEED"))
+            url = url.removeprefix("http://")
+        elif protocol == "openai":
+            check_gateway(settings, examples.kind)
+        timeout_s = GENERATING_TIMEOUT_S if examples.generates else TIMEOUT_S
+        return cls(
+            protocol,
+            url,
+            settings["SYSTEM"],
+            examples.requests,
+            workload.wait,
+            settings.integer("SEED"),
+            timeout_s,
+            workload.rate,
+            settings.choice("ARRIVALS"),
+            *((examples.kind, settings.plain_api_key()) if protocol == "openai" else ()),
+        )
 
 
-def _open_gate() -> gevent.event.Event:
-    gate = gevent.event.Event()
-    gate.set()
-    return gate
+def check_gateway(settings: Settings, kind: str) -> None:
+    """Raise UserError if no request for a system of this kind can go through the gateway."""
+    if kind not in ROUTES:
+        raise UserError(
+            f"PROTOCOL=openai: the gateway has no route for SYSTEM={settings['SYSTEM']}, only for systems that embed, "
+            "classify or rank texts or generate them: set PROTOCOL=http"
+        )
 
 
-@dataclass
+class Gate:
+    """Holds the users of a closed loop before each request while it is closed."""
+
+    def __init__(self) -> None:
+        self.event = gevent.event.Event()
+        self.event.set()
+        self.in_flight = 0
+
+    def wait(self) -> float:
+        """Return once the caller may send a request, with the time from which its latency counts."""
+        self.event.wait()
+        self.in_flight += 1
+        return time.perf_counter()
+
+    def done(self) -> None:
+        """Count a request as answered."""
+        self.in_flight -= 1
+
+    def open(self) -> None:
+        self.event.set()
+
+    def close(self) -> None:
+        self.event.clear()
+
+
 class Traffic:
-    """The state that the users of one process share: the job, its encoded requests, and a gate before each request."""
+    """The state that the users of one process share: the job, its encoded requests, and what lets them send one.
 
-    job: Job
-    numbers: Iterator[int] = field(default_factory=itertools.count)  # of the users, in the order in which they start
-    gate: gevent.event.Event = field(default_factory=_open_gate)
-    in_flight: int = 0
+    Users are numbered across all workers, so each has the random stream that it has in one process.
+    """
 
-    def __post_init__(self) -> None:
-        encode = USERS[self.job.protocol].encode
+    def __init__(self, job: Job, worker: int = 0, workers: int = 1) -> None:
+        self.job = job
+        self.workers = workers
+        self.numbers = itertools.count(worker, workers)  # of the users, in the order in which they start
+        self.gate: Gate | Arrivals = Gate()
+        self.name = f"{job.seed}/{worker}"
+        self.choices = random.Random(self.name)  # chooses the texts of an open loop
+        if job.rate:
+            stream = random.Random(f"{job.seed}/arrivals/{worker}")
+            # Constant arrivals of the workers alternate.
+            self.gate = Arrivals(job.rate / workers, job.arrivals, stream, phase=(worker + 1) / workers)
+        encode = USERS[job.protocol].encode
         # JSON from a master has turned each Tensor into a list.
-        requests = [[Tensor(*tensor) for tensor in request] for request in self.job.requests]
-        self.requests = [encode(self.job.model, request) for request in requests]
+        requests = [[Tensor(*tensor) for tensor in request] for request in job.requests]
+        self.requests = [encode(job, request) for request in requests]
 
     def new_random(self) -> random.Random:
         """Return the next user's random stream, which is the same in every run with the same seed."""
@@ -73,24 +133,37 @@ class Traffic:
 
     def pause(self) -> None:
         """Close the gate, and wait until no request is in flight."""
-        self.gate.clear()
-        deadline = time.monotonic() + DRAIN_S
-        while self.in_flight:
+        self.gate.close()
+        limit_s = self.job.timeout_s + (PATIENCE_S if self.job.rate else 0)
+        deadline = time.monotonic() + limit_s
+        while self.gate.in_flight:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{self.in_flight} requests had no response within {DRAIN_S:.0f} s: "
+                    f"{self.gate.in_flight} requests had no response within {limit_s:.0f} s: "
                     "`make logs` shows what the server does"
                 )
             gevent.sleep(0.01)
 
     def resume(self) -> None:
-        self.gate.set()
+        self.gate.open()
+
+    def set_rate(self, rate: float, pattern: int = 0) -> None:
+        """Set the requests per second of all workers together, of which this one sends an equal share.
+
+        With the same pattern the same texts arrive in the same order and rhythm, faster at a higher rate.
+        """
+        if not isinstance(self.gate, Arrivals):
+            raise TypeError("a closed loop has no rate")
+        self.choices.seed(f"{self.name}/texts/{pattern}")
+        self.gate.stream.seed(f"{self.name}/arrivals/{pattern}")
+        self.gate.set_rate(rate / self.workers)
 
 
 class TritonUser(User):
     """A user of the model under test; user_class() adds the traffic."""
 
     abstract = True
+    kind: str  # of its requests, in Locust's statistics
     traffic: Traffic
 
     def __init__(self, environment: Environment) -> None:
@@ -102,58 +175,114 @@ class TritonUser(User):
 
     @task
     def send(self) -> None:
-        self.traffic.gate.wait()
-        self.traffic.in_flight += 1
+        since = self.traffic.gate.wait()
         try:
-            self.infer(self.random.choice(self.traffic.requests))
+            if self.traffic.job.rate and time.perf_counter() - since > PATIENCE_S:
+                self.report(since, TimeoutError(GIVEN_UP))
+            else:
+                choices = self.traffic.choices if self.traffic.job.rate else self.random
+                self.infer(choices.choice(self.traffic.requests), since)
         finally:
-            self.traffic.in_flight -= 1
+            self.traffic.gate.done()
 
-    def infer(self, request: Any) -> None:
-        """Send a request that `encode` returned, and report its outcome to Locust."""
+    def infer(self, request: Any, since: float) -> None:
+        """Send a request that `encode` returned, and report its outcome to Locust, with its latency since then."""
         raise NotImplementedError
+
+    def report(self, since: float, exception: Exception | None, length: int = 0) -> None:
+        self.environment.events.request.fire(
+            request_type=self.kind,
+            name=self.traffic.job.model,
+            response_time=(time.perf_counter() - since) * 1000,
+            response_length=length,
+            exception=exception,
+            context={},
+        )
 
     @staticmethod
-    def encode(model: str, tensors: list[Tensor]) -> Any:
+    def encode(job: Job, tensors: list[Tensor]) -> Any:
         raise NotImplementedError
 
 
-class HttpTritonUser(TritonUser, FastHttpUser):
-    """Sends binary tensors through Locust's fast HTTP client."""
+class HttpUser(TritonUser, FastHttpUser):
+    """Sends requests through Locust's fast HTTP client."""
 
     abstract = True
+    kind = "POST"
 
-    @staticmethod
-    def encode(model: str, tensors: list[Tensor]) -> HttpRequest:
-        return http_request(tensors)
+    def defect(self, response: Any) -> str:
+        """Return what is wrong with a response whose status is 200, or nothing."""
+        raise NotImplementedError
 
-    def infer(self, request: HttpRequest) -> None:
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "Inference-Header-Content-Length": str(request.header_length),
-        }
-        model = self.traffic.job.model
+    def post(self, path: str, body: bytes, headers: dict[str, str], since: float) -> None:
+        """Send a request and report its outcome."""
         with self.client.post(
-            f"/v2/models/{model}/infer",
-            data=request.body,  # type: ignore[arg-type]  # Locust sends bytes as they are
+            path,
+            data=body,  # type: ignore[arg-type]  # Locust sends bytes as they are
             headers=headers,
-            name=model,
+            name=self.traffic.job.model,
             catch_response=True,
         ) as response:
+            response.request_meta["response_time"] = (time.perf_counter() - since) * 1000
             if response.status_code == 200:
-                header_length = int(response.headers.get("Inference-Header-Content-Length", 0))
-                if not 0 < header_length < len(response.content):
-                    response.failure(NO_TENSOR)
+                if reason := self.defect(response):
+                    response.failure(reason)
             elif response.status_code:
                 response.failure(f"{response.status_code} {response.text[:200]}")
 
 
-class GrpcTritonUser(TritonUser):
+class HttpTritonUser(HttpUser):
+    """Sends binary tensors."""
+
     abstract = True
 
     @staticmethod
-    def encode(model: str, tensors: list[Tensor]) -> Any:
-        return grpc_request(model, tensors)
+    def encode(job: Job, tensors: list[Tensor]) -> HttpRequest:
+        return http_request(tensors)
+
+    def infer(self, request: HttpRequest, since: float) -> None:
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Inference-Header-Content-Length": str(request.header_length),
+        }
+        self.post(f"/v2/models/{self.traffic.job.model}/infer", request.body, headers, since)
+
+    def defect(self, response: Any) -> str:
+        header_length = int(response.headers.get("Inference-Header-Content-Length", 0))
+        return "" if 0 < header_length < len(response.content) else NO_TENSOR
+
+
+class GatewayUser(HttpUser):
+    """Sends JSON to the gateway, as clients of OpenAI's API do."""
+
+    abstract = True
+
+    @staticmethod
+    def encode(job: Job, tensors: list[Tensor]) -> bytes:
+        return gateway_request(job.model, job.kind, tensors)
+
+    def infer(self, request: bytes, since: float) -> None:
+        headers = {"Content-Type": "application/json"}
+        if key := self.traffic.job.key:
+            headers["Authorization"] = f"Bearer {key}"
+        self.post(ROUTES[self.traffic.job.kind].path, request, headers, since)
+
+    def defect(self, response: Any) -> str:
+        answers = ROUTES[self.traffic.job.kind].answers
+        try:
+            body = json.loads(response.content)
+        except ValueError:
+            return "the response is not JSON"
+        return "" if isinstance(body, dict) and body.get(answers) else f"the response has no {answers}"
+
+
+class GrpcTritonUser(TritonUser):
+    abstract = True
+    kind = "gRPC"
+
+    @staticmethod
+    def encode(job: Job, tensors: list[Tensor]) -> Any:
+        return grpc_request(job.model, tensors)
 
     def on_start(self) -> None:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
@@ -163,28 +292,20 @@ class GrpcTritonUser(TritonUser):
     def on_stop(self) -> None:
         self.channel.close()
 
-    def infer(self, request: Any) -> None:
-        start = time.perf_counter()
+    def infer(self, request: Any, since: float) -> None:
         exception: Exception | None = None
         length = 0
         try:
-            response = self.stub.ModelInfer(request, timeout=60)
+            response = self.stub.ModelInfer(request, timeout=self.traffic.job.timeout_s)
             length = sum(map(len, response.raw_output_contents))
             if not length:
                 exception = ValueError(NO_TENSOR)
         except Exception as error:
             exception = error
-        self.environment.events.request.fire(
-            request_type="gRPC",
-            name=self.traffic.job.model,
-            response_time=(time.perf_counter() - start) * 1000,
-            response_length=length,
-            exception=exception,
-            context={},
-        )
+        self.report(since, exception, length)
 
 
-USERS: dict[str, type[TritonUser]] = {"http": HttpTritonUser, "grpc": GrpcTritonUser}
+USERS: dict[str, type[TritonUser]] = {"http": HttpTritonUser, "grpc": GrpcTritonUser, "openai": GatewayUser}
 
 
 def user_class(traffic: Traffic) -> type[TritonUser]:
@@ -194,4 +315,5 @@ def user_class(traffic: Traffic) -> type[TritonUser]:
         import grpc.experimental.gevent
 
         grpc.experimental.gevent.init_gevent()  # without it one call blocks all users
-    return type("Client", (USERS[job.protocol],), {"host": job.url, "traffic": traffic, "abstract": False})
+    attributes = {"host": job.url, "traffic": traffic, "abstract": False, "network_timeout": job.timeout_s}
+    return type("Client", (USERS[job.protocol],), attributes)

@@ -9,16 +9,26 @@ from typing import Any
 
 import gevent
 
-from loadtest.crowd.crowd import Crowd, Sample
+from loadtest.arrivals import arrived_within, is_overloaded, unanswered
+from loadtest.crowd.crowd import Crowd
+from loadtest.generating import Generated, Reader
+from loadtest.sample import Sample
 from loadtest.switching import LoadRefused, Switch
 from loadtest.telemetry import Metrics
 from scripts.common.settings import UserError
 from scripts.common.triton import Triton
 
-# Without WINDOW a window lasts until it holds this many requests, within these limits.
+# Without WINDOW a window lasts until it holds enough requests, within these limits.
 WINDOW_REQUESTS = 1000
 MINIMUM_WINDOW_S = 4.0
 MAXIMUM_WINDOW_S = 600.0
+# A window of a closed loop goes on for this long without a response: a busy machine may stand still for seconds.
+MAXIMUM_EMPTY_S = 30.0
+# The rate of an open loop sets the length of a window, so every mode gets the same number of requests.
+MAXIMUM_OPEN_WINDOW_S = 60.0
+# The same for a system that generates text: requests take seconds, and its tokens show the throughput more finely.
+GENERATING_REQUESTS_PER_USER = 2
+GENERATING_MINIMUM_WINDOW_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,32 @@ class Plan:
     warmup_s: float
     users: int
     spawn_rate: float | None
+    generates: bool = False
+    rate: float = 0.0  # requests per second that arrive; 0: a closed loop
+
+    @property
+    def length_s(self) -> float | None:
+        """Return how long a window lasts, or None if it lasts until it has enough requests."""
+        if self.window_s is not None or not self.rate:
+            return self.window_s
+        return max(self.minimum_window_s, min(WINDOW_REQUESTS / self.rate, MAXIMUM_OPEN_WINDOW_S))
+
+    @property
+    def window_requests(self) -> int:
+        """Return how many requests a window holds at least, without WINDOW."""
+        return GENERATING_REQUESTS_PER_USER * self.users if self.generates else WINDOW_REQUESTS
+
+    @property
+    def minimum_window_s(self) -> float:
+        return GENERATING_MINIMUM_WINDOW_S if self.generates else MINIMUM_WINDOW_S
+
+    @property
+    def warmup_requests(self) -> int:
+        """Return how many requests must be answered before a window.
+
+        The first texts of all users start at once, and only the later ones wait as long as they do ever after.
+        """
+        return self.users if self.generates and not self.rate else 0
 
 
 def schedule(modes: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
@@ -82,9 +118,32 @@ class Counters:
         )
 
 
+@dataclass(frozen=True)
+class OpenLoop:
+    """The numbers of a window of an open loop, besides the samples of the requests that arrived in it."""
+
+    answered: int  # successful responses within the window
+    unanswered_at_start: int  # requests that had arrived and had no response yet
+    unanswered_at_end: int
+    overloaded: bool  # whether the server did not keep up with the rate
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[Sample], seconds: float) -> OpenLoop:
+        """Return the numbers of a window of this length, from all samples until the crowd paused."""
+        return cls(
+            sum(sample.at < seconds and not sample.error for sample in samples),
+            unanswered(samples, 0.0),
+            unanswered(samples, seconds),
+            is_overloaded(samples, seconds),
+        )
+
+
 @dataclass
 class Window:
-    """The measurements of one window; times are in seconds since the comparison began."""
+    """The measurements of one window; times are in seconds since the comparison began.
+
+    In an open loop, `samples` are the requests that arrived in the window, whenever they were answered.
+    """
 
     round: int
     mode: str
@@ -94,6 +153,9 @@ class Window:
     counters: dict[str, Counters]  # by model
     client_cpu: float  # CPU seconds per second of Locust's busiest process, which can use at most 1.0
     began_at: float  # wall clock, to find the window in Prometheus
+    counted_s: float  # between the two readings of the counters, which begin before the window and end after it
+    generated: Generated | None = None  # by a system that generates text
+    open_loop: OpenLoop | None = None
 
 
 class Experiment:
@@ -112,6 +174,7 @@ class Experiment:
         switch: Switch,
         metrics: Metrics,
         progress: Callable[[str, float], None],
+        reader: Reader | None = None,
     ) -> None:
         self.plan = plan
         self.modes = modes
@@ -121,6 +184,7 @@ class Experiment:
         self.switch = switch
         self.metrics = metrics
         self.progress = progress
+        self.reader = reader
         self.began = time.perf_counter()
 
     def run(self, on_window: Callable[[Window], None]) -> None:
@@ -147,27 +211,52 @@ class Experiment:
         self.progress(f"{label}: switching", 0)
         self.switch.to(mode)
         self.metrics.mode(mode)
-        self.crowd.resume()
-        self._spawn(label)
+        if self.plan.rate:
+            self._spawn(label)  # before requests arrive, which would wait for users
+            self.crowd.resume()
+        else:
+            self.crowd.resume()
+            self._spawn(label)
         self._warm_up(label)
+        generated_before = self.reader.read_when_sent() if self.reader else None
+        counted_from = self._now()
         before = self._counters()
         self.crowd.open_window()
         began_at, start = time.time(), self._now()
         with self.metrics.window(mode, number) as update:
             self._measure(label, start, update)
-            end = self._now()
-            # A worker opened its window a moment before `start`; only the first end - start seconds of it count.
-            samples = [sample for sample in self.crowd.close_window() if sample.at < end - start]
-            update(samples, end - start)
-        client_cpu = self.crowd.cores
+            seconds = self._now() - start
+            client_cpu = self.crowd.cores
+            if self.plan.rate:
+                self.progress(f"{label}: waiting for the last responses", 1)
+                self.crowd.pause()
+            recorded = self.crowd.close_window()
+            # A worker opened its window a moment before `start`; only the first seconds of it count.
+            samples = [sample for sample in recorded if sample.at < seconds]
+            update(recorded, seconds)
+        open_loop = None
+        if self.plan.rate:
+            open_loop = OpenLoop.from_samples(recorded, seconds)
+            samples = arrived_within(recorded, seconds)
         after = self._counters()
+        counted_s = self._now() - counted_from
+        generated = None
+        if self.reader and generated_before:
+            generated = self.reader.read_when_sent().since(generated_before)
         counters = {name: after[name].since(before[name]) for name in after}
         if not self.switch.in_force():
             raise UserError("something else reloaded a model during a window: leave the server alone while it runs")
         if not samples:
-            raise UserError("no request was answered in a whole window: see `make status` and `make logs`")
+            raise UserError(
+                f"no request {'arrived' if self.plan.rate else 'was answered'} in a window of {seconds:.0f} s: set a "
+                f"longer WINDOW or {'a higher RATE' if self.plan.rate else 'fewer USERS'}, if `make status` and "
+                "`make logs` show that the server is well"
+            )
         samples = sorted(sample._replace(at=start + sample.at) for sample in samples)
-        return Window(number, mode, start, end, samples, counters, client_cpu, began_at)
+        end = start + seconds
+        return Window(
+            number, mode, start, end, samples, counters, client_cpu, began_at, counted_s, generated, open_loop
+        )
 
     def _spawn(self, label: str) -> None:
         if self.crowd.running == self.plan.users:
@@ -182,10 +271,14 @@ class Experiment:
 
     def _warm_up(self, label: str) -> None:
         self.progress(f"{label}: warming up", 0)
-        end = self._now() + self.plan.warmup_s
-        while (left := end - self._now()) > 0:
+        self.crowd.open_window()
+        start = self._now()
+        while (elapsed := self._now() - start) < MAXIMUM_WINDOW_S:
+            if elapsed >= self.plan.warmup_s and len(self.crowd.samples) >= self.plan.warmup_requests:
+                break
             self.crowd.check()
-            gevent.sleep(min(left, 0.1))
+            gevent.sleep(0.05)
+        self.crowd.close_window()
 
     def _measure(self, label: str, start: float, update: Callable[[list[Sample], float], None]) -> None:
         """Wait until the window is long enough."""
@@ -195,12 +288,14 @@ class Experiment:
             elapsed = self._now() - start
             update(self.crowd.samples, elapsed)
             self.metrics.cores(self.crowd.cores)
-            if self.plan.window_s is None:
-                part = min(elapsed / MINIMUM_WINDOW_S, len(self.crowd.samples) / WINDOW_REQUESTS)
+            if self.plan.length_s is None:
+                answered = len(self.crowd.samples) / self.plan.window_requests
+                part = min(elapsed / self.plan.minimum_window_s, answered)
             else:
-                part = elapsed / self.plan.window_s
+                part = elapsed / self.plan.length_s
             self.progress(f"{label}: measuring", min(part, 1.0))
-            if part >= 1 or elapsed > MAXIMUM_WINDOW_S:
+            is_empty = not self.plan.rate and not self.crowd.samples and elapsed < MAXIMUM_EMPTY_S
+            if (part >= 1 and not is_empty) or elapsed > MAXIMUM_WINDOW_S:
                 return
 
     def _counters(self) -> dict[str, Counters]:

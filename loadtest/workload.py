@@ -8,6 +8,10 @@ from typing import Any
 from scripts.common.corpus import MIXED, PUBLISHED, Corpus
 from scripts.common.settings import Settings, UserError
 
+# Users of an open loop: the requests that can be at the server at once. Those that are idle cost nothing.
+POOL = 256
+POOL_SPAWN_RATE = 100.0  # per second; above it, Locust warns
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -16,14 +20,31 @@ class Workload:
     name: str
     corpus: Corpus
     users: int
+    generating_users: int | None = None  # of systems that generate text, if fewer
     spawn_rate: float | None = None  # users started per second; None: all at once
     wait: tuple[float, float] = (0.0, 0.0)  # minimum and maximum think time, in seconds
     max_batch: int | None = None
+    rate: float = 0.0  # requests that arrive per second (an open loop); 0: users send them at their pace
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Workload:
+    def from_settings(cls, settings: Settings, generates: bool = False) -> Workload:
+        """Return the workload of the settings, for a system that generates text or for any other."""
+        if settings["PROTOCOL"] == "openai" and settings["API_KEYS"] and not settings.plain_api_key():
+            raise UserError(
+                "PROTOCOL=openai: API_KEYS has only digests, from which no key can be computed: add a key in plain text"
+            )
         workload = WORKLOADS[settings.choice("WORKLOAD")]
         overrides: dict[str, Any] = {}
+        if settings["RATE"]:
+            if chosen := [name for name in ("WAIT", "SPAWN_RATE") if settings[name]]:
+                raise UserError(
+                    f"RATE={settings['RATE']}: requests arrive at this rate, whatever users do; clear "
+                    f"{' and '.join(chosen)}"
+                )
+            rate = settings.number("RATE")
+            overrides |= {"rate": rate, "users": POOL, "spawn_rate": POOL_SPAWN_RATE, "wait": (0.0, 0.0)}
+        elif generates and workload.generating_users:
+            overrides["users"] = workload.generating_users
         if settings["USERS"]:
             overrides["users"] = settings.integer("USERS")
         if settings["SPAWN_RATE"]:
@@ -38,7 +59,8 @@ class Workload:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("mixed", MIXED, users=32),
+        # One at a time, a text waits for those of all other users: 32 would wait for a minute.
+        Workload("mixed", MIXED, users=32, generating_users=8),
         Workload("published", PUBLISHED, users=300, spawn_rate=3, wait=(0.1, 0.4), max_batch=8),
     )
 }

@@ -7,24 +7,14 @@ import re
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import psutil
 from locust.env import Environment
 from locust.runners import Runner
 
+from loadtest.sample import Sample
 from scripts.common.settings import UserError
-
-
-class Sample(NamedTuple):
-    """One request: when its response came, how long it took, and what went wrong.
-
-    `at` counts seconds from when the window opened; in a finished window, from when the comparison began.
-    """
-
-    at: float
-    latency_ms: float
-    error: str
 
 
 class Meter:
@@ -96,10 +86,21 @@ class Crowd(ABC):
 
     @abstractmethod
     def pause(self) -> None:
-        """Hold the users before their next request, and wait until no request is in flight."""
+        """Hold the users before their next request, and wait until no request is in flight.
+
+        In an open loop no more requests arrive, and those that have arrived are answered first.
+        """
 
     @abstractmethod
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """Let the users go on. An open loop must be resumed once to begin."""
+
+    @abstractmethod
+    def set_rate(self, rate: float, pattern: int = 0) -> None:
+        """Change the requests per second of an open loop, of all processes together, at once.
+
+        With the same pattern the same texts arrive in the same order and rhythm, so that two measurements differ less.
+        """
 
     @abstractmethod
     def open_window(self) -> None:

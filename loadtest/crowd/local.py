@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from locust.env import Environment
 
-from loadtest.crowd.crowd import Crowd, Meter, Sample
+from loadtest.crowd.crowd import Crowd, Meter
+from loadtest.sample import Sample
 from loadtest.users import Job, Traffic, user_class
 
 
@@ -31,6 +32,9 @@ class LocalCrowd(Crowd):
     def resume(self) -> None:
         self.traffic.resume()
 
+    def set_rate(self, rate: float, pattern: int = 0) -> None:
+        self.traffic.set_rate(rate, pattern)
+
     def open_window(self) -> None:
         self.meter.open()
 
@@ -38,5 +42,5 @@ class LocalCrowd(Crowd):
         return self.meter.samples
 
     def stop(self) -> None:
-        self.traffic.gate.clear()
+        self.traffic.gate.close()
         self.runner.quit()

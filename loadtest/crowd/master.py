@@ -21,16 +21,20 @@ from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO, Self
 
 import gevent
+from locust import runners
 from locust.env import Environment
 from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
-from loadtest.crowd.crowd import Crowd, Meter, Sample
+from loadtest.crowd.crowd import Crowd, Meter
 from loadtest.crowd.worker import ANSWER, ORDER, SAMPLES, address
+from loadtest.sample import Sample
 from loadtest.users import Job, Traffic, user_class
 from scripts.common.settings import ROOT, UserError
 
-GATHER_S = 60.0
+GATHER_S = 180.0
+# A worker sends a heartbeat every second. Locust takes it for lost without three of them, as on a busy machine.
+runners.HEARTBEAT_LIVENESS = 20
 END_S = 3.0
 PR_SET_PDEATHSIG = 1
 
@@ -89,6 +93,9 @@ class MasterCrowd(Crowd):
 
     def resume(self) -> None:
         self._order("resume")
+
+    def set_rate(self, rate: float, pattern: int = 0) -> None:
+        self._order("set_rate", rate, pattern)
 
     def open_window(self) -> None:
         self.meter.open()

@@ -5,7 +5,6 @@ It connects to LOADTEST_MASTER (host:port), carries out the orders of the master
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
@@ -26,8 +25,9 @@ from scripts.common.settings import UserError
 # Message types, besides Locust's own.
 ORDER, ANSWER, SAMPLES = "order", "answer", "samples"
 SEND_EVERY_S = 0.25
-# A master answers a heartbeat every second. Locust's own timeout is a minute, in which the users would go on.
-MASTER_LOST_S = 5.0
+# A master answers a heartbeat every second, later on a busy machine. Locust's own timeout is a minute, in which the
+# users would go on.
+MASTER_LOST_S = 20.0
 
 
 class Worker:
@@ -52,6 +52,7 @@ class Worker:
             "prepare": self.prepare,
             "pause": self.pause,
             "resume": self.resume,
+            "set_rate": self.set_rate,
             "open_window": self.open_window,
             "close_window": self.close_window,
         }
@@ -63,9 +64,8 @@ class Worker:
                 self._answer({"error": str(error)})
 
     def prepare(self, job: dict[str, Any], workers: list[str]) -> None:
-        """Take the job. Users are numbered across all workers, so each has the random stream it has in one process."""
-        number = workers.index(self.runner.client_id)
-        self.traffic = Traffic(Job(**job), itertools.count(number, len(workers)))
+        """Take the job, and this worker's share of it."""
+        self.traffic = Traffic(Job(**job), workers.index(self.runner.client_id), len(workers))
         self.environment.user_classes = [user_class(self.traffic)]
 
     def pause(self) -> None:
@@ -73,6 +73,9 @@ class Worker:
 
     def resume(self) -> None:
         self.traffic.resume()
+
+    def set_rate(self, rate: float, pattern: int) -> None:
+        self.traffic.set_rate(rate, pattern)
 
     def open_window(self) -> None:
         self.meter.open()

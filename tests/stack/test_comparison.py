@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -20,14 +19,21 @@ import pytest
 
 from scripts.common.settings import MODES, ROOT
 from tests.support.embedding import embed
-from tests.support.stacks import SHORT, bring_up
+from tests.support.stacks import SHORT, Make, bring_up
 
 TWO_WORKERS = {"WORKERS": 2}
+KEY_OF_GATEWAY = "a-key-for-the-gateway"
+# Requests per second of an open loop.
+RATE = 2
+# A warm-up that ends after the test.
+ENDLESS = {"WARMUP": 600}
 
 
 @pytest.fixture(scope="module")
 def stack(new_stack):
-    return bring_up(new_stack())
+    stack = new_stack()
+    stack.environment["API_KEYS"] = KEY_OF_GATEWAY
+    return bring_up(stack)
 
 
 @dataclass
@@ -37,7 +43,6 @@ class Finished:
     code: int
     output: str
     folder: Path
-    connections: list[int] = field(default_factory=list)  # of each worker with Triton, in a window
 
     @cached_property
     def results(self) -> dict:
@@ -57,13 +62,9 @@ def loadtest(stack, **settings) -> subprocess.CompletedProcess[str]:
     return stack.make("loadtest", **(SHORT | settings))
 
 
-def running(stack, **settings) -> tuple[subprocess.Popen[str], list[str]]:
+def running(stack, **settings) -> tuple[Make, list[str]]:
     """Start a comparison in the background; return it with the lines that it prints."""
-    process = stack.start_make("loadtest", **(SHORT | {"ROUNDS": 20} | settings))
-    lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True)
-    reader.start()
-    return process, lines
+    return stack.follow_make("loadtest", **(SHORT | {"ROUNDS": 20} | settings))
 
 
 def workers(stack) -> list[psutil.Process]:
@@ -87,50 +88,63 @@ def measured_windows(lines: list[str]) -> int:
     return sum(bool(re.match(rf" *\d+  ({'|'.join(MODES)}) ", line)) for line in lines)
 
 
+def batched_rows(line: str) -> float:
+    """Return about how many more rows than executions a window without batching had; 0 for any other line."""
+    window = re.match(r" *\d+  none +([\d.]+) +[\d.]+ +([\d.]+)", line)
+    return float(window[1]) * SHORT["WINDOW"] * (float(window[2]) - 1) if window else 0
+
+
 def wait_for_the_first_switch(stack) -> None:
-    stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
+    stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch")
 
 
-def connections(process: psutil.Process, port: str) -> int:
-    return sum(c.raddr and c.raddr.port == int(port) for c in process.net_connections("tcp"))
+def wait_for_connections(stack, protocol: str, *shares: int) -> None:
+    """Wait until each worker has this many connections with Triton: one for each of its users."""
+    port = int(stack.environment[f"TRITON_{protocol}_PORT"])
+
+    def connections(worker: psutil.Process) -> int:
+        try:
+            return sum(c.raddr and c.raddr.port == port for c in worker.net_connections("tcp"))
+        except psutil.Error:
+            return 0
+
+    stack.wait(lambda: [connections(worker) for worker in workers(stack)] == [*shares], "each user's connection")
 
 
 @pytest.fixture(scope="module")
 def compared(stack) -> Finished:
     """Kill a comparison after its first switch, then run one of all modes; return the second."""
-    process, _ = running(stack, WARMUP=30, WORKERS=2)
-    wait_for_the_first_switch(stack)
-    assert len(workers(stack)) == 2
+    process, _ = running(stack, **ENDLESS, **TWO_WORKERS, PROTOCOL="grpc", USERS=20)
+    wait_for_connections(stack, "GRPC", 10, 10)
+    assert "dynamic_batching" not in stack.triton.config("encoder")
+    for worker in workers(stack):
+        worker.suspend()  # so that it cannot notice by itself that it gets no answers any more
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=10)
-    stack.wait(lambda: not workers(stack), "the workers to end with their master", 1)
+    process.wait(timeout=180)
+    stack.wait(lambda: not workers(stack), "the workers to end with their master")
     assert "dynamic_batching" not in stack.triton.config("encoder")
     # Two rounds have a wide interval, whose lower bound MIN_RATIO is compared with.
-    done = loadtest(stack, MODES=" ".join(MODES), MIN_RATIO=0.01)
+    done = loadtest(stack, MODES=" ".join(MODES), MIN_RATIO=1e-9)
     return Finished(done.returncode, done.stdout + done.stderr, newest_report(stack))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def original(stack) -> dict[str, dict]:
     """Return the configurations before the first comparison."""
-    return configurations(stack)
+    return stack.configurations()
 
 
 @pytest.fixture(autouse=True)
 def unchanged(stack, original):
     """Check after every test that the configurations are restored and no worker is left."""
     yield
-    assert configurations(stack) == original
+    assert stack.configurations() == original
     assert workers(stack) == []
-
-
-def configurations(stack) -> dict[str, dict]:
-    return {name: stack.triton.config(name) for name in ("tokenizer", "encoder", "embedding")}
 
 
 def test_killed_comparison_is_undone_by_the_next(compared):
     assert compared.code == 0, compared.output
-    assert "an earlier comparison was killed: restored" in compared.output
+    assert "an earlier comparison or search was killed: restored" in compared.output
 
 
 def test_comparison_writes_report_and_results(compared, stack):
@@ -177,24 +191,21 @@ def check_request_counts(run: Finished) -> None:
     """Compare the file of requests and Triton's counters with the results."""
     windows, users = run.results["windows"], run.results["settings"]["users"]
     assert len(run.requests) == sum(window["requests"] for window in windows)
-    # Triton also counts the requests that arrive while its counters are read.
     for window in windows:
-        assert window["answered_by_triton"] == pytest.approx(window["requests"], rel=0.3, abs=4 * users)
+        # Triton also counts the requests that it answers while its counters are read. The run fails if it counts more.
+        assert window["answered_by_triton"] >= window["requests"] - 2 * users
 
 
 @pytest.fixture(scope="module")
 def published(stack) -> Finished:
     """Run the published workload over gRPC with workers."""
     users = {"USERS": 40, "SPAWN_RATE": 40}
-    process, lines = running(stack, WORKLOAD="published", PROTOCOL="grpc", WORKERS=2, ROUNDS=2, **users)
-    stack.wait(lambda: measured_windows(lines), "a window", 90)
-    shares = [connections(worker, stack.environment["TRITON_GRPC_PORT"]) for worker in workers(stack)]
-    return Finished(process.wait(timeout=120), "".join(lines), newest_report(stack), shares)
+    done = loadtest(stack, WORKLOAD="published", PROTOCOL="grpc", **TWO_WORKERS, **users)
+    return Finished(done.returncode, done.stdout + done.stderr, newest_report(stack))
 
 
 def test_workers_share_the_users(published):
     assert published.code == 0, published.output
-    assert published.connections == [20, 20]  # every user of Locust has its own connection
     results = published.results
     assert results["settings"]["protocol"] == "grpc"
     assert results["settings"]["workers"] == 2
@@ -216,30 +227,31 @@ def test_published_workload_limits_batches(published):
 
 @pytest.fixture(scope="module")
 def disturbed(stack) -> Finished:
-    """Send two texts per request while nothing may be batched, then kill a worker."""
+    """Send many texts per request while nothing may be batched, then kill a worker."""
     stop = threading.Event()
 
     def send_traffic():
         while not stop.is_set():
-            embed(stack, "two", "texts")
+            embed(stack, *["many texts"] * 32)
 
     traffic = threading.Thread(target=send_traffic)
-    traffic.start()
+    process, lines = running(stack, **TWO_WORKERS)
     try:
-        process, lines = running(stack, WORKERS=2)
-        stack.wait(lambda: measured_windows(lines), "a window", 90)
-        shares = [connections(worker, stack.environment["TRITON_HTTP_PORT"]) for worker in workers(stack)]
-        stack.wait(lambda: measured_windows(lines) == 2, "a whole round", 90)
+        traffic.start()
+        stack.wait(lambda: measured_windows(lines) >= 2, "a whole round", 300)
+        # On a busy machine, few of these requests are in a window.
+        stack.wait(lambda: max(map(batched_rows, lines)) > 6, "a window with one of these requests", 300)
         workers(stack)[0].kill()
-        return Finished(process.wait(timeout=60), "".join(lines), newest_report(stack), shares)
+        return Finished(process.wait(timeout=300), "".join(lines), newest_report(stack))
     finally:
         stop.set()
         traffic.join()
+        if process.poll() is None:  # the next comparison would be refused
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_killed_worker_ends_the_run_and_keeps_its_windows(disturbed):
     assert disturbed.code != 0
-    assert disturbed.connections == [8, 8]
     reason = r"stopped early: worker \d of 2 was killed by SIGKILL; what was measured until then is kept"
     assert re.search(reason, disturbed.output)
     assert "Traceback" not in disturbed.output
@@ -250,6 +262,38 @@ def test_killed_worker_ends_the_run_and_keeps_its_windows(disturbed):
 def test_foreign_traffic_is_noticed(disturbed):
     assert disturbed.code != 0
     assert "something else was using the server" in disturbed.output
+
+
+def test_open_loop_compares_the_latency_at_a_rate(stack):
+    """Far less than a slow machine answers, through the gateway, with workers, whose arrivals add up to the rate."""
+    done = loadtest(stack, RATE=RATE, ARRIVALS="constant", WINDOW=3, USERS=64, **TWO_WORKERS, PROTOCOL="openai")
+    results = stack.results()
+    assert not any("failed" in complaint or "keeps up" in complaint for complaint in results["complaints"]), done.stderr
+    assert results["verdict"]["headline"] == "latency_ratio"
+    assert results["verdict"]["overloaded"] == []
+    for window in results["windows"]:
+        expected = RATE * (window["end"] - window["start"])  # on a busy machine, a window lasts longer
+        assert abs(window["requests"] - expected) <= 3  # each of the processes begins and ends between two arrivals
+        assert (window["overloaded"], window["given_up"], window["failures"]) == (False, 0, 0)
+    assert f"at {RATE} requests per second" in done.stdout.lower().replace("\n", " ")
+    assert "make loadtest" in results["command"]
+    assert f"RATE={RATE}" in results["command"]
+    written = "".join(path.read_text(errors="ignore") for path in (stack.folder / "reports/latest").iterdir())
+    assert stack.environment["API_KEYS"] not in done.stdout + done.stderr + written
+    assert (stack.folder / "reports/latest/p95.png").exists()
+
+
+@pytest.mark.slow
+def test_server_that_cannot_keep_up_is_named(stack):
+    done = loadtest(stack, RATE=2000, USERS=64, WINDOW=1, WARMUP=0)
+    assert done.returncode != 0
+    assert "does not keep up" in done.stdout + done.stderr
+    assert "keeps up with 2000 requests per second in no mode: set a lower RATE" in done.stderr.replace("\n", " ")
+    results = stack.results()
+    assert results["verdict"]["overloaded"] == ["none", "dynamic"]
+    # Every request that arrived is in the file, whether it was sent or not.
+    with (newest_report(stack) / "requests.csv").open() as file:
+        assert sum(1 for _ in csv.DictReader(file)) == sum(window["requests"] for window in results["windows"])
 
 
 def test_missing_batching_fails_with_the_cause(stack):
@@ -267,11 +311,11 @@ def test_missing_batching_fails_with_the_cause(stack):
 )
 def test_interrupt_restores_the_server_and_keeps_windows(stack, number, settings):
     process, lines = running(stack, **settings)
-    stack.wait(lambda: measured_windows(lines) == 2, "a whole round", 90)
+    stack.wait(lambda: measured_windows(lines) >= 2, "a whole round")
     os.killpg(process.pid, number)
-    time.sleep(1)
+    stack.wait(lambda: "restoring the server's configuration" in "".join(lines), "the end of the load")
     os.killpg(process.pid, number)  # again, while the configuration is being restored
-    process.wait(timeout=60)
+    process.wait(timeout=180)
     text = "".join(lines)
     assert process.returncode != 0
     assert "restoring the server's configuration" in text
@@ -281,10 +325,10 @@ def test_interrupt_restores_the_server_and_keeps_windows(stack, number, settings
 
 
 def test_early_interrupt_is_quiet(stack):
-    process, lines = running(stack, WARMUP=30)
+    process, lines = running(stack, **ENDLESS)
     wait_for_the_first_switch(stack)
     os.killpg(process.pid, signal.SIGTERM)
-    process.wait(timeout=60)
+    process.wait(timeout=180)
     text = "".join(lines)
     assert "interrupted" in text
     assert "Traceback" not in text
@@ -292,32 +336,34 @@ def test_early_interrupt_is_quiet(stack):
 
 def test_killed_server_ends_the_run_and_keeps_its_windows(stack):
     process, lines = running(stack, MODES="instances dynamic")
-    stack.wait(lambda: measured_windows(lines) == 2, "a whole round", 90)
+    stack.wait(lambda: measured_windows(lines) >= 2, "a whole round")
     stack.server().send_signal(signal.SIGKILL)
-    assert process.wait(timeout=120) != 0
+    assert process.wait(timeout=180) != 0
     text = "".join(lines)
     assert "stopped early" in text
     assert "Traceback" not in text
-    assert len(stack.results()["windows"]) == 2
+    assert len(stack.results()["windows"]) >= 2
     stack.wait(lambda: stack.triton.live(), "the restarted server")
     stack.make("up")
 
 
 def test_second_comparison_is_refused(stack):
-    process, lines = running(stack, WARMUP=30, WORKERS=2)
+    process, lines = running(stack, **ENDLESS, **TWO_WORKERS)
     try:
-        wait_for_the_first_switch(stack)
+        wait_for_connections(stack, "HTTP", 8, 8)
         done = loadtest(stack)
         assert done.returncode != 0
-        assert "another comparison is running against this stack" in done.stderr
+        assert "another comparison or search is running against this stack" in done.stderr
         # Nor do other settings restart the server.
         done = stack.make("up", PROMETHEUS_RETENTION="8d")
         assert done.returncode != 0
-        assert "a comparison is running against this stack, which other settings would restart" in done.stderr
+        assert (
+            "a comparison or a search is running against this stack, which other settings would restart" in done.stderr
+        )
         assert process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=60)
+        process.wait(timeout=180)
     # An early interrupt with workers is as quiet as one without.
     text = "".join(lines)
     assert "interrupted" in text
@@ -344,7 +390,7 @@ def test_wrong_setting_is_one_sentence(stack, settings, message):
 def test_wrong_key_is_one_sentence(stack):
     environment = stack.variables(**SHORT, TRITON_ADMIN_KEY="not-the-key")
     done = subprocess.run(
-        [sys.executable, "-m", "loadtest"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "loadtest"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540
     )
     assert done.returncode == 1
     assert "TRITON_ADMIN_KEY is not the one the server was started with" in done.stderr
@@ -356,19 +402,19 @@ def test_locust_page_drives_the_load(stack):
         url = f"http://127.0.0.1:{stack.environment['LOCUST_PORT']}"
 
         def curl(*arguments: str) -> str:
-            return subprocess.run(["curl", "-s", *arguments], capture_output=True, text=True, timeout=20).stdout
+            return subprocess.run(["curl", "-s", *arguments], capture_output=True, text=True, timeout=120).stdout
 
-        stack.wait(lambda: "Locust" in curl(url), "Locust's page", 60)
+        stack.wait(lambda: "Locust" in curl(url), "Locust's page")
         curl("-X", "POST", f"{url}/swarm", "-d", "user_count=4", "-d", "spawn_rate=4")
-        stack.wait(lambda: '"num_requests":' in curl(f"{url}/stats/requests"), "statistics", 30)
-        stack.wait(lambda: counted_requests(curl(f"{url}/stats/requests")) > 20, "requests", 30)
-        metrics = curl(f"http://127.0.0.1:{stack.environment['LOADTEST_METRICS_PORT']}/metrics")
+        stack.wait(lambda: '"num_requests":' in curl(f"{url}/stats/requests"), "statistics")
+        stack.wait(lambda: counted_requests(curl(f"{url}/stats/requests")) > 20, "requests")
+        metrics = f"http://127.0.0.1:{stack.environment['LOADTEST_METRICS_PORT']}/metrics"
         counter = r'loadtest_requests_total\{mode="as configured",outcome="ok",run="",system="embedding"\} (\S+)'
-        assert float(re.search(counter, metrics)[1]) > 10
-        assert 'loadtest_users{run="",system="embedding"} 4.0' in metrics
+        stack.wait(lambda: float(re.search(counter, curl(metrics))[1]) > 10, "the requests in the metrics")
+        stack.wait(lambda: 'loadtest_users{run="",system="embedding"} 4.0' in curl(metrics), "the users in the metrics")
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=30)
+        process.wait(timeout=180)
 
 
 def counted_requests(text: str) -> int:

@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 
 import gevent
 import pytest
@@ -31,22 +33,28 @@ def has_ended(crowd: MasterCrowd, processes: list[subprocess.Popen]) -> bool:
     return not crowd.children and all(process.poll() is not None for process in processes)
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    with gevent.Timeout(60):
+        while not condition():
+            gevent.sleep(0.05)
+
+
 @pytest.mark.parametrize("make", [lambda: LocalCrowd(JOB), pytest.param(lambda: crowd_of(1), marks=pytest.mark.slow)])
 def test_window_holds_the_samples_of_its_time(make):
     with make() as crowd:
         crowd.pause()
         crowd.resume()
         crowd.start(5, 5)
-        with gevent.Timeout(10):
-            while crowd.running < 5:
-                gevent.sleep(0.05)
+        wait_until(lambda: crowd.running == 5)
+        before = time.perf_counter()
         crowd.open_window()
         gevent.sleep(1)
-        assert len(crowd.samples) > 10  # a window without WINDOW ends once it has enough samples
+        wait_until(lambda: len(crowd.samples) > 50)  # a window without WINDOW ends once it has enough samples
         assert 0 < crowd.cores < 1.5
         samples = crowd.close_window()
         assert len(samples) > 50
-        assert all(0 <= sample.at < 2 and "refused" in sample.error for sample in samples)
+        elapsed = time.perf_counter() - before
+        assert all(0 <= sample.at < elapsed and "refused" in sample.error for sample in samples)
         assert 0 < crowd.cores < 1.5
 
         crowd.pause()
@@ -56,18 +64,17 @@ def test_window_holds_the_samples_of_its_time(make):
 
         crowd.resume()
         crowd.open_window()
-        gevent.sleep(0.5)
+        wait_until(lambda: bool(crowd.samples))
         assert crowd.close_window()
 
 
-def test_workers_share_the_users_and_end_with_the_crowd():
+def test_workers_share_the_users_and_end_with_the_crowd(monkeypatch):
+    monkeypatch.setattr(master, "END_S", 60.0)  # then even slow workers are not killed
     with crowd_of(2) as crowd:
         processes = [child.process for child in crowd.children]
         assert len(processes) == 2
         crowd.start(5, 5)
-        with gevent.Timeout(10):
-            while crowd.running < 5:
-                gevent.sleep(0.05)
+        wait_until(lambda: crowd.running == 5)
         assert [crowd.runner.clients[name].user_count for name in crowd.names] == [3, 2]
     assert has_ended(crowd, processes)
     assert [process.returncode for process in processes] == [0, 0]
@@ -80,7 +87,7 @@ def test_workers_share_the_users_and_end_with_the_crowd():
 def test_lost_worker_raises_an_error(number, message, monkeypatch):
     monkeypatch.setattr(master, "END_S", 0.5)  # a stopped worker does not end by itself
     crowd = crowd_of(1)
-    with pytest.raises(UserError, match=message), gevent.Timeout(15), crowd:
+    with pytest.raises(UserError, match=message), gevent.Timeout(60), crowd:
         processes = [child.process for child in crowd.children]
         processes[0].send_signal(number)
         while True:
@@ -127,18 +134,20 @@ def test_master_takes_workers_started_elsewhere(start_worker):
     worker = start_worker()
     with crowd_of(1) as crowd:
         assert not crowd.children
-    assert worker.wait(5) == 0
+    assert worker.wait(60) == 0
 
 
 @pytest.mark.slow
 def test_worker_that_leaves_raises_an_error(start_worker):
     workers = [start_worker(), start_worker()]
-    with pytest.raises(UserError, match="1 of 2 workers left"), crowd_of(2) as crowd, gevent.Timeout(2):
+    with crowd_of(2) as crowd:
         workers[0].terminate()
-        while True:
-            crowd.check()
-            gevent.sleep(0.05)
-    assert [worker.wait(5) for worker in workers] == [130, 0]
+        with pytest.raises(UserError, match="1 of 2 workers left"), gevent.Timeout(60):
+            while True:
+                crowd.check()
+                gevent.sleep(0.05)
+        assert len(crowd.runner.clients) == 1  # it reported that it left, else Locust would list it as missing
+    assert [worker.wait(60) for worker in workers] == [130, 0]
 
 
 @pytest.mark.slow
@@ -147,7 +156,7 @@ def test_worker_too_many_raises_an_error(start_worker):
     with (
         pytest.raises(UserError, match="2 workers connected, but WORKERS=1"),
         crowd_of(1) as crowd,
-        gevent.Timeout(15),
+        gevent.Timeout(60),
     ):
         start_worker()
         while True:
@@ -160,8 +169,8 @@ def test_worker_ends_when_the_master_stops_answering(start_worker):
     worker = start_worker()
     with crowd_of(1) as crowd:
         crowd.runner.greenlet.kill()  # as if killed: it answers no heartbeat
-        assert worker.wait(10) == 1
-        assert worker.stderr.read() == "error: the comparison stopped answering, 5 s ago\n"
+        assert worker.wait(60) == 1
+        assert worker.stderr.read() == "error: the comparison stopped answering, 20 s ago\n"
 
 
 def test_missing_workers_raise_an_error(bind, monkeypatch):

@@ -12,9 +12,9 @@ from loadtest import charts, compare, report, statistics, table
 from loadtest.compare import Comparison
 from scripts.common import settings as settings_module
 from scripts.common.figures import DARK, LIGHT, render, svg_data_urls
-from scripts.common.settings import EXAMPLE, Settings
+from scripts.common.settings import EXAMPLE, MODES, Settings
 from scripts.dashboards.render.evaluate import BATCHING, load
-from tests.support.measured_windows import comparison, rounds
+from tests.support.measured_windows import comparison, open_loop_rounds, rounds
 
 ROUNDS = [(100, 150), (100, 160), (100, 140)]
 DASHBOARD = Markup("<p>drawn</p>")
@@ -178,6 +178,15 @@ def test_every_defect_is_a_complaint(measured):
     assert len(statistics.complaints(results)) == 3
 
 
+@pytest.mark.parametrize(("counted_s", "complaints"), [(10.5, 1), (25.0, 0)])
+def test_requests_of_others_are_noticed_unless_the_counters_were_read_late(measured, counted_s, complaints):
+    results = measured.results()
+    for window in results["windows"]:
+        window["answered_by_triton"] = 2 * window["requests"]
+        window["counted_s"] = counted_s
+    assert len(statistics.complaints(results)) == complaints
+
+
 @pytest.mark.parametrize(
     ("pairs", "minimum", "complaint"),
     [
@@ -257,3 +266,113 @@ def test_no_report_shows_a_secret(dotenv, blank_charts, monkeypatch, tmp_path):
     assert {"report.html", "results.json", "requests.csv"} < {file.name for file in files}
     for file in files:
         assert b"a-secret" not in file.read_bytes(), file.name
+
+
+# --- open loop --------------------------------------------------------------------------------------------------------
+
+P95S = [(100, 90, 50), (100, 90, 52), (100, 91, 48)]
+
+
+@pytest.fixture
+def open_loop(measured) -> Comparison:
+    settings = Settings(Settings.load() | {"RATE": "100", "REPORTS": measured.settings["REPORTS"]})
+    return comparison(settings, open_loop_rounds(P95S))
+
+
+def test_open_loop_shows_the_ratio_of_percentiles(open_loop):
+    results = open_loop.results()
+    assert results["complaints"] == []
+    assert table.sentence(results) == (
+        "At 100 requests per second, dynamic batching answers 95 % of the requests of embedding within 50 ms instead "
+        "of 90 ms with 2 instances without batching, the best mode without it: 1.81 times as fast (95 % interval 1.61 "
+        "to 2.02)."
+    )
+    rows = {row[0]: row[1:] for row in table.rows(results)}
+    assert next(iter(rows)) == "latency p95, ms"
+    assert rows["p95, this mode / dynamic"] == ["2.00", "1.81", "", ""]
+    assert rows["windows that kept up"] == ["3 of 3", "3 of 3", "3 of 3", ""]
+    html = page(open_loop, results)
+    assert '<div class="ratio faster">1.81<small>' in html
+    assert "Latency over time" in html
+    assert "100 per second, at random (Poisson)" in html
+    assert "make loadtest RATE=100" in html
+
+
+def test_open_loop_fits_80_columns(open_loop):
+    console = Console(width=80, record=True)
+    table.print_table(open_loop.results(), console)
+    assert max(map(len, console.export_text().splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("overloaded", "sentence", "complaints"),
+    [
+        (
+            ("none", "instances"),
+            "within 50 ms. With 2 instances without batching, the best mode without it, the server does not keep up: "
+            "the latency grows as long as the load lasts.",
+            [],
+        ),
+        (("dynamic",), "At 100 requests per second, with dynamic batching the server does not keep up:", []),
+        (
+            MODES,
+            "Not proven: at 100 requests per second, the server does not keep up, neither with dynamic batching nor",
+            ["the server keeps up with 100 requests per second in no mode: set a lower RATE"],
+        ),
+    ],
+)
+def test_mode_that_does_not_keep_up_has_no_large_number(open_loop, overloaded, sentence, complaints):
+    open_loop.windows = open_loop_rounds(P95S, overloaded=overloaded)
+    results = open_loop.results()
+    assert sentence in table.sentence(results)
+    assert results["complaints"] == complaints
+    rows = {row[0]: row[1:] for row in table.rows(results)}
+    assert "0 of 3" in rows["windows that kept up"]
+    assert rows["latency p95, ms"][-1] == ""
+    assert not any(rows["p95, this mode / dynamic"])
+    assert 'class="ratio' not in page(open_loop, results)
+    shown = [table.window_line(window) for window in open_loop.windows]
+    assert sum(line.endswith("does not keep up") for line in shown) == 3 * len(overloaded)
+
+
+@pytest.mark.parametrize(
+    ("p95s", "sentence"),
+    [
+        (
+            [(100, 90), (100, 110)],
+            "Not proven: at 100 requests per second, dynamic batching was 1.01 times as fast as the ",
+        ),
+        ([(100, 50)], "in the only complete round, and one round has no interval."),
+        ([(50, 100), (50, 100)], "within 100 ms instead of 50 ms with the same instances without batching: 0.50 times"),
+    ],
+)
+def test_open_loop_without_a_gain_is_not_called_one(open_loop, p95s, sentence):
+    open_loop.windows = open_loop_rounds(p95s)
+    assert sentence in table.sentence(open_loop.results())
+
+
+def test_min_ratio_of_an_open_loop_is_compared_with_the_percentiles(open_loop):
+    open_loop.settings["MIN_RATIO"] = "1.9"
+    assert open_loop.results()["complaints"] == ["the latency ratio 1.81 is below MIN_RATIO=1.9"]
+
+
+def test_defects_of_an_open_loop_name_its_settings(open_loop):
+    open_loop.windows = open_loop_rounds([(100, 50), (100, 50)], rate=1)
+    for window in open_loop.windows:
+        window.client_cpu = 1.0
+        window.counters["encoder"].executions = window.counters["encoder"].rows
+    complaints = "\n".join(open_loop.results()["complaints"])
+    assert "requests arrive so seldom that none waits for another; set a higher RATE" in complaints
+    assert (
+        "had only 10 response(s) in 10 s, too few to show the latency: set a longer WINDOW, or a higher RATE"
+        in complaints
+    )
+    assert "a part of the latency is its own: set more WORKERS, or a lower RATE" in complaints
+
+
+def test_charts_of_an_open_loop_draw_in_both_formats(open_loop):
+    open_loop.windows = open_loop_rounds(P95S, overloaded=("none",))
+    drawn = charts.all_charts(open_loop.results(), open_loop.windows)
+    assert list(drawn) == ["p95", "latency", "batches", "time"]
+    for title in ("p95", "latency"):
+        assert render(drawn[title].draw, drawn[title].wide, LIGHT, "png").startswith(b"\x89PNG")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from loadtest import statistics, table
-from loadtest.crowd.crowd import Sample
+from loadtest.sample import Sample
 from loadtest.windows import Counters, Window, schedule
 from scripts.common.settings import MODES, UserError
-from tests.support.measured_windows import rounds, window
+from tests.support.measured_windows import open_loop_rounds, rounds, window
 
 
 @pytest.mark.parametrize(("modes", "order"), [(("none", "dynamic"), "AB BA AB BA"), (MODES, "ABC CBA ACB BCA ABC CBA")])
@@ -91,7 +91,7 @@ def test_headline_is_the_ratio_to_the_best_other_mode(rates, baseline, ratios):
 
 def test_choice_of_the_baseline_never_flatters_dynamic_batching(monkeypatch):
     """Compare often where both other modes are equally good: at most 2.5 % of the intervals lie above the truth."""
-    monkeypatch.setattr(statistics, "throughput", float)  # the windows are plain rates here
+    monkeypatch.setattr(statistics, "score", float)  # the windows are plain rates here
     random = np.random.default_rng(1)
     too_high = 0
     for _ in range(2000):
@@ -167,3 +167,49 @@ def test_records_are_valid_json_and_csv_has_every_request(tmp_path):
     statistics.write_csv(windows, tmp_path / "requests.csv")
     with (tmp_path / "requests.csv").open() as file:
         assert sum(1 for _ in csv.DictReader(file)) == sum(len(w.samples) for w in windows)
+
+
+# --- open loop --------------------------------------------------------------------------------------------------------
+
+
+def test_open_loop_compares_95th_percentiles_round_by_round():
+    verdict = statistics.verdict(open_loop_rounds([(100, 50), (120, 50), (100, 60)]), "encoder")
+    logs = [math.log(2), math.log(2.4), math.log(10 / 6)]
+    half = 4.303 * np.std(logs, ddof=1) / math.sqrt(3)
+    assert verdict["headline"] == "latency_ratio"
+    assert "throughput_ratio" not in verdict
+    assert verdict["latency_ratio"] == pytest.approx(math.exp(np.mean(logs)))
+    assert verdict["ci95"] == pytest.approx([math.exp(np.mean(logs) - half), math.exp(np.mean(logs) + half)])
+    assert (verdict["outcome"], verdict["overloaded"]) == ("faster", [])
+    assert verdict["p95_ratio"] < 1
+
+
+def test_best_other_mode_of_an_open_loop_has_the_lowest_percentile():
+    verdict = statistics.verdict(open_loop_rounds([(100, 80, 50), (100, 90, 50)]), "encoder")
+    assert verdict["baseline"] == "instances"
+    assert {mode: ratio["latency_ratio"] for mode, ratio in verdict["ratios"].items()} == pytest.approx(
+        {"none": 2.0, "instances": math.sqrt(1.6 * 1.8)}
+    )
+
+
+def test_overloaded_mode_is_named_and_loses_nothing():
+    windows = open_loop_rounds([(9000, 50), (9500, 50)], overloaded=("none",))
+    none, dynamic = (
+        statistics.summary([w for w in windows if w.mode == mode], "encoder") for mode in ("none", "dynamic")
+    )
+    assert (none["overloaded"], none["overloaded_windows"], dynamic["overloaded"]) == (True, 2, False)
+    assert (none["throughput_rps"], dynamic["throughput_rps"]) == pytest.approx((50, 100))
+    assert (none["requests"], none["given_up"], none["failures"]) == (2000, 2, 0)
+    assert none["p99_ms"] > 9000  # requests that were never sent count with the time that they waited
+    verdict = statistics.verdict(windows, "encoder")
+    assert (verdict["overloaded"], verdict["outcome"]) == (["none"], "faster")
+
+
+def test_nothing_is_proven_if_no_mode_keeps_up():
+    windows = open_loop_rounds([(9000, 5000), (9500, 5100)], overloaded=("none", "dynamic"))
+    verdict = statistics.verdict(windows, "encoder")
+    assert (verdict["overloaded"], verdict["outcome"]) == (["none", "dynamic"], "not proven")
+
+
+def test_closed_loop_has_no_numbers_of_an_open_loop():
+    assert not {"overloaded", "given_up", "unanswered_at_end"} & statistics.summary(rounds([(9, 9)]), "encoder").keys()

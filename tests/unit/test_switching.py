@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from loadtest.switching import LoadRefused, Switch, composing, plan, restore_after_kill
+from loadtest.switching import LoadRefused, Switch, Switched, composing, plan, restore_after_kill
 from scripts.common.settings import MODES, UserError
 from scripts.common.triton import TritonError
 
@@ -101,6 +101,36 @@ def test_models_that_cannot_batch_are_not_switched():
 def test_system_that_cannot_batch_is_an_error(config):
     with pytest.raises(UserError, match="nothing here can batch"):
         plan({"a": config}, None, MODES)
+
+
+class Ensemble(StandIn):
+    """A Triton of an ensemble of two steps; it refuses an ensemble that may batch more than its steps."""
+
+    def __init__(self):
+        super().__init__()
+        steps = [{"model_name": "a"}, {"model_name": "b"}]
+        ensemble = {"max_batch_size": 64, "ensemble_scheduling": {"step": steps}}
+        self.configs = {"e": ensemble, "a": STEP, "b": STEP}
+
+    def config(self, model):
+        return self.configs[model]
+
+    def load(self, model, config):
+        self.configs = self.configs | {model: config}
+        sizes = {name: config["max_batch_size"] for name, config in self.configs.items()}
+        assert sizes["e"] <= min(sizes["a"], sizes["b"]), "the ensemble is gone"
+
+
+def test_switch_never_lets_an_ensemble_batch_more_than_its_steps(tmp_path):
+    triton = Ensemble()
+    original = triton.configs
+    models = [Switched(name, config, {}, batches=True) for name, config in original.items()]
+    with Switch(triton, models, tmp_path) as switch:
+        for number, sizes in enumerate([(8, 8, 64), (64, 64, 64), (8, 128, 8), (32, 32, 32), (4, 16, 4)]):
+            changed = zip(original.items(), sizes, strict=True)
+            switch.add(str(number), {name: config | {"max_batch_size": size} for (name, config), size in changed})
+            switch.to(str(number))
+    assert triton.configs == original
 
 
 def test_switch_corrects_a_load_that_another_client_undid(tmp_path):

@@ -1,9 +1,9 @@
 """The workloads, and the requests that users send."""
 
 import io
-import itertools
 import json
 import unicodedata
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from PIL import Image
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
 from loadtest import examples
-from loadtest.encoding import grpc_request, http_request
+from loadtest.encoding import ROUTES, grpc_request, http_request
 from loadtest.examples import Examples
-from loadtest.users import Job, Traffic
+from loadtest.users import GatewayUser, Job, Traffic
 from loadtest.workload import WORKLOADS, Workload
 from scripts.common.settings import Settings, UserError
 
@@ -57,9 +57,10 @@ def test_http_request_equals_that_of_tritonclient(row):
     expected, length = InferenceServerClient.generate_request_body(
         [tensor], outputs=[InferRequestedOutput("output__0", binary_data=True)]
     )
-    request = http_request(Examples.from_config(TEXT, TEXTS).requests[row])
+    request = http_request(Examples.from_config(TEXT, TEXTS).requests[row], ["output__0"])
     assert request.body[request.header_length :] == expected[length:]
-    assert json.loads(request.body[: request.header_length])["inputs"] == json.loads(expected[:length])["inputs"]
+    header, expected_header = json.loads(request.body[: request.header_length]), json.loads(expected[:length])
+    assert all(header[key] == expected_header[key] for key in ("inputs", "outputs"))
 
 
 def test_grpc_request_carries_the_text():
@@ -143,6 +144,74 @@ def test_unsupported_inputs_raise_an_error():
         Examples.from_config(config(("seed", "TYPE_INT64", ["1"], True)), TEXTS)
 
 
+# Kind -> the configuration of such a system, and the request of its users to the gateway.
+KINDS = {
+    "embedding": (
+        TEXT | {"output": [{"name": "output__0", "dims": ["384"]}]},
+        ("/v1/embeddings", {"model": "m", "input": "plain", "encoding_format": "base64"}),
+    ),
+    "classify": (
+        TEXT | {"output": [{"name": name, "dims": ["-1"]} for name in ("label", "score", "scores")]},
+        ("/v1/classify", {"model": "m", "input": "plain"}),
+    ),
+    "rerank": (
+        config(("query", "TYPE_STRING", ["1"]), ("text", "TYPE_STRING", ["1"]))
+        | {"output": [{"name": "score", "dims": ["1"]}]},
+        ("/v1/rerank", {"model": "m", "query": "plain", "documents": ["plain"]}),
+    ),
+    "generation": (
+        config(("text_input", "TYPE_STRING", ["1"]), ("max_new_tokens", "TYPE_INT32", ["1"], True), max_batch_size=0)
+        | {"output": [{"name": "text_output", "dims": ["1"]}]},
+        ("/v1/completions", {"model": "m", "prompt": "plain", "temperature": 0, "max_tokens": 7}),
+    ),
+}
+
+
+def gateway_job(config: dict, **values: str) -> Job:
+    settings = Settings.load().replace(PROTOCOL="openai", SYSTEM="m", **values)
+    return Job.from_settings(settings, Workload.from_settings(settings), Examples.from_config(config, ["plain"], 7))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_request_to_the_gateway_has_the_route_of_its_system(kind):
+    config, (path, body) = KINDS[kind]
+    job = gateway_job(config)
+    assert (job.protocol, job.url, job.kind, job.key) == ("openai", "http://127.0.0.1:8080", kind, "")
+    assert ROUTES[kind].path == path
+    (request,) = Traffic(job).requests
+    assert json.loads(request) == body
+
+
+def test_load_goes_to_the_gateways_address_with_a_plain_key():
+    digest = f"sha256:{'0' * 64}"
+    job = gateway_job(KINDS["embedding"][0], API_KEYS=f"{digest} a-key-of-the-tests", TLS_CERT="c", GATEWAY_PORT="8443")
+    assert (job.url, job.key) == ("https://127.0.0.1:8443", "a-key-of-the-tests")
+    assert "a-key-of-the-tests" not in repr(job)
+    with pytest.raises(UserError, match=r"^PROTOCOL=openai: API_KEYS has only digests"):
+        gateway_job(KINDS["embedding"][0], API_KEYS=digest)
+
+
+@pytest.mark.parametrize("config", [TEXT, config(("image", "TYPE_FP32", ["-1", "-1", "3"]))], ids=["text", "image"])
+def test_system_without_a_route_is_refused(config):
+    with pytest.raises(UserError, match=r"^PROTOCOL=openai: the gateway has no route for SYSTEM=m, .* set PROTOCOL="):
+        gateway_job(config)
+
+
+@pytest.mark.parametrize(
+    ("content", "defect"),
+    [
+        (b'{"data": [{"embedding": "AAAA"}]}', ""),
+        (b'{"data": []}', "the response has no data"),
+        (b'{"results": [1]}', "the response has no data"),
+        (b"[]", "the response has no data"),
+        (b"<html>", "the response is not JSON"),
+    ],
+)
+def test_answer_of_the_gateway_without_data_counts_as_failed(content, defect):
+    user = SimpleNamespace(traffic=Traffic(gateway_job(KINDS["embedding"][0])))
+    assert GatewayUser.defect(user, SimpleNamespace(content=content)) == defect
+
+
 def job(seed):
     return Job("http", "http://127.0.0.1:1", "embedding", Examples.from_config(TEXT, TEXTS).requests, (0.0, 0.0), seed)
 
@@ -156,11 +225,11 @@ def test_same_seed_sends_the_same_texts():
 
 
 def test_users_in_workers_have_the_same_random_streams():
-    def streams(count, *numbers):
-        traffic = Traffic(job(1), *numbers)
+    def streams(count, *worker_of):
+        traffic = Traffic(job(1), *worker_of)
         return [traffic.new_random().random() for _ in range(count)]
 
-    alone, first, second = streams(5), streams(3, itertools.count(0, 2)), streams(2, itertools.count(1, 2))
+    alone, first, second = streams(5), streams(3, 0, 2), streams(2, 1, 2)
     assert len(set(alone)) == 5
     assert alone == [first[0], second[0], first[1], second[1], first[2]]
 
@@ -174,3 +243,23 @@ def test_settings_override_the_workload(monkeypatch):
     for wrong in ("a", "1,2,3", "2,1", "-1"):
         with pytest.raises(UserError, match="WAIT="):
             Workload.from_settings(Settings(base | {"WAIT": wrong}))
+
+
+def test_rate_makes_users_a_pool_without_a_pace():
+    base = Settings.load() | {"WORKLOAD": "published", "RATE": "20", "USERS": "", "WAIT": "", "SPAWN_RATE": ""}
+    workload = Workload.from_settings(Settings(base), generates=True)
+    assert (workload.rate, workload.users, workload.spawn_rate, workload.wait) == (20, 256, 100, (0, 0))
+    assert workload.max_batch == 8
+    assert Workload.from_settings(Settings(base | {"USERS": "5"})).users == 5
+    for name in ("WAIT", "SPAWN_RATE"):
+        with pytest.raises(UserError, match=f"RATE=20: requests arrive at this rate, whatever users do; clear {name}"):
+            Workload.from_settings(Settings(base | {name: "1"}))
+
+
+def test_job_takes_rate_and_arrivals_from_the_settings():
+    settings = Settings(Settings.load() | {"RATE": "20", "ARRIVALS": "constant"})
+    job = Job.from_settings(settings, Workload.from_settings(settings), Examples.from_config(TEXT, TEXTS))
+    assert (job.rate, job.arrivals) == (20, "constant")
+    settings = Settings(settings | {"RATE": ""})
+    job = Job.from_settings(settings, Workload.from_settings(settings), Examples.from_config(TEXT, TEXTS))
+    assert job.rate == 0

@@ -1,0 +1,82 @@
+"""The server's answers to a few requests, to see whether another configuration changes them."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tritonclient.http import InferResult
+
+from loadtest.encoding import http_request
+from loadtest.examples import Tensor
+from scripts.common.http import opener
+from scripts.common.settings import UserError
+
+REQUESTS = 12
+TIMEOUT_S = 120
+# As the server itself compares engines (docs/backends.md).
+MINIMUM_COSINE, MAXIMUM_DIFFERENCE = 0.9999, 0.03
+
+
+@dataclass
+class Answers:
+    """The answers of the original configuration, which is loaded when this is created."""
+
+    url: str
+    model: str
+    requests: list[list[Tensor]]
+    expected: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        step = max(1, len(self.requests) // REQUESTS)
+        self.requests = self.requests[::step][:REQUESTS]
+        try:
+            self.expected = [self.ask(request) for request in self.requests]
+        except (OSError, ValueError) as error:
+            raise UserError(f"'{self.model}' refuses an example request: {error}. See `make logs`") from None
+
+    def difference(self) -> str:
+        """Return how the answers now differ from those of the original configuration, or nothing."""
+        for request, expected in zip(self.requests, self.expected, strict=True):
+            try:
+                actual = self.ask(request)
+            except (OSError, ValueError) as error:
+                return f"a request failed: {error}"
+            for name, array in expected.items():
+                if reason := difference(actual.get(name), array):
+                    return f"the answers differ from those of your configuration: output '{name}' {reason}"
+        return ""
+
+    def ask(self, tensors: list[Tensor]) -> dict[str, Any]:
+        """Return the outputs by name."""
+        encoded = http_request(tensors)
+        headers = {"Inference-Header-Content-Length": str(encoded.header_length)}
+        request = urllib.request.Request(f"{self.url}/v2/models/{self.model}/infer", encoded.body, headers)
+        try:
+            with opener.open(request, timeout=TIMEOUT_S) as response:
+                header_length = int(response.headers.get("Inference-Header-Content-Length", 0)) or None
+                result = InferResult.from_response_body(response.read(), header_length=header_length)
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{error.code} {error.read()[:200].decode(errors='replace')}") from None
+        return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
+
+
+def difference(actual: Any, expected: Any) -> str:
+    """Return how an output differs, or nothing."""
+    if actual is None or actual.shape != expected.shape:
+        return "has another shape"
+    if expected.dtype.kind != "f":
+        return "" if (actual == expected).all() else "has another value"
+    count = len(expected) if expected.ndim > 1 else 1  # numbers in one row are one vector
+    rows = expected.reshape(count, -1).astype(np.float64), actual.reshape(count, -1).astype(np.float64)
+    lengths = np.linalg.norm(rows[0], axis=1) * np.linalg.norm(rows[1], axis=1)
+    products = (rows[0] * rows[1]).sum(1)
+    cosine = float(np.min(np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), 1)))
+    largest = float(np.abs(rows[0]).max()) or 1.0
+    distance = float(np.abs(rows[0] - rows[1]).max()) / largest
+    if not (cosine >= MINIMUM_COSINE and distance <= MAXIMUM_DIFFERENCE):
+        return f"has a cosine of {cosine:.5f}, and differs by {distance:.1%} of its largest number"
+    return ""

@@ -1,0 +1,430 @@
+"""The open loop, on a server in this process that stalls on demand; it stands in for Triton."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import gevent
+import gevent.event
+import grpc
+import numpy as np
+import pytest
+from gevent.server import StreamServer
+from tritonclient.grpc import service_pb2
+
+from loadtest import users
+from loadtest.arrivals import CONSTANT, GIVEN_UP, POISSON, Arrivals, arrived_within, is_overloaded, unanswered
+from loadtest.crowd.local import LocalCrowd
+from loadtest.crowd.master import MasterCrowd
+from loadtest.examples import Tensor
+from loadtest.sample import Sample
+from loadtest.telemetry import Metrics
+from loadtest.users import Job
+from loadtest.windows import Experiment, Plan, Window
+from scripts.common.settings import MODES, ROOT
+
+JOB = Job("http", "", "m", [[Tensor("input_text", "BYTES", [1, 1], b"")]], (0.0, 0.0), 1, rate=200, arrivals=CONSTANT)
+
+
+RESPONSE = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 2\r\nContent-Length: 8\r\n\r\n{}tensor"
+
+
+class StandIn:
+    """A server that answers while `serving` is set, after `seconds`."""
+
+    def __init__(self) -> None:
+        self.serving = gevent.event.Event()
+        self.serving.set()
+        self.seconds = 0.0
+        self.server = StreamServer(("127.0.0.1", 0), self.answer)
+        self.server.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer(self, connection, address) -> None:
+        with connection, connection.makefile("rb") as requests:
+            while headers := b"".join(iter(requests.readline, b"\r\n")) if requests.peek(1) else b"":
+                requests.read(int(re.search(rb"(?i)content-length: (\d+)\r", headers)[1]))
+                self.serving.wait()
+                gevent.sleep(self.seconds)
+                connection.sendall(RESPONSE)
+
+    def stall(self, seconds: float) -> None:
+        self.serving.clear()
+        gevent.sleep(seconds)
+        self.serving.set()
+
+
+@pytest.fixture
+def server():
+    stand_in = StandIn()
+    yield stand_in
+    stand_in.serving.set()
+    stand_in.server.stop()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return the clock of the arrivals: a test sets `now`."""
+    clock = SimpleNamespace(now=10.0)
+    monkeypatch.setattr("loadtest.arrivals.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+@contextmanager
+def started(crowd, users: int):
+    with crowd, gevent.Timeout(60):
+        crowd.start(users, users)
+        while crowd.running < users:
+            gevent.sleep(0.01)
+        crowd.resume()
+        yield crowd
+
+
+def latencies(samples: list[Sample]) -> list[float]:
+    return [sample.latency_ms / 1000 for sample in samples]
+
+
+def times(clock: SimpleNamespace, kind: str, seed: int, count: int, rate: float = 20_000.0) -> np.ndarray:
+    """Return the first times of arrival."""
+    arrivals = Arrivals(rate, kind, random.Random(seed))
+    arrivals.open()
+    clock.now += 2 * count / rate
+    arrivals.close()
+    return np.array(arrivals.queue)[:count]
+
+
+def test_poisson_arrivals_have_exponential_gaps_of_the_rate(clock):
+    gaps = np.sort(np.diff(times(clock, POISSON, 1, 4001)))
+    assert gaps.mean() == pytest.approx(1 / 20_000, rel=0.05)
+    # Kolmogorov and Smirnov: at most 1 % of all exponential samples deviate more.
+    deviation = np.abs(1 - np.exp(-gaps * 20_000) - np.arange(0.5, len(gaps)) / len(gaps)).max()
+    assert deviation < 1.63 / math.sqrt(len(gaps))
+
+
+def test_poisson_arrivals_are_independent(clock):
+    """The variance of the number of arrivals per interval equals their mean, as in a Poisson process."""
+    arrivals = times(clock, POISSON, 2, 5000)
+    counts, _ = np.histogram(arrivals, np.arange(arrivals[0], arrivals[-1], 10 / 20_000))
+    assert counts.var() / counts.mean() == pytest.approx(1, abs=0.2)
+
+
+def test_constant_arrivals_have_equal_gaps(clock):
+    assert np.diff(times(clock, CONSTANT, 1, 100)) == pytest.approx(1 / 20_000, rel=1e-3)
+
+
+def test_same_seed_repeats_the_arrivals(clock):
+    def gaps(seed):
+        return np.diff(times(clock, POISSON, seed, 50))
+
+    assert gaps(1) == pytest.approx(gaps(1), abs=1e-8)
+    assert gaps(1) != pytest.approx(gaps(2), abs=1e-8)
+
+
+def test_stopped_user_loses_no_arrival():
+    arrivals = Arrivals(1.0, CONSTANT, random.Random(1))
+    first, second = gevent.spawn(arrivals.wait), gevent.spawn(arrivals.wait)
+    gevent.sleep(0)
+    second.kill(block=False)
+    arrivals._assign(7.0)  # to the second, which is about to stop
+    first.join(1)
+    assert (first.value, list(arrivals.queue), arrivals.free) == (7.0, [], [])
+    waiting = gevent.spawn(arrivals.wait)
+    gevent.sleep(0)
+    waiting.kill()
+    arrivals._assign(8.0)
+    assert list(arrivals.queue) == [8.0]
+
+
+def test_arrival_goes_to_the_user_that_was_free_last():
+    arrivals = Arrivals(1.0, CONSTANT, random.Random(1))
+    first, second = gevent.spawn(arrivals.wait), gevent.spawn(arrivals.wait)
+    gevent.sleep(0)
+    arrivals._assign(7.0)
+    gevent.sleep(0)
+    assert (first.ready(), second.value) == (False, 7.0)
+    first.kill()
+
+
+@contextmanager
+def requests_of_the_rate(crowd: LocalCrowd, rate: float, begin: Callable[[], None], end: Callable[[], None]):
+    """Assert that the window gets the requests of this rate, which arrive from `begin` to `end`, and no others."""
+    before = time.perf_counter()
+    begin()
+    begun = time.perf_counter()
+    yield
+    ending = time.perf_counter()
+    end()
+    ended = time.perf_counter()
+    gevent.sleep(0.2)  # in which no more requests arrive
+    crowd.pause()
+    assert (ending - begun) * rate - 1.5 < len(crowd.samples) < (ended - before) * rate + 1.5
+
+
+@pytest.mark.parametrize("pool", [200, 4])
+def test_stall_delays_every_request_that_arrives_meanwhile(server, pool):
+    """A closed loop of four users would have four slow requests."""
+    with started(LocalCrowd(replace(JOB, url=server.url)), pool) as crowd:
+        crowd.open_window()
+        while len(crowd.samples) < 20:
+            gevent.sleep(0.01)
+        begun = time.perf_counter() - crowd.meter.opened
+        server.stall(0.5)
+        ended = time.perf_counter() - crowd.meter.opened
+        gevent.sleep(0.2)
+        crowd.pause()
+        samples = crowd.close_window()
+    assert not any(sample.error for sample in samples)
+    assert len([sample for sample in samples if sample.at < begun]) >= 20
+    stalled = [sample for sample in samples if begun + 0.02 < sample.arrived < ended - 0.02]
+    assert len(stalled) == pytest.approx((ended - begun - 0.04) * JOB.rate, abs=4)
+    assert all(sample.at > ended for sample in stalled)
+    assert max(latencies(stalled)) > 0.45
+
+
+def test_pause_waits_for_every_request_that_has_arrived(server):
+    with started(LocalCrowd(replace(JOB, url=server.url)), 4) as crowd:
+        crowd.open_window()
+        stall = gevent.spawn(server.stall, 0.3)
+        gevent.sleep(0.2)
+        crowd.pause()
+        assert stall.ready()
+        assert crowd.traffic.gate.in_flight == len(crowd.traffic.gate.queue) == 0
+        samples = list(crowd.close_window())
+        assert len(samples) >= 35
+        crowd.open_window()
+        gevent.sleep(0.1)
+        assert crowd.close_window() == []
+
+
+def test_resume_begins_anew_without_a_burst(server):
+    with started(LocalCrowd(replace(JOB, url=server.url)), 50) as crowd:
+        gevent.sleep(0.1)
+        crowd.pause()
+        gevent.sleep(0.3)
+        crowd.open_window()
+        with requests_of_the_rate(crowd, JOB.rate, crowd.resume, crowd.pause):
+            gevent.sleep(0.5)
+        samples = crowd.close_window()
+    assert all(sample.arrived >= 0 for sample in samples)
+
+
+def test_new_rate_holds_at_once(server):
+    with started(LocalCrowd(replace(JOB, url=server.url, rate=0.1)), 50) as crowd:
+        crowd.open_window()
+        with requests_of_the_rate(crowd, 100, lambda: crowd.set_rate(100), lambda: crowd.set_rate(0.1)):
+            gevent.sleep(0.5)
+
+
+def test_rate_of_a_closed_loop_cannot_be_set():
+    with pytest.raises(TypeError, match="no rate"), LocalCrowd(replace(JOB, rate=0.0)) as crowd:
+        crowd.set_rate(1)
+
+
+def samples_of(rate: float, capacity: float, latency: float, seconds: float, seed: int = 1) -> list[Sample]:
+    """Return the samples since a window opened of a server that answers `capacity` requests per second in turn."""
+    arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, int(rate * (seconds + 3)))) - 3
+    free, samples = -3.0, []
+    for arrival in arrivals:
+        free = max(free, arrival) + 1 / capacity
+        samples.append(Sample(free + latency, (free + latency - arrival) * 1000, ""))
+    return [sample for sample in samples if sample.at >= 0 and sample.arrived < seconds]
+
+
+@pytest.mark.parametrize(
+    ("rate", "capacity", "latency", "overloaded"),
+    [
+        (200, 400, 0.01, False),
+        (200, 230, 0.1, False),
+        (2, 1000, 5.0, False),
+        (200, 170, 0.01, True),
+        (20, 2, 1.0, True),
+    ],
+)
+def test_overload_shows_in_the_growth_of_unanswered_requests(rate, capacity, latency, overloaded):
+    verdicts = [is_overloaded(samples_of(rate, capacity, latency, 10, seed), 10) for seed in range(20)]
+    assert sum(verdicts) == (20 if overloaded else 0)
+
+
+def test_unanswered_requests_are_those_in_flight_at_a_moment():
+    samples = [Sample(0.5, 600, ""), Sample(0.6, 100, ""), Sample(2.5, 1000, "")]
+    assert [unanswered(samples, moment) for moment in (0.0, 0.55, 1.0, 2.0)] == [1, 1, 0, 1]
+    assert arrived_within(samples, 1.0) == [samples[1]]
+
+
+def test_workers_keep_the_rate_together(server):
+    with started(MasterCrowd(replace(JOB, url=server.url), 2, lambda _: None), 20) as crowd:
+        for rate in (200, 100):
+            crowd.set_rate(rate)
+            crowd.open_window()
+            gevent.sleep(0.5)
+            crowd.pause()
+            samples = arrived_within(crowd.close_window(), 0.5)
+            assert not any(sample.error for sample in samples)
+            assert len(samples) == pytest.approx(rate / 2, abs=4)
+            crowd.resume()
+
+
+def test_constant_arrivals_of_two_workers_alternate(clock):
+    gates = [users.Traffic(JOB, worker, 2).gate for worker in range(2)]
+    for gate in gates:
+        gate.open()
+        gate.clock.kill()
+    assert [gate.next for gate in gates] == pytest.approx([10.005, 10.01])
+
+
+def test_arrivals_that_are_late_when_the_crowd_pauses_are_sent(clock):
+    """On a busy machine the clock runs late. Requests that it dropped would be those of the worst moments."""
+    arrivals = Arrivals(100, "constant", random.Random(1))
+    arrivals.open()
+    clock.now += 0.205
+    arrivals.close()
+    assert len(arrivals.queue) == arrivals.in_flight == 20
+
+
+def test_workers_have_streams_of_their_own():
+    streams = [users.Traffic(replace(JOB, rate=1.0), worker, 2).gate.stream.random() for worker in range(2)]
+    assert len({users.Traffic(JOB).gate.stream.random(), *streams}) == 2
+
+
+# --- the windows of a comparison --------------------------------------------------------------------------------------
+
+
+class StubSwitch:
+    models = ()
+
+    def to(self, mode: str) -> None:
+        """Do nothing."""
+
+    def in_force(self) -> bool:
+        return True
+
+
+class StubTriton:
+    def statistics(self) -> dict:
+        return {}
+
+
+def measured_window(job: Job, plan: Plan, metrics: Metrics) -> Window:
+    with LocalCrowd(job) as crowd, gevent.Timeout(60):
+        experiment = Experiment(plan, MODES, {}, crowd, StubTriton(), StubSwitch(), metrics, lambda *_: None)
+        return experiment._window(1, "none")
+
+
+def test_window_has_every_request_that_arrived_in_it(server):
+    plan = Plan("m", 2, 0.5, 0.2, 20, None, rate=JOB.rate)
+    metrics = Metrics("", "m", ["none"])
+    server.seconds = 0.1
+    window = measured_window(replace(JOB, url=server.url), plan, metrics)
+    seconds = window.end - window.start
+    assert len(window.samples) == pytest.approx(seconds * JOB.rate, abs=3)
+    assert all(window.start <= sample.arrived < window.end for sample in window.samples)
+    assert any(sample.at > window.end for sample in window.samples)  # those of the last 0.1 s
+    loop = window.open_loop
+    assert loop.unanswered_at_end == sum(sample.at >= window.end for sample in window.samples)
+    # Throughput counts the responses of the window's time, as Prometheus does.
+    assert loop.answered == len(window.samples) + loop.unanswered_at_start - loop.unanswered_at_end
+    labels = {"run": "", "system": "m", "mode": "none"}
+    counted = metrics.registry.get_sample_value("loadtest_requests_total", labels | {"outcome": "ok"})
+    assert counted == loop.answered
+
+
+def test_window_of_an_overloaded_server_ends_in_bounded_time_and_loses_nothing(server, monkeypatch):
+    """Let the server answer 40 requests per second of 200; users give up those that wait for half a second."""
+    monkeypatch.setattr(users, "PATIENCE_S", 0.5)
+    plan = Plan("m", 2, 1.0, 0.0, 4, None, rate=JOB.rate)
+    server.seconds = 0.1
+    window = measured_window(replace(JOB, url=server.url), plan, Metrics("", "m", ["none"]))
+    assert window.open_loop.overloaded
+    assert window.open_loop.answered < 0.4 * len(window.samples)
+    assert len(window.samples) == pytest.approx((window.end - window.start) * JOB.rate, abs=5)
+    given_up = [sample for sample in window.samples if sample.error]
+    assert {sample.error for sample in given_up} == {GIVEN_UP}
+    assert all(latency > 0.5 for latency in latencies(given_up))
+    # After the window, the four users send for half a second; to send all requests would take them four seconds.
+    assert sum(sample.at >= window.end and not sample.error for sample in window.samples) < 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"rate": 200.0}, 5),
+        ({"rate": 1000.0}, 4),
+        ({"rate": 2.0}, 60),
+        ({"rate": 200.0, "generates": True}, 10),
+        ({"rate": 200.0, "window_s": 2.0}, 2),
+        ({}, None),
+    ],
+)
+def test_rate_sets_the_length_of_a_window(changes, seconds):
+    fields = {"system": "m", "rounds": 2, "window_s": None, "warmup_s": 0, "users": 1, "spawn_rate": None}
+    assert Plan(**fields | changes).length_s == seconds
+
+
+CROWD_OF_GRPC = """
+import json, sys, gevent
+from loadtest.crowd.local import LocalCrowd
+from loadtest.examples import Tensor
+from loadtest.users import Job
+
+url, rate = sys.argv[1:]
+tensors = [[Tensor("input_text", "BYTES", [1, 1], b"")]]
+job = Job("grpc", url, "m", tensors, (0.0, 0.0), 1, rate=float(rate), arrivals="constant")
+with LocalCrowd(job) as crowd:
+    crowd.start(2, 2)
+    while crowd.running < 2:
+        gevent.sleep(0.01)
+    crowd.open_window()
+    crowd.resume()
+    gevent.sleep(0.5)
+    crowd.pause()
+    print(json.dumps(crowd.close_window()))
+"""
+
+
+def test_latency_over_grpc_counts_from_the_arrival():
+    """Let both users wait for a server that stalls for its first 0.3 s. gevent's gRPC needs a process of its own."""
+    begun = None
+
+    def answer(request, context):
+        nonlocal begun
+        begun = begun or time.monotonic()
+        time.sleep(max(0.0, begun + 0.3 - time.monotonic()))
+        return service_pb2.ModelInferResponse(raw_output_contents=[b"tensor"])
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        answer,
+        service_pb2.ModelInferRequest.FromString,
+        service_pb2.ModelInferResponse.SerializeToString,
+    )
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelInfer": handler})]
+    )
+    url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        command = [sys.executable, "-c", CROWD_OF_GRPC, url, "100"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True)
+    finally:
+        server.stop(None)
+    samples = [Sample(*sample) for sample in json.loads(done.stdout)]
+    assert not any(sample.error for sample in samples)
+    first = min(sample.arrived for sample in samples)
+    assert len(arrived_within(samples, first + 0.45)) == pytest.approx(45, abs=3)
+    stalled = arrived_within(samples, first + 0.25)
+    assert len(stalled) >= 20
+    assert all(sample.at > first + 0.28 for sample in stalled)
