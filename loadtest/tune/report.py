@@ -1,0 +1,42 @@
+"""The files of a search's report: tune.json, tune.diff, the charts as PNG, and tune.html with all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadtest.report import complete_folder, images, write_charts, write_json
+from loadtest.statistics import Results
+from loadtest.tune import table
+from loadtest.tune.charts import all_charts
+from loadtest.tune.goal import LATEST
+from scripts.common.figures import PALETTES, Chart
+from scripts.common.pages import page
+
+
+def write(result: Results, reports: Path) -> Path:
+    """Write reports/<UTC time>-<system>-tune/ in full or not at all, and point reports/latest-tune at it."""
+    target = reports / f"{result['run']}-{result['system']}-tune"
+    with complete_folder(target, LATEST) as work:
+        write_json(result, work / "tune.json")
+        if result["outcome"] == "better":
+            (work / "tune.diff").write_text(result["diff"], encoding="utf-8")
+        charts = all_charts(result)
+        write_charts(charts, work)
+        (work / "tune.html").write_text(html(result, charts), encoding="utf-8")
+    return target
+
+
+def html(result: Results, charts: dict[str, Chart]) -> str:
+    return page(
+        "loadtest",
+        "tune/tune.html.j2",
+        results=result,
+        sentence=table.sentence(result),
+        columns=table.columns(result),
+        rows=table.rows(result),
+        confirmation=len(table.confirmation_rows(result)),
+        failures=table.failures(result),
+        notes=table.notes(result),
+        palettes=PALETTES,
+        images=images(charts),
+    )

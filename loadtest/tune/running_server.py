@@ -1,0 +1,214 @@
+"""Measure candidates on the running server: switch to one, send requests in an open loop, read the latencies."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import gevent
+import numpy as np
+
+from loadtest.arrivals import GIVEN_UP, arrived_within, is_overloaded
+from loadtest.crowd.crowd import Crowd
+from loadtest.instances import HEADROOM, Capacity
+from loadtest.same_answers import Answers
+from loadtest.statistics import CLIENT_LIMIT
+from loadtest.switching import RESTART_S, LoadRefused, Switch
+from loadtest.tune.bisection import LOWEST, RESOLUTION, highest_rate
+from loadtest.tune.goal import Goal
+from loadtest.tune.knobs import Candidate, Knob
+from loadtest.tune.search import CandidateFailed, Measured
+from loadtest.windows import Counters
+from scripts.common.settings import UserError
+from scripts.common.triton import Config, Triton, TritonError
+
+# A try lasts until it has enough requests to show a 95th percentile, within these limits.
+TRY_REQUESTS = 100
+MINIMUM_TRY_S, MAXIMUM_TRY_S = 3.0, 30.0
+# How long the best rate is held at the end.
+LONG_TRY_S = 10.0
+# Seconds before each try that are not measured; longer after a load, because a new process is slow at first.
+WARM_UP_S, FIRST_WARM_UP_S = 0.5, 1.5
+# Below this share of the expected rate, a candidate has lost: do not look for its exact rate.
+WORTH_KNOWING = 0.65
+# The rate of the very first requests. The search for the highest rate begins where their latency suggests.
+FIRST_RATE = 5.0
+# With workers, samples arrive this much later.
+SAMPLES_DELAY_S = 0.3
+# A try at the goal's rate, or at the very first one, ends early if responses take this many times as long as expected.
+HOPELESS = 10.0
+LATE_SHARE = 0.05
+
+
+@dataclass
+class RunningServer:
+    """The server under test. `configure` returns the configurations of a candidate."""
+
+    goal: Goal
+    crowd: Crowd
+    switch: Switch
+    triton: Triton
+    system: str
+    configure: Callable[[Candidate], Mapping[str, Config]]
+    capacity: Callable[[], Capacity]
+    answers: Answers
+    random: random.Random
+    client_cores: float = 0.0  # maximum that Locust's busiest process used
+
+    def __post_init__(self) -> None:
+        self.pattern = 0  # of the arrivals
+        self.present: Candidate | None = None  # the candidate that the server runs
+        self.kept_up: dict[Candidate | None, list[bool]] = {}  # with the rate, in each try
+
+    @property
+    def client_bound(self) -> bool:
+        return self.client_cores >= CLIENT_LIMIT
+
+    def measure(self, candidate: Candidate, expected: float | None, pattern: int, in_full: bool = True) -> Measured:
+        self.pattern = pattern
+        warm_up = WARM_UP_S
+        if candidate != self.present:
+            self.load(candidate)
+            warm_up = FIRST_WARM_UP_S
+        tries: list[tuple[float, float | None]] = []
+        needed = 0.0 if in_full or not expected else expected * WORTH_KNOWING
+
+        def p95(rate: float, limit_ms: float) -> float:
+            nonlocal warm_up
+            result = self.try_rate(rate, limit_ms, warm_up)
+            warm_up = WARM_UP_S
+            tries.append((rate, result if result < math.inf else None))
+            return result
+
+        try:
+            if self.goal.rate:
+                value = p95(self.goal.rate, HOPELESS * (expected or MAXIMUM_TRY_S / HOPELESS * 1000))
+            else:
+                limit = self.goal.p95_ms
+                # A server for which the first rate is too high gets few requests of it, and begins again below it.
+                start = expected or max(1000 / p95(FIRST_RATE, HOPELESS * limit), FIRST_RATE / 5)
+                # Without this, repeated measurements would try the same rates, and often find exactly the same.
+                start *= RESOLUTION ** self.random.uniform(-1, 1)
+                value = highest_rate(lambda rate: p95(rate, limit) <= limit, start, needed or LOWEST)
+            if not self.switch.in_force():
+                raise CandidateFailed("the server crashed, or another client loaded a model, while this was measured")
+        except (CandidateFailed, TritonError) as error:
+            self.present = None
+            self.wait_for_server()
+            raise CandidateFailed(str(error)) from None
+        if self.goal.p95_ms and value <= LOWEST and not candidate.changes:
+            p95_ms = tries[-1][1]
+            shown = f"its p95 is {p95_ms:.0f} ms" if p95_ms else "requests pile up"
+            raise UserError(
+                f"P95={self.goal.p95_ms:g}: your configuration is slower at any rate; even at {LOWEST:g} requests per "
+                f"second, {shown}. Set a higher P95, or RATE instead, to find the lowest latency at a rate"
+            )
+        return Measured(value, tries, bool(self.goal.p95_ms) and value == needed)
+
+    def is_overloaded(self, candidate: Candidate) -> bool:
+        """Return whether the server did not keep up in at least half of the candidate's tries."""
+        tries = self.kept_up.get(candidate, [])
+        return bool(tries) and 2 * sum(tries) <= len(tries)
+
+    def heaviest_first(self, knobs: list[Knob]) -> list[Knob]:
+        """Sort the knobs by how much their model has computed so far."""
+        computed = {}
+        for name, statistics in self.triton.statistics().items():
+            computed[name] = Counters.from_statistics(statistics).compute_ns
+        return sorted(knobs, key=lambda knob: computed.get(knob.model, 0), reverse=True)
+
+    def p95_for_long(self, candidate: Candidate, rate: float) -> float:
+        """Return the 95th percentile over more time than a try has; infinity if requests pile up."""
+        if candidate != self.present:
+            self.load(candidate)
+        return self.try_rate(rate, MAXIMUM_TRY_S * 1000, FIRST_WARM_UP_S, LONG_TRY_S)
+
+    def load(self, candidate: Candidate) -> None:
+        """Switch to the candidate; raise CandidateFailed if the server cannot run it or then answers differently."""
+        self.present = None
+        configs = self.configure(candidate)
+        self.check_memory(configs)
+        self.crowd.pause()
+        self.switch.add(candidate.label, configs)
+        try:
+            self.switch.to(candidate.label)
+        except LoadRefused as error:
+            raise CandidateFailed(str(error)) from None
+        except (UserError, TritonError) as error:
+            if not candidate.changes:
+                raise
+            self.wait_for_server()
+            raise CandidateFailed(f"the server stopped answering while it loaded this: {error}") from None
+        if candidate.changes and (difference := self.answers.difference()):
+            raise CandidateFailed(difference)
+        self.present = candidate
+
+    def check_memory(self, configs: Mapping[str, Config]) -> None:
+        """Raise CandidateFailed if the processes of the changed models do not fit beside those that still run."""
+        capacity = self.capacity()
+        needed = 0.0
+        for name, config in configs.items():
+            groups = config.get("instance_group") or [{}]
+            if any(group.get("kind") == "KIND_GPU" for group in groups):
+                continue
+            if config != self.triton.config(name):
+                count = sum(int(group.get("count", 1)) for group in groups)
+                needed += count * capacity.process_bytes.get(name, 0) * HEADROOM
+        if needed > capacity.free_bytes:
+            raise CandidateFailed(
+                f"it needs about {needed / 1e9:.1f} GB of memory, and {capacity.free_bytes / 1e9:.1f} GB are free "
+                "where Triton runs"
+            )
+
+    def wait_for_server(self) -> None:
+        """Wait until a server that crashed serves the system again."""
+        deadline = time.monotonic() + RESTART_S
+        while True:
+            try:
+                self.triton.config(self.system)
+                return
+            except TritonError as error:
+                if time.monotonic() > deadline:
+                    raise UserError(f"{error}: see `make status` and `make logs`") from None
+            gevent.sleep(0.5)
+
+    def try_rate(self, rate: float, limit_ms: float, warm_up: float, minimum_s: float = MINIMUM_TRY_S) -> float:
+        """Return the 95th percentile in milliseconds at this rate; infinity if it is clearly above the limit."""
+        seconds = min(max(minimum_s, TRY_REQUESTS / rate), MAXIMUM_TRY_S)
+        self.crowd.set_rate(rate, self.pattern)
+        self.crowd.resume()
+        gevent.sleep(warm_up)
+        self.crowd.open_window()
+        began = time.perf_counter()
+        hopeless = False
+        while (elapsed := time.perf_counter() - began) < seconds and not hopeless:
+            gevent.sleep(0.02)
+            self.crowd.check()
+            hopeless = self.is_hopeless(rate, limit_ms / 1000, elapsed, seconds)
+        self.client_cores = max(self.client_cores, self.crowd.cores)
+        self.crowd.pause()
+        recorded = self.crowd.close_window()
+        self.kept_up.setdefault(self.present, []).append(not is_overloaded(recorded, elapsed))
+        samples = arrived_within(recorded, elapsed)
+        if failed := [sample.error for sample in samples if sample.error not in ("", GIVEN_UP)]:
+            raise CandidateFailed(f"{len(failed)} of {len(samples)} requests failed, the first with: {failed[0][:200]}")
+        if not samples:
+            raise CandidateFailed(f"no request was answered in {elapsed:.0f} s at {rate:g} requests/s")
+        if self.goal.p95_ms and (hopeless or any(sample.error for sample in samples)):
+            return math.inf
+        return float(np.percentile([sample.latency_ms for sample in samples], 95))
+
+    def is_hopeless(self, rate: float, limit_s: float, elapsed: float, seconds: float) -> bool:
+        """Return whether a request failed, or already more are late than 5 % of all that the try will have."""
+        due = elapsed - limit_s - SAMPLES_DELAY_S
+        in_time = 0
+        for sample in self.crowd.samples:
+            if sample.error:  # a failure, or no user was free for too long
+                return True
+            in_time += 0 <= sample.arrived < due and sample.latency_ms <= limit_s * 1000
+        # Arrivals are random: allow three standard deviations fewer than expected.
+        expected = rate * max(0.0, due)
+        return expected - 3 * math.sqrt(expected) - in_time > LATE_SHARE * rate * seconds

@@ -1,0 +1,207 @@
+"""The outcome of a search as a sentence and as a table, the same on the terminal and in the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, JustifyMethod
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.statistics import Results
+
+# A candidate, as tune.json has it.
+Arm = dict[str, Any]
+
+AS_CONFIGURED = "as configured"
+RATE_UNIT, LATENCY_UNIT = "requests/s", "p95 ms"
+# Ahead on average, but not proven.
+LIKELY = "likely better"
+STYLES = {"better": "green", LIKELY: "green", "confirmed": "bold green", "failed": "red"}
+# Columns of a candidate's label in the lines that are printed during the search.
+LABEL = 36
+
+
+def sentence(results: Results) -> str:
+    """Return the verdict of the search."""
+    system, confirmation, winner = results["system"], results["confirmation"], results["winner"]
+    if results["outcome"] == "better":
+        before, after = (figure(confirmation[key]) for key in ("original", "winner"))
+        if "rate" in results["goal"]:
+            return (
+                f"{goal(results)}, {system} with the changes below answers 95 % of the requests within {after} ms "
+                f"instead of {before} ms, {gain(confirmation, results)}."
+            )
+        return (
+            f"With the changes below, {system} answers {gain(confirmation, results)} {goal(results)}: {after} instead "
+            f"of {before} requests/s."
+        )
+    if results["outcome"] == "not confirmed":
+        seemed = f"Not confirmed: {winner['label'] if winner else 'one candidate'} was better in the search, but "
+        if not confirmation:
+            return f"{seemed}was not measured again beside your configuration."
+        verb = "answers" if "rate" in results["goal"] else "answers only"
+        return (
+            f"{seemed}{verb} {gain(confirmation, results)} when it is measured again beside your configuration. "
+            "Keep what you have."
+        )
+    return f"Nothing is better than what you have{achieved(results)}. {runner_up(results)}"
+
+
+def achieved(results: Results) -> str:
+    """Return what the original configuration reaches, as the end of a sentence."""
+    measured = figure(results["original"]["values"])
+    if measured == "-":
+        return ""
+    if "rate" in results["goal"]:
+        return f": {goal(results).lower()}, it answers 95 % of the requests within {measured} ms"
+    return f": it answers {measured} requests/s {goal(results)}"
+
+
+def runner_up(results: Results) -> str:
+    """Return a sentence about the best candidate that is not better, with its interval."""
+    arms = results["arms"]
+    measured = [arm for arm in arms if arm["ratio"] is not None]
+    if not arms:
+        return "No other candidate was measured."
+    if not measured:
+        return "The only other candidate failed." if len(arms) == 1 else f"All {len(arms)} other candidates failed."
+    best = max(measured, key=lambda arm: arm["ratio"])
+    return f"The best other candidate, {best['label']}, answers {gain(best, results)}."
+
+
+def goal(results: Results) -> str:
+    wanted = results["goal"]
+    return f"At {wanted['rate']:g} requests/s" if "rate" in wanted else f"with a p95 of at most {wanted['p95_ms']:g} ms"
+
+
+def gain(compared: Arm, results: Results) -> str:
+    """Return the ratio to the other configuration, in words and with its interval."""
+    unit = "as fast" if "rate" in results["goal"] else "as many requests"
+    bounds = "no interval, because it was measured once"
+    if compared["ci95"]:
+        bounds = f"95 % interval {interval(compared, ' to ')}"
+    return f"{number(compared['ratio'])} times {unit} ({bounds})"
+
+
+def number(value: float) -> str:
+    """Return three significant digits, which tell 8.25 requests/s from 8.31."""
+    return f"{value:,.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
+
+
+def mean(values: list[float | None]) -> float | None:
+    """Return the mean of a candidate's rounds, without those in which the server was overloaded."""
+    measured = [value for value in values if value is not None]
+    return sum(measured) / len(measured) if measured else None
+
+
+def figure(values: list[float | None]) -> str:
+    value = mean(values)
+    return "-" if value is None else number(value)
+
+
+def interval(compared: Arm, dash: str = "-") -> str:
+    return dash.join(map(number, compared["ci95"] or ()))
+
+
+def columns(results: Results) -> list[str]:
+    unit = LATENCY_UNIT if "rate" in results["goal"] else RATE_UNIT
+    return ["candidate", unit, "ratio", "95 % interval", "outcome"]
+
+
+def rows(results: Results) -> list[list[str]]:
+    """Return a row for the original configuration, for each candidate, and for the confirmation at the end."""
+    compared = [[arm["label"], *cells(arm)] for arm in results["arms"]]
+    original = [AS_CONFIGURED, figure(results["original"]["values"]), "", "", ""]
+    return [original, *compared, *confirmation_rows(results)]
+
+
+def confirmation_rows(results: Results) -> list[list[str]]:
+    again = results["confirmation"]
+    if not again:
+        return []
+    outcome = "confirmed" if results["outcome"] == "better" else results["outcome"]
+    return [
+        [f"{AS_CONFIGURED}, measured again", figure(again["original"]), "", "", ""],
+        [f"{winner_name(results)}, measured again", *cells(again | {"values": again["winner"], "outcome": outcome})],
+    ]
+
+
+def winner_name(results: Results) -> str:
+    return "the winner" if results["outcome"] == "better" else "the best in the search"
+
+
+def cells(arm: Arm) -> list[str]:
+    """Return a candidate's value, ratio, interval and outcome; the ratio is empty until there is one.
+
+    The sign < marks a candidate so slow that its highest rate was not looked for.
+    """
+    below = "<" * bool(arm.get("is_bound"))
+    ratio = "" if arm["ratio"] is None else f"{below}{number(arm['ratio'])}"
+    return [below + figure(arm["values"]), ratio, interval(arm), arm["outcome"]]
+
+
+def failures(results: Results) -> list[str]:
+    """Return why candidates failed."""
+    return [f"{arm['label']} {arm['outcome']}: {arm['reason']}" for arm in results["arms"] if arm["reason"]]
+
+
+def notes(results: Results) -> list[str]:
+    return [f"Note: {note}." for note in results["notes"]]
+
+
+def arms_header(larger_is_better: bool) -> str:
+    """Return the header of the lines that arm_line() returns."""
+    unit = RATE_UNIT if larger_is_better else LATENCY_UNIT
+    return f"{'candidate':<{LABEL}}{unit:>11}{'ratio':>6}  {'interval':<11}outcome"
+
+
+def arm_line(arm: Arm) -> str:
+    """Return a candidate's line during the search, in rich's markup."""
+    value, ratio, bounds, outcome = cells(arm)
+    label = escape(cut(arm["label"], LABEL).ljust(LABEL))
+    return f"{label}{value:>11}{ratio:>6}  {bounds:<11}{styled(outcome)}"
+
+
+def cut(label: str, width: int) -> str:
+    """Cut a label in the middle: its beginning names the model, its end the value."""
+    if len(label) <= width:
+        return label
+    kept = width - 1
+    return f"{label[: kept // 2]}…{label[-(kept - kept // 2) :]}"
+
+
+def styled(outcome: str) -> str:
+    style = STYLES.get(outcome)
+    return f"[{style}]{outcome}[/]" if style else outcome
+
+
+def print_result(results: Results, console: Console) -> None:
+    """Print the sentence, the table, what to know about it, and the diff of a proven winner."""
+    console.print(f"\n[bold]{escape(sentence(results))}[/]\n")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for position, column in enumerate(columns(results)):
+        # Two lines, so that a label with its model and knob fits a terminal of 80 columns.
+        heading = column.replace("% ", "%\n")
+        justify: JustifyMethod = "right" if position in (1, 2) else "left"
+        table.add_column(heading, justify=justify, no_wrap=position > 0, vertical="bottom")
+    first_of_confirmation = len(rows(results)) - len(confirmation_rows(results))
+    for number, row in enumerate(rows(results)):
+        if number == first_of_confirmation:
+            table.add_row()
+        table.add_row(*map(escape, row[:-1]), styled(row[-1]))
+    console.print(table, soft_wrap=False)  # so that long labels wrap within their column
+    console.print()
+    for line in [*failures(results), *notes(results)]:
+        console.print(escape(line))
+    if results["outcome"] == "better":
+        console.print(coloured(results["diff"]), end="")
+
+
+def coloured(diff: str) -> Text:
+    text = Text()
+    for line in ["", *diff.splitlines()]:
+        style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
+        text.append(f"{line}\n", "bold" if line.startswith(("+++", "---")) else style)
+    return text

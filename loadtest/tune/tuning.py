@@ -1,0 +1,297 @@
+"""The command `make tune`: read the settings, search, and write the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from rich.markup import escape
+
+from loadtest import report as reports
+from loadtest.compare import INTERRUPTED, Comparison, progress_bar
+from loadtest.crowd.crowd import Crowd
+from loadtest.instances import Capacity
+from loadtest.interrupt import interruptible
+from loadtest.same_answers import Answers
+from loadtest.statistics import geometric_mean
+from loadtest.switching import Switch, Switched
+from loadtest.tune import report, table
+from loadtest.tune.goal import Goal
+from loadtest.tune.knobs import Candidate, all_knobs, changed_fields, configure
+from loadtest.tune.resume import Log
+from loadtest.tune.running_server import LONG_TRY_S, RunningServer
+from loadtest.tune.search import BETTER, Arm, Budget, CandidateFailed, Search
+from scripts.common.cli import err, out
+from scripts.common.config_editor import Edit, edits
+from scripts.common.settings import Settings, UserError
+from scripts.common.triton import Config, TritonError, engines
+
+# Measurements that a search needs to try the most important changes.
+ENOUGH_MEASUREMENTS = 40
+# Seconds that must be left to hold the best rate for longer at the end.
+HOLD_S = 25.0
+
+
+class Tuning:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        # Any RATE makes the load an open loop. A search for the highest rate then sets others.
+        self.subject = Comparison(settings if settings["RATE"] else settings.replace(RATE="1"))
+        self.stopped = ""
+        self.engines: dict[str, str] = {}
+        self.held = ""  # a note: how the best configuration held its rate
+
+    @cached_property
+    def goal(self) -> Goal:
+        return Goal.from_settings(self.settings)
+
+    @cached_property
+    def configs(self) -> dict[str, Config]:
+        """Return the configurations that the user has; a comparison that was killed is undone before."""
+        return self.subject.configs
+
+    def run(self) -> None:
+        """Search, and restore the server's configuration whatever happens."""
+        folder = self.settings.path("REPORTS")
+        _ = self.goal, self.settings.number("MINUTES")  # an invalid setting fails before anything starts
+        with self.subject.alone_on_the_server():
+            # From here on `subject` may read the server's configurations, which it does once.
+            self.engines = engines(self.settings.url("TRITON_METRICS_PORT"))
+            self.subject.cores = Capacity.from_server(self.settings).cores
+            self.knobs = all_knobs(self.configs, self.subject.cores, self.engines)
+            if not self.knobs:
+                raise UserError(
+                    f"'{self.subject.plan.system}' has nothing to tune: docs/tuning.md lists what is searched"
+                )
+            models = [Switched(name, config, {}, batches=True) for name, config in self.configs.items()]
+            try:
+                with (
+                    progress_bar(1) as (show, log),
+                    interruptible() as interrupt,
+                    self.subject.crowd(lambda label: show(label, 0)) as crowd,
+                    Switch(self.subject.triton, models, folder, on_restore=interrupt.ignore) as switch,
+                ):
+                    self._search(crowd, switch, show, log)
+            except (UserError, TritonError, CandidateFailed, OSError, KeyboardInterrupt) as reason:
+                if not hasattr(self, "search") or len(self.search.original.values) < 1:
+                    raise UserError(str(reason)) if isinstance(reason, CandidateFailed) else reason from None
+                self.stopped = str(reason) or INTERRUPTED
+
+    def _search(
+        self, crowd: Crowd, switch: Switch, show: Callable[[str, float], None], log: Callable[[str], None]
+    ) -> None:
+        url, system = self.settings.url("TRITON_HTTP_PORT"), self.subject.plan.system
+        requests = [] if self.subject.generates else self.subject.examples.requests
+        self.server = RunningServer(
+            goal=self.goal,
+            crowd=crowd,
+            switch=switch,
+            triton=self.subject.triton,
+            system=system,
+            configure=lambda candidate: configure(self.configs, self.knobs, candidate),
+            capacity=lambda: Capacity.from_server(self.settings),
+            answers=Answers(url, system, requests),
+            random=random.Random(self.subject.job.seed),
+        )
+        measurements = Log(
+            self.settings.path("REPORTS") / f".tune-{self.subject.triton.name}.json",
+            self._identity(),
+            self.server.measure,
+            self.server.heaviest_first,
+        )
+        if self.settings.flag("RESUME"):
+            measurements.resume()
+        budget = Budget(self.settings.number("MINUTES") * 60)
+
+        def describe(label: str) -> None:
+            left = max(0, int(budget.left))
+            show(f"{label}, {left // 60}:{left % 60:02} left", min(1.0, budget.elapsed / budget.seconds))
+
+        self.search = Search(
+            self.knobs,
+            measurements.measure,
+            self.goal.larger_is_better,
+            budget,
+            measurements.order,
+            self._same,
+            describe,
+            lambda arm: log(table.arm_line(self._arm(arm))),
+        )
+        log(table.arms_header(self.goal.larger_is_better))
+        workload = self.subject.workload
+        crowd.start(workload.users, workload.spawn_rate or workload.users)
+        while crowd.running < workload.users:
+            crowd.check()
+            time.sleep(0.05)
+        self.search.run()
+        measurements.delete()
+        self._hold(describe)
+
+    def _hold(self, show: Callable[[str], None]) -> None:
+        """Measure for longer whether the best configuration holds the rate that short tries found."""
+        best = self.search.confirmed if self.search.outcome == BETTER else self.search.original
+        if self.goal.rate or not best or self.search.budget.left < HOLD_S:
+            return
+        rate = geometric_mean(best.values)
+        show(f"{rate:.0f} requests/s for longer")
+        try:
+            p95 = self.server.p95_for_long(best.candidate, rate)
+            seen = f"the p95 was {p95:.0f} ms" if p95 < math.inf else "the server did not keep up"
+        except CandidateFailed as error:
+            seen = str(error)
+        self.held = f"at {rate:.0f} requests/s for {LONG_TRY_S:.0f} s, {seen}"
+
+    def _same(self, one: Candidate, other: Candidate) -> bool:
+        return configure(self.configs, self.knobs, one) == configure(self.configs, self.knobs, other)
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what the measurements of a search depend on, for RESUME."""
+        s = self.settings
+        return {
+            "goal": dataclasses.asdict(self.goal),
+            "configuration": self.configs,
+            "server": [self.subject.server_version, self.subject.cores],
+            "load": [s[name] for name in ("WORKLOAD", "PROTOCOL", "USERS", "ARRIVALS", "TOKENS", "LOADTEST_CPUS")],
+        }
+
+    # --- the result ---------------------------------------------------------------------------------------------------
+
+    def result(self) -> dict[str, Any]:
+        """Return the content of tune.json."""
+        search, shown = self.search, reports.shown(self.settings)
+        best = search.best if search.best is not search.original else None
+        confirmed = search.confirmed if search.confirmed and search.confirmed.ratio else None
+        fields = self._changed_fields(best.candidate) if best else {}
+        file_edits, obstacles = self._edits(fields)
+        workload = self.subject.workload
+        return self.subject.identity() | {
+            "engines": {model: engine for model, engine in sorted(self.engines.items()) if model in self.configs},
+            "noun": self.subject.examples.noun,
+            "goal": {"p95_ms": self.goal.p95_ms} if self.goal.p95_ms else {"rate": self.goal.rate},
+            "command": reports.command(self.settings, "tune"),
+            "settings": {
+                "workload": workload.name,
+                "protocol": self.subject.job.protocol,
+                "arrivals": self.subject.job.arrivals,
+                "users": workload.users,
+                "workers": self.subject.workers,
+                "seed": self.subject.job.seed,
+                "minutes": self.settings.number("MINUTES"),
+                "triton_cpus": shown["TRITON_CPUS"],
+                "loadtest_cpus": shown["LOADTEST_CPUS"],
+            },
+            "arms": [self._arm(arm) for arm in search.arms],
+            "original": {
+                "label": search.original.label,
+                "values": search.original.values,
+                "probes": search.original.probes,
+            },
+            "winner": {
+                "label": best.candidate.label,
+                "changes": best.candidate.as_changes(),
+                "values": confirmed.values if confirmed else best.values,
+                "probes": best.probes + (confirmed.probes if confirmed else []),
+            }
+            if best
+            else None,
+            "confirmation": {
+                "original": confirmed.base_values,
+                "winner": confirmed.values,
+                "ratio": confirmed.ratio,
+                "ci95": confirmed.ci95,
+            }
+            if confirmed
+            else None,
+            "outcome": search.outcome,
+            "notes": self._notes() + obstacles,
+            "configs": fields,
+            "diff": "".join(edit.diff for edit in file_edits),
+            "edits": [dataclasses.asdict(edit) for edit in file_edits],  # for APPLY
+            "seconds": round(search.budget.elapsed, 1),
+            "stopped": self.stopped,
+            "complaints": self._complaints(),
+            "resumed": self.settings.flag("RESUME"),
+        }
+
+    @staticmethod
+    def _arm(arm: Arm) -> dict[str, Any]:
+        own = [change for change in arm.candidate.changes if change not in arm.base.changes]
+        return {
+            "label": arm.label,
+            "changes": Candidate(tuple(own)).as_changes(),
+            "base": arm.base.as_changes(),
+            "values": arm.values,
+            "ratio": arm.ratio,
+            "ci95": arm.ci95,
+            "outcome": arm.outcome,
+            "reason": arm.reason,
+            "is_bound": arm.is_bound,
+            "probes": arm.probes,
+        }
+
+    def _changed_fields(self, candidate: Candidate) -> dict[str, dict[str, Any]]:
+        configured = configure(self.configs, self.knobs, candidate)
+        fields = {name: changed_fields(self.configs[name], config) for name, config in configured.items()}
+        return {name: changed for name, changed in fields.items() if changed}
+
+    def _edits(self, fields: dict[str, dict[str, Any]]) -> tuple[list[Edit], list[str]]:
+        """Return the changes of the models' config.pbtxt files, or none of them and why they cannot be made."""
+        try:
+            repository = self.settings.path("MODEL_REPOSITORY")
+            return edits(fields, self.configs, repository, self.settings["PROFILE"]), []
+        except (UserError, OSError) as error:
+            return [], [str(error)]
+
+    def _notes(self) -> list[str]:
+        """Return what to know about the configuration that the verdict names as the best."""
+        notes = [self.held] * bool(self.held)
+        best = self.search.best.candidate if self.search.outcome == BETTER else Candidate()
+        for candidate, name in {best: "the winner", Candidate(): "your configuration"}.items():
+            if self.goal.rate and self.server.is_overloaded(candidate):
+                problem = f"does not keep up with {self.goal.rate:g} requests/s"
+                notes.append(f"{name} {problem}: its latency grows as long as the load lasts")
+        system = self.subject.plan.system
+        configured = configure(self.configs, self.knobs, best)
+        before, after = (configs[system].get("max_batch_size", 0) for configs in (self.configs, configured))
+        if after < before:
+            notes.append(f"requests of more than {after} {self.subject.examples.noun} will be refused")
+        return notes
+
+    def _complaints(self) -> list[str]:
+        complaints = []
+        if self.stopped:
+            complaints.append(f"stopped early: {self.stopped}; what was measured until then is kept")
+        if (confirmed := self.search.confirmed) and confirmed.reason:
+            complaints.append(f"the best in the search failed when it was measured again: {confirmed.reason}")
+        if self.knobs and not self.search.arms and not self.stopped:
+            seconds = self.search.budget.mean
+            needed = math.ceil(ENOUGH_MEASUREMENTS * seconds / 60)
+            complaints.append(
+                f"a measurement takes {seconds:.0f} s here, so the time was too short to try anything: set "
+                f"MINUTES={needed} or more"
+            )
+        if self.server.client_bound:
+            complaints.append("Locust used a whole core, so the server was not always the limit: set more WORKERS")
+        return complaints
+
+
+def main() -> int:
+    tuning = Tuning(Settings.load())
+    tuning.run()
+    result = tuning.result()
+    table.print_result(result, out)  # before the report, which a full disk prevents
+    folder = report.write(result, tuning.settings.path("REPORTS"))
+    out.print(f"\nreport  {os.path.relpath(folder)}/tune.html  (numbers: tune.json)")
+    if result["outcome"] == BETTER and not tuning.settings.flag("APPLY"):
+        out.print("APPLY=1 also writes the changes into the files and loads them.")
+    for complaint in result["complaints"]:
+        err.print(f"[yellow]note:[/] {escape(complaint)}")
+    if tuning.stopped == INTERRUPTED:
+        return 130
+    return 1 if tuning.stopped else 0

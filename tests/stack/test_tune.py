@@ -1,0 +1,131 @@
+"""Short searches of `make tune` on the real server: what they find, restore and keep. They start from bad settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+
+import pytest
+
+from tests.support.embedding import embed
+from tests.support.stacks import Make, bring_up
+
+pytestmark = pytest.mark.slow
+GOAL = {"RATE": 30}  # a measurement takes less time than with P95
+
+
+@pytest.fixture(scope="module")
+def stack(new_stack):
+    """Start a stack whose encoder batches nothing, in two processes of two threads."""
+    stack = new_stack()
+    path = stack.folder / "models/encoder/config.pbtxt"
+    text = path.read_text().replace("max_batch_size: 64", "max_batch_size: 1  # for a test")
+    path.write_text(text.replace("count: 1", "count: 2").replace('string_value: "0"', 'string_value: "2"'))
+    ensemble = stack.folder / "models/embedding/config.pbtxt"
+    ensemble.write_text(ensemble.read_text().replace("max_batch_size: 64", "max_batch_size: 1"))
+    return bring_up(stack)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def original(stack) -> dict[str, dict]:
+    return stack.configurations()
+
+
+@pytest.fixture(autouse=True)
+def unchanged(stack, original):
+    """Check after every test that the configurations are restored."""
+    yield
+    assert stack.configurations() == original
+
+
+def result(stack) -> dict:
+    return json.loads((stack.folder / "reports/latest-tune/tune.json").read_text())
+
+
+def running(stack, **settings) -> tuple[Make, list[str]]:
+    return stack.follow_make("tune", **GOAL, **settings)
+
+
+def wait_for_a_candidate(stack, original) -> None:
+    stack.wait(lambda: stack.configurations() != original, "a candidate on the server")
+
+
+def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, original):
+    process, _ = running(stack)
+    wait_for_a_candidate(stack, original)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=120)
+    assert stack.configurations() != original
+    failures, answered, stop = [], [], threading.Event()
+
+    def bystander():
+        while not stop.wait(0.2):
+            try:
+                answered.append(embed(stack, "a bystander"))
+            except Exception as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=bystander)
+    thread.start()
+    try:
+        done = stack.make("tune", MINUTES=2, RESUME=1, **GOAL)
+    finally:
+        stop.set()
+        thread.join()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "an earlier comparison or search was killed: restored" in done.stderr
+    assert failures == []
+    assert len(answered) > 10
+    tuned = result(stack)
+    assert tuned["resumed"]
+    assert tuned["goal"] == {"rate": 30.0}
+    assert len(tuned["original"]["values"]) >= 3
+    assert tuned["arms"]
+    assert all(value > 0 for arm in tuned["arms"] for value in arm["values"])
+    assert re.search(r"encoder: instances \d x \d threads", done.stdout)
+    if tuned["outcome"] == "better":
+        assert tuned["confirmation"]["ci95"][0] > 1
+        assert "+++ b/encoder/config.pbtxt" in done.stdout
+        assert "# for a test" in tuned["diff"]
+
+
+def test_interrupt_restores_the_server_and_prints_the_best_so_far(stack, original):
+    process, lines = running(stack)
+    wait_for_a_candidate(stack, original)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=180) != 0
+    text = "".join(lines)
+    assert "restoring the server's configuration" in text
+    assert "tune.html" in text
+    assert "Traceback" not in text
+    assert result(stack)["stopped"] == "interrupted"
+
+
+def test_highest_rate_within_a_limit(stack):
+    done = stack.make("tune", P95=1000, MINUTES=1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tuned = result(stack)
+    assert tuned["goal"] == {"p95_ms": 1000.0}
+    assert all(value > 1 for value in tuned["original"]["values"])
+    assert "with a p95 of at most 1000 ms" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "set either P95"),
+        ({"P95": 100, "RATE": 50}, "set either P95"),
+        ({"P95": 100, "MINUTES": 0}, "MINUTES=0"),
+        ({"P95": 100, "RESUME": 1}, "no search was stopped"),
+    ],
+)
+def test_wrong_settings_are_refused(stack, settings, message):
+    for log in (stack.folder / "reports").glob(".tune-*.json"):
+        log.unlink()  # of an interrupted search
+    done = stack.make("tune", **settings)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

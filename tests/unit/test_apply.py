@@ -1,0 +1,242 @@
+"""APPLY=1 of `make tune`: the result answers, or nothing changes. Triton and the search are simulated."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from scripts.common.config_editor import edits
+from scripts.common.settings import Settings, UserError
+from scripts.common.triton import TritonError
+from scripts.stack import apply as apply_module
+from scripts.stack.apply import tune
+
+BEFORE = '# Why.\nname: "spam"\nmax_batch_size: 64 # many\n'
+AFTER = BEFORE.replace("64", "16")
+
+
+@dataclass
+class StackStandIn:
+    """A stack whose server has the configuration of the file that it loaded last, and whose search finds batches of 16.
+
+    `files` are the texts that were in place at each load.
+    """
+
+    settings: Settings
+    outcome: str = "better"
+    code: int = 0
+    load_error: Exception | None = None  # of the first load
+    during_search: str = ""  # what somebody writes into the file meanwhile
+    ignores_files: bool = False
+    edits: list | None = None  # of the result
+    files: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        return self.settings.path("MODEL_REPOSITORY") / "spam/config.pbtxt"
+
+    @property
+    def reports(self) -> Path:
+        return self.settings.path("REPORTS")
+
+    @property
+    def control(self):
+        return self
+
+    @property
+    def triton(self):
+        return self
+
+    def composing(self, system):
+        return {"spam": {"spam": {}}, "both": {"both": {}, "spam": {}}, "egg": {"egg": {}}}[system]
+
+    def served_now(self):
+        return ["egg", "spam", "both"]
+
+    def no_comparison(self, conflict):
+        return contextlib.nullcontext()
+
+    def tune(self):
+        changes, originals = {"spam": {"max_batch_size": 16}}, {"spam": {"max_batch_size": 64}}
+        repository = self.settings.path("MODEL_REPOSITORY")
+        file_edits = edits(changes, originals, repository, "cpu") if self.edits is None else self.edits
+        result = {
+            "outcome": self.outcome,
+            "configs": changes,
+            "edits": [{"model": e.model, "name": e.name, "before": e.before, "after": e.after} for e in file_edits],
+        }
+        folder = self.reports / "20261123T060000Z-spam-tune"
+        folder.mkdir(parents=True)
+        (folder / "tune.json").write_text(json.dumps(result))
+        (self.reports / "latest-tune").symlink_to(folder.name)
+        if self.during_search:
+            self.path.write_text(self.during_search)
+        return self.code
+
+    def load(self, model):
+        """Leave the reload to serve(): this stand-in has no ensembles."""
+
+    def serve(self, systems, refresh):
+        assert systems == refresh == ["spam", "both"]
+        self.files.append(self.path.read_text() if self.path.exists() else "")
+        error, self.load_error = self.load_error, None
+        if error:
+            raise error
+
+    def config(self, model):
+        new = self.files[-1] == AFTER and not self.ignores_files
+        return {"max_batch_size": 16 if new else 64}
+
+
+@pytest.fixture
+def stack(tmp_path, monkeypatch):
+    monkeypatch.setattr(apply_module, "check_system", lambda settings, system: "")
+    settings = Settings.load().replace(
+        SYSTEM="spam", MODEL_REPOSITORY=str(tmp_path / "models"), REPORTS=str(tmp_path / "reports"), APPLY="1"
+    )
+    (tmp_path / "models/spam").mkdir(parents=True)
+    (tmp_path / "models/spam/config.pbtxt").write_text(BEFORE)
+    return StackStandIn(settings)
+
+
+def test_better_configuration_is_written_and_loaded(stack, capsys):
+    stack.path.chmod(0o640)
+    assert tune(stack) == 0
+    assert stack.path.read_text() == AFTER
+    assert stack.path.stat().st_mode & 0o777 == 0o640
+    assert stack.files == [AFTER]
+    copies = stack.reports.resolve() / "20261123T060000Z-spam-tune/before"
+    assert (copies / "spam/config.pbtxt").read_text() == BEFORE
+    printed = capsys.readouterr().out
+    assert f"{stack.path}: changed\n" in printed
+    assert f"The texts from before are in {copies}." in printed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"outcome": "nothing better"}, {"outcome": "not confirmed"}, {"code": 130}, {"code": 1}],
+    ids=lambda changes: str(*changes.values()),
+)
+def test_nothing_is_written_without_a_confirmed_winner(stack, changes):
+    for name, value in changes.items():
+        setattr(stack, name, value)
+    assert tune(stack) == stack.code
+    assert stack.path.read_text() == BEFORE
+    assert stack.files == []
+
+
+def test_files_that_cannot_be_changed_are_an_error(stack):
+    stack.edits = []
+    with pytest.raises(UserError, match="the files cannot be changed, see above, so nothing is applied"):
+        tune(stack)
+
+
+def test_nothing_is_written_unless_asked(stack):
+    stack.settings = stack.settings.replace(APPLY="0")
+    assert tune(stack) == 0
+    assert stack.path.read_text() == BEFORE
+
+
+def test_result_of_an_earlier_search_is_not_applied(stack, monkeypatch):
+    stack.tune()
+    monkeypatch.setattr(stack, "tune", lambda: 0)
+    with pytest.raises(UserError, match="latest-tune has no new result"):
+        tune(stack)
+    assert stack.path.read_text() == BEFORE
+
+
+def test_file_that_changed_during_the_search_is_left_alone(stack):
+    stack.during_search = BEFORE + "# Mine.\n"
+    with pytest.raises(UserError, match=r"config\.pbtxt changed during the search, so nothing is applied"):
+        tune(stack)
+    assert stack.path.read_text() == stack.during_search
+    assert stack.files == []
+
+
+@pytest.mark.parametrize("error", [UserError("out of memory"), TritonError("out of memory"), KeyboardInterrupt()])
+def test_configuration_that_does_not_load_is_taken_back(stack, error):
+    stack.load_error = error
+    with pytest.raises(type(error), match=str(error)):
+        tune(stack)
+    assert stack.files == [AFTER, BEFORE]
+    assert stack.path.read_text() == BEFORE
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_take_the_configuration_back(stack, monkeypatch, number):
+    def serve(systems, refresh):
+        stack.files.append(stack.path.read_text())
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(stack, "serve", serve)
+    with pytest.raises(KeyboardInterrupt):
+        tune(stack)
+    assert stack.files == [AFTER, BEFORE]  # a second signal, while the files are restored, changes nothing
+    assert stack.path.read_text() == BEFORE
+
+
+def test_configuration_that_answers_wrongly_is_taken_back(stack, monkeypatch):
+    monkeypatch.setattr(apply_module, "check_system", lambda settings, system: "differs" if system == "both" else "")
+    with pytest.raises(UserError, match="`make smoke` fails with the new configuration: both: differs"):
+        tune(stack)
+    assert stack.files == [AFTER, BEFORE]
+
+
+def test_configuration_that_the_server_ignores_is_taken_back(stack):
+    stack.ignores_files = True
+    with pytest.raises(UserError, match="does not use the new configuration of 'spam'"):
+        tune(stack)
+    assert stack.files == [AFTER, BEFORE]
+
+
+def test_folder_that_is_not_writable_is_an_error_before_the_search(stack, monkeypatch):
+    monkeypatch.setattr(stack, "tune", lambda: pytest.fail("searched"))
+    monkeypatch.setattr(apply_module.os, "access", lambda folder, mode: False)
+    with pytest.raises(UserError, match=r"APPLY=1: .*spam is not writable"):
+        tune(stack)
+
+
+def test_copies_are_named_if_the_files_cannot_be_restored(stack, monkeypatch):
+    stack.load_error = UserError("out of memory")
+    write = apply_module.write
+
+    def fill_disk(texts):
+        if stack.files:
+            raise OSError(28, "No space left on device")
+        write(texts)
+
+    monkeypatch.setattr(apply_module, "write", fill_disk)
+    with pytest.raises(UserError, match=r"out of memory\. The files cannot be restored: .*No space.*tune/before, and"):
+        tune(stack)
+
+
+def test_new_file_is_deleted_again(stack):
+    stack.path.unlink()
+    stack.load_error = UserError("out of memory")
+    with pytest.raises(UserError, match="out of memory"):
+        tune(stack)
+    assert "max_batch_size: 16" in stack.files[0]
+    assert stack.files[1] == ""
+    assert not stack.path.exists()
+
+
+def test_link_to_a_configuration_stays_a_link(stack, tmp_path):
+    stack.path.rename(tmp_path / "own.pbtxt")
+    stack.path.symlink_to(tmp_path / "own.pbtxt")
+    assert tune(stack) == 0
+    assert stack.path.is_symlink()
+    assert (tmp_path / "own.pbtxt").read_text() == AFTER
+
+
+def test_other_newlines_survive(stack):
+    stack.path.write_bytes(BEFORE.replace("\n", "\r\n").encode())
+    stack.ignores_files = True
+    with pytest.raises(UserError):
+        tune(stack)
+    assert stack.path.read_bytes() == BEFORE.replace("\n", "\r\n").encode()

@@ -1,0 +1,229 @@
+"""Test the knobs of a system, and the configurations that follow from them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from loadtest.same_answers import difference
+from loadtest.tune.knobs import Candidate, all_knobs, changed_fields, configure
+from loadtest.tune.resume import Log
+from loadtest.tune.search import CandidateFailed, Measured
+from scripts.common.settings import UserError
+
+ENSEMBLE = {
+    "name": "embedding",
+    "max_batch_size": 64,
+    "ensemble_scheduling": {"step": [{"model_name": "tokenizer"}, {"model_name": "encoder"}]},
+}
+TOKENIZER = {
+    "name": "tokenizer",
+    "backend": "tokenizer",
+    "max_batch_size": 64,
+    "input": [{"name": "input_text"}],
+    "dynamic_batching": {},
+    "instance_group": [{"kind": "KIND_CPU", "count": 1}],
+}
+ENCODER = {
+    "name": "encoder",
+    "backend": "packed_onnx",
+    "max_batch_size": 64,
+    "input": [{"name": "input_ids"}],
+    "dynamic_batching": {"preferred_batch_size": [64]},
+    "instance_group": [{"kind": "KIND_CPU", "count": 1}],
+    "parameters": {"intra_op_thread_count": {"string_value": "0"}},
+}
+SYSTEM = {"embedding": ENSEMBLE, "tokenizer": TOKENIZER, "encoder": ENCODER}
+GENERATING = {
+    "name": "gpt",
+    "max_batch_size": 0,
+    "input": [{"name": "prompt"}, {"name": "max_new_tokens"}],
+    "parameters": {"max_batch": {"string_value": "16"}},
+}
+
+
+def knobs_of(configs, cores=2, engines=None):
+    knobs = all_knobs(configs, cores, engines or {})
+    return {(knob.model, knob.name): knob for knob in knobs}
+
+
+def with_one(configs, model, name, value, **options):
+    knobs = knobs_of(configs, **options)
+    candidate = Candidate().with_value(knobs[model, name], value)
+    return configure(configs, list(knobs.values()), candidate)
+
+
+def test_present_value_comes_first_and_other_batch_sizes_surround_it():
+    knobs = knobs_of(SYSTEM)
+    assert knobs["encoder", "max_batch_size"].values == (64, 8, 16, 32, 128)
+    assert knobs["encoder", "instances"].values[0] == "1 x 2 threads"
+    assert knobs["encoder", "dynamic_batching"].values == ("on", "off")
+    assert knobs["tokenizer", "instances"].values == (1, 2)
+    assert not [name for model, name in knobs if model == "embedding"]
+
+
+@pytest.mark.parametrize(
+    ("present", "around"), [(1, (1, 4, 8, 16, 32)), (128, (128, 8, 16, 32, 64)), (20, (20, 8, 16, 32, 64))]
+)
+def test_batch_sizes_at_the_edges(present, around):
+    knobs = knobs_of({"encoder": ENCODER | {"max_batch_size": present}})
+    assert knobs["encoder", "max_batch_size"].values == around
+
+
+def test_smaller_step_limits_its_ensemble():
+    configs = with_one(SYSTEM, "encoder", "max_batch_size", 16)
+    assert (configs["encoder"]["max_batch_size"], configs["embedding"]["max_batch_size"]) == (16, 16)
+    assert configs["encoder"]["dynamic_batching"]["preferred_batch_size"] == []
+    assert configs["tokenizer"] == TOKENIZER
+
+
+def test_larger_step_leaves_its_ensemble():
+    configs = with_one(SYSTEM, "encoder", "max_batch_size", 128)
+    assert (configs["encoder"]["max_batch_size"], configs["embedding"]["max_batch_size"]) == (128, 64)
+
+
+def test_instances_set_count_and_threads():
+    encoder = with_one(SYSTEM, "encoder", "instances", "2 x 1 threads")["encoder"]
+    assert encoder["instance_group"] == [{"kind": "KIND_CPU", "count": 2}]
+    assert encoder["parameters"] == {"intra_op_thread_count": {"string_value": "1"}}
+
+
+def test_gpu_instances_have_no_threads():
+    gpu = ENCODER | {"instance_group": [{"kind": "KIND_GPU", "count": 1}]}
+    assert knobs_of({"encoder": gpu})["encoder", "instances"].values == (1, 2, 4)
+
+
+def test_delay_without_batching_changes_nothing():
+    config = {key: value for key, value in ENCODER.items() if key != "dynamic_batching"}
+    assert with_one({"encoder": config}, "encoder", "max_queue_delay_microseconds", 2000)["encoder"] == config
+    assert "dynamic_batching" in with_one({"encoder": config}, "encoder", "dynamic_batching", "on")["encoder"]
+
+
+def test_engines_are_the_others_that_the_backend_knows():
+    engines = {"encoder": "openvino bf16"}
+    knob = knobs_of(SYSTEM, engines=engines)["encoder", "engine"]
+    assert knob.values == ("openvino-bf16", "onnxruntime", "openvino-f32")
+    changed = with_one(SYSTEM, "encoder", "engine", "onnxruntime", engines=engines)["encoder"]
+    assert changed["parameters"]["engine"] == {"string_value": "onnxruntime"}
+    assert ("encoder", "engine") not in knobs_of(SYSTEM)
+    f32 = ENCODER | {"parameters": {"precision": {"string_value": "f32"}}}
+    assert (
+        "openvino-bf16"
+        not in knobs_of({"encoder": f32}, engines={"encoder": "onnxruntime f32"})["encoder", "engine"].values
+    )
+
+
+def test_generating_model_has_the_number_of_texts():
+    knobs = knobs_of({"gpt": GENERATING})
+    assert list(knobs) == [("gpt", "max_batch")]
+    assert with_one({"gpt": GENERATING}, "gpt", "max_batch", 64)["gpt"]["parameters"]["max_batch"] == {
+        "string_value": "64"
+    }
+
+
+def test_compiled_model_keeps_its_cores_and_batch():
+    neuron = ENCODER | {"parameters": {"NEURON_CORE_START_INDEX": {"string_value": "0"}}}
+    assert {name for _, name in knobs_of({"encoder": neuron})} == {"dynamic_batching", "max_queue_delay_microseconds"}
+
+
+def test_changed_fields_are_only_those():
+    after = ENCODER | {"max_batch_size": 8, "parameters": {**ENCODER["parameters"], "engine": {"string_value": "x"}}}
+    assert changed_fields(ENCODER, after) == {"max_batch_size": 8, "parameters": {"engine": {"string_value": "x"}}}
+    without = {key: value for key, value in ENCODER.items() if key != "dynamic_batching"}
+    assert changed_fields(ENCODER, without) == {"dynamic_batching": None}
+
+
+def test_candidate_with_the_original_value_has_no_change():
+    knobs = knobs_of(SYSTEM)
+    knob = knobs["encoder", "max_batch_size"]
+    candidate = Candidate().with_value(knob, 8)
+    assert candidate.label == "encoder: max_batch_size 8"
+    assert candidate.with_value(knob, 64) == Candidate()
+
+
+ONE = Candidate((("encoder", "max_batch_size", 8),))
+
+
+def measure_all(log, candidates):
+    values = []
+    for candidate in candidates:
+        try:
+            values.append(log.measure(candidate, None, 0).value)
+        except CandidateFailed as error:
+            values.append(str(error))
+    return values
+
+
+def test_stopped_search_is_replayed_and_goes_on(tmp_path):
+    measured = []
+
+    def measure(candidate, *_):
+        measured.append(candidate)
+        if candidate == ONE:
+            raise CandidateFailed("no memory")
+        return Measured(float(len(measured)), [(1.0, None)])
+
+    path = tmp_path / "log.json"
+    assert measure_all(Log(path, {"goal": 1}, measure), [Candidate(), ONE]) == [1.0, "no memory"]
+    again = Log(path, {"goal": 1}, measure)
+    again.resume()
+    assert measure_all(again, [Candidate(), ONE, Candidate()]) == [1.0, "no memory", 3.0]
+    assert len(measured) == 3
+    assert len(json.loads(path.read_text())["measurements"]) == 3
+
+
+def test_resumed_search_keeps_the_order_of_its_knobs(tmp_path):
+    path, knobs = tmp_path / "log.json", list(knobs_of(SYSTEM).values())
+    log = Log(path, {}, lambda *_: Measured(1.0, []), lambda knobs: knobs[::-1])
+    assert log.order(knobs) == knobs[::-1]
+    measure_all(log, [Candidate()])
+    again = Log(path, {}, lambda *_: Measured(1.0, []))
+    again.resume()
+    assert again.order(knobs) == knobs[::-1]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"subject": {}}'])
+def test_damaged_log_is_an_error(tmp_path, text):
+    path = tmp_path / "log.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"log\.json cannot be read; leave RESUME out"):
+        Log(path, {}, None).resume()
+
+
+def test_resume_needs_the_same_search(tmp_path):
+    path = tmp_path / "log.json"
+    with pytest.raises(UserError, match="no search was stopped"):
+        Log(path, {"goal": 1}, None).resume()
+    measure_all(Log(path, {"goal": 1}, lambda *_: Measured(1.0, [])), [Candidate()])
+    with pytest.raises(UserError, match="another goal"):
+        Log(path, {"goal": 2}, None).resume()
+
+
+@pytest.mark.parametrize(
+    ("actual", "reason"),
+    [
+        ([[1.0, 0.0], [0.0, 1.0]], ""),
+        ([[1.0, 0.001], [0.0, 1.0]], ""),
+        ([[1.0, 0.1], [0.0, 1.0]], "cosine"),
+        ([[1.0, 0.0], [0.0, 1.1]], "differs by 10.0%"),
+        ([[1.0, np.nan], [0.0, 1.0]], "cosine"),
+        ([[1.0, 0.0]], "shape"),
+        (None, "shape"),
+    ],
+)
+def test_answers_agree_within_the_limits(actual, reason):
+    actual = None if actual is None else np.array(actual)
+    assert reason in difference(actual, np.eye(2))
+    assert bool(reason) == bool(difference(actual, np.eye(2)))
+
+
+def test_numbers_in_one_row_are_one_vector():
+    assert difference(np.array([1.0, -1e-7]), np.array([1.0, 1e-7])) == ""
+    assert "cosine" in difference(np.array([1.0, 0.1]), np.array([1.0, 0.0]))
+
+
+def test_texts_agree_if_they_are_equal():
+    assert difference(np.array([b"a"], object), np.array([b"a"], object)) == ""
+    assert difference(np.array([b"b"], object), np.array([b"a"], object)) == "has another value"

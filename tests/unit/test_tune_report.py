@@ -1,0 +1,396 @@
+"""Test what `make tune` shows: the sentence, the table, the charts and the page, without secrets."""
+
+import json
+import random
+import re
+from html.parser import HTMLParser
+
+import pytest
+from dotenv import dotenv_values
+from markupsafe import escape
+from rich.console import Console
+
+from loadtest import report as comparison_report
+from loadtest.host import host
+from loadtest.tune import charts, report, table
+from scripts.common import settings as settings_module
+from scripts.common.figures import DARK, LIGHT, render, svg_data_urls
+from scripts.common.settings import EXAMPLE, Settings
+
+DIFF = """\
+--- a/encoder/config.pbtxt
++++ b/encoder/config.pbtxt
+@@ -5,7 +5,7 @@
+ # Rows of unequal length share a batch.
+-max_batch_size: 64
++max_batch_size: 16
+ dynamic_batching { }
+"""
+
+
+def arm(label: str, ratio: float | None, outcome: str, around: float = 300, reason: str = "") -> dict:
+    """Return a candidate whose rounds and probes lie around a value."""
+    values = [around * (ratio or 1) * noise for noise in (0.99, 1.02)] if ratio else []
+    return {
+        "label": label,
+        "changes": {"encoder": {"max_batch_size": 16}},
+        "base": {},
+        "values": values,
+        "ratio": ratio,
+        "ci95": [ratio * 0.95, ratio * 1.05] if ratio else None,
+        "outcome": outcome,
+        "reason": reason,
+        "probes": probes(around * ratio) if ratio else [],
+    }
+
+
+def probes(goodput: float, target: float = 100) -> list:
+    """Return what a bisection tries on a server whose p95 rises steeply towards its capacity."""
+    numbers = random.Random(goodput)
+    capacity = goodput / 0.8
+    rates = [goodput * factor for factor in (0.8, 1, 1.25, 1.12, 1.06, 0.95)]
+    return [
+        (rate, target * 0.2 / (1 - rate / capacity) * numbers.uniform(0.9, 1.1) if rate < capacity * 0.98 else None)
+        for rate in rates
+    ]
+
+
+@pytest.fixture
+def result() -> dict:
+    """Return what a search for a p95 of 100 ms found: a candidate that is better."""
+    return better()
+
+
+def better() -> dict:
+    arms = [
+        arm("encoder: max_batch_size 16", 1.12, "better"),
+        arm("encoder: max_batch_size 128", 0.93, "not better"),
+        arm("encoder: instances 2 x 1 threads", 1.02, "likely better", 340),
+        arm("tokenizer: max_queue_delay_microseconds 2000", 0.99, "not proven", 340),
+        arm("encoder: engine onnxruntime", None, "failed", reason="Triton refused to load it: [no such] engine"),
+    ]
+    return {
+        "run": "20261123T060000Z",
+        "system": "embedding",
+        "profile": "cpu",
+        "runtime": "local",
+        "host": {"cpu": "A CPU", "cores": 2, "memory_gb": 8.0, "gpu": None, "system": "Linux"},
+        "triton": {"version": "2.51.0", "image": None, "cores": 2},
+        "engines": {"encoder": "openvino bf16"},
+        "noun": "texts",
+        "goal": {"p95_ms": 100.0},
+        "command": "make tune P95=100",
+        "settings": {
+            "workload": "mixed",
+            "protocol": "http",
+            "users": 256,
+            "workers": 0,
+            "seed": 1,
+            "minutes": 10,
+            "loadtest_cpus": "",
+            "triton_cpus": "",
+            "arrivals": "poisson",
+        },
+        "arms": arms,
+        "original": {"label": "as configured", "values": [303.0, 298.0, 309.0], "probes": probes(303)},
+        "winner": {"label": arms[0]["label"], "changes": {}, "values": [341.0, 338.0], "probes": probes(340)},
+        "confirmation": {
+            "original": [304.1, 298.2, 305.0, 301.0],
+            "winner": [339.0, 336.4, 345.9, 340.1],
+            "ratio": 1.126,
+            "ci95": [1.05, 1.2],
+        },
+        "outcome": "better",
+        "notes": ["requests of more than 16 texts will be refused"],
+        "configs": {"encoder": {"max_batch_size": 16}},
+        "diff": DIFF,
+        "seconds": 571.2,
+        "stopped": "",
+        "complaints": [],
+        "resumed": False,
+    }
+
+
+def nothing_better(result: dict) -> dict:
+    arms = [arm("encoder: max_batch_size 16", 1.01, "not proven"), arm("encoder: max_batch_size 8", 0.9, "not better")]
+    return result | {
+        "outcome": "nothing better", "arms": arms, "winner": None, "confirmation": None, "diff": "", "configs": {},
+        "notes": [],
+    }  # fmt: skip
+
+
+def not_confirmed(result: dict) -> dict:
+    confirmation = result["confirmation"] | {"ratio": 1.02, "ci95": [0.98, 1.06]}
+    return result | {"outcome": "not confirmed", "confirmation": confirmation, "diff": "", "configs": {}, "notes": []}
+
+
+def at_rate(result: dict) -> dict:
+    """Return the same search for the least p95 at 200 requests/s."""
+
+    def latency(measured: dict) -> dict:
+        values = [value and 20000 / value for value in measured["values"]]
+        return measured | {"values": values, "probes": [(200.0, value) for value in values]}
+
+    again = result["confirmation"]
+    return result | {
+        "goal": {"rate": 200.0},
+        "arms": [latency(arm) for arm in result["arms"]],
+        "original": latency(result["original"]),
+        "winner": result["winner"] and latency(result["winner"]),
+        "confirmation": again
+        and again | {key: [20000 / value for value in again[key]] for key in ("original", "winner")},
+    }
+
+
+@pytest.fixture
+def blank_charts(monkeypatch):
+    """Leave the charts of a report blank, because drawing them takes seconds."""
+    monkeypatch.setattr(comparison_report, "render", lambda *_: b"")
+    monkeypatch.setattr(comparison_report, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
+
+
+def page(result: dict) -> str:
+    return report.html(result, charts.all_charts(result))
+
+
+def test_sentence_states_the_gain_with_its_interval(result):
+    assert table.sentence(result) == (
+        "With the changes below, embedding answers 1.13 times as many requests (95 % interval 1.05 to 1.20) with a p95 "
+        "of at most 100 ms: 340 instead of 302 requests/s."
+    )
+    assert table.sentence(at_rate(result)) == (
+        "At 200 requests/s, embedding with the changes below answers 95 % of the requests within 58.8 ms instead of "
+        "66.2 ms, 1.13 times as fast (95 % interval 1.05 to 1.20)."
+    )
+
+
+def test_sentence_names_the_best_of_the_candidates_that_are_not_better(result):
+    assert table.sentence(nothing_better(result)) == (
+        "Nothing is better than what you have: it answers 303 requests/s with a p95 of at most 100 ms. The best other "
+        "candidate, encoder: max_batch_size 16, answers 1.01 times as many requests (95 % interval 0.96 to 1.06)."
+    )
+    assert table.sentence(at_rate(nothing_better(result))) == (
+        "Nothing is better than what you have: at 200 requests/s, it answers 95 % of the requests within 65.9 ms. The "
+        "best other candidate, encoder: max_batch_size 16, answers 1.01 times as fast (95 % interval 0.96 to 1.06)."
+    )
+
+
+def test_sentence_without_a_candidate_that_was_measured(result):
+    nothing = nothing_better(result)
+    assert table.sentence(nothing | {"arms": []}).endswith("No other candidate was measured.")
+    failed = [arm("encoder: instances 4 x 1 threads", None, "failed", reason="no memory")]
+    assert table.sentence(nothing | {"arms": failed}).endswith("The only other candidate failed.")
+    assert table.sentence(nothing | {"arms": failed * 3}).endswith("All 3 other candidates failed.")
+    overloaded = nothing | {"original": {"label": "as configured", "values": [None], "probes": []}}
+    assert table.sentence(overloaded).startswith("Nothing is better than what you have. The best")
+
+
+def test_sentence_of_a_winner_that_is_not_confirmed(result):
+    assert table.sentence(not_confirmed(result)) == (
+        "Not confirmed: encoder: max_batch_size 16 was better in the search, but answers only 1.02 times as many "
+        "requests (95 % interval 0.98 to 1.06) when it is measured again beside your configuration. Keep what you have."
+    )
+    assert "but answers 1.02 times as fast (95 %" in table.sentence(at_rate(not_confirmed(result)))
+    assert table.sentence(not_confirmed(result) | {"confirmation": None}) == (
+        "Not confirmed: encoder: max_batch_size 16 was better in the search, but was not measured again beside your "
+        "configuration."
+    )
+
+
+def test_ratio_of_one_round_has_no_interval(result):
+    alone = arm("encoder: max_batch_size 16", 1.01, "not proven") | {"ci95": None}
+    sentence = table.sentence(nothing_better(result) | {"arms": [alone]})
+    assert "1.01 times as many requests (no interval, because it was measured once)" in sentence
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.2, "0.20"), (8.254, "8.25"), (41.27, "41.3"), (1234.5, "1,234")])
+def test_numbers_have_three_digits(value, shown):
+    assert table.number(value) == shown
+
+
+def test_mean_leaves_out_overloaded_rounds():
+    assert table.figure([40.0, None, 60.0]) == "50.0"
+    assert table.figure([None]) == table.figure([]) == "-"
+
+
+def printed(result: dict) -> list[str]:
+    # The options of scripts.common.cli.out, which every command prints with.
+    console = Console(width=80, record=True, highlight=False, soft_wrap=True, emoji=False)
+    table.print_result(result, console)
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+@pytest.mark.parametrize("adapt", [dict, at_rate, not_confirmed])
+def test_table_fits_80_columns_and_keeps_long_labels(result, adapt):
+    lines = printed(adapt(result))
+    first = next(number for number, line in enumerate(lines) if line.startswith("candidate"))
+    last = next(number for number, line in enumerate(lines) if line.endswith(("confirmed", "not confirmed")))
+    assert max(map(len, lines[first - 1 : last + 1])) <= 80
+    assert any("max_queue_delay_microseconds" in line for line in lines)
+
+
+def test_terminal_shows_sentence_failures_notes_and_diff(result):
+    text = "\n".join(printed(result))
+    assert table.sentence(result) in text
+    assert "encoder: engine onnxruntime failed: Triton refused to load it: [no such] engine" in text
+    assert "Note: requests of more than 16 texts will be refused." in text
+    assert DIFF.strip() in text
+    assert "\nthe winner, measured again                  340   1.13  1.05-1.20  confirmed\n" in text
+
+
+def test_unproven_winner_shows_no_diff_on_the_terminal(result):
+    text = "\n".join(printed(not_confirmed(result) | {"diff": DIFF}))
+    assert "max_batch_size: 16" not in text
+
+
+def test_lines_during_the_search_fit_80_columns(result):
+    console = Console(width=80, record=True)
+    for larger_is_better in (True, False):
+        console.print(table.arms_header(larger_is_better))
+    for one in [*result["arms"], arm("[red]", 1.0, "not proven") | {"ci95": None}, arm("x" * 200, 1234.5, "better")]:
+        console.print(table.arm_line(one))
+    lines = console.export_text().splitlines()
+    assert len(lines) == 9  # none wraps
+    assert lines[2].split() == ["encoder:", "max_batch_size", "16", "338", "1.12", "1.06-1.18", "better"]
+    assert lines[5].startswith("tokenizer: max_qu…_microseconds 2000 ")
+    assert lines[7].split() == ["[red]", "302", "1.00", "not", "proven"]
+
+
+def test_bound_is_marked(result):
+    bound = arm("encoder: max_batch_size 8", 0.65, "not better") | {"is_bound": True, "values": [260.0]}
+    assert table.cells(bound) == ["<260", "<0.65", "0.62-0.68", "not better"]
+    assert table.cells(bound | {"is_bound": False})[:2] == ["260", "0.65"]
+
+
+def test_page_has_every_part(result, blank_charts):
+    result["complaints"] = ["stopped early: interrupted"]
+    html = page(result)
+    for row in table.rows(result):
+        for cell in row:
+            assert escape(cell) in html
+    parts = [
+        table.sentence(result),
+        '<p class="complaint">stopped early: interrupted</p>',
+        '<span class="removed">-max_batch_size: 64</span>\n<span class="added">+max_batch_size: 16</span>',
+        "Note: requests of more than 16 texts will be refused.",
+        "encoder: engine onnxruntime failed: Triton refused to load it: [no such] engine",
+        "<code>make tune P95=100</code>",
+        "Triton 2.51.0 on 2 cores, profile cpu, runtime local",
+        "encoder on openvino bf16",
+        "9.5 minutes of 10",
+    ]
+    for part in parts:
+        assert part in html
+    assert '<div class="ratio doubtful">1.13<small>' in html
+    assert '<div class="ratio faster">1.13<small>' in page(result | {"complaints": []})
+
+
+def test_page_without_a_proven_winner_has_no_large_ratio(result, blank_charts):
+    for unproven in (nothing_better(result), not_confirmed(result)):
+        html = page(unproven)
+        assert 'class="ratio' not in html
+        assert "<pre>" not in html
+    diff = page(not_confirmed(result) | {"diff": DIFF})
+    assert "What the best in the search would change, not proven" in diff
+
+
+def test_page_names_the_goal(result, blank_charts):
+    assert "<title>embedding: the best configuration for a p95 of 100 ms</title>" in page(result)
+    html = page(at_rate(result))
+    assert "<title>embedding: the best configuration for 200 requests/s</title>" in html
+    assert "the lowest p95 at 200 requests/s" in html
+
+
+def test_page_is_self_contained_and_escaped(result, monkeypatch):
+    one = charts.all_charts(result)["latency"]
+    drawing = svg_data_urls(one.draw, one.narrow)
+    monkeypatch.setattr(comparison_report, "svg_data_urls", lambda *_: drawing)  # drawing all of them takes seconds
+    result["arms"][0]["label"] = result["diff"] = result["notes"][0] = "<script>"
+    html = page(result)
+    sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', html)
+    assert len(sources) == 2 * 4  # charts; wide and narrow, light and dark
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert "<script" not in html
+    HTMLParser().feed(html)
+
+
+def sparse(result: dict) -> dict:
+    """Return a search in which only the original was tried, and the server was always overloaded."""
+    original = {"label": "as configured", "values": [None], "probes": [(5.0, None)]}
+    return nothing_better(result) | {"arms": [], "original": original}
+
+
+def without_intervals(result: dict) -> dict:
+    alone = [arm | {"ci95": None, "values": arm["values"][:1], "probes": []} for arm in result["arms"]]
+    return nothing_better(result) | {"arms": alone}
+
+
+def of_one_candidate(result: dict) -> dict:
+    return nothing_better(result) | {"arms": result["arms"][:1]}
+
+
+def of_forty_candidates(result: dict) -> dict:
+    arms = [arm(f"encoder: parameter {n} of {'x' * n}", 0.2 + n / 30, "not better") for n in range(40)]
+    overloaded = [arms[0] | {"values": [None, 40.0]}, *arms[1:]]
+    return result | {"arms": overloaded}
+
+
+@pytest.mark.parametrize("adapt", [sparse, without_intervals, of_one_candidate, of_forty_candidates])
+def test_charts_draw(result, adapt):
+    adapted = adapt(result)
+    for chart in (*charts.all_charts(adapted).values(), charts.all_charts(at_rate(adapted))["latency"]):
+        assert b"<svg" in render(chart.draw, chart.narrow, DARK, "svg")
+
+
+def test_charts_draw_wide_as_png(result):
+    for chart in (*charts.all_charts(result).values(), charts.all_charts(at_rate(result))["latency"]):
+        assert render(chart.draw, chart.wide, LIGHT, "png").startswith(b"\x89PNG")
+
+
+def test_pareto_front_has_no_point_that_another_beats():
+    points = [(100.0, 10.0), (200.0, 20.0), (150.0, 30.0), (200.0, 25.0), (50.0, 10.0), (300.0, 90.0)]
+    assert charts.pareto_front(points) == [(100.0, 10.0), (200.0, 20.0), (300.0, 90.0)]
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.9, 1.0, 8.0])
+def test_axis_of_ratios_contains_1_and_the_best(ratio):
+    wide = {"ratio": ratio, "ci95": [ratio / 50, ratio * 50]}
+    low, high = charts.ratio_limits([wide, {"ratio": None, "ci95": None}])
+    assert 0 < low < 1 < high
+    assert low < max(ratio, charts.LOWEST_RATIO) < high
+
+
+def test_report_is_complete_and_the_latest(result, blank_charts, tmp_path):
+    folder = report.write(result, tmp_path)
+    assert folder == tmp_path / "20261123T060000Z-embedding-tune"
+    files = {"tune.json", "tune.html", "tune.diff", "latency.png", "candidates.png"}
+    assert {file.name for file in folder.iterdir()} == files
+    assert (folder / "tune.diff").read_text() == DIFF
+    assert json.loads((folder / "tune.json").read_text())["confirmation"]["ci95"] == [1.05, 1.2]
+    assert (tmp_path / "latest-tune").readlink().name == folder.name
+    newer = report.write(result | {"run": "20261123T070000Z"}, tmp_path)
+    assert (tmp_path / "latest-tune").resolve() == newer
+    unproven = report.write(not_confirmed(result) | {"run": "20261123T080000Z", "diff": DIFF}, tmp_path)
+    assert {file.name for file in unproven.iterdir()} == files - {"tune.diff"}
+
+
+def test_report_that_fails_leaves_nothing_behind(result, blank_charts, tmp_path, monkeypatch):
+    first = report.write(result, tmp_path)
+    monkeypatch.setattr(report, "html", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        report.write(result | {"run": "20261123T070000Z"}, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.name, "latest-tune"])
+    assert (tmp_path / "latest-tune").resolve() == first
+
+
+def test_no_report_shows_a_secret(result, blank_charts, monkeypatch, tmp_path):
+    """Set every setting that is not shown to a secret."""
+    monkeypatch.setattr(settings_module, "DOTENV", tmp_path / ".env")
+    hidden = dotenv_values(EXAMPLE).keys() - set(comparison_report.SHOWN_SETTINGS)
+    (tmp_path / ".env").write_text("".join(f"{name}=a-secret-in-{name}\n" for name in hidden))
+    monkeypatch.setenv("HF_TOKEN", "a-secret-in-the-shell")
+    settings = Settings.load(checked=False)  # a secret is no valid port or flag
+    assert settings["TRITON_ADMIN_KEY"] == "a-secret-in-TRITON_ADMIN_KEY"
+    measured = result | {"command": comparison_report.command(settings, "tune"), "host": host()}
+    for file in report.write(measured, tmp_path / "reports").iterdir():
+        assert b"a-secret" not in file.read_bytes(), file.name
