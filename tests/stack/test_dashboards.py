@@ -1,5 +1,6 @@
 """Every panel of every dashboard on the real Prometheus during a comparison: its numbers are those of the results.
 
+A comparison of a system that generates text runs before, so that the panels for such systems have numbers too.
 Prometheus scrapes recorded samples for GPUs and NeuronCores, because the test machines have none.
 """
 
@@ -12,6 +13,7 @@ import subprocess
 import threading
 import time
 import urllib.request
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -20,19 +22,23 @@ import pytest
 from markupsafe import escape
 
 from loadtest.report import charts_only
+from loadtest.statistics import COUNTER_SKEW
 from scripts.common.files import write_atomically
 from scripts.common.prometheus import Prometheus
 from scripts.common.settings import MODES, ROOT
 from scripts.dashboards.definitions.panels import MODE_COLOURS
 from scripts.dashboards.render.evaluate import Evaluator, Range
 from tests.support import promql
+from tests.support.checkpoints import language
 from tests.support.dashboards import ALL, PANELS
 from tests.support.embedding import embed
+from tests.support.generation import settled
 from tests.support.stacks import bring_up
 
 RECORDED = Path(__file__).with_name("recorded")
 STAND_IN = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
-SHORT = {"ROUNDS": 2, "WINDOW": 7, "WARMUP": 4, "USERS": 16}
+SHORT = {"ROUNDS": 2, "WINDOW": 5, "WARMUP": 4, "USERS": 16}
+GENERATING = {"SYSTEM": "story", "ROUNDS": 2, "WINDOW": 4, "WARMUP": 1}
 # Panels with at least one query for hardware that the test machines lack.
 NEEDS_HARDWARE = {
     "GPUs in use",
@@ -95,7 +101,9 @@ def grafana_home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def stack(new_stack, grafana_home):
     stack = new_stack()
-    stack.environment["GRAFANA_HOME"] = str(grafana_home)
+    stack.environment |= {"GRAFANA_HOME": str(grafana_home), "SYSTEMS": "embedding story story_stream"}
+    source = language.save_mistral(stack.folder / "story", context=4096)
+    stack.assemble({"SYSTEMS": "story", "SOURCE": source, "TASK": "text-generation"})
     return bring_up(stack)
 
 
@@ -104,36 +112,77 @@ def prometheus(stack):
     return Prometheus(stack.prometheus)
 
 
-def now(prometheus: Prometheus, expr: str, at: float | None = None) -> float:
-    (series,) = prometheus.at(expr, at or time.time())
+def value(prometheus: Prometheus, expr: str, at: float) -> float:
+    (series,) = prometheus.at(expr, at)
     return series.values[-1]
 
 
+def use_gateway(stack) -> None:
+    """Embed a text and stream one through the gateway."""
+    for path, body in (
+        ("embeddings", {"model": "embedding", "input": "a text"}),
+        ("completions", {"model": "story", "prompt": "once", "stream": True}),
+    ):
+        url = f"http://127.0.0.1:{stack.environment['GATEWAY_PORT']}/v1/{path}"
+        request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as response:
+            assert response.read()
+
+
 @pytest.fixture(scope="module")
-def run(stack, prometheus, recorded):
-    """Run a comparison; return what every panel showed in its last window, and the results."""
-    began = time.time()
-    process = stack.start_make("loadtest", **SHORT)
-    stack.wait(lambda: prometheus.at("loadtest_window", time.time()), "a window", 60)
+def generated(stack) -> dict:
+    """Compare the generating system one at a time and together; return when that began, the output and the results."""
+    began, before = time.time(), stack.triton.config("story")
+    use_gateway(stack)
+    done = stack.make("loadtest", **GENERATING)
+    use_gateway(stack)  # a rate needs a counter that grows after its first scrape
+    assert done.returncode in (0, 1), done.stderr  # 1: so short that the interval proves nothing
+    assert stack.triton.config("story") == before
+    output = done.stdout + done.stderr
+    return {"began": began, "ended": time.time(), "output": output, "results": stack.results()}
+
+
+@dataclass
+class Run:
+    """A comparison that has ended: what every panel showed in its last window, and its results."""
+
+    shown: dict
+    results: dict
+    ended: float
+
+
+@pytest.fixture(scope="module")
+def run(stack, prometheus, recorded, generated) -> Run:
+    process, lines = stack.follow_make("loadtest", **SHORT)
+    stack.wait(lambda: prometheus.at("loadtest_window", time.time()), "a window")
     targets = stack.folder / "state/prometheus/targets.json"  # `make` does not write it again
     write_atomically(targets, json.dumps(json.loads(targets.read_text()) + recorded))
-    stack.wait(lambda: prometheus.at('loadtest_window{mode="none", round="2"}', time.time()), "the last window", 180)
-    time.sleep(3)
+    assert process.wait(timeout=540) == 0, "".join(lines)
+    ended, results = time.time(), stack.results()
+    moment = last_moment_of(prometheus, results["windows"][-1])
     shown = {}
     for name, dashboard in ALL.items():
-        evaluator = Evaluator(prometheus, dashboard, Range(began, time.time()))
+        evaluator = Evaluator(prometheus, dashboard, Range(generated["began"], moment))
         shown |= {(name, panel["id"]): evaluator.lines(panel) for panel in dashboard["panels"]}
         shown[name] = evaluator.regions()
-    output, _ = process.communicate(timeout=180)
-    assert process.returncode == 0, output
-    return shown, stack.results()
+    return Run(shown, results, ended)
+
+
+def last_moment_of(prometheus: Prometheus, window: dict) -> float:
+    """Return the last second of the window for which Prometheus, which may be late, has a rate."""
+    expr = f'model:requests:rate{{mode="{window["mode"]}", model="embedding"}} and on () loadtest_window'
+    (series,) = prometheus.over(expr, window["began_at"], end_of(window), 1)
+    return series.times[-1]
+
+
+def end_of(window: dict) -> float:
+    return window["began_at"] + window["end"] - window["start"]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_query_has_finite_numbers(run, name):
-    shown, _ = run
     for panel in ALL[name]["panels"]:
-        lines = shown[name, panel["id"]]
+        lines = run.shown[name, panel["id"]]
         for target in panel["targets"]:
             if (panel["title"], target["legendFormat"]) in ONLY_AFTER_FAILURES:
                 continue
@@ -153,9 +202,11 @@ def test_only_hardware_panels_use_recorded_samples(panel):
 
 @pytest.mark.parametrize("name", ALL)
 def test_windows_have_the_colour_of_their_mode(run, name):
-    shown, _ = run
-    assert {colour for colour, _, _ in shown[name]} == set(MODE_COLOURS.values())
-    assert all(end - start <= SHORT["WINDOW"] + 2 for _, start, end in shown[name] if end > start)
+    regions = run.shown[name]
+    assert {colour for colour, _, _ in regions} == set(MODE_COLOURS.values())
+    # Prometheus may scrape late.
+    longest = max(window["end"] - window["start"] for window in run.results["windows"]) + 10
+    assert all(end - start <= longest for _, start, end in regions if end > start)
 
 
 def test_every_queried_metric_exists_and_is_documented(run, prometheus):
@@ -169,16 +220,15 @@ def test_every_queried_metric_exists_and_is_documented(run, prometheus):
     existing = set(prometheus.label_values("__name__", '{__name__!=""}', time.time() - 300, time.time()))
     assert queried - existing == set()
     documented = set(re.findall(r"^\| `([\w:]+)", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
-    ours = {
-        name for name in existing if name.startswith(("loadtest_", "transformers_", "nv_", "model", "run", "stack"))
-    }
-    ours = {re.sub(r"_(bucket|sum|count)$", "", n) if n.startswith("loadtest_request_d") else n for n in ours}
+    prefixes = ("gateway_", "loadtest_", "transformers_", "nv_", "model", "run", "stack")
+    ours = {name for name in existing if name.startswith(prefixes)}
+    ours = {re.sub(r"(?<=seconds)_(bucket|sum|count)$", "", name) for name in ours}
     assert {re.sub(r"_bucket$|(?<=seconds)_count$", "", name) for name in queried} - {"up"} <= documented
     assert ours - documented == set()
 
 
 def test_every_rule_is_evaluated(run, stack):
-    with urllib.request.urlopen(f"{stack.prometheus}/api/v1/rules", timeout=10) as response:
+    with urllib.request.urlopen(f"{stack.prometheus}/api/v1/rules", timeout=120) as response:
         groups = json.loads(response.read())["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) == len(promql.rules())
@@ -191,58 +241,146 @@ def total(results: dict, mode: str, key: str) -> float:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_load_generator_series_equal_the_results(run, prometheus, mode):
-    _, results = run
+    results = run.results
+
+    def seen(expr: str) -> float:
+        return value(prometheus, expr, run.ended)
+
     labels = f'run="{results["run"]}", mode="{mode}"'
-    counted = now(prometheus, f'max_over_time(loadtest_requests_total{{{labels}, outcome="ok"}}[5m])')
+    counted = seen(f'max_over_time(loadtest_requests_total{{{labels}, outcome="ok"}}[5m])')
     assert counted == total(results, mode, "requests") - total(results, mode, "failures")
-    measured = now(prometheus, f"max_over_time(loadtest_measured_seconds_total{{{labels}}}[5m])")
+    measured = seen(f"max_over_time(loadtest_measured_seconds_total{{{labels}}}[5m])")
     assert measured == pytest.approx(total(results, mode, "end") - total(results, mode, "start"), rel=0.001)
-    recorded = now(prometheus, f"last_over_time(run_mode:throughput:mean{{{labels}}}[5m])")
+    recorded = seen(f"last_over_time(run_mode:throughput:mean{{{labels}}}[5m])")
     assert recorded == pytest.approx(counted / measured, rel=0.01)
     buckets = f"max by (le) (max_over_time(loadtest_request_duration_seconds_bucket{{{labels}}}[5m]))"
     for quantile in (50, 95, 99):
-        seen = now(prometheus, f"histogram_quantile({quantile / 100}, {buckets})") * 1000
-        assert seen == pytest.approx(results["modes"][mode][f"p{quantile}_ms"], rel=0.125)  # a bucket's width
+        milliseconds = seen(f"histogram_quantile({quantile / 100}, {buckets})") * 1000
+        assert milliseconds == pytest.approx(results["modes"][mode][f"p{quantile}_ms"], rel=0.125)  # a bucket's width
 
 
 def test_recorded_ratio_equals_the_results(run, prometheus):
-    _, results = run
+    results = run.results
     rates = {
         mode: total(results, mode, "requests") / (total(results, mode, "end") - total(results, mode, "start"))
         for mode in MODES
     }
-    seen = now(prometheus, f'last_over_time(run:throughput:ratio{{run="{results["run"]}"}}[5m])')
-    assert seen == pytest.approx(rates["dynamic"] / max(rates["none"], rates["instances"]), rel=0.02)
+    ratio = value(prometheus, f'last_over_time(run:throughput:ratio{{run="{results["run"]}"}}[5m])', run.ended)
+    assert ratio == pytest.approx(rates["dynamic"] / max(rates["none"], rates["instances"]), rel=0.02)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_triton_series_agree_with_locust_and_counters(run, prometheus, mode):
-    _, results = run
-    seen = {"requests": 0.0, "inferences": 0.0, "executions": 0.0}
+    """Compare what Triton counted between the scrapes inside a window, and around it, however late they were."""
+    users, model = SHORT["USERS"], run.results["model"]
+    inferences, executions, modes = 0.0, 0.0, set()
+    for window in (window for window in run.results["windows"] if window["mode"] == mode):
+        inside, around = increases(prometheus, 'nv_inference_request_success{model="embedding"}', window)
+        assert inside - users <= window["requests"] <= around + users
+        inferences += increases(prometheus, f'nv_inference_count{{model="{model}"}}', window)[0]
+        executions += increases(prometheus, f'nv_inference_exec_count{{model="{model}"}}', window)[0]
+        series = prometheus.over("model:requests:rate", window["began_at"], end_of(window) - 1, 1)
+        modes |= {one.labels["mode"] for one in series}
+    if mode == "dynamic":
+        assert inferences > executions
+    else:  # Triton updates its counters one after the other
+        assert inferences == pytest.approx(executions, abs=4 * COUNTER_SKEW)
+    assert inferences > 0
+    # All series have the window's mode, except in seconds for which Prometheus was late.
+    assert mode in modes <= {mode, "as configured"}
+
+
+def increases(prometheus: Prometheus, counter: str, window: dict) -> tuple[float, float]:
+    """Return by how much the counter grew between two scrapes inside the window, and between two around it.
+
+    A scrape may get its values up to a second after its time.
+    """
+    begin, end = window["began_at"], end_of(window)
+    answer = prometheus._call("query", query=f"{counter}[{math.ceil(end - begin) + 60}s]", time=end + 30)
+    (series,) = answer["result"]
+    samples = [(float(time), float(count)) for time, count in series["values"]]
+    inside = [count for time, count in samples if begin <= time <= end - 1]
+    before = [count for time, count in samples if time <= begin - 1]
+    after = [count for time, count in samples if time >= end]
+    return inside[-1] - inside[0] if inside else 0, after[0] - before[-1]
+
+
+def test_generating_system_is_compared_one_at_a_time_and_together(generated):
+    results, output = generated["results"], generated["output"]
+    assert results["unproven"] == ""
+    assert results["complaints"] == []
+    assert results["verdict"]["batched"] is True
+    assert "each instance of 'story' would hold the model's weights again" in results["left_out"]["instances"]
+    assert results["settings"]["users"] == 8
+    one, together = (results["modes"][mode] for mode in ("none", "dynamic"))
+    assert (one["failures"], together["failures"]) == (0, 0)
+    # A step that reads a part of a long prompt generates nothing.
+    assert 0.8 < one["tokens_per_step"] <= 1.0
+    assert together["tokens_per_step"] > 2
+    for figures in (one, together):
+        # No text ends before its 32 tokens unless the model draws its end token.
+        assert 0 < figures["tokens_per_second"] <= 32 * 1.3 * figures["throughput_rps"]
+        assert 0 < figures["output_token_ms"] < figures["p50_ms"]
+    # Alone, each text waits for those of the seven other users.
+    assert one["first_token_ms"] > together["first_token_ms"] > 0
+    for word in ("tokens/s", "one at a time", "together", "time to first token", "time per output token"):
+        assert word in " ".join(output.split())
+    assert "openvino-genai" in results["engines"]["story"]
+
+
+@pytest.mark.parametrize("mode", ["none", "dynamic"])
+def test_series_of_generated_text_agree_with_the_results(generated, prometheus, mode):
+    """Compare with what the backend counted between the scrapes, however late they were."""
+    results, ended = generated["results"], generated["ended"]
+    tokens = 'transformers_generated_tokens_total{model="story"}'
     windows = [window for window in results["windows"] if window["mode"] == mode]
-    for window in windows:
-        for series in seen:
-            model = "embedding" if series == "requests" else results["model"]
-            expr = f'avg_over_time(model:{series}:rate{{model="{model}", mode="{mode}"}}[{SHORT["WINDOW"]}s])'
-            seen[series] += SHORT["WINDOW"] * now(prometheus, expr, window["began_at"] + SHORT["WINDOW"])
-    # On a busy machine a scrape comes late, and a window of two seconds has few of them.
-    assert seen["requests"] == pytest.approx(total(results, mode, "requests"), rel=0.15)
-    batch = results["modes"][mode]["mean_batch"]
-    assert seen["inferences"] / seen["executions"] == pytest.approx(batch, rel=0.15)
+    inside = sum(increases(prometheus, tokens, window)[0] for window in windows)
+    at_all = value(prometheus, f"max_over_time({tokens}[10m])", ended)
+    assert inside <= results["modes"][mode]["generated_tokens"] <= at_all
+
+    def extreme(function: str, series: str) -> float:
+        labels = f'model="story", mode="{mode}", run="{results["run"]}"'
+        return value(prometheus, f"{function}_over_time({series}{{{labels}}}[10m])", ended)
+
+    for series in ("generated_tokens:rate", "first_token_seconds:mean", "output_token_seconds:mean"):
+        assert extreme("max", f"model:{series}") > 0
+    if mode == "none":
+        assert extreme("min", "model:texts_per_step:mean") <= 1.05
+        assert extreme("min", "model:running_texts:sum") <= 1
+        assert extreme("max", "model:waiting_texts:sum") > 3
+    else:
+        assert extreme("max", "model:texts_per_step:mean") > 2
+        assert extreme("max", "model:running_texts:sum") > 1
+
+
+def metrics_of(stack) -> str:
+    url = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics"
+    with urllib.request.urlopen(url, timeout=120) as response:
+        return response.read().decode()
 
 
 def test_backends_count_texts_tokens_and_padding(run, stack, prometheus):
     def counts() -> dict[str, float]:
-        text = urllib.request.urlopen(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics", timeout=5)
-        samples = re.findall(r'^(\w+)\{model="(\w+)".*\} (\S+)$', text.read().decode(), re.MULTILINE)
+        samples = re.findall(r'^(\w+)\{model="(\w+)".*\} (\S+)$', metrics_of(stack), re.MULTILINE)
         return {f"{model} {name}": float(value) for name, model, value in samples if "failure" not in name}
 
+    def all_reported() -> dict[str, float] | None:
+        now = counts()
+        return now if now["tokenizer transformers_texts_total"] == now["tokenizer nv_inference_count"] else None
+
+    stack.wait(all_reported, "the texts of the comparison in the counters")
+    settled(stack, "encoder")
     before = counts()
-    assert before["tokenizer transformers_texts_total"] == before["tokenizer nv_inference_count"]
     embed(stack, "one two three", "one two three four five six seven", "many " * 400)
-    texts = "tokenizer transformers_texts_total"
-    stack.wait(lambda: counts()[texts] == before[texts] + 3, "the texts in the counters", 5)
-    time.sleep(1)
+    expected = {f"{model} transformers_tokens_total": 5 + 9 + 256 for model in ("tokenizer", "encoder")}
+
+    def all_counted() -> dict[str, float] | None:
+        now = counts()
+        return now if all(now[name] == before[name] + number for name, number in expected.items()) else None
+
+    stack.wait(all_counted, "the tokens in the counters")
+    for model in ("tokenizer", "encoder"):
+        settled(stack, model)
     after = counts()
     added = {name: value - before[name] for name, value in after.items()}
     assert added["tokenizer transformers_texts_total"] == 3
@@ -265,14 +403,13 @@ def without_batching(config: dict) -> dict:
 
 def test_batching_gauge_follows_the_configuration(run, stack):
     def batching() -> str:
-        text = urllib.request.urlopen(f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics", timeout=5)
-        return re.search(r'transformers_dynamic_batching\{model="encoder".*\} (\d)', text.read().decode())[1]
+        return re.search(r'transformers_dynamic_batching\{model="encoder".*\} (\d)', metrics_of(stack))[1]
 
     config = stack.triton.config("encoder")
     stack.triton.load("encoder", without_batching(config))
-    stack.wait(lambda: batching() == "0", "off", 5)
+    stack.wait(lambda: batching() == "0", "off")
     stack.triton.load("encoder", config)
-    stack.wait(lambda: batching() == "1", "on", 5)
+    stack.wait(lambda: batching() == "1", "on")
 
 
 def test_replaced_process_ends_without_a_crash(run, stack):
@@ -283,7 +420,7 @@ def test_replaced_process_ends_without_a_crash(run, stack):
     before = stack.stub("encoder").pid
     config = stack.triton.config("encoder")
     stack.triton.load("encoder", without_batching(config))
-    stack.wait(lambda: not psutil.pid_exists(before), "the end of the replaced process", 40)
+    stack.wait(lambda: not psutil.pid_exists(before), "the end of the replaced process")
     stack.triton.load("encoder", config)
     log = subprocess.run(["dmesg"], capture_output=True, text=True).stdout
     assert not re.search(rf"\[{before}\]: segfault", log)
@@ -338,11 +475,11 @@ def test_taken_metrics_port_is_reported_before_any_change(stack, recorded):
 def test_grafana_is_provisioned(stack, grafana_home):
     url = f"http://127.0.0.1:{stack.environment['GRAFANA_PORT']}"
     assert url in stack.make("status").stdout
-    with urllib.request.urlopen(f"{url}/api/search", timeout=5) as response:
+    with urllib.request.urlopen(f"{url}/api/search", timeout=120) as response:
         dashboards = json.loads(response.read())
     assert {dashboard["uid"] for dashboard in dashboards} == {"triton-throughput", "triton-batching", "triton-hardware"}
     assert len(dashboards) == 3
-    with urllib.request.urlopen(f"{url}/api/datasources", timeout=5) as response:
+    with urllib.request.urlopen(f"{url}/api/datasources", timeout=120) as response:
         assert f"url: {stack.prometheus}" in response.read().decode()
 
 

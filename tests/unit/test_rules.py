@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -51,6 +52,8 @@ def test_prometheus_accepts_the_configuration(promtool, tmp_path, targets):
     # Prometheus accepts a pattern that matches no file, and a missing file of targets.
     assert f"{len(list((FOLDER / 'rules').iterdir()))} rule files found" in output
     assert "WARNING" not in output
+    jobs = [group["labels"]["job"] for group in json.loads((tmp_path / "targets.json").read_text())]
+    assert jobs == ["triton", "gateway", "loadtest", *(["neuron"] if targets.stem == "neuron" else [])]
 
 
 @pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])

@@ -31,6 +31,11 @@ def measured(series: str, which: str = RUN, every: str = "$__range") -> str:
     return f"({series}{{{which}}} and on (run, mode) loadtest_window)[{every}:1s]"
 
 
+def in_windows(series: str) -> str:
+    """Return a recorded series in measured windows, for each point of a graph."""
+    return measured(series, every="$__rate_interval")
+
+
 def over_windows(series: str) -> str:
     return f"sum by (model, mode) (sum_over_time({measured(series)}))"
 
@@ -95,11 +100,13 @@ def batching():
         by_mode(
             lines(
                 "Largest mean batch",
-                "Inferences per execution in measured windows, of the model that batches most.",
+                "Inferences per execution in measured windows, or texts per step of a model that generates; of the "
+                "model that batches most.",
                 "none",
                 # The rates reach three seconds back: outside windows they still hold the mode before.
                 Query(
-                    f"max by (mode) (avg_over_time({measured('model:batch_size:mean', every='$__rate_interval')}))",
+                    f"max by (mode) (avg_over_time({in_windows('model:texts_per_step:mean')})"
+                    f" or avg_over_time({in_windows('model:batch_size:mean')}))",
                     "{{mode}}",
                 ),
                 no_value=NO_RUN,

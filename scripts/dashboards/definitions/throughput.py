@@ -5,6 +5,7 @@ from __future__ import annotations
 from scripts.dashboards.definitions.panels import Query, by_mode, lines, locust, names, new_dashboard, number, variable
 
 WHICH = '{model=~"$model", mode=~"$mode"}'
+NO_CLIENT = "No request through the gateway"
 NO_COMPARISON = "No load test (make loadtest, make locust)"
 
 
@@ -31,6 +32,69 @@ def latency(quantile: float) -> Query:
     )
 
 
+def gateway_latency(quantile: float, histogram: str, name: str) -> Query:
+    """Return a quantile of a histogram of the gateway, for each route that answered."""
+    api = '{route=~"/v1/.*"}[$__rate_interval]'
+    buckets = f"sum by (le, route) (rate({histogram}_bucket{api}))"
+    answered = f"sum by (route) (rate({histogram}_count{api})) > 0"
+    return Query(f"histogram_quantile({quantile}, {buckets}) and on (route) ({answered})", f"{name}, {{{{route}}}}")
+
+
+def generated(
+    title: str,
+    description: str,
+    unit: str,
+    query: str,
+    maximum: float | None = None,
+    no_value: str = "No generated text",
+):
+    """Show a figure of the models that generate text."""
+    legend = "{{model}}, {{mode}}"
+    return lines(title, description, unit, Query(query, legend), width=6, maximum=maximum, no_value=no_value)
+
+
+def gateway():
+    """Show what clients of the gateway see, in two rows."""
+    yield lines(
+        "Gateway: requests/s",
+        "Answers by status code. 429: more requests at once than GATEWAY_IN_FLIGHT.",
+        "reqps",
+        Query('sum by (code) (rate(gateway_requests_total{route=~"/v1/.*"}[$__rate_interval]))', "{{code}}"),
+        width=8,
+        no_value=NO_CLIENT,
+    )
+    yield lines(
+        "Gateway: latency",
+        "From a request's arrival to the last byte of its answer.",
+        "s",
+        *(gateway_latency(q, "gateway_request_seconds", f"p{q * 100:.0f}") for q in (0.5, 0.95, 0.99)),
+        width=8,
+        no_value=NO_CLIENT,
+    )
+    yield lines(
+        "Gateway: requests in flight",
+        "Requests that the gateway works on, at most GATEWAY_IN_FLIGHT.",
+        "none",
+        Query("max(max_over_time(gateway_in_flight[$__rate_interval]))", "in flight"),
+        width=8,
+        no_value="The gateway does not run",
+    )
+    yield lines(
+        "Gateway: time to first token",
+        "From a request's arrival to the first piece of its stream.",
+        "s",
+        *(gateway_latency(q, "gateway_first_token_seconds", f"p{q * 100:.0f}") for q in (0.5, 0.95)),
+        no_value="No stream",
+    )
+    yield lines(
+        "Gateway: tokens/s",
+        "Tokens of prompts and texts, and generated ones, as the answers count them (usage).",
+        "short",
+        Query("sum by (kind) (rate(gateway_tokens_total[$__rate_interval]))", "{{kind}}"),
+        no_value=NO_CLIENT,
+    )
+
+
 def throughput():
     padding = total("model:padding_tokens:rate")
     mean_hardware = (
@@ -46,9 +110,9 @@ def throughput():
         ),
         number(
             "Largest mean batch",
-            "Inferences per execution, of the model that batches most.",
+            "Inferences per execution, or texts per step of a model that generates; of the model that batches most.",
             "none",
-            Query(f"max(model:batch_size:mean{WHICH})", "batch", instant=True),
+            Query(f"max(model:texts_per_step:mean{WHICH} or model:batch_size:mean{WHICH})", "batch", instant=True),
             decimals=1,
         ),
         number(
@@ -79,13 +143,13 @@ def throughput():
         ),
         names(
             "Engines",
-            "What computes each ONNX model, in which precision. On a CPU, TRITON_ENGINE chooses.",
+            "What computes each model, in which precision. For ONNX models on a CPU, TRITON_ENGINE chooses.",
             Query(
                 'max by (model, engine, precision) (transformers_engine{model=~"$model"}) > 0',
                 "{{model}}: {{engine}} {{precision}}",
                 instant=True,
             ),
-            no_value="No ONNX model",
+            no_value="No model reports its engine",
         ),
         lines(
             "Requests/s",
@@ -152,9 +216,10 @@ def throughput():
             latency(0.99),
             no_value=NO_COMPARISON,
         ),
+        *gateway(),
         lines(
             "Tokens/s",
-            "Tokens of texts, as the tokenizer produces and the encoder computes them.",
+            "Tokens of texts, as the tokenizer produces and the encoder computes them, and of prompts.",
             "short",
             Query(mean("model:tokens:rate"), "{{model}}, {{mode}}"),
         ),
@@ -166,6 +231,57 @@ def throughput():
                 f"{padding} / ({total('model:tokens:rate')} + {padding} > 0)",
                 "{{model}}, {{mode}}",
             ),
+        ),
+        generated(
+            "Generated tokens/s",
+            "Tokens that models add to prompts, for all texts together.",
+            "short",
+            mean("model:generated_tokens:rate"),
+        ),
+        generated(
+            "Texts per step",
+            "Tokens that one step of the model generates: one for each text that runs.",
+            "none",
+            mean("model:texts_per_step:mean"),
+        ),
+        generated(
+            "Running texts",
+            "Texts that are being continued, at most max_batch.",
+            "none",
+            mean("model:running_texts:sum"),
+        ),
+        generated(
+            "Waiting texts",
+            "Texts that wait until a running one has ended. From max_waiting on, requests get a 503.",
+            "none",
+            f"max by (model, mode) (max_over_time(model:waiting_texts:sum{WHICH}[$__rate_interval]))",
+        ),
+        generated(
+            "Time to first token",
+            "Mean time from a request's arrival to its first token, of texts that ended.",
+            "s",
+            mean("model:first_token_seconds:mean"),
+        ),
+        generated(
+            "Time per output token",
+            "Mean time between two tokens of a text, of texts that ended.",
+            "s",
+            mean("model:output_token_seconds:mean"),
+        ),
+        generated(
+            "Cache in use",
+            "Share of the cache for keys and values that running texts use. Near 100 %, texts wait for memory.",
+            "percentunit",
+            mean("model:cache_usage:ratio"),
+            maximum=1,
+        ),
+        generated(
+            "Prefix-cache hits",
+            "Tokens of prompts per second that need no computing, because an earlier prompt began in the same way. "
+            "OpenVINO GenAI has them too, but only vLLM counts them.",
+            "short",
+            mean("model:prefix_cached_tokens:rate"),
+            no_value="No model on vLLM",
         ),
         lines(
             "Truncated texts/s",
