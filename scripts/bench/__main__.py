@@ -6,17 +6,18 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from scripts.bench import architectures, comparisons, engine_rates, token_rates
+from scripts.bench import architectures, comparisons, engine_rates, gateway_overhead, generation_rates, token_rates
 from scripts.bench.peers import rotation
 from scripts.common.cli import run
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
     **{name: partial(comparisons.run, subject) for name, subject in comparisons.SUBJECTS.items()},
-    "generation": token_rates.together_or_one_by_one,
+    "generation": generation_rates.run,
     "gpt2": token_rates.client_or_server_loop,
     "architectures": architectures.run,
     "peers": rotation.run,
     "engines": engine_rates.run,
+    "gateway": gateway_overhead.run,
 }
 
 

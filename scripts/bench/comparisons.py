@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.table import Table
 
 from scripts.bench import model_alone
-from scripts.bench.server import command, environment, folder, server
+from scripts.bench.server import command, environment, folder, server, with_names
 from scripts.common.cli import err, out
 from scripts.common.settings import MODES, ROOT, Settings, UserError
 from scripts.models.catalogue import SYSTEMS
@@ -119,7 +119,8 @@ def compare(variables: dict[str, str]) -> dict:
     """Return the results of one comparison."""
     latest = Path(variables["REPORTS"]) / "latest"
     before = latest.resolve()
-    done = subprocess.run([sys.executable, "-m", "loadtest"], cwd=ROOT, env=variables, capture_output=True, text=True)
+    call = [sys.executable, "-m", "loadtest"]
+    done = subprocess.run(call, cwd=ROOT, env=with_names(variables), capture_output=True, text=True)
     # The exit code may only mean that batching was not proven, as with one user. The results are written all the same.
     if latest.resolve() == before:
         raise UserError(f"the comparison of {variables['SYSTEM']} left no results: {done.stderr.strip()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.common.ports import free_ports
-from scripts.common.settings import ROOT, Settings, UserError, command_environment
+from scripts.common.settings import NAMES, ROOT, Settings, UserError, command_environment
 from scripts.stack.base import PORTS
 
 NEEDED = [name for names in PORTS.values() for name in names] + ["LOADTEST_METRICS_PORT"]
@@ -44,10 +45,16 @@ def server(variables: dict[str, str], quiet: bool = False) -> Iterator[None]:
         command("down", variables, quiet)
 
 
+def with_names(variables: dict[str, str]) -> dict[str, str]:
+    """Return the environment in which all variables that a benchmark has set count as settings."""
+    names = [name for name, value in variables.items() if os.environ.get(name) != value and name != NAMES]
+    return variables | {NAMES: " ".join([variables.get(NAMES, ""), *names])}
+
+
 def command(name: str, variables: dict[str, str], quiet: bool = False) -> None:
     """Run one of the stack's commands; if `quiet`, print nothing and raise its message if it fails."""
     call = [sys.executable, "-m", "scripts.stack", name]
-    done = subprocess.run(call, cwd=ROOT, env=variables, capture_output=quiet, text=True)
+    done = subprocess.run(call, cwd=ROOT, env=with_names(variables), capture_output=quiet, text=True)
     if done.returncode:
         message = done.stderr.strip() if quiet else "its message is above"
         raise UserError(f"`{name}` failed for the benchmark's own server; {message}")

@@ -1,10 +1,8 @@
-"""Benchmarks of generated tokens per second, on a GPT-2 of 124 million parameters with random weights."""
+"""Compare the ways to generate with GPT-2: a client that loops, and the loop in the server; with random weights."""
 
 from __future__ import annotations
 
-import copy
 import itertools
-import secrets
 import statistics
 import string
 import time
@@ -15,8 +13,7 @@ from pathlib import Path
 from rich.table import Table
 
 from scripts.bench.server import command, environment, folder, server
-from scripts.common.cli import err, out
-from scripts.common.corpus import MIXED
+from scripts.common.cli import out
 from scripts.common.triton import Triton
 from scripts.stack.generate import ask, one_by_one
 
@@ -25,39 +22,6 @@ NEW_TOKENS = 32  # of each text: none ends by itself
 
 # (clients, way) -> tokens per second of each round.
 Rates = dict[tuple[int, str], list[float]]
-
-
-def together_or_one_by_one() -> None:
-    """Compare the model as configured with its parameter max_batch at 1."""
-    system, ways, rounds = "gpt2small", ("one by one", "together"), 3
-    prompts = MIXED.texts
-    with folder() as work:
-        save_checkpoint(work / "checkpoint")
-        variables = environment(work, SYSTEMS=system, TRITON_ADMIN_KEY=secrets.token_urlsafe())
-        command("models", variables | {"SOURCE": f"{work}/checkpoint", "TASK": "text-generation"})
-        with server(variables):
-            triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
-            batched = triton.config(system)
-            single = copy.deepcopy(batched)
-            single["parameters"]["max_batch"] = {"string_value": "1"}
-            rates: Rates = {}
-            for number in range(rounds):
-                for way in ways[:: 1 if number % 2 else -1]:
-                    triton.load(system, single if way == ways[0] else batched)
-                    ask(triton, system, "prompt", "warm", NEW_TOKENS)
-                    for clients in (1, 8, 32):
-                        with err.status(f"round {number + 1} of {rounds}: {way}, {clients} client(s)"):
-                            rate = tokens_per_second(
-                                lambda text: ask(triton, system, "prompt", text, NEW_TOKENS),
-                                prompts[: 2 * clients],
-                                clients,
-                            )
-                        rates.setdefault((clients, way), []).append(rate)
-    show(
-        rates,
-        ways,
-        f"new tokens per second: median (minimum to maximum) of {rounds} rounds; {NEW_TOKENS} new tokens per text",
-    )
 
 
 def client_or_server_loop() -> None:
@@ -129,5 +93,5 @@ def show(rates: Rates, ways: tuple[str, str], caption: str) -> None:
     out.print(caption)
 
 
-def spread(measured: list[float]) -> str:
-    return f"{statistics.median(measured):.1f} ({min(measured):.1f} to {max(measured):.1f})"
+def spread(measured: list[float], digits: int = 1) -> str:
+    return f"{statistics.median(measured):.{digits}f} ({min(measured):.{digits}f} to {max(measured):.{digits}f})"

@@ -27,12 +27,21 @@ class RequestForm:
 
 def triton_request(text: str) -> HttpRequest:
     data = text.encode()
-    return http_request([Tensor("input_text", "BYTES", [1, 1], len(data).to_bytes(4, "little") + data)])
+    tensor = Tensor("input_text", "BYTES", [1, 1], len(data).to_bytes(4, "little") + data)
+    return http_request([tensor], ["output__0"])
 
 
 def triton_headers(text: str) -> dict[str, str]:
     length = triton_request(text).header_length
     return {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(length)}
+
+
+def openai_form(path: str, model: str) -> RequestForm:
+    return RequestForm(
+        path,
+        lambda text: json.dumps({"model": model, "input": [text], "encoding_format": "base64"}).encode(),
+        lambda body: np.frombuffer(base64.b64decode(json.loads(body)["data"][0]["embedding"]), np.float32),
+    )
 
 
 FORMS = {
@@ -42,11 +51,8 @@ FORMS = {
         lambda text: json.dumps({"text": text}).encode(),
         lambda body: json.loads(body)["embedding"],
     ),
-    "openai": RequestForm(
-        "/embeddings",
-        lambda text: json.dumps({"model": "model", "input": [text], "encoding_format": "base64"}).encode(),
-        lambda body: np.frombuffer(base64.b64decode(json.loads(body)["data"][0]["embedding"]), np.float32),
-    ),
+    "openai": openai_form("/embeddings", "model"),
+    "gateway": openai_form("/v1/embeddings", "embedding"),
     "triton": RequestForm(
         "/v2/models/embedding/infer",
         lambda text: triton_request(text).body,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from scripts.bench.peers.load import Load, Window, measure
 from scripts.bench.peers.peer_table import Row, markdown, summary, terminal
 from scripts.bench.peers.running import Running, reference
 from scripts.bench.server import command, environment, folder
-from scripts.common.cli import err, out
+from scripts.common.cli import err, one_interrupt, out
 from scripts.common.corpus import MIXED
 from scripts.common.settings import Settings, UserError
 
@@ -27,6 +26,7 @@ CLIENTS = 64
 ROUNDS = 3
 WARMUP_S, TRIAL_S, WINDOW_S = 1.0, 2.0, 4.0
 CHECKED_TEXTS = 32
+ATTEMPTS = 3  # of a window with failures
 
 
 def run() -> None:
@@ -43,24 +43,6 @@ def run() -> None:
                 site = Site(cpus[:cores], weights, repository, work)
                 rows += compare(PEERS, site, cpus[cores:] or cpus, expected)
     show(rows)
-
-
-@contextlib.contextmanager
-def one_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first signal, and ignore others while the servers end."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def interrupt(number: int, frame: object) -> None:
-        for other in signals:
-            signal.signal(other, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def compare(peers: Sequence[Peer | OwnStack], site: Site, client_cpus: tuple[int, ...], expected: dict) -> list[Row]:
@@ -92,11 +74,18 @@ class Clients:
         self.cpus = ",".join(map(str, cpus))
 
     def window(self, name: str, running: Running, seconds: float) -> Window:
-        """Return one window of a server, which runs only as long."""
+        """Return one window of a server, which runs only as long.
+
+        Repeat a window with failures: after a pause, Triton may take a process of its own for dead and restart.
+        """
         with err.status(f"{len(self.site.cpus)} core(s): {name}"):
             running.resume()
             try:
-                return measure(Load(running.url, running.form, CLIENTS, WARMUP_S, seconds), self.cpus)
+                for _ in range(ATTEMPTS):
+                    window = measure(Load(running.url, running.form, CLIENTS, WARMUP_S, seconds), self.cpus)
+                    if not window.failures:
+                        break
+                return window
             finally:
                 running.pause()
 

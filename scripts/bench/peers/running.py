@@ -28,6 +28,7 @@ from scripts.common.settings import ROOT, UserError
 
 START_S = 120.0
 ANSWER_S = 30.0
+STOP_S = 5.0
 END_S = 5.0
 MINIMUM_COSINE = 0.999
 # Programs that would report their use to their makers, or look for a newer model on the Hub.
@@ -61,6 +62,9 @@ class Running:
     def pause(self) -> None:
         """Take the CPU from its processes until resume(), so that they do not disturb the others' measurement."""
         self._send(signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_S
+        while self._any_runs() and time.monotonic() < deadline:  # on a busy machine, a process stops a moment later
+            time.sleep(0.005)
 
     def resume(self) -> None:
         self._send(signal.SIGCONT)
@@ -75,6 +79,13 @@ class Running:
         cosine = min(map(cosine_of, vectors, expected.values()))
         if not cosine >= MINIMUM_COSINE:
             raise UserError(f"answers with a wrong embedding: cosine {cosine:.3f} with the reference")
+
+    def _any_runs(self) -> bool:
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_STOPPED:
+                    return True
+        return False
 
     def _send(self, number: int) -> None:
         for process in self.processes:
