@@ -74,7 +74,7 @@ smoke: packages ## Send the running models their example requests and check the 
 models: packages ## Assemble the model repository: SYSTEMS="embedding", or HF_MODEL, SOURCE; LIST=1 lists the systems
 	@$(stack) models
 
-generate: packages ## Have the running model continue PROMPT="...": SYSTEM=gpt2_ensemble, TOKENS=20
+generate: packages ## Have the running model continue PROMPT="...": SYSTEM=gpt2_ensemble, TOKENS=32
 	@$(python) -m scripts.stack.generate
 
 package: models ## Pack the models of SYSTEMS into one zip, for a cloud's model catalogue
@@ -102,8 +102,11 @@ destroy-oci: packages-oci ## Delete the deployment and its models: DRY_RUN=1 pri
 
 ##@ Measuring
 
-loadtest: packages ## Serve SYSTEM, compare dynamic batching with the modes without it, and write a report: USERS, ROUNDS, MODES
+loadtest: packages ## Serve SYSTEM, compare dynamic batching with the modes without it, and write a report: USERS, ROUNDS, MODES, PROTOCOL
 	@$(stack) loadtest
+
+tune: packages ## Find the fastest configuration for a latency target on the running server: P95=100 or RATE=200, MINUTES, APPLY
+	@$(stack) tune
 
 locust: packages ## Serve SYSTEM and Locust's own web page, for tests against the running server
 	@$(stack) locust
@@ -111,13 +114,14 @@ locust: packages ## Serve SYSTEM and Locust's own web page, for tests against th
 dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE, UNTIL
 	@$(stack) dashboards
 
-bench: $(all) ## Measure the figures of the docs on this machine: BENCH=embedding (30 minutes), engines, generation, gpt2, text-formats, vision-formats; compare with other servers: peers; or models with their libraries: architectures
+bench: $(all) ## Measure the figures of the docs on this machine: BENCH=embedding (30 minutes), engines, generation, gpt2, text-formats, vision-formats; compare with other servers: peers; the gateway with Triton: gateway; or models with their libraries: architectures
 	@$(python) -m scripts.bench $(or $(BENCH),embedding)
 
 ##@ Working on it
 
 # Modules run side by side, each with servers of its own: at most four, for the memory's sake.
-pytest := $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15
+# A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
+pytest := $(python) -m pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
 
 test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that are quick (10 minutes on 2 cores)
 
@@ -147,8 +151,9 @@ test-stack: $(all) ## Quick tests on the real Triton, Prometheus and Locust, on 
 	@$(assemble_embedding)
 	@$(pytest) -m "not slow" tests/stack
 
-test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow for SavedModels too
-	@$(if $(TENSORFLOW),tests/tensorflow.sh)
+test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow for SavedModels too, OPENAI_CLIENTS=.local/openai-clients for the gateway's clients
+	@$(if $(TENSORFLOW),tests/packages.sh tests/tensorflow.lock $(TENSORFLOW))
+	@$(if $(OPENAI_CLIENTS),tests/packages.sh tests/openai_clients.lock $(OPENAI_CLIENTS) openai@7.57.0)
 	@$(assemble_embedding)
 	@$(pytest) tests/stack
 
@@ -169,4 +174,4 @@ clean: ## Stop everything; remove what make created, except .env and the reports
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,9 +21,12 @@ err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def call(command: list[str], environment: dict[str, str]) -> int:
-    """Run a command, wait until it has ended, also after Ctrl-C, which reaches it too, and return its exit code."""
+    """Run a command, wait until it has ended, also after Ctrl-C, which reaches it too, and return its exit code.
+
+    Other signals reach this process alone, so they are passed on.
+    """
     interrupted = False
-    with subprocess.Popen(command, env=environment) as process:
+    with subprocess.Popen(command, env=environment) as process, forwarded(process):
         while True:
             try:
                 code = process.wait()
@@ -29,6 +34,36 @@ def call(command: list[str], environment: dict[str, str]) -> int:
                 interrupted = True
             else:
                 return 130 if interrupted else code
+
+
+@contextlib.contextmanager
+def forwarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass SIGTERM and SIGHUP on to the process, which then ends in its own way."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda n, _: process.send_signal(n)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def one_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first signal, and ignore later ones, which would interrupt the cleanup."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(number: int, frame: object) -> None:
+        for other in signals:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run(main: Callable[[], int | None]) -> None:

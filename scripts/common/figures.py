@@ -17,6 +17,7 @@ class Palette:
     """The colours of a page, and of the modes of a comparison, which differ for colour-blind readers too."""
 
     ink: str
+    quiet: str
     faint: str
     paper: str
     none: str
@@ -27,9 +28,24 @@ class Palette:
         return {"none": self.none, "instances": self.instances, "dynamic": self.dynamic}[mode]
 
 
-LIGHT = Palette(ink="#24292f", faint="#d8dee4", paper="#ffffff", none="#b35900", instances="#1b9e77", dynamic="#0969da")
-DARK = Palette(ink="#d5dbe1", faint="#343b43", paper="#161b22", none="#f0a050", instances="#45c79e", dynamic="#58a6ff")
+LIGHT = Palette(
+    ink="#24292f", quiet="#818b98", faint="#d8dee4", paper="#ffffff",
+    none="#b35900", instances="#1b9e77", dynamic="#0969da",
+)  # fmt: skip
+DARK = Palette(
+    ink="#d5dbe1", quiet="#8d96a0", faint="#343b43", paper="#161b22",
+    none="#f0a050", instances="#45c79e", dynamic="#58a6ff",
+)  # fmt: skip
 PALETTES = {"light": LIGHT, "dark": DARK}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure, and its size in inches on a wide page and on a phone."""
+
+    draw: Callable[[Figure, Palette], None]
+    wide: tuple[float, float]
+    narrow: tuple[float, float]
 
 
 def render(draw: Callable[[Figure, Palette], None], size: tuple[float, float], palette: Palette, form: str) -> bytes:

@@ -12,6 +12,9 @@ from scripts.common.cli import err
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Triton
 
+# `make loadtest` and `make tune` hold the same lock.
+ANOTHER_COMPARISON = "another comparison or search is running against this stack"
+
 
 @contextlib.contextmanager
 def exclusive(path: Path, holder: str, wait: bool = True) -> Iterator[None]:
@@ -43,5 +46,9 @@ def comparison_lock(settings: Settings) -> Path:
 
 def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -18,13 +18,14 @@ FIRST_FREE, FIRST_OUTGOING = 10_000, 32_768
 
 def check_free(settings: Settings, names: list[str], ours: Collection[int] = ()) -> None:
     """Raise UserError if a port of these settings is taken. The ports in `ours` are held by this stack already."""
-    address = str(settings.bind_address())
     used: dict[int, str] = {}
     for name in names:
         port = settings.port(name)
         if port in used:
             raise UserError(f"{name} and {used[port]} are both {port}: set one of them in .env")
         used[port] = name
+        address = str(settings.bind(name))
+        _check_address(address)
         if port in ours:
             continue
         with socket.socket() as probe:
@@ -36,6 +37,18 @@ def check_free(settings: Settings, names: list[str], ours: Collection[int] = ())
                     f"port {port} cannot be opened on {address} ({_holder(port) or error.strerror}): "
                     f"stop that program, or set another {name} in .env"
                 ) from None
+
+
+def _check_address(address: str) -> None:
+    """Raise UserError if no program on this machine can listen on the address, whatever the port."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            raise UserError(
+                f"this machine has no address {address} ({error.strerror}): set BIND_ADDRESS or GATEWAY_BIND to one "
+                "that `ip address` shows, or to 0.0.0.0 for all"
+            ) from None
 
 
 def free_ports(count: int) -> list[int]:

@@ -25,8 +25,9 @@ class Series:
 
 
 class Prometheus:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout: float = 30) -> None:
         self.url = url.rstrip("/")
+        self.timeout = timeout
 
     def at(self, expr: str, time: float) -> list[Series]:
         """Return the series' values at one time."""
@@ -49,7 +50,7 @@ class Prometheus:
         # All of these endpoints take GET, and the one for label values takes nothing else.
         request = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with opener.open(request, timeout=30) as response:
+            with opener.open(request, timeout=self.timeout) as response:
                 return json.loads(response.read())["data"]
         except urllib.error.HTTPError as error:
             raise PrometheusError(f"Prometheus refuses {parameters.get('query', path)}: {_why(error)}") from None

@@ -8,7 +8,9 @@ An exported variable of the user's shell is no setting, because names such as US
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import hashlib
 import io
 import ipaddress
 import os
@@ -25,7 +27,7 @@ from dotenv.parser import parse_stream
 # and tests, whose whole environment is ours, set it to "*".
 NAMES = "TRITON_SETTINGS_NAMES"
 # These prefixes belong to this stack and its programs, so such a variable is a setting wherever it comes from.
-PREFIXES = ("GRAFANA_", "HF_", "LOADTEST_", "LOCUST_", "NEURON_", "OCI_", "PROMETHEUS_", "TRITON_")
+PREFIXES = ("GATEWAY_", "GRAFANA_", "HF_", "LOADTEST_", "LOCUST_", "NEURON_", "OCI_", "PROMETHEUS_", "TRITON_")
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / ".env.example"
@@ -33,9 +35,14 @@ VERSIONS = ROOT / "versions.env"
 # The tests name another file, so that the developer's settings do not reach them.
 DOTENV = ROOT / (os.environ.get("TRITON_SETTINGS_FILE") or ".env")
 PROFILES = ("cpu", "cuda", "neuron")
+# Begins a key of API_KEYS that is given as its SHA-256 digest.
+DIGEST = "sha256:"
 # The modes of a comparison, in the order in which reports show them.
 MODES = ("none", "instances", "dynamic")
+# `make up` generates these if they are empty.
 SECRETS = ("TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD")
+# No message may show the value of these settings.
+PRIVATE = {"API_KEYS"}
 
 
 class UserError(Exception):
@@ -119,6 +126,35 @@ def _modes(text: str) -> tuple[str, ...]:
     return tuple(mode for mode in MODES if mode in chosen)
 
 
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(?i)(\d+(?:\.\d+)?)(?:b|([kmg])b?)?", text)
+    if not match:
+        raise ValueError("must be a size, as in 512m or 8g")
+    return int(float(match[1]) * 1024 ** " kmg".index((match[2] or " ").lower()))
+
+
+def _body_size(text: str) -> int:
+    if size := _size(text):
+        return size
+    raise ValueError("must be larger than 0")
+
+
+def _keys(text: str) -> tuple[bytes, ...]:
+    """Return the SHA-256 digest of each key."""
+    digests = []
+    for key in text.split():
+        if re.fullmatch(rf"{DIGEST}[0-9a-fA-F]{{64}}", key):
+            digests.append(bytes.fromhex(key.removeprefix(DIGEST)))
+        elif re.fullmatch(rf"(?!{DIGEST})[!-~]{{16,}}", key):
+            digests.append(hashlib.sha256(key.encode()).digest())
+        else:
+            raise ValueError(
+                "each key, separated by spaces, must have at least 16 characters of ASCII (`openssl rand -hex 24` "
+                f"prints one), or be {DIGEST} and the 64 digits of its digest"
+            )
+    return tuple(digests)
+
+
 def _path(text: str) -> Path:
     try:
         return ROOT / Path(text).expanduser()
@@ -128,33 +164,37 @@ def _path(text: str) -> Path:
 
 _flag = _choice("0", "1")
 _cpus = _pattern(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*", "a list of CPUs, as in 0 or 0-3 or 0,2")
-_size = _pattern(r"(?i)\d+(\.\d+)?(b|[kmg]b?)?", "a size, as in 512m or 8g")
 
 # TASK and FORMAT are missing: the catalogue of models knows their values.
 RULES: dict[str, Rule] = {
     "RUNTIME": _choice("docker", "local"),
     "PROFILE": _choice(*PROFILES),
-    **dict.fromkeys(("LIST", "TRUST_REMOTE_CODE", "TRITON_SHARED_MEMORY", "DRY_RUN", "PUSH"), _flag),
+    **dict.fromkeys(("LIST", "TRUST_REMOTE_CODE", "TRITON_SHARED_MEMORY", "DRY_RUN", "PUSH", "APPLY", "RESUME"), _flag),
     **dict.fromkeys(
         ("MODEL_REPOSITORY", "SOURCE", "PACKAGE", "REPORTS", "LOCAL_STATE", "GRAFANA_HOME", "DEPLOYMENT", "REQUEST"),
         _path,
     ),
-    **dict.fromkeys(("BUILD_PIP_CONF", "BUILD_CA"), _path),
-    "BIND_ADDRESS": _ipv4,
+    **dict.fromkeys(("BUILD_PIP_CONF", "BUILD_CA", "TLS_CERT", "TLS_KEY"), _path),
+    **dict.fromkeys(("BIND_ADDRESS", "GATEWAY_BIND"), _ipv4),
+    "API_KEYS": _keys,
     **dict.fromkeys(("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT", "LOADTEST_METRICS_PORT"), _port),
     **dict.fromkeys(("PROMETHEUS_PORT", "GRAFANA_PORT", "LOCUST_PORT"), _port),
+    **dict.fromkeys(("GATEWAY_PORT", "GATEWAY_METRICS_PORT"), _port),
     **dict.fromkeys(("TRITON_CPUS", "LOADTEST_CPUS"), _cpus),
     **dict.fromkeys(("TRITON_SHM_BYTES", "TRITON_LOG_VERBOSE", "WORKERS", "SEED", "NEURON_DEVICES"), _integer()),
-    **dict.fromkeys(("TRITON_MEMORY", "TRITON_SHM_SIZE"), _size),
+    **dict.fromkeys(("EXPORTER_MEMORY", "TRITON_MEMORY", "TRITON_SHM_SIZE"), _size),
+    "GATEWAY_BODY": _body_size,
     **dict.fromkeys(("READY_TIMEOUT", "TOKENS", "USERS", "MAX_BATCH"), _integer(1)),
+    **dict.fromkeys(("GATEWAY_IN_FLIGHT", "GATEWAY_TEXTS"), _integer(1)),
     "PROMETHEUS_RETENTION": _pattern(r"(\d+(ms|[smhdwy]))+", "a duration, as in 7d or 12h"),
     "TRITON_ENGINE": _choice("auto", "onnxruntime", "openvino", "openvino-f32", "openvino-bf16"),
     "TRITON_SOURCE": _choice("pypi", "pypi-transformers", "ngc"),
     "WORKLOAD": _choice("mixed", "published"),
-    "PROTOCOL": _choice("http", "grpc"),
+    "PROTOCOL": _choice("http", "grpc", "openai"),
     "ROUNDS": _integer(2),
-    "SPAWN_RATE": _decimal(0.1),
-    "WINDOW": _decimal(1),
+    **dict.fromkeys(("RATE", "SPAWN_RATE", "GATEWAY_TIMEOUT"), _decimal(0.1)),
+    "ARRIVALS": _choice("poisson", "constant"),
+    **dict.fromkeys(("WINDOW", "MINUTES", "P95"), _decimal(1)),
     **dict.fromkeys(("WARMUP", "MIN_RATIO"), _decimal()),
     "WAIT": _interval,
     "MODES": _modes,
@@ -204,10 +244,11 @@ class Settings(dict[str, str]):
         defaults = _read(EXAMPLE)
         wrong = [name for name in RULES if self[name] and name != "RUNTIME" and self._is_wrong(name)]
         copy = self.replace(**{name: defaults[name] for name in wrong})
-        try:
-            copy.shares_memory()
-        except UserError:
-            copy["TRITON_SHARED_MEMORY"] = defaults["TRITON_SHARED_MEMORY"]
+        for check, names in ((copy.shares_memory, ["TRITON_SHARED_MEMORY"]), (copy.tls, ["TLS_CERT", "TLS_KEY"])):
+            try:
+                check()
+            except UserError:
+                copy.update({name: defaults[name] for name in names})
         return copy
 
     def chosen(self, name: str) -> bool:
@@ -252,8 +293,7 @@ class Settings(dict[str, str]):
 
     def address(self) -> str:
         """Return the address at which a client on this machine reaches the servers on BIND_ADDRESS."""
-        bind = self.bind_address()
-        return "127.0.0.1" if bind.is_unspecified else str(bind)
+        return _reachable(self.bind_address())
 
     def shares_memory(self) -> bool:
         """Return whether clients may register shared memory without the key. Raise if the ports are not on loopback."""
@@ -265,11 +305,53 @@ class Settings(dict[str, str]):
             )
         return shares
 
+    def gateway_bind(self) -> ipaddress.IPv4Address:
+        """Return the address of the gateway's port on this machine."""
+        return cast(ipaddress.IPv4Address, self._value("GATEWAY_BIND" if self["GATEWAY_BIND"] else "BIND_ADDRESS"))
+
+    def gateway_listen(self, port: str = "GATEWAY_PORT") -> str:
+        """Return the address on which the gateway opens a port; in a container GATEWAY_LISTEN sets it."""
+        return os.environ.get("GATEWAY_LISTEN") or str(self.bind(port))
+
+    def bind(self, port: str) -> ipaddress.IPv4Address:
+        """Return the address of this machine on which the server behind a port setting listens."""
+        return self.gateway_bind() if port == "GATEWAY_PORT" else self.bind_address()
+
+    def api_keys(self) -> tuple[bytes, ...]:
+        """Return the SHA-256 digests of the gateway's keys, or none if it requires no key.
+
+        Raise UserError if it requires none although other machines reach it.
+        """
+        if not self["API_KEYS"] and not self.gateway_bind().is_loopback:
+            name = "GATEWAY_BIND" if self["GATEWAY_BIND"] else "BIND_ADDRESS"
+            raise UserError(
+                f"{name}={self[name]} opens the gateway to other machines, and API_KEYS is empty, so it would answer "
+                "everybody: set API_KEYS, or GATEWAY_BIND=127.0.0.1"
+            )
+        return cast(tuple[bytes, ...], self._value("API_KEYS"))
+
+    def plain_api_key(self) -> str:
+        """Return the first key that API_KEYS has in plain text, or nothing."""
+        return next((key for key in self.words("API_KEYS") if not key.startswith(DIGEST)), "")
+
+    def tls(self) -> tuple[Path, Path] | None:
+        """Return the gateway's certificate and key; None if it speaks plain HTTP. Raise UserError if one is missing."""
+        names = ("TLS_CERT", "TLS_KEY")
+        if not any(self[name] for name in names):
+            return None
+        for name, other in (names, names[::-1]):
+            if not self[name]:
+                raise UserError(f"{other} is set and {name} is not: TLS needs the certificate and its key")
+            if not os.access(self.path(name), os.R_OK):
+                raise UserError(f"{name}={self[name]}: there is no file that you may read")
+        return self.path("TLS_CERT"), self.path("TLS_KEY")
+
     def url(self, port: str) -> str:
         """Return the address of the server behind a port setting, such as TRITON_HTTP_PORT."""
-        # TRITON_HOST and PROMETHEUS_HOST are set in containers, where the servers are other hosts.
+        # TRITON_HOST, GATEWAY_HOST and PROMETHEUS_HOST are set in containers, where the servers are other hosts.
         host = os.environ.get(f"{port.partition('_')[0]}_HOST")
-        return f"http://{host or self.address()}:{self.port(port)}"
+        scheme = "https" if port == "GATEWAY_PORT" and self["TLS_CERT"] else "http"
+        return f"{scheme}://{host or _reachable(self.bind(port))}:{self.port(port)}"
 
     def _is_wrong(self, name: str) -> bool:
         try:
@@ -282,11 +364,14 @@ class Settings(dict[str, str]):
         try:
             return (rule or RULES[name])(self[name])
         except ValueError as error:
-            raise UserError(f"{name}={self[name]}: {error}") from None
+            raise UserError(f"{name if name in PRIVATE else f'{name}={self[name]}'}: {error}") from None
 
 
 def with_secrets(settings: Settings) -> Settings:
-    """Return the settings with their secrets. Generate those that are empty and keep them in .env, mode 600."""
+    """Return the settings with their secrets. Generate those that are empty, and keep .env private (mode 600)."""
+    if DOTENV.exists():
+        with contextlib.suppress(OSError):  # another user owns it, or it is on a read-only disk
+            DOTENV.chmod(0o600)  # the user may have created it, with API_KEYS
     generated = {name: secrets.token_urlsafe(32) for name in SECRETS if not settings[name]}
     for name, value in generated.items():
         save(name, value)
@@ -316,6 +401,11 @@ def pins() -> dict[str, str]:
 def command_environment(**settings: str) -> dict[str, str]:
     """Return the environment for a command of ours: this process's, with these settings over those it has."""
     return {**os.environ, **settings, NAMES: " ".join([os.environ.get(NAMES, ""), *settings])}
+
+
+def _reachable(bind: ipaddress.IPv4Address) -> str:
+    """Return the address at which a client on this machine reaches a server on this address."""
+    return "127.0.0.1" if bind.is_unspecified else str(bind)
 
 
 def _is_setting(name: str) -> bool:

@@ -1,19 +1,24 @@
-"""A small client of Triton's HTTP API: readiness, the model repository, model control, inference."""
+"""A small client of Triton's API: readiness, the model repository, model control, inference."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from scripts.common.http import answers, opener
+from scripts.common.settings import Settings
 
 ADMIN_HEADER = "triton-admin-key"
+GRPC_ADMIN_HEADER = f"triton-grpc-protocol-{ADMIN_HEADER}"
+LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 # The parameter of models whose accelerator cores no other process may use (AWS Neuron).
 CORES = "NEURON_CORE_START_INDEX"
 # Triton's words for a Python process that did not report in time, as happens on a busy machine: it waits for a second.
@@ -39,7 +44,7 @@ def reason(text: str) -> str:
 
 
 def metrics_page(metrics_url: str) -> str:
-    """Return Triton's metrics as text, or nothing if the page cannot be read."""
+    """Return a server's metrics as text, or nothing if the page cannot be read."""
     try:
         with opener.open(f"{metrics_url}/metrics", timeout=10) as page:
             return cast(str, page.read().decode(errors="replace"))
@@ -60,11 +65,21 @@ def engines(metrics_url: str) -> dict[str, str]:
 
 
 class Triton:
-    """A client of the Triton at `url`. Model control needs the server's admin key."""
+    """A client of the Triton at `url`. Model control needs the server's admin key.
 
-    def __init__(self, url: str, admin_key: str = "") -> None:
+    With `grpc_url`, it loads models over gRPC. A load over HTTP holds one of Triton's HTTP threads until it is done,
+    and the clients on that thread wait: of 13 connections on two cores 10 did, for the 13 seconds of a load.
+    """
+
+    def __init__(self, url: str, admin_key: str = "", grpc_url: str = "") -> None:
         self.url = url.rstrip("/")
         self.admin_key = admin_key
+        self.grpc_address = urlsplit(grpc_url).netloc
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Triton:
+        """Return a client of the stack's server that may load models."""
+        return cls(settings.url("TRITON_HTTP_PORT"), settings["TRITON_ADMIN_KEY"], settings.url("TRITON_GRPC_PORT"))
 
     @property
     def name(self) -> str:
@@ -105,18 +120,44 @@ class Triton:
                 self._load(model, before, timeout)
                 raise
 
-    def unload(self, model: str) -> None:
+    def unload(self, model: str, timeout: float = UNLOAD_S) -> None:
         """Unload the model and wait until it is gone. Its ensembles are gone too, until it is loaded again."""
         self._call(f"/v2/repository/models/{model}/unload", {})
-        deadline = time.monotonic() + UNLOAD_S
+        deadline = time.monotonic() + timeout
         while self.index().get(model, ("", ""))[0] == "UNLOADING":
             if time.monotonic() > deadline:
-                raise TritonError(f"'{model}' is not unloaded within {UNLOAD_S} s: it still has requests in flight")
+                raise TritonError(f"'{model}' is not unloaded within {timeout:g} s: it still has requests in flight")
             time.sleep(0.1)
 
     def _load(self, model: str, config: Config | None, timeout: float) -> None:
         parameters = {} if config is None else {"config": json.dumps(config)}
-        self._call(f"/v2/repository/models/{model}/load", {"parameters": parameters}, timeout)
+        if accepts_connections(self.grpc_address):
+            self._load_over_grpc(model, parameters, timeout)
+        else:
+            self._call(f"/v2/repository/models/{model}/load", {"parameters": parameters}, timeout)
+
+    def _load_over_grpc(self, model: str, parameters: dict[str, str], timeout: float) -> None:
+        import grpc  # takes a tenth of a second
+
+        message = field(2, model.encode())
+        for name, value in parameters.items():
+            message += field(3, field(1, name.encode()) + field(2, field(3, value.encode())))
+        statuses = {
+            grpc.StatusCode.INVALID_ARGUMENT: 400,
+            grpc.StatusCode.NOT_FOUND: 404,
+            grpc.StatusCode.INTERNAL: 500,
+            grpc.StatusCode.UNKNOWN: 500,
+        }
+        with grpc.insecure_channel(self.grpc_address, [("grpc.enable_http_proxy", 0)]) as channel:
+            try:
+                channel.unary_unary(LOAD)(message, timeout, ((GRPC_ADMIN_HEADER, self.admin_key),))
+            except grpc.RpcError as error:
+                text = reason(error.details() or "")
+                if "restricted" in text:
+                    raise TritonError(text, 403) from None
+                if status := statuses.get(error.code()):
+                    raise TritonError(text, status) from None
+                raise TritonError(f"{self.grpc_address} does not answer: {text}") from None
 
     def _with_cores(self, model: str) -> Config | None:
         """Return the model's configuration if it is loaded and owns accelerator cores."""
@@ -162,3 +203,25 @@ class Triton:
             raise TritonError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from None
         except ValueError:
             raise TritonError(f"{self.url} is not a Triton server: it did not answer {path} with JSON") from None
+
+
+def accepts_connections(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def field(number: int, data: bytes) -> bytes:
+    """Return a field of a protobuf message. make's own environment lacks Triton's message classes."""
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def varint(number: int) -> bytes:
+    head = b""
+    while number > 0x7F:
+        head += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return head + bytes([number])

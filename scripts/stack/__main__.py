@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Collection, Iterable
 
+from loadtest.tune.goal import Goal
 from loadtest.workload import Workload, worker_count
 from scripts.common.cli import out, run
 from scripts.common.files import exclusive
@@ -13,6 +14,7 @@ from scripts.common.ports import check_free
 from scripts.common.settings import ROOT, Settings, UserError, save, saved, with_secrets
 from scripts.common.triton import TritonError
 from scripts.models.listing import print_list
+from scripts.stack import apply
 from scripts.stack.base import WOULD_DISTURB, WOULD_UNLOAD, Stack
 
 # Two commands that write .env at once would lose what one of them wrote.
@@ -83,6 +85,14 @@ def loadtest() -> None:
     worker_count(settings, Workload.from_settings(settings))
     stack(settings).check_comparison()
     bring_up_beside(settings).loadtest()
+
+
+def tune() -> int:
+    settings = complete_settings()
+    Goal.from_settings(settings)
+    worker_count(settings, Workload.from_settings(settings))
+    stack(settings).check_comparison()
+    return apply.tune(bring_up_beside(settings))
 
 
 def locust() -> None:
@@ -163,6 +173,7 @@ COMMANDS = {
     "logs": lambda: unchecked().logs(follow=sys.stdout.isatty()),
     "models": models,
     "loadtest": loadtest,
+    "tune": tune,
     "locust": locust,
     "dashboards": lambda: stack(Settings.load()).dashboards(),
     "build": lambda: stack(Settings.load()).build(),

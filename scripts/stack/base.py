@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,18 +29,38 @@ from scripts.stack.systems import ModelControl, ServedSystems
 
 # Program -> the settings of its ports.
 PORTS = {
+    "gateway": ["GATEWAY_PORT", "GATEWAY_METRICS_PORT"],
     "triton": ["TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"],
     "prometheus": ["PROMETHEUS_PORT"],
     "grafana": ["GRAFANA_PORT"],
 }
 # Program with a web page -> the path that answers once the program is ready.
-PROBES = {"prometheus": "/-/ready", "grafana": "/api/health"}
-WOULD_UNLOAD = "a comparison is running against this stack, and SYSTEMS lacks systems that the server would unload"
-WOULD_DISTURB = "a comparison is running against this stack, and adding a system would disturb it"
-WOULD_REFRESH = "a comparison is running against this stack: edited configurations wait for the next `make up`"
-WOULD_RESTART = "a comparison is running against this stack, which other settings would restart"
-ANOTHER_COMPARISON = "another comparison is running against this stack"
+PROBES = {"gateway": "/health", "prometheus": "/-/ready", "grafana": "/api/health"}
+# Another value of one of these restarts the gateway alone.
+GATEWAY_SETTINGS = (
+    "GATEWAY_PORT",
+    "GATEWAY_METRICS_PORT",
+    "GATEWAY_BIND",
+    "API_KEYS",
+    "TLS_CERT",
+    "TLS_KEY",
+    "GATEWAY_IN_FLIGHT",
+    "GATEWAY_TEXTS",
+    "GATEWAY_BODY",
+    "GATEWAY_TIMEOUT",
+)
+COMPARISON_RUNS = "a comparison or a search is running against this stack"
+WOULD_UNLOAD = f"{COMPARISON_RUNS}, and SYSTEMS lacks systems that the server would unload"
+WOULD_DISTURB = f"{COMPARISON_RUNS}, and adding a system would disturb it"
+WOULD_REFRESH = f"{COMPARISON_RUNS}: edited configurations wait for the next `make up`"
+WOULD_RESTART = f"{COMPARISON_RUNS}, which other settings would restart"
 UP_OR_DOWN = "another `make up` or `make down` is at work here"
+
+
+def certificate(settings: Settings) -> str:
+    """Return the digest of the gateway's certificate, which a renewal changes; nothing without a certificate."""
+    tls = settings.tls()
+    return hashlib.sha256(tls[0].read_bytes()).hexdigest() if tls else ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +76,7 @@ class Process:
 
 @dataclass
 class Stack(ABC):
-    """Triton, Prometheus and Grafana: what a runtime must implement, and what follows from it."""
+    """The gateway, Triton, Prometheus and Grafana: what a runtime must implement, and what follows from it."""
 
     settings: Settings
 
@@ -64,7 +86,7 @@ class Stack(ABC):
 
     @cached_property
     def triton(self) -> Triton:
-        return Triton(self.settings.url("TRITON_HTTP_PORT"), self.settings["TRITON_ADMIN_KEY"])
+        return Triton.from_settings(self.settings)
 
     @cached_property
     def served(self) -> ServedSystems:
@@ -82,7 +104,7 @@ class Stack(ABC):
 
     # --- implemented by each runtime --------------------------------------------------------------------------------
 
-    # The settings that the running programs were started with. A change of one restarts them.
+    # The settings of the running programs, except the gateway's own. A change of one restarts them.
     started_with: ClassVar[tuple[str, ...]]
 
     @abstractmethod
@@ -139,6 +161,10 @@ class Stack(ABC):
     @abstractmethod
     def loadtest(self) -> None:
         """Replace this process by the comparison."""
+
+    @abstractmethod
+    def tune(self) -> int:
+        """Search for the fastest configuration, and return the exit code of the search."""
 
     @abstractmethod
     def locust(self) -> None:
@@ -207,9 +233,7 @@ class Stack(ABC):
                 self.stop()
             out.print("stopped")
 
-    def no_comparison(
-        self, conflict: str = "a comparison is running against this stack"
-    ) -> AbstractContextManager[None]:
+    def no_comparison(self, conflict: str = COMPARISON_RUNS) -> AbstractContextManager[None]:
         """Hold the lock of comparisons; raise UserError if one is running."""
         return exclusive(self.comparison_lock, conflict, wait=False)
 
@@ -233,13 +257,35 @@ class Stack(ABC):
     def write_record(self, **facts: Any) -> None:
         self.record.parent.mkdir(parents=True, exist_ok=True)
         self.record.touch(mode=0o600)  # it holds the admin key
-        settings = {name: self.settings[name] for name in self.started_with}
+        settings = {name: self.settings[name] for name in (*self.started_with, *GATEWAY_SETTINGS)}
+        facts |= {"certificate": certificate(self.settings)}
         self.record.write_text(json.dumps({"settings": settings, **facts}))
 
     def changed_settings(self) -> list[str]:
-        """Return the names of the settings that differ from those of the running programs."""
+        """Return the names of the settings that differ from those of the running programs, except the gateway's own."""
+        return self._changed(self.started_with)
+
+    def changed_gateway(self) -> list[str]:
+        """Return the names of the gateway's own settings that differ; a renewed certificate counts as one."""
+        changed = self._changed(GATEWAY_SETTINGS)
+        renewed = "TLS_CERT" not in changed and certificate(self.settings) != self.recorded().get("certificate", "")
+        return changed + ["TLS_CERT"] * renewed
+
+    def _changed(self, names: Iterable[str]) -> list[str]:
         before = self.recorded()["settings"] or {}
-        return [name for name in self.started_with if self.settings[name] != before.get(name)]
+        return [name for name in names if self.settings[name] != before.get(name)]
+
+    def check_gateway(self) -> None:
+        """Raise UserError if the gateway would refuse these settings."""
+        self.settings.api_keys()
+        if tls := self.settings.tls():
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*tls, password="")
+            except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+                raise UserError(
+                    f"TLS_CERT={self.settings['TLS_CERT']}, TLS_KEY={self.settings['TLS_KEY']}: these are not a "
+                    f"certificate and its key, both PEM, the key without a password ({error})"
+                ) from None
 
     def wait(self, missing: Callable[[], str]) -> None:
         """Wait until nothing is missing. Raise with the end of its log if a program crashed for good."""
@@ -277,15 +323,24 @@ class Stack(ABC):
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def page(self, program: str) -> str:
-        (port,) = PORTS[program]
-        return self.settings.url(port)
+        return self.settings.url(PORTS[program][0])
 
     def print_urls(self) -> None:
         url = self.settings.url
+        if "gateway" in self.programs():
+            out.print(f"Gateway     {url('GATEWAY_PORT')}  (OpenAI's API: {url('GATEWAY_PORT')}/v1)")
+            if not self.settings["API_KEYS"]:
+                out.print("            loopback only: set API_KEYS and GATEWAY_BIND to open it")
+            elif not self.settings.gateway_bind().is_loopback:
+                out.print(
+                    f"            open to other machines on {self.settings.gateway_bind()}, with a key of API_KEYS"
+                )
+                if not self.settings["TLS_CERT"]:
+                    out.print("            without TLS: keys and texts travel unencrypted (TLS_CERT, TLS_KEY)")
         out.print(f"Triton      {url('TRITON_HTTP_PORT')}  (gRPC {self.settings.port('TRITON_GRPC_PORT')})")
         out.print(f"metrics     {url('TRITON_METRICS_PORT')}/metrics")
         for name in self.programs():
-            if name in PROBES:
+            if name in ("prometheus", "grafana"):
                 out.print(f"{name.capitalize():<12}{self.page(name)}")
 
     def status(self) -> bool:
@@ -332,7 +387,7 @@ class Stack(ABC):
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        # In 80 columns a long reason for a failed load wraps. Names must not.
+        # rich wraps the long reason of a failed load at 80 columns; it must not wrap the names.
         table.add_column(column, no_wrap=column in ("model", "state", "engine"))
     return table
 

@@ -56,7 +56,9 @@ class Limits:
             return cls(0.1, compares_texts=False)
         tolerance = record.facts.get("tolerance", cls.tolerance)
         is_exact = record.facts.get("dtype", "float32") == "float32" and tolerance <= cls.tolerance
-        return cls(tolerance, compares_texts=is_exact)
+        # OpenVINO rounds activations beside them, in another order in a batch.
+        is_quantized = record.facts.get("weights", "").startswith("int")
+        return cls(tolerance, compares_texts=is_exact and not is_quantized)
 
     def with_engines(self, engines: Iterable[str]) -> Limits:
         """Return the limits for a system whose models run on these engines."""
@@ -67,17 +69,23 @@ class Limits:
 
 def main() -> int:
     settings = Settings.load()
-    triton = Triton(settings.url("TRITON_HTTP_PORT"))
-    running = engines(settings.url("TRITON_METRICS_PORT"))
     failures = 0
     for name in settings.words("SYSTEMS"):
-        limits = Limits.from_record(find_record(name, settings.path("MODEL_REPOSITORY")))
-        error = attempt(triton, name, limits, running)
+        error = check_system(settings, name)
         out.print(f"[red]failed[/]  {name}: {escape(error)}" if error else f"[green]ok[/]      {name}")
         failures += bool(error)
     if failures:
-        raise UserError(f"{failures} system(s) failed against {triton.url}; is the stack up? (`make status`)")
+        raise UserError(
+            f"{failures} system(s) failed against {settings.url('TRITON_HTTP_PORT')}; is the stack up? (`make status`)"
+        )
     return 0
+
+
+def check_system(settings: Settings, name: str) -> str:
+    """Send the system its examples within the limits of its format; return the first error, or nothing."""
+    limits = Limits.from_record(find_record(name, settings.path("MODEL_REPOSITORY")))
+    running = engines(settings.url("TRITON_METRICS_PORT"))
+    return attempt(Triton(settings.url("TRITON_HTTP_PORT")), name, limits, running)
 
 
 def attempt(triton: Triton, name: str, limits: Limits, running: dict[str, str] | None = None) -> str:
@@ -191,6 +199,7 @@ def compare(
         for name in alone[0]
     }
     for number, (row, expected, actual) in enumerate(zip(rows, alone, answers, strict=True), 1):
+        expected, actual = in_one_order(expected, actual)
         for name, values in expected.items():
             differs = difference(values, actual.get(name, []), scales[name], limits)
             if differs:
@@ -198,6 +207,20 @@ def compare(
                     f"example {number} of {len(rows)} ({abbreviated(row)}) is answered differently {description} than "
                     f"alone: {name} {differs}"
                 )
+
+
+def in_one_order(expected: Outputs, actual: Outputs) -> tuple[Outputs, Outputs]:
+    """Sort the weights of sparse vectors by token: their order in an answer depends on the last digit of a weight."""
+    if not expected.keys() & actual.keys() >= {"token", "token_id", "weight"}:
+        return expected, actual
+    weights = [dict(zip(outputs["token_id"], outputs["weight"], strict=True)) for outputs in (expected, actual)]
+    ids = sorted(weights[0].keys() | weights[1].keys())
+    first, second = (
+        {name: values for name, values in outputs.items() if name not in ("token", "token_id")}
+        | {"weight": [own.get(id, 0.0) for id in ids]}
+        for outputs, own in zip((expected, actual), weights, strict=True)
+    )
+    return first, second
 
 
 def difference(expected: list[Any], actual: list[Any], scale: float, limits: Limits) -> str:

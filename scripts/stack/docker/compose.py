@@ -13,7 +13,8 @@ from pathlib import Path
 
 from scripts.common.files import write_atomically
 from scripts.common.settings import ROOT, Settings, UserError, pins
-from scripts.models.backends import needed
+from scripts.models.backends import engines, needed
+from scripts.stack.base import certificate
 from scripts.stack.docker import preflight, slim
 from scripts.stack.systems import ServedSystems
 
@@ -27,8 +28,9 @@ class Compose:
     """The command `docker compose` with files, profile and environment made of the settings."""
 
     settings: Settings
-    # Triton runs in the image that has torch: a system less must not restart it in the smaller one.
-    runs_torch: bool = False
+    # The tag of the image that Triton runs in. If that holds more than SYSTEMS need, it stays: removing a system must
+    # not restart Triton.
+    running: str = ""
 
     @cached_property
     def pins(self) -> dict[str, str]:
@@ -43,8 +45,21 @@ class Compose:
         """Return the target of Dockerfile.neuron; Inf1 needs other software than its successors."""
         return "neuron-inf1" if self.settings.choice("NEURON_CHIP") == "inf1" else "neuron"
 
+    @cached_property
+    def engines(self) -> set[str]:
+        """Return the engines that continue the texts of SYSTEMS."""
+        return engines(self.settings.words("SYSTEMS"), self.settings.path("MODEL_REPOSITORY"), self.profile)
+
+    @cached_property
+    def cuda_target(self) -> str:
+        """Return the target of Dockerfile.nvidia for PROFILE=cuda."""
+        runs_vllm = self.profile == "cuda" and (slim.VLLM in self.engines or self.running == slim.CUDA_VLLM)
+        return slim.CUDA_VLLM if runs_vllm else "cuda"
+
     @property
     def nvidia_image(self) -> str:
+        if self.cuda_target == slim.CUDA_VLLM:
+            return self.pins["TRITON_VLLM_IMAGE"]
         inf1 = self.profile == "neuron" and self.neuron_target == "neuron-inf1"
         return self.pins["TRITON_INF1_IMAGE" if inf1 else "TRITON_IMAGE"]
 
@@ -53,11 +68,13 @@ class Compose:
         if self.settings["TRITON_SOURCE"]:
             return self.settings.choice("TRITON_SOURCE")
         backends = needed(self.settings.words("SYSTEMS"), self.settings.path("MODEL_REPOSITORY"), self.profile)
-        return "pypi-transformers" if backends & slim.TORCH or self.runs_torch else "pypi"
+        torch = (backends | self.engines) & slim.TORCH or self.running == "cpu-pypi-transformers"
+        return "pypi-transformers" if torch else "pypi"
 
     @property
     def image_tag(self) -> str:
-        return {"cpu": f"cpu-{self.triton_source}", "neuron": self.neuron_target}.get(self.profile, self.profile)
+        tags = {"cpu": f"cpu-{self.triton_source}", "cuda": self.cuda_target, "neuron": self.neuron_target}
+        return tags[self.profile]
 
     @property
     def workers(self) -> int:
@@ -87,6 +104,10 @@ class Compose:
             "TRITON_IMAGE": self.nvidia_image,
             "TRITON_IMAGE_BUILT": f"triton-transformers:{self.image_tag}",
             "NEURON_TARGET": self.neuron_target,
+            "CUDA_TARGET": self.cuda_target,
+            **dict(zip(("TLS_CERT", "TLS_KEY"), map(str, self.settings.tls() or ()), strict=False)),
+            "SHOWN_REPORTS": str(self.settings.path("REPORTS").resolve()),
+            "CERTIFICATE": certificate(self.settings),
             **{name: self.build_secret(name) for name in ("BUILD_PIP_CONF", "BUILD_CA")},
             "BIND_ADDRESS": str(self.settings.bind_address()),
             "CHECKOUT": str(ROOT),

@@ -18,7 +18,8 @@ from scripts.common.settings import Settings, UserError
 MIN_COMPOSE = (2, 26)  # the oldest release that we tried
 # Since this release compose builds only through buildx.
 COMPOSE_NEEDS_BUILDX = (2, 37)
-# NVIDIA's image is 15 GB, its downloaded layers as much again, and torch comes on top.
+# NVIDIA's image is 15 GB, its downloaded layers as much again, and torch comes on top. The one with vLLM is larger, has
+# torch, and is downloaded as 10.65 GB.
 NVIDIA_IMAGE_GB = 45
 DEVICES = Path("/dev")
 
@@ -107,6 +108,20 @@ def check_readable(folder: Path) -> None:
         with suppress(FileNotFoundError):  # not assembled yet, or `make models` just moved it
             if path.stat().st_mode & 0o004 == 0:
                 raise UserError(f"only its owner may read {path}, and containers must, too: chmod -R a+rX {folder}")
+
+
+def check_tls(settings: Settings, user: int) -> None:
+    """Raise if the gateway's container, which runs as this user, cannot read the certificate or its key."""
+    if not settings.tls():
+        return
+    for name in ("TLS_CERT", "TLS_KEY"):
+        path = settings.path(name)
+        status = path.stat()
+        if not status.st_mode & 0o004 and not (status.st_uid == user and status.st_mode & 0o400):
+            raise UserError(
+                f"{name}={settings[name]}: the gateway's container runs as user {user}, which may not read this file. "
+                f"Make a copy for it (`install -m 400 -o {user} {path} COPY`), and set {name} to the copy"
+            )
 
 
 def check_disk(folder: Path, image: str) -> None:

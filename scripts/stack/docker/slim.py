@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Collection
 
 from scripts.common.cli import out
 from scripts.common.settings import ROOT, Settings, UserError
-from scripts.models.backends import ENSEMBLE, by_model
+from scripts.models.backends import ENSEMBLE, by_model, engines
 from scripts.models.package import assembled_models
 
 PROFILES = ("cpu", "cuda")
@@ -18,9 +19,12 @@ PLATFORM = "linux/amd64"
 # Oracle Cloud checks a container's health by calling curl inside.
 TOOLS = "curl"
 OURS = ROOT / "images/triton/backends"
-# The backends that run on torch and transformers, and on Python's ONNX Runtime.
+# The backends and engines of texts that run on torch and transformers, on Python's ONNX Runtime, on OpenVINO GenAI.
 TORCH = {"image_processor", "transformers"}
 ONNX = {"packed_onnx"}
+GENAI = {"openvino-genai"}
+# This engine exists only in an image of NVIDIA's, from which nothing can be left out.
+VLLM, CUDA_VLLM = "vllm", "cuda-vllm"
 ARGUMENTS = (
     "DEBIAN_IMAGE",
     "TRITON_IMAGE",
@@ -37,8 +41,10 @@ def build(settings: Settings, environment: dict[str, str]) -> None:
     repository = settings.path("MODEL_REPOSITORY")
     for name in settings.words("SYSTEMS"):
         assembled_models(name, repository)  # before its export, a config need not name the backend
-    backends = checked(by_model(settings.words("SYSTEMS"), repository, profile), profile, environment)
-    if subprocess.run(command(settings["TAG"], profile, backends, environment), env=environment, cwd=ROOT).returncode:
+    systems = settings.words("SYSTEMS")
+    backends = checked(by_model(systems, repository, profile), profile, environment)
+    line = command(settings["TAG"], profile, backends, environment, engines(systems, repository, profile))
+    if subprocess.run(line, env=environment, cwd=ROOT).returncode:
         raise UserError("the build failed; Docker's message is above")
     out.print(f"{settings['TAG']}: {', '.join(backends)}")
 
@@ -64,16 +70,19 @@ def base(profile: str, source: str) -> str:
     return "nvidia" if profile == "cuda" or source == "ngc" else "debian"
 
 
-def command(tag: str, profile: str, backends: list[str], environment: dict[str, str]) -> list[str]:
+def command(
+    tag: str, profile: str, backends: list[str], environment: dict[str, str], engines: Collection[str] = ()
+) -> list[str]:
     source = environment["TRITON_SOURCE"]
     nvidia = base(profile, source) == "nvidia"
-    arguments = {"BACKENDS": " ".join(backends), "TOOLS": TOOLS}
-    if nvidia:
-        arguments["PACKAGES"] = " ".join(packages(set(backends), profile, environment["TRANSFORMERS"]))
+    target = CUDA_VLLM if VLLM in engines else "slim" if nvidia else f"cpu-{source}"
+    arguments = {} if target == CUDA_VLLM else {"BACKENDS": " ".join(backends), "TOOLS": TOOLS}
+    if target == "slim":
+        arguments["PACKAGES"] = " ".join(packages({*backends, *engines}, profile, environment["TRANSFORMERS"]))
     names = [*ARGUMENTS, "TORCH_INDEX"] if profile == "cpu" else ARGUMENTS
     arguments |= {name: environment[name] for name in names if environment.get(name)}
     line = ["docker", "build", "--file", f"images/triton/Dockerfile.{base(profile, source)}", "--tag", tag]
-    line += ["--target", "slim" if nvidia else f"cpu-{source}"]
+    line += ["--target", target]
     # DOCKER_DEFAULT_PLATFORM is Docker's own variable.
     line += ["--platform", environment.get("DOCKER_DEFAULT_PLATFORM") or PLATFORM]
     line += ["--label", f"{LABEL}={' '.join(backends)}", "--label", f"{PROFILE_LABEL}={profile}"]
@@ -85,11 +94,13 @@ def command(tag: str, profile: str, backends: list[str], environment: dict[str, 
     return [*line, "."]
 
 
-def packages(backends: set[str], profile: str, transformers: str) -> list[str]:
-    """Return the Python packages that these backends import."""
+def packages(users: set[str], profile: str, transformers: str) -> list[str]:
+    """Return the Python packages that these backends and engines import."""
     names = ["numpy", "tokenizers"]
-    if backends & ONNX:
+    if users & ONNX:
         names += ["onnxruntime-gpu"] if profile == "cuda" else ["onnxruntime", "openvino"]
-    if backends & TORCH:
+    if users & GENAI:  # torch brings jinja2
+        names += ["openvino-genai", "jinja2"]
+    if users & TORCH:
         names += ["torch", "pillow", transformers]
     return names

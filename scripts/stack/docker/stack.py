@@ -15,12 +15,12 @@ from functools import cached_property
 from pathlib import Path
 
 from scripts.common.cli import err, out
-from scripts.common.files import exclusive
+from scripts.common.files import ANOTHER_COMPARISON, exclusive
 from scripts.common.ports import check_free
 from scripts.common.settings import PROFILES, ROOT, UserError
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
-from scripts.stack.base import ANOTHER_COMPARISON, PORTS, WOULD_RESTART, Process, Stack
+from scripts.stack.base import PORTS, WOULD_RESTART, Process, Stack
 from scripts.stack.docker import preflight, slim
 from scripts.stack.docker.compose import Compose
 
@@ -45,6 +45,8 @@ STARTED_WITH = (
     "NEURON_CHIP",
     "NEURON_DEVICES",
 )
+# Prometheus' container reaches this port in the stack's own network.
+UNPUBLISHED = {"GATEWAY_METRICS_PORT"}
 # A container that Docker restarted this often without success has given up.
 MAX_RESTARTS = 3
 
@@ -55,7 +57,7 @@ class DockerStack(Stack):
 
     @cached_property
     def compose(self) -> Compose:
-        return Compose(self.settings, self.recorded().get("triton_source") == "pypi-transformers")
+        return Compose(self.settings, self.recorded().get("image_tag", ""))
 
     @property
     def exporter(self) -> str:
@@ -80,9 +82,12 @@ class DockerStack(Stack):
         preflight.check_readable(ROOT / "monitoring")
         if self.compose.environment["TRITON_USER"] != self.compose.environment["HOST_USER"]:
             preflight.check_readable(self.settings.path("MODEL_REPOSITORY"))
+            preflight.check_tls(self.settings, int(self.compose.environment["TRITON_USER"].partition(":")[0]))
+        self.check_gateway()
         self.state.mkdir(parents=True, exist_ok=True)
-        check_free(self.settings, [name for names in PORTS.values() for name in names], self.published())
-        if self.running() and self.changed_settings():
+        ports = [name for names in PORTS.values() for name in names if name not in UNPUBLISHED]
+        check_free(self.settings, ports, self.published())
+        if self.running() and (self.changed_settings() or self.changed_gateway()):
             self.check_no_comparison(WOULD_RESTART)
 
     def check_comparison(self) -> None:
@@ -90,8 +95,10 @@ class DockerStack(Stack):
         self.check_no_comparison(ANOTHER_COMPARISON)
 
     def start(self) -> None:
+        self.__dict__.pop("compose", None)  # what was assembled since then may need another image
         self.check()
-        self.build_quietly(self.service("triton"))
+        for program in ("triton", "gateway"):
+            self.build_quietly(self.service(program))
         # The Triton of another profile holds the same ports and network name.
         others = [f"triton-{profile}" for profile in PROFILES if profile != self.compose.profile]
         if self.compose.profile != "neuron":
@@ -100,10 +107,13 @@ class DockerStack(Stack):
         changed = self.changed_settings() + self.changed_image() if before else []
         if changed:
             out.print(f"settings changed ({', '.join(changed)}): restarting Triton")
+        if self.started_at("gateway") and (changed_gateway := self.changed_gateway()):
+            out.print(f"settings changed ({', '.join(changed_gateway)}): restarting the gateway")
+        self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
         self.compose.run("rm", "--stop", "--force", *others, profile="*")
         with err.status("starting"):
             self.compose.run("up", "--detach", "--remove-orphans")
-        self.write_record(triton_source=self.compose.triton_source)
+        self.write_record(image_tag=self.compose.image_tag)
         if before and not changed and self.started_at("triton") != before:
             out.print("restarted Triton: Docker compose found other changes")
 
@@ -139,7 +149,7 @@ class DockerStack(Stack):
         if self.settings["TAG"]:
             slim.build(self.settings, self.compose.environment | {"DOCKER_BUILDKIT": "1"})
             return
-        services = [self.service("triton"), "loadtest"]
+        services = [self.service("triton"), "gateway", "loadtest"]
         if self.compose.image_tag != "neuron-inf1":  # `make models` does not compile for Inf1
             services.append(self.exporter)
         command = self.compose.command("build", *services, profile="*")
@@ -175,6 +185,13 @@ class DockerStack(Stack):
                 sys.exit(code)
 
     def loadtest(self) -> None:
+        sys.exit(self.measure("loadtest"))
+
+    def tune(self) -> int:
+        return self.measure("tune")
+
+    def measure(self, service: str) -> int:
+        """Run the service that compares or searches, with its workers, and return its exit code."""
         with self.no_comparison(ANOTHER_COMPARISON):
             self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
             self.build_quietly("loadtest")
@@ -182,7 +199,7 @@ class DockerStack(Stack):
                 # They connect to the comparison once it runs, and end with it.
                 scale = ["--force-recreate", "--scale", f"loadtest-worker={workers}", "loadtest-worker"]
                 self.compose.run("up", "--detach", "--no-deps", *scale, profile="*")
-            sys.exit(self.run_service("loadtest", ANOTHER_COMPARISON))
+            return self.run_service(service, ANOTHER_COMPARISON)
 
     def locust(self) -> None:
         self.build_quietly("loadtest")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 from contextlib import AbstractContextManager
@@ -16,12 +17,12 @@ import psutil
 from rich.markup import escape
 
 from scripts.common.cli import call, err, out
-from scripts.common.files import comparison_lock, exclusive, write_atomically
+from scripts.common.files import ANOTHER_COMPARISON, comparison_lock, exclusive, write_atomically
 from scripts.common.ports import check_free
-from scripts.common.settings import ROOT, Settings, UserError, command_environment
+from scripts.common.settings import ROOT, SECRETS, Settings, UserError, command_environment
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
-from scripts.stack.base import ANOTHER_COMPARISON, PORTS, WOULD_RESTART, Process, Stack
+from scripts.stack.base import GATEWAY_SETTINGS, PORTS, WOULD_RESTART, Process, Stack
 from scripts.stack.local import preflight, programs
 from scripts.stack.local.supervisor import Supervisor
 
@@ -45,6 +46,10 @@ SERVER_SETTINGS = (
     "GRAFANA_ADMIN_PASSWORD",
     "GRAFANA_HOME",
 )
+# The settings that the gateway reads. The last two are only for its links, so their change restarts nothing.
+GATEWAY_READS = (*sorted({*SERVER_SETTINGS, *GATEWAY_SETTINGS} - {*SECRETS}), "LOCUST_PORT", "REPORTS")
+# Jobs of Prometheus, and the settings of their ports.
+METRICS = {"triton": "TRITON_METRICS_PORT", "gateway": "GATEWAY_METRICS_PORT", "loadtest": "LOADTEST_METRICS_PORT"}
 MONITORING = ROOT / "monitoring"
 
 
@@ -72,9 +77,10 @@ class LocalStack(Stack):
         preflight.check_paths(self.state, self.settings.path("MODEL_REPOSITORY"))
         self.supervisor.check()
         self.state.mkdir(parents=True, exist_ok=True)
-        check_free(self.settings, PORTS["triton"] + PORTS["prometheus"], self.own_ports)
+        self.check_gateway()
+        check_free(self.settings, PORTS["gateway"] + PORTS["triton"] + PORTS["prometheus"], self.own_ports)
         _ = self.grafana
-        if self.running() and self.changed_settings():
+        if self.running() and (self.changed_stack() or self.changed_gateway()):
             self.check_no_comparison(WOULD_RESTART)
 
     def check_comparison(self) -> None:
@@ -84,17 +90,40 @@ class LocalStack(Stack):
 
     def start(self) -> None:
         running = self.running()
-        if running and not self.changed_settings():
+        if running and not (changed := self.changed_stack()):
+            if self.changed_gateway():
+                self.restart_gateway()
             self.write_targets()
             self.start_programs()
             return
         self.check()
         if running:
             with self.no_comparison(WOULD_RESTART):
-                out.print(f"settings changed ({', '.join(self.changed_settings())}): restarting the stack")
+                out.print(f"settings changed ({', '.join(changed)}): restarting the stack")
                 self.stop()
         self.write_targets()
         self.start_with_settings()
+
+    def changed_stack(self) -> list[str]:
+        """Return the names of the settings that need a restart of all programs; an earlier release had no gateway."""
+        return self.changed_settings() or ([] if "gateway" in self.programs() else ["GATEWAY_PORT"])
+
+    def restart_gateway(self) -> None:
+        """Stop the gateway, which start_programs() then starts with its new settings."""
+        self.check()
+        with self.no_comparison(WOULD_RESTART):
+            out.print(f"settings changed ({', '.join(self.changed_gateway())}): restarting the gateway")
+            self.supervisor.stop_program("gateway")
+        self.write_gateway_settings()
+        self.write_record(programs=self.programs())
+
+    def write_gateway_settings(self) -> None:
+        """Write the file that the gateway reads instead of .env, whose settings may not be in force yet."""
+        path = self.record.with_name("gateway.env")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)  # it holds the keys
+        quoted = {name: re.sub(r"(['\\])", r"\\\1", self.settings[name]) for name in GATEWAY_READS}
+        path.write_text("".join(f"{name}='{value}'\n" for name, value in quoted.items()))
 
     def start_programs(self) -> None:
         for name in self.programs():
@@ -159,7 +188,8 @@ class LocalStack(Stack):
         }
         if libraries := programs.library_path(self.state):
             environment["LD_LIBRARY_PATH"] = libraries
-        available = {"triton": True, "prometheus": prometheus, "grafana": grafana}
+        self.write_gateway_settings()
+        available = {"gateway": True, "triton": True, "prometheus": prometheus, "grafana": grafana}
         self.write_record(programs=[name for name, program in available.items() if program])
         self.supervisor.start(environment)
         self.start_programs()
@@ -174,7 +204,7 @@ class LocalStack(Stack):
         """Write the addresses that Prometheus scrapes; it reads a changed file by itself."""
         targets = [
             {"labels": {"job": job}, "targets": [f"{self.settings.address()}:{self.settings.port(port)}"]}
-            for job, port in (("triton", "TRITON_METRICS_PORT"), ("loadtest", "LOADTEST_METRICS_PORT"))
+            for job, port in METRICS.items()
         ]
         (self.state / "prometheus").mkdir(exist_ok=True)
         write_atomically(self.state / "prometheus/targets.json", json.dumps(targets))
@@ -220,6 +250,9 @@ class LocalStack(Stack):
     def loadtest(self) -> None:
         self.become("loadtest")
 
+    def tune(self) -> int:
+        return call([sys.executable, "-m", "loadtest.tune"], command_environment())
+
     def locust(self) -> None:
         self.become("loadtest.locust_page")
 
@@ -244,6 +277,11 @@ class LocalStack(Stack):
             seconds=info["now"] - info["start"],
             crashes=self.supervisor.crashes(program),
         )
+
+    def not_live(self) -> str:
+        """Wait also for supervisord, so that `make status` after `make up` finds every program running."""
+        starting = (name for name in self.programs() if not self.process(name).running)
+        return super().not_live() or next((f"{name} has just started" for name in starting), "")
 
     def log_tail(self, program: str, lines: int) -> str:
         return self.supervisor.tail(program, lines)

@@ -72,6 +72,10 @@ class Supervisor:
         if self.program(name)["statename"] not in ("RUNNING", "STARTING", "BACKOFF"):
             self.rpc.startProcess(name, False)
 
+    def stop_program(self, name: str) -> None:
+        if self.program(name)["statename"] in ("RUNNING", "STARTING", "BACKOFF"):
+            self.rpc.stopProcess(name)
+
     def crashes(self, name: str) -> int:
         """Return how often supervisord restarted the program after a crash."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
