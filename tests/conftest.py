@@ -4,6 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from dotenv import dotenv_values
 
 # Removed when the test run ends. Tests that generate secrets write them here.
@@ -12,6 +13,8 @@ _folder = tempfile.TemporaryDirectory(prefix="settings-")
 for _name in dotenv_values(Path(__file__).parents[1] / ".env.example"):
     os.environ.pop(_name, None)
 os.environ["TRITON_SETTINGS_FILE"] = f"{_folder.name}/.env"
+# Tiny models gain nothing from a second thread. On a busy machine, each operation would wait for it for milliseconds.
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 # From here on, every setting in the environment comes from a test.
 os.environ["TRITON_SETTINGS_NAMES"] = "*"
 # Import Locust before any test module does, without gevent's patches: they end pytest-xdist's workers.
@@ -19,3 +22,14 @@ os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"
 import locust  # noqa: E402, F401
 
 del os.environ["LOCUST_SKIP_MONKEY_PATCH"]
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Compute with one thread: tiny models gain nothing from a second one, and a sum is always rounded alike."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -71,7 +71,7 @@ debian() {
 stand_in() { # name, image, real software
   is_real "$2" && return
   docker build --quiet --tag "$2" --file "$here/stand-ins/$1/Dockerfile" --build-arg "DEBIAN_IMAGE=$DEBIAN_IMAGE" \
-    --label "$label=stand-in for $3, $made_by" "$here/stand-ins/$1" >/dev/null ||
+    --build-arg "TRITON_IMAGE=$TRITON_IMAGE" --label "$label=stand-in for $3, $made_by" "$here/stand-ins/$1" >/dev/null ||
     die "The stand-in for $2 could not be built."
 }
 
@@ -82,4 +82,5 @@ debian
 stand_in prometheus "$PROMETHEUS_IMAGE" "Prometheus (Debian's package, an older release)"
 stand_in grafana "$GRAFANA_IMAGE" "Grafana (answers health and shows what is provisioned, draws nothing)"
 stand_in triton "$TRITON_IMAGE" "NVIDIA's Triton (its paths only, it serves nothing)"
+stand_in triton-vllm "$TRITON_VLLM_IMAGE" "NVIDIA's Triton with vLLM (its paths only, it serves nothing)"
 stand_in triton-min "$TRITON_MIN_IMAGE" "the image that NVIDIA's Triton is built on"

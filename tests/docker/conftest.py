@@ -20,7 +20,7 @@ from tests.docker.mirror import pip_configuration
 from tests.support.stacks import TestStack, bring_up, stacks
 
 
-def docker(*arguments: str, timeout: float = 60) -> str:
+def docker(*arguments: str, timeout: float = 300) -> str:
     return subprocess.run(
         ["docker", *arguments], check=True, capture_output=True, text=True, timeout=timeout
     ).stdout.strip()

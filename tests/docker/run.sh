@@ -24,7 +24,7 @@ fi
 tests/docker/engine.sh
 tests/docker/base-images.sh
 # Remove images of earlier runs that newer ones of the same name replaced.
-for title in triton-transformers{,-exporter,-loadtest}; do
+for title in triton-transformers{,-exporter,-gateway,-loadtest}; do
   docker image prune --force --filter "label=org.opencontainers.image.title=$title" >/dev/null
 done
 .venv/bin/python -m pytest --durations 15 tests/docker

@@ -14,6 +14,7 @@ from dotenv import dotenv_values
 from scripts.common.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError
 from scripts.stack.docker.compose import NEURON_SERVICES, Compose
 from scripts.stack.docker.stack import DockerStack
+from tests.support.certificates import save_certificate
 
 PINS = {"inf2": "TRITON_IMAGE", "trn1": "TRITON_IMAGE", "inf1": "TRITON_INF1_IMAGE"}
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
@@ -74,6 +75,7 @@ def test_every_target_is_in_its_dockerfile(compose, source):
     builds = [service["build"] for service in services(compose(TRITON_SOURCE=source)).values() if "build" in service]
     targets = {(build["dockerfile"], build["target"]) for build in builds if "target" in build}
     assert len(targets) == 4
+    assert services(compose(PROFILE="cuda"))["triton-cuda"]["build"]["target"] == "cuda"
     for file, target in targets:
         assert f" AS {target}\n" in (ROOT / file).read_text()
 
@@ -83,6 +85,27 @@ def test_other_profiles_use_the_compose_file_alone(compose):
     assert "--file" not in made.command("up")
     assert services(made)["triton-cuda"]["build"]["args"]["TRITON_IMAGE"] == made.pins["TRITON_IMAGE"]
     assert not made.devices_file.parent.exists()
+
+
+def save_text_model(folder, file=""):
+    (folder / "story/1").mkdir(parents=True, exist_ok=True)
+    (folder / "story/config.pbtxt").write_text('backend: "generation"')
+    for name in ("config.json", file) if file else ():
+        (folder / "story/1" / name).touch()
+
+
+@pytest.mark.parametrize(("file", "target"), [("", "cuda-vllm"), ("model.json", "cuda-vllm"), ("model.bin", "cuda")])
+def test_generating_systems_choose_the_image_with_vllm(compose, tmp_path, file, target):
+    """Until `make models` it is the default of PROFILE=cuda, afterwards it follows from the files."""
+    save_text_model(tmp_path, file)
+    made = compose(PROFILE="cuda", SYSTEMS="embedding story")
+    triton = services(made)["triton-cuda"]
+    assert (triton["image"], triton["build"]["target"]) == (f"triton-transformers:{target}", target)
+    pin = "TRITON_VLLM_IMAGE" if target == "cuda-vllm" else "TRITON_IMAGE"
+    assert triton["build"]["args"]["TRITON_IMAGE"] == made.nvidia_image == made.pins[pin]
+    assert f" AS {target}\n" in (ROOT / triton["build"]["dockerfile"]).read_text()
+    assert services(compose(PROFILE="cuda", SYSTEMS="embedding"))["triton-cuda"]["build"]["target"] == "cuda"
+    assert compose(PROFILE="cpu", SYSTEMS="story").nvidia_image == made.pins["TRITON_IMAGE"]
 
 
 def test_unknown_chip_is_an_error(compose):
@@ -115,38 +138,105 @@ def test_other_systems_make_no_other_container(compose, tmp_path):
     assert (serving["source"], serving["read_only"]) == (str(tmp_path / "state/serving"), True)
 
 
-def test_smaller_image_does_not_replace_the_one_with_torch(compose):
+@pytest.mark.parametrize(
+    ("profile", "running", "otherwise"),
+    [("cpu", "cpu-pypi-transformers", "cpu-pypi"), ("cuda", "cuda-vllm", "cuda")],
+)
+def test_smaller_image_does_not_replace_the_running_one(compose, profile, running, otherwise):
     """Removing a system must not restart Triton."""
-    settings = compose(PROFILE="cpu").settings
-    assert Compose(settings).image_tag == "cpu-pypi"
-    assert Compose(settings, runs_torch=True).image_tag == "cpu-pypi-transformers"
+    settings = compose(PROFILE=profile).settings
+    assert Compose(settings).image_tag == otherwise
+    assert Compose(settings, running).image_tag == running
+    assert Compose(settings, "the image of another profile").image_tag == otherwise
 
 
-def test_cpu_server_keeps_its_choice_of_engines(compose):
+def test_engines_are_kept_in_a_volume(compose):
+    """A CPU's choice of engines, and what vLLM compiled."""
     composed = services(compose(TRITON_ENGINE="onnxruntime"))
-    with_cache = {name for name, service in composed.items() if "engines" in json.dumps(service.get("volumes"))}
-    assert with_cache == {"triton-cpu"}
-    cpu, cuda = composed["triton-cpu"], composed["triton-cuda"]
+    volumes = {name: service.get("volumes") or [] for name, service in composed.items()}
+    with_cache = {name for name in volumes if "engines" in [volume["source"] for volume in volumes[name]]}
+    assert with_cache == {"triton-cpu", "triton-cuda"}
+    cpu, cuda, neuron = (composed[f"triton-{profile}"] for profile in ("cpu", "cuda", "neuron"))
     assert cpu["environment"] == cuda["environment"] | {"TRITON_ENGINE_CACHE": "/engines"}
     assert cpu["environment"]["TRITON_ENGINE"] == "onnxruntime"
-    (engines,) = [volume for volume in cpu["volumes"] if volume not in cuda["volumes"]]
+    assert cpu["volumes"] == cuda["volumes"]
+    (engines,) = [volume for volume in cpu["volumes"] if volume not in neuron["volumes"]]
     assert (engines["type"], engines["source"], engines["target"]) == ("volume", "engines", "/engines")
 
 
+def test_image_is_chosen_again_after_systems_were_assembled(compose, tmp_path, monkeypatch):
+    """`make up` asks for the image before `make models` has written a new system's configuration."""
+    stack = DockerStack(compose(PROFILE="cuda", SYSTEMS="embedding story").settings)
+    assert stack.compose.image_tag == "cuda"
+    save_text_model(tmp_path, "model.json")
+
+    def check() -> None:
+        raise UserError(stack.compose.image_tag)
+
+    monkeypatch.setattr(stack, "check", check)
+    with pytest.raises(UserError, match="cuda-vllm"):
+        stack.start()
+
+
 def test_services_get_the_settings_that_they_read(compose):
-    composed = services(compose(USERS="9", TRITON_CPUS="0-3", HF_TOKEN="a-secret", TRITON_ADMIN_KEY="a-key"))
-    for name in ("loadtest", "locust"):
+    secrets = {"HF_TOKEN": "a-secret", "TRITON_ADMIN_KEY": "a-key", "API_KEYS": "a-key-of-the-clients"}
+    composed = services(compose(USERS="9", P95="100", TRITON_CPUS="0-3", **secrets))
+    for name in ("loadtest", "locust", "tune"):
         environment = composed[name]["environment"]
         assert (environment["USERS"], environment["TRITON_CPUS"], environment["PROTOCOL"]) == ("9", "0-3", "http")
     with_key = {name for name, service in composed.items() if "a-key" in (service.get("environment") or {}).values()}
-    assert with_key == {"triton-cpu", "triton-cuda", "triton-neuron", "loadtest", "locust"}
+    assert with_key == {"triton-cpu", "triton-cuda", "triton-neuron", "loadtest", "locust", "tune"}
+    assert (composed["tune"]["environment"]["P95"], composed["tune"]["environment"]["MINUTES"]) == ("100", "10")
+    with_api_key = {name for name, service in composed.items() if "a-key-of-the-clients" in json.dumps(service)}
+    assert with_api_key == {"gateway", "loadtest", "locust", "tune"}
+    assert {composed[name]["environment"]["GATEWAY_HOST"] for name in with_api_key - {"gateway"}} == {"gateway"}
     with_token = {name for name, service in composed.items() if "a-secret" in json.dumps(service)}
     assert with_token == {"exporter", "exporter-neuron"}
 
 
+def test_gateway_is_published_at_its_own_address(compose, tmp_path):
+    """Inside it listens on all addresses, so it gets the host's for the rule that anything but loopback needs a key."""
+    cert, key = save_certificate(tmp_path)
+    own = {"TLS_CERT": str(cert), "TLS_KEY": str(key), "API_KEYS": "a-key-of-the-clients"}
+    for settings, address in (({}, "127.0.0.1"), ({"GATEWAY_BIND": "0.0.0.0", **own}, "0.0.0.0")):
+        made = compose(PROFILE="cpu", GATEWAY_PORT="8100", REPORTS=str(tmp_path / "reports"), **settings)
+        gateway = services(made)["gateway"]
+        (port,) = gateway["ports"]
+        assert (port["host_ip"], port["published"], port["target"]) == (address, "8100", 8080)
+        inside = gateway["environment"]
+        assert (inside["BIND_ADDRESS"], inside["GATEWAY_BIND"]) == ("127.0.0.1", settings.get("GATEWAY_BIND", ""))
+        assert (inside["GATEWAY_LISTEN"], inside["TRITON_HOST"]) == ("0.0.0.0", "triton")
+        assert "GATEWAY_PORT" not in inside  # of the host
+        mounts = {volume["target"]: volume for volume in gateway["volumes"]}
+        assert all(mount["read_only"] for mount in mounts.values())
+        assert mounts["/serving"]["source"] == str(tmp_path / "state/serving")
+        assert mounts["/reports"]["source"] == str(tmp_path / "reports")
+        tls = [str(cert), str(key)] if settings else ["/dev/null"] * 2
+        assert [mounts[f"/tls/{name}.pem"]["source"] for name in ("certificate", "key")] == tls
+        expected = ["/tls/certificate.pem", "/tls/key.pem"] if settings else ["", ""]
+        assert [inside["TLS_CERT"], inside["TLS_KEY"]] == expected
+
+
+def test_renewed_certificate_makes_another_gateway_and_no_other_triton(compose, tmp_path):
+    composed = []
+    for _ in range(2):
+        cert, key = save_certificate(tmp_path)
+        composed.append(services(compose(PROFILE="cpu", TLS_CERT=str(cert), TLS_KEY=str(key))))
+    one, two = composed
+    assert one["gateway"] != two["gateway"]
+    assert one["triton-cpu"] == two["triton-cpu"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("API_KEYS", "a-key-of-the-clients"), ("GATEWAY_TIMEOUT", "5")])
+def test_settings_of_the_gateway_make_no_other_triton(compose, name, value):
+    one, two = (services(compose(PROFILE="cpu", **settings)) for settings in ({}, {name: value}))
+    assert one["gateway"] != two["gateway"]
+    assert one["triton-cpu"] == two["triton-cpu"]
+
+
 @pytest.mark.parametrize(
     ("monitor", "exporter"),
-    [("exit 0", "while read -r; do :; done; sleep 60"), ("while echo a line; do sleep 0.01; done", "exit 0")],
+    [("exit 0", "while read -r; do :; done; sleep 600"), ("while echo a line; do sleep 0.01; done", "exit 0")],
     ids=["monitor ends", "exporter ends"],
 )
 def test_neuron_monitor_ends_if_either_program_ends(compose, tmp_path, monitor, exporter):
@@ -158,7 +248,7 @@ def test_neuron_monitor_ends_if_either_program_ends(compose, tmp_path, monitor, 
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, process_group=0) as process:
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=120)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -192,17 +282,22 @@ def test_command_by_hand_works_in_a_fresh_clone(clone):
     environment = {name: value for name, value in os.environ.items() if name not in names} | NO_ENGINE
     script = "\n".join([*before, up.removesuffix("up --build") + "config --format json"])
     done = subprocess.run(
-        ["bash", "-euc", script], cwd=clone, env=environment, capture_output=True, text=True, timeout=60
+        ["bash", "-euc", script], cwd=clone, env=environment, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, "")
     composed = json.loads(done.stdout)["services"]
-    assert set(composed) == {"triton-cpu", "prometheus", "grafana"}
+    assert set(composed) == {"triton-cpu", "gateway", "prometheus", "grafana"}
     triton = composed["triton-cpu"]
     assert len(triton["environment"]["TRITON_ADMIN_KEY"]) >= 32
     assert len(composed["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"]) >= 32
     assert triton["environment"]["SYSTEMS"] == "embedding"
     assert triton["environment"]["SYSTEMS_FILE"] == ""
     assert (clone / triton["build"]["dockerfile"]).exists()
+    gateway = composed["gateway"]
+    assert (gateway["environment"]["SYSTEMS"], gateway["environment"]["SYSTEMS_FILE"]) == ("embedding", "")
+    assert {port["host_ip"] for port in gateway["ports"]} == {"127.0.0.1"}
+    assert (clone / gateway["build"]["dockerfile"]).exists()
+    assert {volume["source"] for volume in gateway["volumes"]} == {"/dev/null"}
     assert triton["volumes"][0]["source"] == str(clone / "model_repository")
     assert (clone / ".env").stat().st_mode & 0o077 == 0
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 import transformers
 
+from scripts.common.triton import engines
 from tests.docker.conftest import docker
+from tests.support import generation
 from tests.support.checkpoints import encoders
 from tests.support.checkpoints.language import save_gpt2
 from tests.support.checkpoints.vision import save_vit
@@ -27,7 +29,7 @@ PROMPT = "I am going"
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
-    gpt2 = save_gpt2(folder / "gpt2")
+    gpt2 = save_gpt2(folder / "gpt2", width=128)  # in float32, vLLM's attention takes heads of at least 32
     mood = encoders.save_bert(folder / "mood", "ForSequenceClassification", **encoders.labels(encoders.MOODS))
     return {"story": gpt2, "gpt2_ensemble": gpt2, "vit_ensemble": save_vit(folder / "vit"), "mood": mood}
 
@@ -39,7 +41,7 @@ def served(new_stack, checkpoints):
     for name, source in checkpoints.items():
         done = stack.make("models", timeout=1500, SYSTEMS=name, SOURCE=source)
         assert done.returncode == 0, done.stdout + done.stderr
-    stack.environment["SYSTEMS"] = " ".join([*checkpoints, "gpt2_generate"])
+    stack.environment["SYSTEMS"] = " ".join([*checkpoints, "story_stream", "gpt2_generate"])
     done = stack.make("up", timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     return stack
@@ -55,6 +57,23 @@ def ask(stack, model: str, name: str, data: list, shape: list[int], kind: str = 
 def test_computing_model_is_on_the_gpu(served, system):
     assert served.triton.config(COMPUTES[system])["instance_group"][0]["kind"] == "KIND_GPU"
     assert served.make("smoke", SYSTEMS=system).returncode == 0
+
+
+def test_vllm_generates_beside_the_other_systems(served):
+    """One container, which has vLLM, serves all systems; two models share the GPU."""
+    assert served.inspect("triton-cuda")["Config"]["Image"] == "triton-transformers:cuda-vllm"
+    used = engines(f"http://127.0.0.1:{served.environment['TRITON_METRICS_PORT']}")
+    assert used["story"] == used["story_stream"] == "vllm float32"
+
+
+def test_text_is_the_same_alone_streamed_and_among_others(served):
+    options = {"max_new_tokens": 40}
+    alone = generation.text(served, "story", PROMPT, **options)
+    prompts = [PROMPT, *generation.PROMPTS * 4]
+    texts = generation.send_concurrently(
+        len(prompts), lambda number: generation.text(served, "story", prompts[number], **options)
+    )
+    assert texts[0] == alone == "".join(generation.pieces(served, "story_stream", PROMPT, **options))
 
 
 def test_generated_texts_are_those_of_the_cpu(served, checkpoints):

@@ -13,7 +13,10 @@ from tests.docker.conftest import docker, run_in
 from tests.support.onnx_models import save_lookup
 
 pytestmark = pytest.mark.timeout(1800)
-OURS = ("triton-transformers:cpu-pypi", "triton-transformers-exporter", "triton-transformers-loadtest")
+OURS = (
+    "triton-transformers:cpu-pypi",
+    *(f"triton-transformers-{name}" for name in ("exporter", "gateway", "loadtest")),
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ def test_image_has_an_ordinary_user_and_no_tools(built, image):
     assert run_in(image, "id -u") == "1000"
     assert run_in(image, "command -v gcc cc make pip pip3 || true") == ""
     assert run_in(image, "ls /root/.cache /run/secrets 2>/dev/null || true") == ""
-    ours = ".env.example|images|loadtest|model_repository|monitoring|scripts"
+    ours = ".env.example|gateway|healthcheck.py|images|loadtest|model_repository|monitoring|scripts"
     assert run_in(image, f"ls -A /app 2>/dev/null | grep -vE '^({ours})$' || true") == ""
 
 
@@ -43,6 +46,14 @@ def test_image_has_no_weights(built, image):
 
 def test_cpu_image_is_small(built):
     assert int(docker("image", "inspect", "--format", "{{.Size}}", "triton-transformers:cpu-pypi")) < 480e6
+
+
+def test_gateway_image_is_small_and_has_no_more_than_it_imports(built):
+    image = "triton-transformers-gateway"
+    assert int(docker("image", "inspect", "--format", "{{.Size}}", image)) < 200e6
+    # Everything that it imports is still there.
+    assert run_in(image, "python3 -c 'import gateway.__main__, uvloop, httptools, ssl'") == ""
+    assert run_in(image, "command -v apt-get dpkg perl || true") == ""
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +137,31 @@ def test_image_on_nvidias_has_our_backends_and_packages(built, lookup, settings)
         assert run_in(image, "python3 -c 'import openvino' 2>&1 | tail -n 1").startswith("ModuleNotFoundError")
     else:
         assert_openvino_runs_on_a_cpu(image, lookup)
+
+
+def test_image_with_vllm_has_our_backends_beside_nvidias(built, tmp_path):
+    """Ours stands in for NVIDIA's backend onnxruntime, which that image lacks, and no package is there twice."""
+    (tmp_path / "story").mkdir()
+    (tmp_path / "story/config.pbtxt").write_text('backend: "generation"')
+    settings = {"PROFILE": "cuda", "SYSTEMS": "story", "MODEL_REPOSITORY": tmp_path}
+    done = built.compose("build", "--quiet", "triton-cuda", **settings)
+    assert done.returncode == 0, done.stderr
+    image, backends = "triton-transformers:cuda-vllm", "/opt/tritonserver/backends"
+    assert run_in(image, "id -u") == "1000"
+    ours = {path.name for path in (ROOT / "images/triton/backends").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert set(run_in(image, f"ls {backends}").split()) == ours | {"python", "vllm"}
+    assert run_in(image, f"ls {backends}/onnxruntime") == "model.py"
+    packages = set(run_in(image, "ls /opt/packages").split())
+    assert {"onnxruntime", "flatbuffers"} <= packages
+    assert not packages & {"numpy", "torch", "transformers", "tokenizers"}
+    assert run_in(image, "python3 -c 'import onnxruntime; print(onnxruntime.get_available_providers()[-1])'") == (
+        "CPUExecutionProvider"
+    )
+    assert run_in(image, "find /engines -perm 777 -writable") == "/engines"
+    assert run_in(image, "echo $HOME; python3 -c 'import getpass; print(getpass.getuser())'").split() == [
+        "/engines",
+        "triton-server",
+    ]
 
 
 def test_transformers_setting_selects_the_release(built):

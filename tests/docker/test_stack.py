@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import urllib.error
 import urllib.request
 
 import pytest
@@ -18,7 +18,8 @@ from tests.support.embedding import CURL, embed
 from tests.support.stacks import bring_up
 
 pytestmark = pytest.mark.timeout(1800)
-SERVICES = ("triton-cpu", "prometheus", "grafana")
+SERVICES = ("triton-cpu", "gateway", "prometheus", "grafana")
+API_KEY = "a-key-of-the-tests"
 SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 
 
@@ -30,7 +31,7 @@ def up(stack):
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return response.read().decode()
 
 
@@ -38,8 +39,22 @@ def grafana(stack) -> str:
     return f"http://127.0.0.1:{stack.environment['GRAFANA_PORT']}"
 
 
+def gateway(stack) -> str:
+    return f"http://127.0.0.1:{stack.environment['GATEWAY_PORT']}"
+
+
+def embed_through_gateway(stack, text: str, **headers: str) -> list[float]:
+    body = json.dumps({"model": "embedding", "input": text}).encode()
+    headers = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(f"{gateway(stack)}/v1/embeddings", body, headers)
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.loads(response.read())["data"][0]["embedding"]
+
+
 def test_up_prints_the_addresses(stack):
     done = stack.make("up")
+    assert done.stdout.index(gateway(stack)) < done.stdout.index(stack.http)
+    assert "loopback only: set API_KEYS and GATEWAY_BIND to open it" in done.stdout
     for url in (stack.http, stack.prometheus, grafana(stack)):
         assert url in done.stdout
     assert "runtime     docker" in done.stdout
@@ -55,7 +70,7 @@ def test_second_up_restarts_nothing(stack):
 def test_status_smoke_and_logs(stack):
     status = stack.make("status")
     assert status.returncode == 0
-    for word in ("triton", "prometheus", "grafana", "running", "encoder", "tokenizer", "embedding", "ready"):
+    for word in ("gateway", "triton", "prometheus", "grafana", "running", "encoder", "tokenizer", "embedding", "ready"):
         assert word in status.stdout
     smoke = stack.make("smoke")
     assert smoke.stdout.split() == ["ok", "embedding"]
@@ -67,6 +82,33 @@ def test_published_curl(stack, model):
     command = CURL.format(model=model).replace("http://localhost:8000", stack.http)
     done = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True)
     assert all(output["shape"][0] == 2 for output in json.loads(done.stdout)["outputs"])
+
+
+def test_gateway_gives_tritons_vector(stack):
+    text = "Which battery fits the small torch?"
+    assert embed_through_gateway(stack, text) == pytest.approx(embed(stack, text)[0].tolist(), abs=1e-6)
+
+
+def test_key_restarts_the_gateway_alone_and_is_in_no_log(stack):
+    triton = stack.container("triton-cpu")
+    done = stack.make("up", API_KEYS=API_KEY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "settings changed (API_KEYS): restarting the gateway" in done.stdout
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        embed_through_gateway(stack, "a text")
+    assert len(embed_through_gateway(stack, "a text", Authorization=f"Bearer {API_KEY}")) == 384
+    assert API_KEY not in done.stdout + stack.make("logs").stdout
+    bring_up(stack)
+    assert len(embed_through_gateway(stack, "a text")) == 384
+    assert stack.container("triton-cpu") == triton
+
+
+def test_gateway_without_a_key_is_not_opened(stack):
+    before = stack.inspect("gateway")["State"]["StartedAt"]
+    done = stack.make("up", GATEWAY_BIND="0.0.0.0")
+    assert done.returncode != 0
+    assert "GATEWAY_BIND=0.0.0.0 opens the gateway to other machines, and API_KEYS is empty" in done.stderr
+    assert stack.inspect("gateway")["State"]["StartedAt"] == before
 
 
 def test_exporter_writes_files_of_the_user(stack):
@@ -122,12 +164,12 @@ def test_admin_key_is_in_no_log_and_no_image(stack):
     assert key not in docker("history", "--no-trunc", "triton-transformers:cpu-pypi")
 
 
-def test_prometheus_scrapes_triton_and_has_the_rules(stack):
-    def up() -> bool:
-        result = json.loads(get(f"{stack.prometheus}/api/v1/query?query=up%7Bjob%3D%22triton%22%7D"))["data"]["result"]
-        return [(target["metric"]["instance"], target["value"][1]) for target in result] == [("triton:8002", "1")]
+def test_prometheus_scrapes_the_servers_and_has_the_rules(stack):
+    def up() -> set[str]:
+        result = json.loads(get(f"{stack.prometheus}/api/v1/query?query=up%3D%3D1"))["data"]["result"]
+        return {target["metric"]["instance"] for target in result}
 
-    stack.wait(up, "Prometheus scrapes triton:8002", 40)
+    stack.wait(lambda: up() >= {"triton:8002", "gateway:8004"}, "Prometheus scrapes Triton and the gateway")
     groups = json.loads(get(f"{stack.prometheus}/api/v1/rules"))["data"]["groups"]
     assert {group["name"] for group in groups} >= {"mode", "comparison", "serving"}
 
@@ -171,21 +213,20 @@ def test_dashboards_are_drawn_as_one_page(stack):
         assert title in page.read_text()
 
 
-def test_comparison_with_workers_ends_the_workers(stack):
-    done = stack.make("loadtest", **SHORT, WORKERS=2)
+def test_comparison_with_workers_through_the_gateway_ends_the_workers(stack):
+    done = stack.make("loadtest", **SHORT, WORKERS=2, PROTOCOL="openai")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert stack.results()["settings"]["workers"] == 2
-    stack.wait(lambda: not stack.inspect("loadtest-worker")["State"]["Running"], "the workers end", 30)
+    settings = stack.results()["settings"]
+    assert (settings["workers"], settings["protocol"]) == (2, "openai")
+    stack.wait(lambda: not stack.inspect("loadtest-worker")["State"]["Running"], "the workers end")
 
 
 def test_interrupt_restores_the_server_and_keeps_the_results(stack):
     before = stack.triton.config("encoder")
-    process = stack.start_make("loadtest", **(SHORT | {"ROUNDS": 20}))
-    lines: list[str] = []
-    threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True).start()
-    stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a round and the next window", 90)
+    process, lines = stack.follow_make("loadtest", **(SHORT | {"ROUNDS": 20}))
+    stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a round and the next window")
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) != 0
+    assert process.wait(timeout=180) != 0
     text = "".join(lines)
     assert "report.html" in text
     assert "Traceback" not in text
@@ -195,13 +236,13 @@ def test_interrupt_restores_the_server_and_keeps_the_results(stack):
 def test_second_comparison_at_once_is_refused(stack):
     process = stack.start_make("loadtest", **(SHORT | {"ROUNDS": 20}))
     try:
-        stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch", 60)
+        stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch")
         done = stack.make("loadtest", **SHORT, WORKERS=2)
         assert done.returncode != 0
-        assert "another comparison is running against this stack" in done.stderr
+        assert "another comparison or search is running against this stack" in done.stderr
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=60)
+        process.wait(timeout=180)
 
 
 def test_locust_page_answers(stack):
@@ -215,17 +256,17 @@ def test_locust_page_answers(stack):
             except OSError:
                 return False
 
-        stack.wait(page, "Locust's page", 60)
+        stack.wait(page, "Locust's page")
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=30)
+        process.wait(timeout=180)
 
 
 def test_crashed_server_is_restarted(stack):
     restarts = stack.inspect("triton-cpu")["RestartCount"]
     stack.kill_inside("triton-cpu", "bin/[t]ritonserver")
-    stack.wait(lambda: stack.inspect("triton-cpu")["RestartCount"] > restarts, "another start", 60)
-    stack.wait(lambda: stack.healthy("triton-cpu"), "healthy again", 90)
+    stack.wait(lambda: stack.inspect("triton-cpu")["RestartCount"] > restarts, "another start")
+    stack.wait(lambda: stack.healthy("triton-cpu"), "healthy again")
     assert embed(stack, "are you there?").shape == (1, 384)
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("triton ")]
     assert int(line.split()[-1]) > 0
@@ -239,9 +280,17 @@ def test_up_restarts_a_server_that_docker_killed(stack):
     assert embed(stack, "are you there?").shape == (1, 384)
 
 
+def test_crashed_gateway_is_restarted(stack):
+    restarts = stack.inspect("gateway")["RestartCount"]
+    stack.kill_inside("gateway", "[g]ateway")
+    stack.wait(lambda: stack.inspect("gateway")["RestartCount"] > restarts, "another start")
+    stack.wait(lambda: stack.healthy("gateway"), "healthy again")
+    assert len(embed_through_gateway(stack, "are you there?")) == 384
+
+
 def test_crashed_python_process_is_restarted(stack):
     stack.kill_inside("triton-cpu", "[b]ackend_stub.*encoder")
-    stack.wait(lambda: "revive: model 'encoder' is back" in stack.log, "encoder reloaded", 60)
+    stack.wait(lambda: "revive: model 'encoder' is back" in stack.log, "encoder reloaded")
     assert embed(stack, "are you there?").shape == (1, 384)
 
 
@@ -307,7 +356,7 @@ def test_down_keeps_the_volumes(stack):
 def test_clean_leaves_nothing(stack):
     """Run what `make clean` runs before it removes the virtual environment, which these tests need."""
     command = [sys.executable, "-m", "scripts.stack", "clean"]
-    subprocess.run(command, cwd=ROOT, env=stack.variables(), check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, env=stack.variables(), check=True, capture_output=True, timeout=540)
     assert docker("ps", "--all", "--quiet", "--filter", stack.label) == ""
     assert docker("volume", "ls", "--quiet", "--filter", stack.label) == ""
     assert docker("image", "ls", "--quiet", "--filter", "reference=triton-transformers*") == ""

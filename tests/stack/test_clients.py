@@ -54,7 +54,7 @@ def grpc_async(stack: TestStack) -> np.ndarray:
     answers: queue.Queue = queue.Queue()
     with connect(stack, grpcclient) as client:
         client.async_infer("lookup", [ids_input(grpcclient)], lambda result, error: answers.put((result, error)))
-        return checked(*answers.get(timeout=30))
+        return checked(*answers.get(timeout=120))
 
 
 def grpc_stream(stack: TestStack) -> np.ndarray:
@@ -63,7 +63,7 @@ def grpc_stream(stack: TestStack) -> np.ndarray:
         client.start_stream(lambda result, error: answers.put((result, error)))
         for row in IDS:
             client.async_stream_infer("lookup", [ids_input(grpcclient, row[None])])
-        return np.concatenate([checked(*answers.get(timeout=30)) for _ in IDS])
+        return np.concatenate([checked(*answers.get(timeout=120)) for _ in IDS])
 
 
 def checked(result, error) -> np.ndarray:
@@ -85,7 +85,7 @@ def explicit_contents(stack: TestStack) -> np.ndarray:
     tensor = request.inputs.add(name="ids", datatype="INT64", shape=IDS.shape)
     tensor.contents.int64_contents.extend(IDS.ravel().tolist())
     with grpc.insecure_channel(address(stack, grpcclient)) as channel:
-        response = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=30)
+        response = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=120)
     return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(response.outputs[0].shape)
 
 

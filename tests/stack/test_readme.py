@@ -20,7 +20,8 @@ def stack(new_stack):
 
 
 def run(stack, block: str) -> str:
-    command = block.replace("http://localhost:8000", stack.http)
+    gateway = f"http://127.0.0.1:{stack.environment['GATEWAY_PORT']}"
+    command = block.replace("http://localhost:8000", stack.http).replace("http://localhost:8080", gateway)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=ROOT,
@@ -42,6 +43,7 @@ def test_first_screen_works_as_written(stack):
     assert (stack.folder / "reports/latest/report.html").exists()
     output = run(stack, second)
     assert '"shape":[2,384]' in output
+    assert '"object":"embedding"' in output
     assert "ready" in output
     assert output.endswith("stopped\n")
     assert stack.processes("tritonserver") == []

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from transformers.image_utils import load_image
 from tritonclient.utils import InferenceServerException
 
 from scripts.common.settings import ROOT
+from tests.support.batches import batches_of
 from tests.support.checkpoints import vision
 from tests.support.stacks import TestStack, bring_up
 
@@ -161,26 +161,6 @@ def test_vit_without_config_is_completed(stack):
 # --- concurrent requests ----------------------------------------------------------------------------------------------
 
 
-@dataclass
-class LongQueueDelay:
-    """Sets a long queue delay, so that concurrent requests share a batch; restores the config at the end."""
-
-    stack: TestStack
-    model: str
-
-    def __enter__(self):
-        self.config = self.stack.triton.config(self.model)
-        batching = {"dynamic_batching": {"max_queue_delay_microseconds": 300_000}}
-        self.stack.triton.load(self.model, self.config | batching)
-        return self
-
-    def executions(self) -> int:
-        return self.stack.triton.statistics()[self.model]["execution_count"]
-
-    def __exit__(self, *exception):
-        self.stack.triton.load(self.model, self.config)
-
-
 @pytest.mark.parametrize(("model", "batches"), [("python_vit", "python_vit"), ("vit_ensemble", "preprocessing")])
 def test_mixed_sizes_share_a_batch_and_errors_stay_apart(stack, checkpoints, model, batches):
     images = [pixels(20 + 9 * n, 90 - 7 * n, n) for n in range(8)]
@@ -197,11 +177,11 @@ def test_mixed_sizes_share_a_batch_and_errors_stay_apart(stack, checkpoints, mod
         except InferenceServerException as error:
             return error
 
-    with LongQueueDelay(stack, batches) as batching, ThreadPoolExecutor(8) as clients:
+    with batches_of(stack, batches, len(images)), ThreadPoolExecutor(len(images)) as clients:
         for name, requests in given.items():
-            before = batching.executions()
+            before = stack.triton.statistics()[batches]
             answers = list(clients.map(partial(answer, name), requests))
-            assert batching.executions() - before < 4
+            assert stack.executions(batches, len(images) - len(wrong), before) == 1
             for n, result in enumerate(answers):
                 if n in wrong:
                     assert result.status() == "400"
@@ -330,7 +310,7 @@ def blocks(language: str) -> list[str]:
 def test_documented_requests_work(stack, tmp_path, block):
     (tmp_path / "picture.jpg").write_bytes(encoded(pixels(200, 300), "JPEG"))
     command = ["bash", "-euo", "pipefail", "-c", block.replace("http://localhost:8000", stack.http)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert '"name":"pooler_output"' in done.stdout, done.stdout + done.stderr
 
 
@@ -338,7 +318,7 @@ def test_documented_program_works(stack, tmp_path):
     (tmp_path / "picture.jpg").write_bytes(encoded(pixels(200, 300), "JPEG"))
     (program,) = blocks("python")
     command = [sys.executable, "-c", program.replace("localhost:8000", stack.http.removeprefix("http://"))]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.stdout == "(1, 32)\n", done.stderr
 
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 LFS = (".safetensors", ".bin", ".onnx")
 TOKEN = "hf_a_token_of_the_tests"
-CHUNK = 1 << 16
+CHUNK = 1 << 12
 
 
 @dataclass
@@ -35,7 +35,9 @@ class Published:
 @dataclass
 class HubStandIn:
     models: dict[str, Published]
-    bytes_per_second: float = float("inf")
+    # Files whose names end like this stop after that many bytes, until this is cleared.
+    held: str = ""
+    held_after: int = 0
     # Every GET of a file, in order: its name and the first requested byte.
     served: list[tuple[str, int]] = field(default_factory=list)
     requests: int = 0
@@ -101,9 +103,10 @@ class Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
         if self.command == "GET":
             self.hub.served.append((name, first))
-        self.send(206 if first else 200, headers, content[first:])
+        held = bool(self.hub.held) and name.endswith(self.hub.held)
+        self.send(206 if first else 200, headers, content[first:], held)
 
-    def send(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
+    def send(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"", held: bool = False) -> None:
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
             if value:
@@ -113,7 +116,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         for start in range(0, len(body), CHUNK):
             self.wfile.write(body[start : start + CHUNK])
-            time.sleep(CHUNK / self.hub.bytes_per_second)
+            while held and self.hub.held and start + CHUNK > self.hub.held_after:
+                time.sleep(0.05)
 
     def log_message(self, *_: object) -> None:
         pass

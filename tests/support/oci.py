@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -128,25 +127,30 @@ class Machine:
     def run_process(self, name: str, **settings: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", f"deploy.oci.{name}"]
         environment = os.environ | self.environment(settings)
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
 
     @contextlib.contextmanager
-    def hanging_command(self, name: str, request: str) -> Iterator[multiprocessing.Process]:
+    def hanging_command(self, name: str, request: str) -> Iterator[subprocess.Popen]:
         """Start a command in a process, and yield it once it waits for the answer to a request."""
         self.cloud.hangs_at = request
-        command = multiprocessing.get_context("fork").Process(
-            target=run_forked, args=(name, self.environment({}), self.folder / "output")
-        )
-        command.start()
+        with (self.folder / "output").open("w") as output:
+            command = subprocess.Popen(
+                [sys.executable, "-m", f"deploy.oci.{name}"],
+                cwd=ROOT,
+                env=os.environ | self.environment({}),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # nohup starts pytest without it
+            )
         try:
-            deadline = time.monotonic() + 30
-            while self.cloud.hangs_at and command.is_alive() and time.monotonic() < deadline:
+            deadline = time.monotonic() + 120
+            while self.cloud.hangs_at and command.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert not self.cloud.hangs_at, (self.folder / "output").read_text()
             yield command
         finally:
             command.kill()
-            command.join()
+            command.wait()
 
 
 def run_command(name: str, environment: dict[str, str]) -> int:
@@ -157,9 +161,3 @@ def run_command(name: str, environment: dict[str, str]) -> int:
         except SystemExit as exit:
             return exit.code
     raise AssertionError("cli.run always exits")
-
-
-def run_forked(name: str, environment: dict[str, str], output: Path) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup starts pytest with SIGINT ignored
-    with output.open("w", buffering=1) as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-        sys.exit(run_command(name, environment))

@@ -117,5 +117,15 @@ def python_backend() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module.__name__, module)
         yield module
-        for name in ("backend", "generation", "metrics", "prompts", "serving"):
+        for name in (
+            "backend",
+            "batched_generation",
+            "continuous_generation",
+            "genai_engine",
+            "generation",
+            "metrics",
+            "prompts",
+            "serving",
+            "vllm_engine",
+        ):
             sys.modules.pop(f"shared.{name}", None)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,25 @@ KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
 # A comparison that ends in seconds. Its ratio proves nothing.
 SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
+
+
+class Make(subprocess.Popen[str]):
+    """A `make` that runs in the background. After follow(), wait() returns once `lines` has all that it printed."""
+
+    reader: threading.Thread | None = None
+
+    def follow(self) -> list[str]:
+        """Return the list of the lines that it prints from now on."""
+        lines: list[str] = []
+        self.reader = threading.Thread(target=lambda: lines.extend(iter(self.stdout.readline, "")), daemon=True)
+        self.reader.start()
+        return lines
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = super().wait(timeout)
+        if self.reader:
+            self.reader.join(timeout)
+        return code
 
 
 @dataclass
@@ -95,14 +115,14 @@ class TestStack:
             input=json.dumps(chosen),
             capture_output=True,
             text=True,
-            timeout=60 + 60 * len(systems),
+            timeout=300 + 60 * len(systems),
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def start_make(self, target: str, **settings: object) -> subprocess.Popen[str]:
+    def start_make(self, target: str, **settings: object) -> Make:
         """Start `make` in its own process group, so that a test can send Ctrl-C."""
-        return subprocess.Popen(
+        return Make(
             ["make", target],
             cwd=ROOT,
             env=self.variables(**settings),
@@ -114,6 +134,15 @@ class TestStack:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
+    def follow_make(self, target: str, **settings: object) -> tuple[Make, list[str]]:
+        """Start `make` as start_make does; return it with the lines that it prints from now on."""
+        process = self.start_make(target, **settings)
+        return process, process.follow()
+
+    def configurations(self) -> dict[str, dict]:
+        """Return the configuration of each model of the embedding system, as the server has it."""
+        return {name: self.triton.config(name) for name in SYSTEM}
+
     def server(self) -> psutil.Process:
         """Wait until exactly one server runs. A new child has its name for a moment, and a dead one may linger."""
 
@@ -121,7 +150,7 @@ class TestStack:
             servers = self.processes("tritonserver")
             return servers[0] if len(servers) == 1 else None
 
-        return self.wait(only_server, "exactly one server", 60)
+        return self.wait(only_server, "exactly one server")
 
     def replaced(self, before: psutil.Process) -> psutil.Process:
         """Wait for the server that replaces a killed one."""
@@ -134,7 +163,17 @@ class TestStack:
             stubs = [p for p in self.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())]
             return stubs[0] if len(stubs) == 1 else None
 
-        return self.wait(only_stub, f"exactly one process of {model}", 40)
+        return self.wait(only_stub, f"exactly one process of {model}")
+
+    def executions(self, model: str, rows: int, before: dict[str, Any]) -> int:
+        """Return the executions for these rows, since the statistics `before`. Triton counts rows after it responds."""
+
+        def counted() -> int:
+            now = self.triton.statistics()[model]
+            all_rows = now["inference_count"] >= before["inference_count"] + rows
+            return all_rows and now["execution_count"] - before["execution_count"]
+
+        return self.wait(counted, f"{rows} rows of {model} in the statistics")
 
     def processes(self, program: str) -> list[psutil.Process]:
         """Return this stack's living processes of a program."""
@@ -217,7 +256,8 @@ SMALL_MODELS = {
         'backend: "onnxruntime"\nmax_batch_size: 8\n'
         'input [ { name: "number" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
         'output [ { name: "sum" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
-        'sequence_batching { control_input [ { name: "start"\n'
+        "sequence_batching { max_sequence_idle_microseconds: 600000000\n"
+        '  control_input [ { name: "start"\n'
         "  control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ] }",
         models.save_sequence_model,
     ),

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
 from tests.support.python_backend import python_backend
+
+
+@pytest.fixture(scope="module", autouse=True)
+def signal_stack() -> Iterator[None]:
+    """Restore the stack on which the kernel calls handlers of signals.
+
+    On a CPU with AMX, OpenVINO replaces it each time it loads its CPU plugin. Of two that are unloaded in the order in
+    which they were loaded, the first one's stack stays, after it was freed: the next signal with a handler ends the
+    process (2026.4). Triton's Python processes handle no signals.
+    """
+    libc = ctypes.CDLL(None)
+    before = ctypes.create_string_buffer(24)  # stack_t
+    libc.sigaltstack(None, before)
+    yield
+    libc.sigaltstack(before, None)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ STAND_INS = {
         mkdir -p "$DOCKER_STATE"; touch "$ENGINE"
         cp "$(command -v sleep)" "$DOCKER_STATE/dockerd"
         setsid "$DOCKER_STATE/dockerd" 120 >/dev/null 2>&1 </dev/null &
+        until [[ $(ps -o comm= -p $!) == dockerd ]]; do sleep 0.02; done
         echo $! >"$DOCKER_STATE/dockerd.pid" """,
     "tests/docker/base-images.sh": "true",
     ".venv/bin/python": 'echo "$@"; exit "${TESTS_FAIL:-0}"',

@@ -4,7 +4,9 @@ import os
 import re
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from scripts.common.settings import ROOT
@@ -38,8 +40,8 @@ class Machine:
             (self.folder / marker).touch()
 
     def run(self, *command, **exported):
-        # CI calls these tests from `make test-all TENSORFLOW=folder`.
-        of_make = ("MAKE", "MFLAGS", "TENSORFLOW")
+        # CI calls these tests from `make test-all TENSORFLOW=folder OPENAI_CLIENTS=folder`.
+        of_make = ("MAKE", "MFLAGS", "TENSORFLOW", "OPENAI_CLIENTS")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(of_make)}
         own = {"TRITON_SETTINGS_FILE": str(self.dotenv), "TRITON_SETTINGS_NAMES": ""}
         path = f"{self.folder}/bin:{os.environ['PATH']}"
@@ -118,6 +120,8 @@ def test_running_local_stack_is_found_in_local_state_of_dotenv(machine, line):
     (state / "run").mkdir(parents=True)
     machine.dotenv.write_text(f"RUNTIME=\n{line.format(state)}\n")
     with subprocess.Popen(["bash", "-c", "exec -a supervisord sleep 60"]) as supervisord:
+        while psutil.Process(supervisord.pid).cmdline()[:1] != ["supervisord"]:  # still bash
+            time.sleep(0.01)
         (state / "run/supervisord.pid").write_text(f"{supervisord.pid}\n")
         assert machine.run("scripts/make/runtime.sh").stdout == "local\n"
         supervisord.kill()

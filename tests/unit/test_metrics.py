@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import threading
 import urllib.error
 import urllib.request
 
@@ -10,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest import telemetry
-from loadtest.crowd.crowd import Sample
+from loadtest.sample import Sample
 from loadtest.telemetry import Metrics
 from scripts.common.ports import free_ports
 from scripts.common.settings import MODES, ROOT
@@ -48,6 +50,17 @@ def test_window_counts_each_sample_once():
     assert value(metrics, "request_duration_seconds_sum", mode="none") == pytest.approx(0.06)
 
 
+def test_sample_from_after_the_window_is_not_counted():
+    """A worker opens its window a moment before the master does."""
+    metrics = Metrics("r", "s", MODES)
+    samples = [Sample(0.4, 20.0, ""), Sample(0.51, 20.0, ""), Sample(1.01, 20.0, "")]
+    with metrics.window("none", 1) as update:
+        update(samples, 0.5)
+        assert value(metrics, "requests_total", mode="none", outcome="ok") == 1
+        update(samples, 1.0)
+    assert value(metrics, "requests_total", mode="none", outcome="ok") == 2
+
+
 def test_only_the_current_mode_is_set():
     metrics = Metrics("r", "s", MODES)
     metrics.mode("none")
@@ -60,14 +73,43 @@ def test_metrics_are_served_until_the_end_of_the_run(monkeypatch):
     monkeypatch.setattr(telemetry, "LAST_SCRAPE_S", 60)  # must not delay the end, because nothing was counted
     (port,) = free_ports(1)
     with Metrics("r", "s", MODES).served("127.0.0.1", port):
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read().decode()
     families = {family.name for family in text_string_to_metric_families(text)}
     assert families == {
         "loadtest_users", "loadtest_cpu_cores", "loadtest_mode", "loadtest_window", "loadtest_measured_seconds",
         "loadtest_requests", "loadtest_request_duration_seconds",
     }  # fmt: skip
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20)
+
+
+@pytest.mark.parametrize("scraped_before", [False, True])
+def test_metrics_stay_until_a_late_prometheus_has_the_last_values(monkeypatch, scraped_before):
+    """Without a Prometheus, they stay for the shorter time."""
+    monkeypatch.setattr(telemetry, "LAST_SCRAPE_S", 0.2)
+    monkeypatch.setattr(telemetry, "LATE_SCRAPE_S", 60)
+    (port,) = free_ports(1)
+    metrics, ended = Metrics("r", "s", MODES), threading.Event()
+
+    def scrape() -> bytes:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read()
+
+    def run() -> None:
+        with metrics.served("127.0.0.1", port):
+            if scraped_before:
+                scrape()
+            metrics.count("none", [], 1.0)
+        ended.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    pages = []
+    while scraped_before and not ended.wait(0.3):
+        with contextlib.suppress(OSError):  # it has just ended
+            pages.append(scrape())
+    thread.join()
+    last = b'loadtest_measured_seconds_total{mode="none",run="r",system="s"} 1.0'
+    assert sum(last in page for page in pages) >= telemetry.LAST_SCRAPES * scraped_before
 
 
 def test_process_memory_grows_with_what_the_process_allocates():
@@ -113,13 +155,14 @@ def test_memory_with_a_limit_is_the_control_groups(machine, folder, used, limit,
         assert machine() == (700 * 1024, 1000 * 1024)
 
 
-def test_every_counter_of_the_backends_is_documented():
+def test_every_metric_of_the_backends_is_documented():
     """Read the source, because the module imports only inside Triton."""
     module = ast.parse((ROOT / "images/triton/backends/shared/metrics.py").read_text())
-    (counters,) = (
-        ast.literal_eval(node.value)
+    names = {
+        node.targets[0].id: ast.literal_eval(node.value)
         for node in module.body
-        if isinstance(node, ast.Assign) and node.targets[0].id == "COUNTERS"
-    )
+        if isinstance(node, ast.Assign) and node.targets[0].id in ("COUNTERS", "GAUGES")
+    }
     documented = (ROOT / "docs/metrics.md").read_text()
-    assert [name for name in counters if f"| `transformers_{name}_total` | counter |" not in documented] == []
+    assert [name for name in names["COUNTERS"] if f"| `transformers_{name}_total` | counter |" not in documented] == []
+    assert [name for name in names["GAUGES"] if f"| `transformers_{name}` | gauge |" not in documented] == []

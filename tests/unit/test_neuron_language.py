@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from neuron.cores import Cores
 from neuron.decoding import NeuronDecoder, padding_side, with_generate
 from neuron.llm import CompiledLLM, load
-from shared.decoding import Options, Row
+from shared.continuation import Options, Row
 from shared.errors import ConfigError
 from tests.support.checkpoints import language
 

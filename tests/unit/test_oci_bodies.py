@@ -189,6 +189,14 @@ def test_exceeded_limit_is_reported(tmp_path, settings, inspected, message):
     assert message in str(error.value)
 
 
+def test_image_with_vllm_is_too_large_whatever_is_left_out(tmp_path):
+    deployment = read(
+        write_deployment(tmp_path, container__profile="cuda", instances__shape="VM.GPU.A10.1", instances__ocpus=0)
+    )
+    with pytest.raises(UserError, match=r"at most 16\.0 GB: assemble generating systems with FORMAT=python"):
+        limits.check(deployment, image(size=27 * 10**9, backends=["generation"]), None, {"generation"})
+
+
 def test_values_within_the_limits_pass(tmp_path):
     deployment = read(write_deployment(tmp_path, container__environment={"A" * 31: "1", "LONG": "x" * 1700}))
     limits.check(deployment, image(), None, {"tokenizer", "python"})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from scripts.common.settings import ROOT, Settings, UserError
-from scripts.models.backends import backend_of, needed
-from scripts.stack.docker.slim import ONNX, PROFILES, TORCH, build, checked, command, packages
+from scripts.models.backends import backend_of, engines, needed
+from scripts.stack.docker.slim import GENAI, ONNX, PROFILES, TORCH, build, checked, command, packages
 
 ENVIRONMENT = {
     "DEBIAN_IMAGE": "debian:1",
@@ -69,8 +70,33 @@ def test_backends_of_systems():
     assert needed(["gpt2_ensemble", "gpt2_generate", "falcon7b"], repository) == {
         *gpt2,
         "onnx_generate",
-        "transformers",
+        "generation",
     }
+
+
+def put(folder: Path, model: str, file: str = "", parameters: str = "") -> None:
+    (folder / model / "1").mkdir(parents=True)
+    (folder / model / "config.pbtxt").write_text(f'backend: "generation"\n{parameters}')
+    if file:
+        (folder / model / "1/config.json").touch()
+        (folder / model / "1" / file).touch()
+
+
+def test_engine_of_a_generating_system_follows_from_its_files(tmp_path):
+    put(tmp_path, "on_cpu", "openvino_model.xml")
+    put(tmp_path, "on_gpu", "model.json")
+    put(tmp_path, "on_torch", "model.safetensors")
+    put(tmp_path, "on_gpu_stream", parameters='parameters { key: "weights" value { string_value: "on_gpu" } }')
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/config.pbtxt").write_text('backend: "tokenizer"')
+    for profile in PROFILES:
+        assert engines(["on_cpu", "texts"], tmp_path, profile) == {"openvino-genai"}
+        assert engines(["on_gpu_stream"], tmp_path, profile) == {"vllm"}
+        assert engines(["on_torch", "on_gpu"], tmp_path, profile) == {"transformers", "vllm"}
+        assert engines(["texts"], tmp_path, profile) == set()
+    put(tmp_path, "new")
+    assert engines(["new"], tmp_path, "cuda") == {"vllm"}
+    assert engines(["new"], tmp_path, "cpu") == {"openvino-genai"}
 
 
 def words(line: list[str], after: str) -> list[str]:
@@ -118,7 +144,8 @@ def test_dockerfile_installs_the_packages_of_all_backends():
     for profile in PROFILES:
         (stage,) = [text for text in stages if text.startswith(f"build AS packages-{profile}\n")]
         installed = re.search(r"\snumpy .*", stage)[0].split()
-        assert sorted(installed) == sorted(packages(TORCH | ONNX, profile, '"$TRANSFORMERS"'))
+        users = TORCH | ONNX | (GENAI if profile == "cpu" else set())
+        assert sorted(installed) == sorted(packages(users, profile, '"$TRANSFORMERS"'))
 
 
 @pytest.mark.parametrize(
@@ -139,6 +166,24 @@ def test_command_builds_on_nvidias_for_ngc_and_cuda(profile, backends, installed
     assert ("TORCH_INDEX=https://torch" in words(line, "--build-arg")) == (profile == "cpu")
     assert words(line, "--secret") == ["id=ca,src=/etc/ca.pem"]
     assert packages(set(backends), profile, "transformers") == installed.split()
+
+
+def test_image_with_vllm_is_built_whole():
+    """Nothing can be left out of NVIDIA's image with vLLM."""
+    line = command("r/x:1", "cuda", ["generation", "packed_onnx"], ENVIRONMENT, {"vllm"})
+    assert words(line, "--target") == ["cuda-vllm"]
+    assert words(line, "--file") == ["images/triton/Dockerfile.nvidia"]
+    assert words(line, "--label")[0] == "io.triton-transformers.backends=generation packed_onnx"
+    assert "TRITON_IMAGE=triton:1" in words(line, "--build-arg")
+    assert not any(argument.startswith(("PACKAGES=", "BACKENDS=")) for argument in words(line, "--build-arg"))
+
+
+def test_engine_brings_its_packages():
+    environment = ENVIRONMENT | {"TRITON_SOURCE": "ngc"}
+    packages = {"openvino-genai": "openvino-genai jinja2", "transformers": "torch pillow transformers"}
+    for engine, installed in packages.items():
+        line = command("r/x:1", "cpu", ["generation"], environment, {engine})
+        assert f"PACKAGES=numpy tokenizers {installed}" in words(line, "--build-arg")
 
 
 def test_neuron_profile_is_an_error():

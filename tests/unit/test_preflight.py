@@ -13,6 +13,7 @@ from scripts.common.settings import Settings, UserError
 from scripts.stack.docker import preflight
 from scripts.stack.local import preflight as local_preflight
 from scripts.stack.local.stack import LocalStack
+from tests.support.certificates import save_certificate
 
 
 @pytest.fixture
@@ -169,6 +170,17 @@ def test_checkout_of_a_strict_umask_is_an_error(tmp_path):
     file.chmod(0o600)
     with pytest.raises(UserError, match=r"only its owner may read .*prometheus.yml, .* chmod -R a\+rX"):
         preflight.check_readable(tmp_path)
+
+
+def test_certificate_that_the_container_may_not_read_is_an_error(tmp_path):
+    cert, key = save_certificate(tmp_path)
+    settings = Settings.load().replace(TLS_CERT=str(cert), TLS_KEY=str(key))
+    cert.chmod(0o644)
+    key.chmod(0o600)
+    preflight.check_tls(Settings.load(), 12345)
+    preflight.check_tls(settings, key.stat().st_uid)
+    with pytest.raises(UserError, match=rf"^TLS_KEY={key}: .*user 12345, .*\(`install -m 400 -o 12345 {key} COPY`\)"):
+        preflight.check_tls(settings, 12345)
 
 
 @pytest.mark.parametrize("has_image", [False, True])

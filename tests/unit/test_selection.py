@@ -137,6 +137,38 @@ def test_system_stays_until_the_settings_choose_another(settings):
     assert missing(settings, "pets", TASK="fill-mask") == ["pets"]
 
 
+def test_generated_text_moves_to_the_engine_of_the_profile(settings):
+    put(settings, "story", "a/b@123", task="text-generation", format="openvino")
+    put(settings, "tale", "a/b@123", task="text-generation", format="python")
+    assert missing(settings, "story tale") == []
+    assert missing(settings, "story tale", PROFILE="cuda") == ["story"]
+    assert requested(settings, "story", PROFILE="cuda").format == ""  # the default of the profile
+    assert requested(settings, "story").format == "openvino"
+    defaults = {profile: RECIPES["text-generation"].default_format(profile) for profile in ("cpu", "cuda", "neuron")}
+    assert defaults == {"cpu": "openvino", "cuda": "vllm", "neuron": "python"}
+
+
+def test_default_format_follows_the_profile(settings):
+    """Transformers replaced OpenVINO, or was the default with AWS Neuron; nobody chose either."""
+    for name, profile in (("story", "cpu"), ("tale", "neuron")):
+        put(settings, name, "a/b@123", task="text-generation", format="python", default_on=profile)
+        assert missing(settings, name, PROFILE=profile) == []
+        assert missing(settings, name, PROFILE="cuda") == [name]
+        assert missing(settings, name, PROFILE="cuda", FORMAT="python") == []
+        assert requested(settings, name, PROFILE="cuda").format == ""
+    assert missing(settings, "tale") == ["tale"]
+    assert requested(settings, "story", SOURCE="/some/where").format == ""  # OpenVINO may export that
+    put(settings, "pets", "a/b@123", default_on="cpu")
+    assert missing(settings, "pets", PROFILE="cuda") == []
+
+
+def test_format_of_another_profile_is_refused_even_if_it_is_in_place(settings):
+    put(settings, "story", "a/b@123", task="text-generation", format="vllm")
+    with pytest.raises(UserError, match="FORMAT=vllm does not run with PROFILE=cpu: leave FORMAT empty"):
+        missing(settings, "story", FORMAT="vllm")
+    assert missing(settings, "story", FORMAT="vllm", PROFILE="cuda") == []
+
+
 def test_system_without_a_file_or_of_an_older_recipe_is_assembled_again(settings):
     put(settings, "pets", "a/b@123")
     put(settings, "toys", "/a/folder 0123456789abcdef", recipe="0")
@@ -242,5 +274,8 @@ def test_container_image_has_the_backends_of_the_models(settings):
     (encoder / "configs").mkdir()
     (encoder / "configs/cpu.pbtxt").write_text('backend: "packed_onnx"')
     assert source("embedding pets") == "pypi"
-    assert source("falcon7b") == "pypi-transformers"
+    assert source("falcon7b") == "pypi"
+    (settings.path("MODEL_REPOSITORY") / "falcon7b/1").mkdir(parents=True)
+    (settings.path("MODEL_REPOSITORY") / "falcon7b/1/config.json").touch()  # of FORMAT=python
+    assert source("falcon7b") == source("falcon7b_stream") == "pypi-transformers"
     assert source("pets", TRITON_SOURCE="ngc") == "ngc"

@@ -1,5 +1,6 @@
 """Settings: their order, and the messages about invalid ones."""
 
+import hashlib
 import re
 import stat
 
@@ -7,6 +8,7 @@ import pytest
 
 from loadtest.users import USERS
 from loadtest.workload import WORKLOADS
+from scripts.bench.server import with_names
 from scripts.common import settings as module
 from scripts.common.settings import ROOT, RULES, Settings, UserError, pins, save, saved, with_secrets
 from scripts.stack.neuron_cores import PER_DEVICE
@@ -43,6 +45,15 @@ def test_command_environment_passes_its_settings_and_no_others(dotenv, monkeypat
         monkeypatch.setenv(name, value)
     loaded = Settings.load()
     assert [loaded[name] for name in ("SYSTEMS", "WARMUP", "ROUNDS", "USERS")] == ["spam", "1", "9", ""]
+
+
+def test_variables_that_a_benchmark_adds_count_as_settings(dotenv, monkeypatch):
+    monkeypatch.setenv(module.NAMES, "")
+    monkeypatch.setenv("USERS", "abc")
+    for name, value in with_names(module.command_environment(SYSTEMS="spam") | {"SOURCE": "/weights"}).items():
+        monkeypatch.setenv(name, value)
+    loaded = Settings.load()
+    assert [loaded[name] for name in ("SYSTEMS", "SOURCE", "USERS")] == ["spam", "/weights", ""]
 
 
 def test_tests_do_not_read_the_developers_dotenv():
@@ -115,7 +126,7 @@ WRONG = [
     ("TRITON_HTTP_PORT", "http", "must be a whole number"),
     ("BIND_ADDRESS", "::1", "must be an IPv4 address"),
     ("DRY_RUN", "true", "must be one of 0, 1"),
-    ("PROTOCOL", "carrier pigeon", "must be one of http, grpc"),
+    ("PROTOCOL", "carrier pigeon", "must be one of http, grpc, openai"),
     ("READY_TIMEOUT", "3m", "must be a whole number"),
     ("READY_TIMEOUT", "0", "must be at least 1"),
     ("PROMETHEUS_RETENTION", "banana", "must be a duration, as in 7d or 12h"),
@@ -123,6 +134,11 @@ WRONG = [
     ("TRITON_CPUS", "all", "must be a list of CPUs"),
     ("TRITON_MEMORY", "8 GB", "must be a size, as in 512m or 8g"),
     ("MODEL_REPOSITORY", "~nobody-here/models", "unknown user"),
+    ("GATEWAY_BIND", "localhost", "must be an IPv4 address"),
+    ("GATEWAY_BODY", "4 MB", "must be a size, as in 512m or 8g"),
+    ("GATEWAY_BODY", "0", "must be larger than 0"),
+    ("GATEWAY_IN_FLIGHT", "0", "must be at least 1"),
+    ("GATEWAY_TIMEOUT", "0", "must be at least 0.1"),
 ]
 
 
@@ -135,14 +151,80 @@ def test_wrong_value_is_refused_when_the_settings_are_read(dotenv, monkeypatch, 
     assert Settings.load(checked=False)[name] == value  # for `make down`
 
 
-@pytest.mark.parametrize("size", ["8g", "8GB", "512mb", "1.5g", "1073741824", "100b"])
-def test_sizes_are_those_of_docker(dotenv, size):
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [("8g", 8 << 30), ("8GB", 8 << 30), ("512mb", 512 << 20), ("1.5k", 1536), ("1073741824", 1 << 30), ("100b", 100)],
+)
+def test_sizes_are_those_of_docker(dotenv, size, count):
     dotenv.write_text(f"TRITON_MEMORY={size}\n")
-    assert Settings.load()["TRITON_MEMORY"] == size
+    loaded = Settings.load()
+    assert (loaded["TRITON_MEMORY"], loaded.integer("TRITON_MEMORY")) == (size, count)
+
+
+KEY = "a-key-of-the-tests"
+KEY_DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
+
+
+def test_api_keys_become_digests(dotenv):
+    assert Settings.load().api_keys() == ()
+    dotenv.write_text(f"API_KEYS='sha256:{KEY_DIGEST.upper()} {KEY}  another-key-of-the-tests'\n")
+    loaded = Settings.load()
+    digest, other = bytes.fromhex(KEY_DIGEST), hashlib.sha256(b"another-key-of-the-tests").digest()
+    assert (loaded.api_keys(), loaded.plain_api_key()) == ((digest, digest, other), KEY)
+    dotenv.write_text(f"API_KEYS=sha256:{KEY_DIGEST}\n")
+    assert Settings.load().plain_api_key() == ""
+
+
+@pytest.mark.parametrize("wrong", ["a-short-key", f"{KEY} sha256:abc", f"sha256:{KEY_DIGEST}0", "a-key-with-umlauts-ä"])
+def test_wrong_api_key_is_refused_without_showing_any(dotenv, wrong):
+    dotenv.write_text(f"API_KEYS='{wrong}'\n")
+    with pytest.raises(UserError, match=r"^API_KEYS: each key, separated by spaces, must have at least 16") as refusal:
+        Settings.load()
+    assert not any(key in str(refusal.value) for key in wrong.split())
+
+
+@pytest.mark.parametrize("name", ["BIND_ADDRESS", "GATEWAY_BIND"])
+def test_gateway_that_other_machines_reach_requires_keys(dotenv, name):
+    dotenv.write_text(f"{name}=0.0.0.0\n")
+    loaded = Settings.load()
+    with pytest.raises(UserError, match=rf"^{name}=0\.0\.0\.0 opens the gateway .* set API_KEYS, or GATEWAY_BIND="):
+        loaded.api_keys()
+    assert loaded.replace(API_KEYS=KEY).api_keys()
+    assert loaded.replace(GATEWAY_BIND="127.0.0.1").api_keys() == ()
+
+
+def test_gateway_has_an_address_of_its_own(dotenv, monkeypatch):
+    loaded = Settings.load().replace(BIND_ADDRESS="127.0.0.2")
+    assert loaded.url("GATEWAY_PORT") == "http://127.0.0.2:8080"
+    loaded = loaded.replace(GATEWAY_BIND="0.0.0.0")
+    assert (loaded.url("GATEWAY_PORT"), loaded.gateway_listen()) == ("http://127.0.0.1:8080", "0.0.0.0")
+    assert loaded.url("GATEWAY_METRICS_PORT") == "http://127.0.0.2:8004"
+    assert loaded.replace(TLS_CERT="c", TLS_KEY="k").url("GATEWAY_PORT") == "https://127.0.0.1:8080"
+    monkeypatch.setenv("GATEWAY_HOST", "gateway")
+    monkeypatch.setenv("GATEWAY_LISTEN", "0.0.0.0")
+    loaded = loaded.replace(GATEWAY_BIND="127.0.0.1")
+    assert (loaded.url("GATEWAY_PORT"), loaded.gateway_listen()) == ("http://gateway:8080", "0.0.0.0")
+
+
+def test_tls_requires_two_readable_files(dotenv, tmp_path):
+    loaded = Settings.load()
+    assert loaded.tls() is None
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.touch()
+    for settings, problem in (
+        ({"TLS_CERT": str(cert)}, "^TLS_CERT is set and TLS_KEY is not"),
+        ({"TLS_KEY": str(key)}, "^TLS_KEY is set and TLS_CERT is not"),
+        ({"TLS_CERT": str(cert), "TLS_KEY": str(key)}, rf"^TLS_KEY={key}: there is no file"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            loaded.replace(**settings).tls()
+    key.touch()
+    assert loaded.replace(TLS_CERT=str(cert), TLS_KEY=str(key)).tls() == (cert, key)
 
 
 @pytest.mark.parametrize(
-    "wrong", ["TRITON_HTTP_PORT=abc", "WORKERS=many", "TRITON_SHARED_MEMORY=1\nBIND_ADDRESS=0.0.0.0"]
+    "wrong",
+    ["TRITON_HTTP_PORT=abc", "WORKERS=many", "TRITON_SHARED_MEMORY=1\nBIND_ADDRESS=0.0.0.0", "TLS_CERT=no-such-file"],
 )
 def test_wrong_settings_can_be_replaced_by_their_defaults(dotenv, wrong):
     """`make down` needs that: with Docker, each command computes the environment of all containers."""
@@ -151,6 +233,7 @@ def test_wrong_settings_can_be_replaced_by_their_defaults(dotenv, wrong):
     for name in (name for name in RULES if corrected[name]):
         corrected._value(name)
     assert not corrected.shares_memory()
+    assert corrected.tls() is None
     assert (corrected["RUNTIME"], corrected["TRITON_HTTP_PORT"]) == ("docker", "8000")
 
 
@@ -196,8 +279,17 @@ def test_admin_key_is_generated_once_and_kept_private(dotenv):
     assert with_secrets(Settings.load())["TRITON_ADMIN_KEY"] == first
 
 
+def test_file_with_the_users_own_keys_becomes_private(dotenv):
+    with_secrets(Settings.load())
+    dotenv.chmod(0o644)
+    with_secrets(Settings.load())
+    assert stat.S_IMODE(dotenv.stat().st_mode) == 0o600
+
+
 def test_every_setting_is_used_somewhere(dotenv):
-    files = [path for folder in ("deploy", "scripts", "loadtest", "images") for path in (ROOT / folder).rglob("*")]
+    files = [
+        path for folder in ("deploy", "gateway", "scripts", "loadtest", "images") for path in (ROOT / folder).rglob("*")
+    ]
     code = "".join(
         path.read_text() for path in (*files, ROOT / "compose.yaml") if path.suffix in (".py", ".sh", ".conf", ".yaml")
     )

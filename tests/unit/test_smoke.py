@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
 
 from scripts.models.record import Record
-from scripts.stack.smoke import CLIENTS, TEXTS, Limits, attempt
+from scripts.stack.smoke import CLIENTS, TEXTS, Limits, SmokeError, attempt, compare
 
 CONFIG = {
     "max_batch_size": 64,
@@ -104,6 +105,8 @@ def test_models_without_a_batch_dimension_get_one_row_per_request():
         ("python", {"tolerance": 1e-1}, Limits(1e-1, compares_texts=False)),
         ("onnx-int8", {"tolerance": 1e-3}, Limits(0.5, compares_texts=False)),
         ("python", {"dtype": "bfloat16"}, Limits(compares_texts=False)),
+        ("openvino", {"weights": "int8"}, Limits(compares_texts=False)),
+        ("openvino-fp16", {"weights": "fp16"}, Limits()),
     ],
 )
 def test_limits_depend_on_the_format(format, facts, limits):
@@ -131,6 +134,25 @@ def test_whole_numbers_are_compared_like_texts():
 
     assert "score is '7' instead of '3'" in attempt(Changing(CONFIG), "system", Limits())
     assert attempt(Changing(CONFIG), "system", Limits(compares_texts=False)) == ""
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights", "error"),
+    [
+        ([9, 7, -1], [1.0, 1.0, 0.0], ""),
+        ([7, 9, 8], [1.0, 1.0, 1e-4], ""),
+        ([9, -1, -1], [1.0, 0.0, 0.0], "weight differs by 1"),
+        ([9, 8, -1], [1.0, 1.0, 0.0], "weight differs by 1"),
+    ],
+)
+def test_tokens_of_equal_weight_may_change_places(ids, weights, error):
+    def outputs(ids, weights):
+        return {"token": [str(id) for id in ids], "token_id": ids, "weight": weights}
+
+    row = [{"name": "input_text", "datatype": "BYTES", "data": ["a"]}]
+    alone, together = [outputs([7, 9], [1.0, 1.0])], [outputs(ids, weights)]
+    with pytest.raises(SmokeError, match=error) if error else contextlib.nullcontext():
+        compare([row], alone, together, "together", Limits())
 
 
 def test_system_without_a_record_has_default_limits():

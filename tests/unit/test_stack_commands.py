@@ -119,16 +119,37 @@ def test_loadtest_serves_its_system_beside_the_others(calls):
     assert calls("loadtest", SYSTEM="spam")[-2] == ("serve", "spam", "")
 
 
+def test_tune_serves_its_system_beside_the_others(calls):
+    own = calls("tune", served="ham", SYSTEM="spam", P95="100")
+    assert own == [("check_comparison",), ("check",), ("assemble", "spam"), ("serve", "ham spam", ""), ("tune",)]
+
+
+@pytest.mark.parametrize("goal", [{}, {"P95": "100", "RATE": "200"}], ids=["none", "both"])
+def test_tune_needs_one_goal(calls, goal):
+    with pytest.raises(UserError, match=r"^set either P95, .* or RATE"):
+        calls("tune", served="ham", **goal)
+    assert StackStandIn.calls == []
+
+
 @pytest.mark.parametrize(
     ("command", "name", "value"),
     [
         *[("loadtest", "USERS", "abc"), ("loadtest", "ROUNDS", "1"), ("loadtest", "WORKERS", "99")],
+        *[("tune", "P95", "0"), ("tune", "MINUTES", "0.5"), ("tune", "APPLY", "yes")],
         *[("up", "READY_TIMEOUT", "3m"), ("up", "USERS", "abc"), ("add", "GRAFANA_PORT", "0")],
     ],
 )
 def test_wrong_setting_is_refused_before_anything_happens(calls, command, name, value):
     with pytest.raises(UserError, match=f"{name}={value}: "):
         calls(command, served="ham", **{name: value})
+    assert StackStandIn.calls == []
+
+
+@pytest.mark.parametrize("command", ["loadtest", "tune"])
+def test_load_without_a_plain_key_is_refused_before_anything_happens(calls, command):
+    digest = f"sha256:{'0' * 64}"
+    with pytest.raises(UserError, match=r"^PROTOCOL=openai: API_KEYS has only digests"):
+        calls(command, served="ham", P95="100", PROTOCOL="openai", API_KEYS=digest)
     assert StackStandIn.calls == []
 
 

@@ -65,6 +65,16 @@ def test_scores_equal_cross_encoder(tmp_path, save, labels, activation, format):
     assert answer["score"].std() > 1e-3
 
 
+def test_token_count_is_that_of_the_truncated_pair_without_padding(tmp_path):
+    weights = encoders.save_cross_encoder(tmp_path / "weights")
+    reference, models = cross_encoder(weights), assemble(weights, tmp_path / "models")
+    lengths = [len(ids) for ids in reference.tokenizer(QUERIES, TEXTS, truncation=True).input_ids]
+    assert min(lengths) < max(lengths) < max(len(ids) for ids in reference.tokenizer(QUERIES, TEXTS).input_ids)
+    answer = ask(models, query=QUERIES, text=TEXTS)
+    assert answer["token_count"].dtype == np.int32
+    assert answer["token_count"].tolist() == [[length] for length in lengths]
+
+
 @pytest.mark.slow
 def test_prompt_goes_before_the_query(tmp_path):
     prompts = {"web": "search the web: ", "shop": "search the shop: "}

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Installs packages that only some tests need beside the locked ones, once: LOCK FOLDER [NPM_PACKAGE]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+lock=$1 folder=$2 npm_package=${3:-}
+[[ ! -e $folder ]] || exit 0
+
+echo "installing $lock into $folder ($(sed -n '1s/^# //p' "$lock"))"
+rm -rf "$folder.unfinished"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+  --target "$folder.unfinished" --requirement "$lock"
+if [[ -n $npm_package ]] && command -v npm >/dev/null; then
+  npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$folder.unfinished" "$npm_package"
+fi
+mv "$folder.unfinished" "$folder"

@@ -1,0 +1,611 @@
+"""The gateway on a real stack, through the clients that people use, unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import importlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from gateway.config import Config, Limits
+from scripts.common.corpus import MIXED
+from scripts.common.settings import ROOT
+from tests.support.batches import one_batch, stopped
+from tests.support.checkpoints import encoders, language
+from tests.support.embedding import embed
+from tests.support.gateway import running_gateway
+from tests.support.generation import metrics, settled, text
+from tests.support.stacks import TestStack, bring_up
+
+CLIENTS = ROOT / os.environ.get("OPENAI_CLIENTS", ".local/openai-clients")
+INSTALL = "`make test-stack-all OPENAI_CLIENTS=.local/openai-clients` installs it"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CLIENTS.is_dir(), reason=f"the package openai is missing: {INSTALL}"),
+]
+
+KEY = "a-key-for-the-clients"
+IN_FLIGHT = 32
+CONTEXT = 32768
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+# A completion that takes longer than any pause of a busy machine. Its most probable token never ends the text.
+LONG = {"model": "mychat", "prompt": "I am going", "max_tokens": CONTEXT - 20, "temperature": 0}
+TEXTS = MIXED.texts[:150]  # more than max_batch_size
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which battery fits?"}]
+
+
+@pytest.fixture(scope="module")
+def served(new_stack) -> TestStack:
+    stack = new_stack()
+    folder = stack.folder / "checkpoints"
+    sources = {
+        "mychat": save_mychat(folder / "mychat"),
+        "reranker": encoders.save_cross_encoder(folder / "reranker"),
+        "mood": encoders.save_bert(folder / "mood", "ForSequenceClassification", **encoders.labels(encoders.MOODS)),
+    }
+    formats = {"mychat": {"TASK": "text-generation", "FORMAT": "openvino-fp32"}}
+    stack.assemble(*({"SYSTEMS": name, "SOURCE": source} | formats.get(name, {}) for name, source in sources.items()))
+    stack.environment |= {
+        "SYSTEMS": " ".join(["embedding", *sources, "mychat_stream"]),
+        "API_KEYS": f"another-key-for-clients {KEY}",
+        "GATEWAY_IN_FLIGHT": str(IN_FLIGHT),
+    }
+    return bring_up(stack)
+
+
+def save_mychat(folder: Path) -> Path:
+    """Save a tiny model that chats, with a context that takes long to fill."""
+    language.save_gpt2(folder, context=CONTEXT)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(served) -> str:
+    return f"http://127.0.0.1:{served.environment['GATEWAY_PORT']}/v1"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def client_packages() -> Iterator[None]:
+    """Make the clients importable. Importing them takes seconds, so workers that only collect the tests do not."""
+    sys.path.append(str(CLIENTS))
+    yield
+    sys.path.remove(str(CLIENTS))
+
+
+@pytest.fixture(scope="module")
+def openai(client_packages):
+    return importlib.import_module("openai")
+
+
+@pytest.fixture(scope="module")
+def client(openai, url) -> Iterator:
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def new_async_client(openai, url) -> Callable:
+    return lambda: openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0)
+
+
+def post(url: str, path: str, body: dict) -> dict:
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/{path}", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)
+
+
+def prompt_of(served: TestStack, messages: list[dict]) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(served.folder / "checkpoints/mychat")
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def continued(served: TestStack, prompt: str, tokens: int) -> str:
+    """Return what Triton itself adds to the prompt."""
+    return text(served, "mychat", prompt, max_new_tokens=tokens).removeprefix(prompt)
+
+
+def tokens(served: TestStack, *texts: str) -> int:
+    """Return how many tokens the embedding system's tokenizer makes of the texts."""
+    inputs = [{"name": "input_text", "shape": [len(texts), 1], "datatype": "BYTES", "data": list(texts)}]
+    outputs = served.triton.infer("tokenizer", {"inputs": inputs})["outputs"]
+    return sum(next(output["data"] for output in outputs if output["name"] == "attention_mask"))
+
+
+def in_flight(served: TestStack) -> float:
+    """Return how many requests the gateway works on."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.environment['GATEWAY_METRICS_PORT']}/metrics") as response:
+        return float(re.search(r"^gateway_in_flight (\S+)$", response.read().decode(), re.MULTILINE)[1])
+
+
+# --- models, keys, errors ---------------------------------------------------------------------------------------------
+
+
+def test_models_are_listed(client):
+    names = {model.id for model in client.models.list()}
+    assert {"embedding", "reranker", "mood", "mychat"} <= names
+    assert client.models.retrieve("embedding").id == "embedding"
+
+
+@pytest.mark.parametrize("key", ["wrong", KEY[:-1]])
+def test_wrong_key_is_an_authentication_error(openai, client, key):
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key=key).models.list()
+
+
+def test_each_key_is_accepted(client):
+    assert client.with_options(api_key="another-key-for-clients").models.list().data
+
+
+def test_without_keys_any_key_is_accepted(openai, served):
+    with local_gateway(served) as url, openai.OpenAI(base_url=url, api_key="none") as client:
+        assert client.models.list().data
+
+
+@contextlib.contextmanager
+def local_gateway(served: TestStack, **limits) -> Iterator[str]:
+    """Run a second gateway before the same Triton, without keys."""
+    config = Config(
+        triton=f"127.0.0.1:{served.environment['TRITON_GRPC_PORT']}",
+        triton_http=f"127.0.0.1:{served.environment['TRITON_HTTP_PORT']}",
+        systems_file=served.folder / "state/serving/systems",
+        limits=Limits(**limits),
+    )
+    with running_gateway(config) as gateway:
+        yield f"{gateway.url}/v1"
+
+
+def test_unknown_model_is_a_not_found_error(openai, client):
+    for ask in (
+        lambda: client.embeddings.create(model="nobody", input="a"),
+        lambda: client.chat.completions.create(model="nobody", messages=QUESTION),
+        lambda: client.models.retrieve("nobody"),
+    ):
+        with pytest.raises(openai.NotFoundError) as error:
+            ask()
+        assert error.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True}, "logprobs"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"extra_body": {"top_k": 3}}, "top_k"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "battery " * CONTEXT}]}, "messages"),
+        ({"model": "embedding"}, "model"),
+    ],
+)
+def test_refusal_names_the_param(openai, client, options, param):
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(**{"model": "mychat", "messages": QUESTION} | options)
+    assert error.value.param == param
+    assert error.value.code != "context_length_exceeded" or param == "messages"
+
+
+def test_neutral_and_informative_params_are_accepted(client):
+    answer = client.chat.completions.create(
+        model="mychat",
+        messages=QUESTION,
+        max_tokens=2,
+        n=1,
+        presence_penalty=0,
+        frequency_penalty=0,
+        logit_bias={},
+        logprobs=False,
+        response_format={"type": "text"},
+        user="somebody",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+    )
+    assert answer.usage.completion_tokens == 2
+
+
+def test_context_overflow_has_openais_code(openai, client):
+    for ask in (
+        lambda: client.completions.create(model="mychat", prompt="battery " * CONTEXT),
+        lambda: client.completions.create(model="mychat", prompt="battery " * CONTEXT, stream=True),
+        lambda: client.completions.create(model="mychat", prompt="battery", max_tokens=CONTEXT),
+    ):
+        with pytest.raises(openai.BadRequestError) as error:
+            ask()
+        assert (error.value.code, error.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_full_gateway_is_a_rate_limit_error(openai, served):
+    with local_gateway(served, in_flight=1) as url, openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client:
+        with client.completions.create(**LONG, stream=True) as stream:
+            next(stream)
+            with pytest.raises(openai.RateLimitError) as error:
+                client.embeddings.create(model="embedding", input="a")
+        assert int(error.value.response.headers["retry-after"]) >= 1
+        # The client's own retries get an answer.
+        assert client.with_options(max_retries=100).embeddings.create(model="embedding", input="a").data
+
+
+# --- embeddings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", [None, "float", "base64"])
+def test_embeddings_equal_tritons(served, client, encoding):
+    texts = [*TEXTS[:5], "비 그친 뒤 골목에 🥖"]
+    options = {"encoding_format": encoding} if encoding else {}  # the client's own choice is base64
+    answer = client.embeddings.create(model="embedding", input=texts, **options)
+    vectors = [item.embedding for item in answer.data]
+    if encoding == "base64":
+        vectors = [np.frombuffer(base64.b64decode(vector), np.float32) for vector in vectors]
+    assert np.allclose(vectors, embed(served, *texts), atol=1e-6)
+    assert [item.index for item in answer.data] == list(range(len(texts)))
+    assert answer.model == "embedding"
+
+
+def test_dimensions_are_the_first_ones_with_length_one(openai, served, client):
+    (item,) = client.embeddings.create(model="embedding", input=TEXTS[0], dimensions=64).data
+    expected = embed(served, TEXTS[0])[0, :64]
+    assert np.allclose(item.embedding, expected / np.linalg.norm(expected), atol=1e-6)
+    with pytest.raises(openai.BadRequestError) as error:
+        client.embeddings.create(model="embedding", input=TEXTS[0], dimensions=1000)
+    assert error.value.param == "dimensions"
+
+
+def test_more_texts_than_a_batch_keep_their_order(served, client):
+    assert len(TEXTS) > served.triton.config("embedding")["max_batch_size"]
+    answer = client.embeddings.create(model="embedding", input=TEXTS)
+    alone = np.concatenate([embed(served, text) for text in TEXTS[::10]])
+    assert np.allclose([item.embedding for item in answer.data[::10]], alone, atol=1e-5)
+    assert len(answer.data) == len(TEXTS)
+
+
+def test_embeddings_usage_counts_the_tokens(served, client):
+    usage = client.embeddings.create(model="embedding", input=TEXTS[:40]).usage
+    assert usage.prompt_tokens == usage.total_tokens == tokens(served, *TEXTS[:40])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [("", "input"), ([], "input"), (["a", ""], "input[1]"), ([1, 2], "input"), ([[1, 2]], "input")],
+)
+def test_wrong_input_is_refused(openai, client, wrong, param):
+    with pytest.raises(openai.BadRequestError) as error:
+        client.embeddings.create(model="embedding", input=wrong)
+    assert error.value.param == param
+
+
+def test_langchain_embeds(served, url):
+    from langchain_openai import OpenAIEmbeddings
+
+    embeddings = OpenAIEmbeddings(model="embedding", base_url=url, api_key=KEY, check_embedding_ctx_length=False)
+    assert np.allclose(embeddings.embed_documents(list(TEXTS[:20])), embed(served, *TEXTS[:20]), atol=1e-5)
+    assert np.allclose(embeddings.embed_query(TEXTS[0]), embed(served, TEXTS[0])[0], atol=1e-5)
+
+
+def test_langchain_is_told_the_option_that_it_needs(openai, url, monkeypatch):
+    """By default it sends tokens of an OpenAI tokenizer, which it downloads."""
+    import tiktoken
+    from langchain_openai import OpenAIEmbeddings
+
+    single_bytes = {bytes([byte]): byte for byte in range(256)}
+    downloaded = tiktoken.Encoding("bytes", pat_str=".", mergeable_ranks=single_bytes, special_tokens={})
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: downloaded)
+    embeddings = OpenAIEmbeddings(model="embedding", base_url=url, api_key=KEY, max_retries=0)
+    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+        embeddings.embed_query("a text")
+
+
+def test_llama_index_embeds(served, url):
+    from llama_index.embeddings.openai import OpenAIEmbedding
+
+    model = OpenAIEmbedding(model_name="embedding", api_base=url, api_key=KEY, max_retries=0)
+    vectors = model.get_text_embedding_batch(list(TEXTS[:20]))
+    assert np.allclose(vectors, embed(served, *TEXTS[:20]), atol=1e-5)
+    assert np.allclose(model.get_query_embedding(TEXTS[0]), embed(served, TEXTS[0])[0], atol=1e-5)
+
+
+def test_concurrent_clients_form_batches(served, new_async_client):
+    async def ask() -> list[list[float]]:
+        async with new_async_client() as client:
+            answers = await asyncio.gather(
+                *(client.embeddings.create(model="embedding", input=text) for text in TEXTS[:IN_FLIGHT])
+            )
+        return [answer.data[0].embedding for answer in answers]
+
+    expected = embed(served, *TEXTS[:IN_FLIGHT])
+    with one_batch(served, "encoder", IN_FLIGHT):
+        vectors = asyncio.run(ask())
+    assert np.allclose(vectors, expected, atol=1e-5)
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def test_completion_equals_tritons(served, client):
+    answer = client.completions.create(model="mychat", prompt="I am going", max_tokens=20, temperature=0)
+    (choice,) = answer.choices
+    assert choice.text == continued(served, "I am going", 20)
+    assert answer.usage.completion_tokens <= 20
+    assert choice.finish_reason == ("length" if answer.usage.completion_tokens == 20 else "stop")
+    tokenizer = AutoTokenizer.from_pretrained(served.folder / "checkpoints/mychat")
+    assert answer.usage.prompt_tokens == len(tokenizer("I am going").input_ids)
+
+
+def test_chat_equals_tritons_answer_to_the_rendered_template(served, client):
+    answer = client.chat.completions.create(model="mychat", messages=QUESTION, max_tokens=20, temperature=0)
+    message = answer.choices[0].message
+    assert message.role == "assistant"
+    assert message.content == continued(served, prompt_of(served, QUESTION), 20)
+    parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in QUESTION]
+    again = client.chat.completions.create(model="mychat", messages=parts, max_completion_tokens=20, temperature=0)
+    assert again.choices[0].message.content == message.content
+
+
+def test_streamed_chat_equals_the_whole_answer(client):
+    options = {"model": "mychat", "messages": QUESTION, "max_tokens": 30, "seed": 5, "temperature": 1.2}
+    whole = client.chat.completions.create(**options)
+    stream = client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    *chunks, last = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert last.usage == whole.usage
+    assert last.choices == []
+    assert len(chunks) > 5
+
+
+def test_streamed_completion_equals_the_whole_answer(client):
+    options = {"model": "mychat", "prompt": "Grüße aus", "max_tokens": 60, "seed": 7, "echo": True}
+    whole = client.completions.create(**options)
+    chunks = list(client.completions.create(**options, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert whole.choices[0].text.startswith("Grüße aus")
+
+
+def test_several_prompts_get_a_choice_each(served, client):
+    prompts = ["I am going", "It"]
+    answer = client.completions.create(model="mychat", prompt=prompts, max_tokens=5, temperature=0)
+    assert [choice.text for choice in answer.choices] == [continued(served, prompt, 5) for prompt in prompts]
+    texts = ["", ""]
+    for chunk in client.completions.create(model="mychat", prompt=prompts, max_tokens=5, temperature=0, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in answer.choices]
+
+
+def test_stop_string_ends_the_text(served, client):
+    whole = continued(served, "I am going", 40)
+    stop = whole[8:11]
+    answer = client.completions.create(model="mychat", prompt="I am going", max_tokens=40, temperature=0, stop=stop)
+    assert answer.choices[0].text == whole[: whole.find(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_concurrent_chats_run_together(served, new_async_client):
+    """Triton stands still until all have arrived at the gateway."""
+
+    async def ask(resume: Callable[[], None]) -> list[str]:
+        async with new_async_client() as client:
+
+            async def chat(number: int) -> str:
+                stream = await client.chat.completions.create(
+                    model="mychat", messages=QUESTION, max_tokens=20, seed=number % 4, stream=True
+                )
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+            chats = asyncio.gather(*map(chat, range(16)))
+            await asyncio.to_thread(served.wait, lambda: in_flight(served) == 16, "16 chats in the gateway")
+            resume()
+            return await chats
+
+    before = settled(served, "mychat_stream")
+    with stopped(served) as resume:
+        answers = asyncio.run(ask(resume))
+    assert answers == answers[:4] * 4
+    now = settled(served, "mychat_stream")
+    assert now["texts"] - before["texts"] == 16
+    assert now["generated_tokens"] - before["generated_tokens"] > 1.5 * (now["runs"] - before["runs"])
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_client_that_leaves_cancels_its_text(served, new_async_client, streams):
+    model = "mychat_stream" if streams else "mychat"
+    before = settled(served, model)
+
+    async def leave_early() -> None:
+        async with new_async_client() as client:
+            request = asyncio.create_task(client.completions.create(**LONG, stream=streams))
+            await asyncio.to_thread(served.wait, lambda: metrics(served, model)["running_texts"] == 1, "the text")
+            if streams:
+                assert await anext(await request)
+            request.cancel()
+
+    asyncio.run(leave_early())
+    now = served.wait(lambda: ended(served, model, before["texts"] + 1), "the end of the text")
+    assert now["generated_tokens"] - before["generated_tokens"] < CONTEXT / 2
+
+
+def ended(served: TestStack, model: str, texts: float) -> dict[str, float] | None:
+    """Return the counters if that many texts have ended and none is running."""
+    now = metrics(served, model)
+    return settled(served, model) if now["texts_total"] >= texts and not now["running_texts"] else None
+
+
+def test_langchain_chats_and_completes(served, url):
+    from langchain_openai import ChatOpenAI, OpenAI
+
+    settings = {"model": "mychat", "base_url": url, "api_key": KEY, "max_tokens": 12, "temperature": 0}
+    expected = continued(served, prompt_of(served, QUESTION), 12)
+    chat = ChatOpenAI(**settings)
+    answer = chat.invoke([(m["role"], m["content"]) for m in QUESTION])
+    assert answer.content == expected
+    assert answer.usage_metadata["output_tokens"] <= 12
+    streamed = chat.stream([(m["role"], m["content"]) for m in QUESTION], stream_usage=True)
+    assert "".join(chunk.content for chunk in streamed) == expected
+    assert OpenAI(**settings).invoke("I am going") == continued(served, "I am going", 12)
+
+
+NODE = """
+import OpenAI from "openai";
+const client = new OpenAI({ baseURL: process.argv[1], apiKey: process.argv[2], maxRetries: 0 });
+const embedding = await client.embeddings.create({ model: "embedding", input: "a text" });
+const messages = [{ role: "user", content: "Which battery fits?" }];
+const stream = await client.chat.completions.create(
+  { model: "mychat", messages, max_tokens: 12, temperature: 0, stream: true });
+let text = "";
+for await (const chunk of stream) text += chunk.choices[0].delta.content ?? "";
+const error = await client.chat.completions.create({ model: "mychat", messages, n: 2 }).catch((e) => e);
+const [name, param] = [error.constructor.name, error.param];
+console.log(JSON.stringify({ embedding: embedding.data[0].embedding, text, name, param }));
+"""
+
+
+@pytest.mark.skipif(
+    not (shutil.which("node") and (CLIENTS / "node_modules").is_dir()), reason=f"npm's openai is missing: {INSTALL}"
+)
+def test_nodes_openai_embeds_and_chats(served, url):
+    command = ["node", "--input-type=module", "--eval", NODE, "--", url, KEY]
+    done = subprocess.run(command, cwd=CLIENTS, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert np.allclose(answer["embedding"], embed(served, "a text")[0], atol=1e-6)
+    assert answer["text"] == continued(
+        served, prompt_of(served, [{"role": "user", "content": "Which battery fits?"}]), 12
+    )
+    assert (answer["name"], answer["param"]) == ("BadRequestError", "n")
+
+
+# --- what OpenAI's API does not have ----------------------------------------------------------------------------------
+
+
+def columns(served: TestStack, system: str, **texts: list[str]) -> dict[str, list]:
+    """Return the outputs of Triton's own answer."""
+    inputs = [
+        {"name": name, "shape": [len(column), 1], "datatype": "BYTES", "data": column} for name, column in texts.items()
+    ]
+    return {output["name"]: output["data"] for output in served.triton.infer(system, {"inputs": inputs})["outputs"]}
+
+
+def test_rerank_sorts_by_tritons_scores(served, url):
+    query, documents = "Which battery fits?", list(TEXTS[:12])
+    scores = columns(served, "reranker", query=[query] * 12, text=documents)["score"]
+    body = {"model": "reranker", "query": query, "documents": documents, "return_documents": True, "top_n": 5}
+    answer = post(url, "rerank", body)
+    results = answer["results"]
+    assert [result["index"] for result in results] == sorted(range(12), key=lambda n: -scores[n])[:5]
+    for result in results:
+        assert math.isclose(result["relevance_score"], scores[result["index"]], abs_tol=1e-5)
+        assert result["document"]["text"] == documents[result["index"]]
+    assert answer["usage"]["total_tokens"] > 0
+
+
+def test_classify_gives_tritons_labels(served, url):
+    texts = list(TEXTS[:8])
+    expected = columns(served, "mood", input_text=texts)
+    answer = post(url, "classify", {"model": "mood", "input": texts})
+    assert [item["label"] for item in answer["data"]] == expected["label"]
+    for item, score in zip(answer["data"], expected["score"], strict=True):
+        assert item["num_classes"] == len(item["probs"]) == len(encoders.MOODS)
+        assert math.isclose(max(item["probs"]), score, abs_tol=1e-5)
+
+
+# --- the docs ---------------------------------------------------------------------------------------------------------
+
+
+def examples(language: str) -> list[str]:
+    """Return the code of docs/gateway.md in this language that talks to the gateway."""
+    blocks = re.findall(
+        rf"^```{language}\n(.*?)^```$", (ROOT / "docs/gateway.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    return [block for block in blocks if ":8080/v1" in block and "https://" not in block]
+
+
+def test_python_examples_work_as_written(url):
+    code = "".join(examples("python")).replace("http://localhost:8080/v1", url).replace('"none"', repr(KEY))
+    checks = """
+vectors = [embeddings.embed_query("a"), embedding.get_query_embedding("a"), *embeddings.embed_documents(["a"])]
+assert {len(vector) for vector in vectors} == {384}, vectors
+assert chat.invoke("Which battery fits?").content
+"""
+    paths = {"PYTHONPATH": str(CLIENTS)}
+    command = [sys.executable, "-c", code + checks]
+    done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [c for block in examples("sh") for c in re.findall(r"^curl (?:.*\\\n)*.*$", block, re.M)]
+)
+def test_curl_examples_work_as_written(url, command):
+    command = command.replace("localhost:8080/v1", url).replace(
+        "curl ", f"curl -sS --fail-with-body -H 'Authorization: Bearer {KEY}' "
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(("{", "data: {"))
+
+
+# --- many clients -----------------------------------------------------------------------------------------------------
+
+
+def test_burst_gets_only_answers_and_429(served, client):
+    """Triton stands still until the gateway has refused all requests that are too many."""
+    count = 10 * IN_FLIGHT
+    port = int(served.environment["GATEWAY_PORT"])
+    body = json.dumps({"model": "embedding", "input": TEXTS[0]}).encode()
+    headers = {
+        "Host": f"127.0.0.1:{port}",
+        "Authorization": f"Bearer {KEY}",
+        "Content-Type": "application/json",
+        "Content-Length": len(body),
+        "Connection": "close",
+    }
+    lines = ["POST /v1/embeddings HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    request = "\r\n".join(lines).encode() + body
+
+    async def burst(resume: Callable[[], None]) -> list[bytes]:
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+        for _, writer in connections:
+            writer.write(request)
+        answers = [asyncio.create_task(reader.read()) for reader, _ in connections]
+        await asyncio.to_thread(
+            served.wait, lambda: sum(answer.done() for answer in answers) >= count - IN_FLIGHT, "the refusals"
+        )
+        resume()
+        received = await asyncio.gather(*answers)
+        for _, writer in connections:
+            writer.close()
+        return received
+
+    with stopped(served) as resume:
+        answers = asyncio.run(asyncio.wait_for(burst(resume), 300))
+    statuses = [int(answer.split()[1]) for answer in answers]
+    assert (statuses.count(200), statuses.count(429)) == (IN_FLIGHT, count - IN_FLIGHT)
+    assert all(b"retry-after:" in answer.lower() for answer in answers if b" 429 " in answer[:20])
+    assert client.embeddings.create(model="embedding", input="a").data

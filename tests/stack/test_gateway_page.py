@@ -1,0 +1,384 @@
+"""The gateway's page in a real browser: Chromium with its driver, which tests/chromium.sh installs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+from gateway.config import Config, Limits
+from gateway.inference import Tensor
+from scripts.common.http import opener
+from scripts.common.settings import Settings
+from tests.support import page_systems
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
+from tests.support.stacks import TestStack
+from tests.support.triton_stand_in import TritonStandIn
+
+WAIT_S = 120
+KEY = "a-key-of-the-tests"
+NARROW, WIDE = 400, 1280
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[webdriver.Chrome]:
+    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    if not all(programs) and os.environ.get("CI") != "true":
+        pytest.skip("Chromium or its driver is missing: CI=true tests/chromium.sh installs them")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(programs[1]))
+    driver.set_script_timeout(WAIT_S)
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+class Page:
+    """The page in the browser."""
+
+    def __init__(self, browser: webdriver.Chrome, url: str) -> None:
+        self.browser = browser
+        self.url = url
+        self.open()
+
+    def open(self) -> None:
+        self.browser.get(self.url)
+
+    def form(self, system: str) -> WebElement:
+        return self.browser.find_element(By.CSS_SELECTOR, f"[data-system={system}] form")
+
+    def fill(self, system: str, **fields: str) -> None:
+        for name, text in fields.items():
+            field = self.form(system).find_element(By.NAME, name)
+            field.clear()
+            field.send_keys(text)
+
+    def press(self, system: str, button: str = "[type=submit]") -> None:
+        self.form(system).find_element(By.CSS_SELECTOR, button).click()
+
+    def answer(self, system: str) -> WebElement:
+        return self.form(system).find_element(By.CSS_SELECTOR, ".answer")
+
+    def text(self, system: str) -> str:
+        return self.answer(system).text
+
+    def send(self, system: str, **fields: str) -> str:
+        """Fill in the fields, send them, and return the answer."""
+        self.fill(system, **fields)
+        self.press(system)
+        self.wait(lambda: self.text(system) and not self.answer(system).get_attribute("aria-busy"))
+        return self.text(system)
+
+    def wait_for_generated(self, system: str, text: str) -> None:
+        self.wait(lambda: [node.text for node in self.answer(system).find_elements(By.CLASS_NAME, "text")] == [text])
+
+    def wait(self, condition: Callable[[], Any]) -> Any:
+        return WebDriverWait(self.browser, WAIT_S, 0.05).until(lambda _: condition())
+
+    def run(self, script: str) -> Any:
+        return self.browser.execute_script(script)
+
+    def log(self) -> list[str]:
+        """Return what the browser logged since the last call: errors, and violations of the policy."""
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    with page_systems.patience():
+        yield
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[TritonStandIn]:
+    with TritonStandIn(*page_systems.models()) as stand_in:
+        yield stand_in
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Iterator[PrometheusStandIn]:
+    with PrometheusStandIn() as stand_in:
+        yield stand_in
+
+
+@pytest.fixture(scope="module")
+def config(triton: TritonStandIn) -> Config:
+    return Config(triton=triton.address, systems=NAMES, limits=Limits(body=30_000))
+
+
+@pytest.fixture(scope="module")
+def gateway(config: Config, prometheus: PrometheusStandIn) -> Iterator[RunningGateway]:
+    with running_gateway(config, Settings.load().replace(PROMETHEUS_PORT=str(prometheus.port))) as running:
+        yield running
+
+
+@pytest.fixture
+def page(chromium: webdriver.Chrome, gateway: RunningGateway) -> Iterator[Page]:
+    """Open the page. At the end, the browser may have logged nothing, and no text may have become an element."""
+    page = Page(chromium, gateway.url)
+    page.log()
+    yield page
+    assert page.log() == []
+    assert page.run("return document.querySelectorAll('.answer img').length") == 0
+    assert page.run("return document.title") == "11 of 12 systems are ready"
+
+
+@pytest.mark.slow
+def test_reading_part_needs_no_javascript(chromium: webdriver.Chrome, gateway: RunningGateway) -> None:
+    chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        chromium.get(gateway.url)
+        text = chromium.find_element(By.TAG_NAME, "main").text
+        forms = chromium.find_elements(By.TAG_NAME, "form")
+        assert forms and not any(form.is_displayed() for form in forms)
+        chromium.find_element(By.TAG_NAME, "summary").click()
+        command = chromium.find_element(By.TAG_NAME, "pre")
+        assert command.is_displayed() and command.text.startswith(f"curl {gateway.url}/v1/embeddings")
+    finally:
+        chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    assert "The boxes to try a system need JavaScript" in text
+    for part in (*NAMES, "11 of 12 systems are ready", "13.1 ms", "packed_onnx, openvino bf16", "dynamic, up to 64"):
+        assert part in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("system", "fields", "expected"),
+    [
+        (
+            "classifier",
+            {"input": "a good film\na bad one"},
+            ["a good film → positive", "0.750", "a bad one → negative"],
+        ),
+        (
+            "names",
+            {"input_text": "Marie Curie was born in Warsaw."},
+            ["Marie Curie PER 0.998 was", f"Warsaw {HOSTILE}"],
+        ),
+        ("answers", {"question": "Where?"}, ["born in Warsaw. In", "score 0.930"]),
+        ("mask", {}, ["capital", "0.900", HOSTILE]),
+        ("sparse", {}, ["password", "2.500", "reset"]),
+    ],
+)
+def test_boxes_show_answers_as_text(page: Page, system: str, fields: dict[str, str], expected: list[str]) -> None:
+    text = page.send(system, **fields)
+    for part in expected:
+        assert part in text
+
+
+@pytest.mark.slow
+def test_embedding_box_lists_the_nearest_text_first(page: Page) -> None:
+    page.send("embedding", query="aaa", texts="zzzzzz zz\n\naaa\nab")
+    assert page.text("embedding").splitlines()[:2] == ["aaa", "1.000"]
+    widths = page.run(
+        "return [...document.querySelectorAll('[data-system=embedding] .bar')].map((bar) => bar.offsetWidth)"
+    )
+    assert len(widths) == 3
+    assert widths == sorted(widths, reverse=True) and widths[-1] < widths[0]
+
+
+@pytest.mark.slow
+def test_rerank_box_lists_the_most_relevant_text_first(page: Page) -> None:
+    text = page.send("reranker", query="blue sky", texts="a dog\na blue sky\nblue")
+    assert text.splitlines()[:6] == ["a blue sky", "1.000", "blue", "0.500", "a dog", "0.000"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["images", "pets"])
+def test_image_boxes_send_the_sample(page: Page, triton: TritonStandIn, system: str) -> None:
+    page.press(system, "[data-sample]")
+    page.wait(lambda: page.form(system).find_element(By.TAG_NAME, "img").is_displayed())
+    text = page.send(system)
+    assert (HOSTILE if system == "pets" else "pooler_output FP32 [1, 500]") in text
+    sent = [received.inputs["image_bytes"].texts()[0] for received in triton.received if received.model == system]
+    assert sent[-1].startswith("/9j/")  # JPEG in base64
+
+
+@pytest.mark.slow
+def test_large_images_are_scaled_down(page: Page, triton: TritonStandIn, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.effect_noise((640, 480), 90).save(tmp_path / "noise.bmp")
+    page.form("pets").find_element(By.NAME, "image_bytes").send_keys(str(tmp_path / "noise.bmp"))
+    assert "too large, also after" in page.send("pets")
+    Image.new("RGB", (640, 480), "red").save(tmp_path / "plain.bmp")
+    page.form("pets").find_element(By.NAME, "image_bytes").send_keys(str(tmp_path / "plain.bmp"))
+    assert HOSTILE in page.send("pets")
+
+
+@pytest.mark.slow
+def test_streamed_text_grows(page: Page, triton: TritonStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, released = triton.models["writer_stream"], threading.Semaphore(0)
+    answer = model.answer
+
+    def one_by_one(inputs: dict[str, Tensor]) -> Iterator[list[Tensor]]:
+        for tensors in answer(inputs):
+            assert released.acquire(timeout=WAIT_S)
+            yield list(tensors)
+
+    monkeypatch.setattr(model, "answer", one_by_one)
+    page.fill("writer", prompt="count")
+    page.press("writer")
+    for end in range(1, len(PIECES) + 1):
+        released.release()
+        page.wait_for_generated("writer", "count" + "".join(PIECES[:end]))
+    page.wait(lambda: "the model ended the text" in page.text("writer"))
+    assert f"1 + {len(PIECES)} tokens" in page.text("writer")
+
+
+@pytest.mark.slow
+def test_stop_button_cancels_the_request(page: Page, triton: TritonStandIn) -> None:
+    gate = triton.models["writer_stream"].gate
+    gate.clear()
+    try:
+        page.press("writer")
+        triton.wait_until(lambda: "writer_stream" in triton.running)
+        page.press("writer", "[data-stop]")
+        triton.wait_until(lambda: "writer_stream" in triton.cancelled)
+        page.wait(lambda: "stopped" in page.text("writer"))
+    finally:
+        gate.set()
+
+
+@pytest.mark.slow
+def test_chat_box_sends_messages(page: Page, triton: TritonStandIn) -> None:
+    page.press("writer", "[value=chat]")
+    text = page.send("writer", prompt="Hello", max_tokens="2")
+    assert text.strip().startswith("ein zwei\n")
+    assert "stopped at the maximum number of tokens" in text
+    sent = triton.received[-1].inputs["messages"].texts()[0]
+    assert json.loads(sent) == [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.slow
+def test_generation_without_a_streaming_model_shows_the_whole_text(
+    page: Page, triton: TritonStandIn, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(triton.models, "writer_stream")
+    with running_gateway(replace(config, systems=("writer",))) as running:
+        page.browser.get(running.url)
+        assert HOSTILE in page.send("writer", prompt="count")
+        assert triton.received[-1].model == "writer"
+        page.open()  # before its server ends, because the page would log that
+
+
+@pytest.mark.slow
+def test_errors_are_shown_with_the_name_of_the_field(page: Page) -> None:
+    page.run("document.getElementById('names-input_text').value = 'word '.repeat(7000)")
+    assert "larger than 30000 bytes" in page.send("names")
+    assert page.send("writer", max_tokens="2", temperature="3").startswith("temperature: ")
+    assert "failed to load resource" in " ".join(page.log()).lower()
+
+
+@pytest.mark.slow
+def test_figures_stay_fresh_and_keep_what_was_typed(
+    page: Page, triton: TritonStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page.fill("names", input_text="typed")
+    monkeypatch.setitem(page_systems.FIGURES["embedding"], "seconds", 0.5)
+    page.browser.execute_async_script("refresh().then(arguments[0])")
+    assert "500 ms" in page.browser.find_element(By.CSS_SELECTOR, "[data-live=embedding-figures]").text
+    assert page.form("names").find_element(By.NAME, "input_text").get_attribute("value") == "typed"
+    assert not page.browser.find_element(By.ID, "changed").is_displayed()
+
+
+@pytest.mark.slow
+def test_page_works_with_keyboard_and_has_labels(page: Page) -> None:
+    unlabelled = page.run(
+        "return [...document.querySelectorAll('input, textarea')].filter((field) => !field.labels.length).length"
+    )
+    assert unlabelled == 0
+    page.form("sparse").find_element(By.NAME, "input_text").send_keys(Keys.TAB)
+    assert page.browser.switch_to.active_element.text == "Send"
+    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    page.wait(lambda: "password" in page.text("sparse"))
+    assert page.answer("sparse").aria_role == "status"
+    assert page.answer("sparse").accessible_name == "Answer of sparse"
+
+
+@pytest.mark.slow
+def test_command_is_copied(page: Page, gateway: RunningGateway) -> None:
+    page.browser.execute_cdp_cmd(
+        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    )
+    article = page.browser.find_element(By.CSS_SELECTOR, "[data-system=embedding]")
+    article.find_element(By.TAG_NAME, "summary").click()
+    page.run("window.setTimeout = () => {}")  # after 1.5 s, the button would be called Copy again
+    article.find_element(By.CSS_SELECTOR, "pre + button").click()
+    page.wait(lambda: article.find_element(By.CSS_SELECTOR, "pre + button").text == "Copied")
+    copied = page.browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+    assert copied.startswith(f"curl {gateway.url}/v1/embeddings \\\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_page_fits_its_window(page: Page, width: int, scheme: str) -> None:
+    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    try:
+        page.send("names")
+        assert page.run("return innerWidth") == width
+        assert page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        colour = page.run("return getComputedStyle(document.body).backgroundColor")
+        assert colour == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(22, 27, 34)")
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.mark.slow
+def test_browser_sends_the_key_with_every_request(page: Page, config: Config) -> None:
+    with running_gateway(replace(config, keys=(sha256(KEY.encode()).digest(),))) as running:
+        page.browser.get(running.url.replace("://", f"://anybody:{KEY}@"))
+        assert page.send("names").startswith("Marie Curie")
+        page.browser.execute_async_script("refresh().then(arguments[0])")
+        page.open()
+
+
+# --- the running stack ------------------------------------------------------------------------------------------------
+
+
+def test_page_has_the_figures_of_the_running_stack(stack: TestStack) -> None:
+    url = f"http://127.0.0.1:{stack.environment['GATEWAY_PORT']}"
+    body = json.dumps({"model": "embedding", "input": ["a text", "another"]}).encode()
+    request = urllib.request.Request(f"{url}/v1/embeddings", body, {"content-type": "application/json"})
+
+    def text_with_figures() -> str:
+        for _ in range(10):
+            opener.open(request, timeout=120).close()
+        page = opener.open(url, timeout=120).read().decode()
+        text = " ".join(re.sub("<[^>]*>", " ", page).split())
+        # Prometheus has read the counters of Triton and of the gateway twice.
+        measured = (
+            r"95 % answered within [\d.]+ ms.* mean latency [\d.]+ ms.* encoder packed_onnx, .*, up to 64 [\d.]+ "
+        )
+        return text if re.search(measured, text) else ""
+
+    text = stack.wait(text_with_figures, "the page's figures")
+    assert text.startswith("embedding is ready embedding is ready No key is required")
+    assert "does not answer" not in text
+    assert "encoder packed_onnx, onnxruntime f32" in text

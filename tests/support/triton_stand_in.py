@@ -1,0 +1,346 @@
+"""A Triton server for the gateway's tests: it answers from a table of models, at once, late, or with an error.
+
+It stands in for a server with weights, so that tests can choose its answers, hold them back, and see what is cancelled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+
+from gateway.inference import Tensor
+
+WAIT_S = 40  # less than GATEWAY_TIMEOUT, which would end a request too
+# An input or output: its type and dimensions, as in config.pbtxt.
+Signature = dict[str, tuple[str, list[int]]]
+Answer = Callable[[dict[str, Tensor]], Iterable[list[Tensor]]]
+
+
+@dataclass
+class Model:
+    """A model. `answer` yields the tensors of each response to a request, and may raise `Failure`."""
+
+    name: str
+    inputs: Signature
+    outputs: Signature
+    answer: Answer
+    max_batch: int = 64
+    decoupled: bool = False
+    parameters: dict[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()  # of the inputs
+    settings: dict[str, Any] = field(default_factory=dict)  # other fields of its configuration
+    ready: bool = True
+    # Requests wait while it is clear. A stream waits before each response.
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    @property
+    def config(self) -> model_config_pb2.ModelConfig:
+        def tensors(signature: Signature) -> list[dict[str, Any]]:
+            return [
+                {"name": name, "data_type": f"TYPE_{kind}", "dims": dims}
+                | ({"optional": True} if name in self.optional else {})
+                for name, (kind, dims) in signature.items()
+            ]
+
+        config = {
+            "name": self.name,
+            "max_batch_size": self.max_batch,
+            "input": tensors(self.inputs),
+            "output": tensors(self.outputs),
+            "model_transaction_policy": {"decoupled": self.decoupled},
+            "parameters": {key: {"string_value": value} for key, value in self.parameters.items()},
+            **self.settings,
+        }
+        return json_format.ParseDict(config, model_config_pb2.ModelConfig())
+
+
+class Failure(Exception):
+    """An error that the stand-in reports with this status."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request that reached the stand-in."""
+
+    model: str
+    inputs: dict[str, Tensor]
+    outputs: list[str]  # those that it names
+
+
+class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """The server, as a context manager. `port` lets it come back at the same address."""
+
+    def __init__(self, *models: Model, port: int = 0, threads: int = 256) -> None:
+        self.models = {model.name: model for model in models}
+        self.received: list[Received] = []
+        self.running: list[str] = []  # the models of the requests that it answers now
+        self.cancelled: list[str] = []  # the models of the requests that were cancelled
+        self.loads: list[tuple[service_pb2.RepositoryModelLoadRequest, dict[str, str | bytes]]] = []  # with metadata
+        self.load_failure: Failure | None = None
+        self.answers_about_models = threading.Event()  # cleared as by a load, which Triton completes first
+        self.answers_about_models.set()
+        self._changed = threading.Condition()
+        self._server = grpc.server(ThreadPoolExecutor(threads), options=[("grpc.so_reuseport", 0)])
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> TritonStandIn:
+        self._server.start()
+        return self
+
+    def stop(self) -> None:
+        """End at once, as in a crash: requests that run are not answered."""
+        self._server.stop(None).wait()
+
+    def __exit__(self, *_: object) -> None:
+        self.answers_about_models.set()
+        for model in self.models.values():
+            model.gate.set()
+        self.stop()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition about `received`, `running` or `cancelled` holds."""
+        with self._changed:
+            assert self._changed.wait_for(condition, WAIT_S), (self.received, self.running, self.cancelled)
+
+    # --- Triton's methods -------------------------------------------------------------------------------------------
+
+    def ModelInfer(
+        self, request: service_pb2.ModelInferRequest, context: grpc.ServicerContext
+    ) -> service_pb2.ModelInferResponse:
+        (response,) = self._responses(request, context)
+        return response
+
+    def ModelStreamInfer(
+        self, requests: Iterator[service_pb2.ModelInferRequest], context: grpc.ServicerContext
+    ) -> Iterator[service_pb2.ModelStreamInferResponse]:
+        for request in requests:
+            if request.model_name not in self.models:  # Triton answers that without a status
+                message = f"Request for unknown model: '{request.model_name}' is not found"
+                yield service_pb2.ModelStreamInferResponse(error_message=message)
+                continue
+            for response in self._responses(request, context):
+                yield service_pb2.ModelStreamInferResponse(infer_response=response)
+
+    def ModelConfig(
+        self, request: service_pb2.ModelConfigRequest, context: grpc.ServicerContext
+    ) -> service_pb2.ModelConfigResponse:
+        if not self.answers_about_models.wait(WAIT_S):
+            context.abort(grpc.StatusCode.INTERNAL, "a caller waited for the whole load")
+        return service_pb2.ModelConfigResponse(config=self._model(request.name, context).config)
+
+    def ModelReady(
+        self, request: service_pb2.ModelReadyRequest, context: grpc.ServicerContext
+    ) -> service_pb2.ModelReadyResponse:
+        return service_pb2.ModelReadyResponse(ready=request.name in self.models and self.models[request.name].ready)
+
+    def RepositoryModelLoad(
+        self, request: service_pb2.RepositoryModelLoadRequest, context: grpc.ServicerContext
+    ) -> service_pb2.RepositoryModelLoadResponse:
+        self.loads.append((request, dict(context.invocation_metadata())))
+        if self.load_failure:
+            context.abort(self.load_failure.code, str(self.load_failure))
+        return service_pb2.RepositoryModelLoadResponse()
+
+    def ServerReady(
+        self, request: service_pb2.ServerReadyRequest, context: grpc.ServicerContext
+    ) -> service_pb2.ServerReadyResponse:
+        return service_pb2.ServerReadyResponse(ready=True)
+
+    # --- its table --------------------------------------------------------------------------------------------------
+
+    def _model(self, name: str, context: grpc.ServicerContext) -> Model:
+        # Triton's own status and words.
+        if name not in self.models:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        if not self.models[name].ready:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
+        return self.models[name]
+
+    def _responses(
+        self, request: service_pb2.ModelInferRequest, context: grpc.ServicerContext
+    ) -> Iterator[service_pb2.ModelInferResponse]:
+        model = self._model(request.model_name, context)
+        inputs = {
+            tensor.name: Tensor(tensor.name, tensor.datatype, list(tensor.shape), data)
+            for tensor, data in zip(request.inputs, request.raw_input_contents, strict=True)
+        }
+        ended = threading.Event()
+
+        def record_end() -> None:
+            with self._changed:
+                self.running.remove(model.name)
+                if not ended.is_set():
+                    self.cancelled.append(model.name)
+                self._changed.notify_all()
+
+        with self._changed:
+            self.received.append(Received(model.name, inputs, [output.name for output in request.outputs]))
+            self.running.append(model.name)
+            self._changed.notify_all()
+        if not context.add_callback(record_end):
+            record_end()
+            return
+        try:
+            rows = next(iter(inputs.values())).shape[0] if model.max_batch and inputs else 1
+            if rows > (model.max_batch or 1):
+                raise Failure(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"[request id: <id_unknown>] inference request batch-size must be <= {model.max_batch} for "
+                    f"'{model.name}'",
+                )
+            for tensors in model.answer(inputs):
+                while not model.gate.wait(0.02):
+                    if not context.is_active():
+                        return
+                yield response_message(model.name, tensors, [output.name for output in request.outputs])
+            ended.set()
+        except Failure as error:
+            ended.set()
+            context.abort(error.code, str(error))
+
+
+def response_message(model: str, tensors: Iterable[Tensor], names: list[str]) -> service_pb2.ModelInferResponse:
+    response = service_pb2.ModelInferResponse(model_name=model, model_version="1")
+    for tensor in tensors:
+        if not names or tensor.name in names:
+            response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            response.raw_output_contents.append(tensor.data)
+    return response
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def vector(text: str, width: int = 4) -> list[float]:
+    """Return the embedding of a text: unit length, and another one for each text."""
+    values = np.array([len(text), *(ord(character) % 32 for character in text[: width - 1].ljust(width - 1))], "f")
+    return list(values / np.linalg.norm(values))
+
+
+def embedding(name: str = "embedding", width: int = 4, max_batch: int = 64, counts: bool = True) -> Model:
+    """Return a model that embeds texts. A text has as many tokens as words, and two more."""
+
+    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        texts = inputs["input_text"].texts()
+        tensors = [Tensor.from_values("output__0", "FP32", [vector(text, width) for text in texts])]
+        if counts:
+            tensors.append(token_counts(texts))
+        yield tensors
+
+    outputs: Signature = {"output__0": ("FP32", [width])}
+    if counts:
+        outputs["token_count"] = ("INT32", [1])
+    return Model(name, {"input_text": ("STRING", [1])}, outputs, answer, max_batch)
+
+
+def reranker(name: str = "reranker", max_batch: int = 64) -> Model:
+    """Return a model that scores a text by the share of the query's words that it has."""
+
+    def score(query: str, text: str) -> float:
+        words = query.split()
+        return sum(word in text.split() for word in words) / max(1, len(words))
+
+    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        pairs = list(zip(inputs["query"].texts(), inputs["text"].texts(), strict=True))
+        scores = Tensor.from_values("score", "FP32", [[score(*pair)] for pair in pairs])
+        yield [scores, token_counts([" ".join(pair) for pair in pairs])]
+
+    inputs: Signature = {"query": ("STRING", [1]), "text": ("STRING", [1])}
+    return Model(name, inputs, {"score": ("FP32", [1]), "token_count": ("INT32", [1])}, answer, max_batch)
+
+
+def classifier(name: str = "classifier", max_batch: int = 64) -> Model:
+    """Return a model that finds a text positive if it has the word good."""
+
+    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        texts = inputs["input_text"].texts()
+        scores = [[0.25, 0.75] if "good" in text else [0.75, 0.25] for text in texts]
+        labels = ["positive" if "good" in text else "negative" for text in texts]
+        yield [
+            Tensor.from_texts("label", labels, [len(texts), 1]),
+            Tensor.from_values("score", "FP32", [[max(row)] for row in scores]),
+            Tensor.from_values("scores", "FP32", scores),
+            token_counts(texts),
+        ]
+
+    inputs: Signature = {"input_text": ("STRING", [1])}
+    outputs: Signature = {
+        "label": ("STRING", [1]),
+        "score": ("FP32", [1]),
+        "scores": ("FP32", [2]),
+        "token_count": ("INT32", [1]),
+    }
+    return Model(name, inputs, outputs, answer, max_batch)
+
+
+def token_counts(texts: list[str]) -> Tensor:
+    return Tensor.from_values("token_count", "INT32", [[len(text.split()) + 2] for text in texts])
+
+
+GENERATION_INPUTS: Signature = {
+    "text_input": ("STRING", [-1]),
+    "messages": ("STRING", [1]),
+    "max_new_tokens": ("INT32", [1]),
+    "temperature": ("FP32", [1]),
+    "top_p": ("FP32", [1]),
+    "seed": ("INT64", [1]),
+    "stop": ("STRING", [-1]),
+    "stream": ("BOOL", [1]),
+    "exclude_input_in_output": ("BOOL", [1]),
+}
+GENERATION_OUTPUTS: Signature = {
+    "text_output": ("STRING", [-1]),
+    "finish_reason": ("STRING", [-1]),
+    "num_input_tokens": ("UINT32", [-1]),
+    "num_output_tokens": ("UINT32", [-1]),
+}
+COUNTED = [f" {word}" for word in ("ein", "zwei", "drei", "vier", "fünf", "🥖")]
+
+
+def generator(
+    name: str = "counter", inputs: Signature = GENERATION_INPUTS, streams: bool = False, pieces: list[str] = COUNTED
+) -> Model:
+    """Return a model that continues every text with the same pieces, one token each."""
+
+    def response(texts: list[str], reasons: list[str], prompts: list[str], new_tokens: list[int]) -> list[Tensor]:
+        return [
+            Tensor.from_texts("text_output", texts),
+            Tensor.from_texts("finish_reason", reasons),
+            Tensor.from_values("num_input_tokens", "UINT32", [len(prompt.split()) for prompt in prompts]),
+            Tensor.from_values("num_output_tokens", "UINT32", new_tokens),
+        ]
+
+    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        prompts = inputs["messages" if "messages" in inputs else "text_input"].texts()
+        limit = inputs["max_new_tokens"].array().item() if "max_new_tokens" in inputs else len(pieces)
+        echo = "exclude_input_in_output" not in inputs or not inputs["exclude_input_in_output"].array().item()
+        new, reason = pieces[:limit], "stop" if limit >= len(pieces) else "length"
+        if not streams or not inputs["stream"].array().item():
+            texts = [(prompt if echo else "") + "".join(new) for prompt in prompts]
+            yield response(texts, [reason] * len(texts), prompts, [len(new)] * len(texts))
+            return
+        for number, piece in enumerate(new):
+            text = (prompts[0] if echo and not number else "") + piece
+            yield response([text], [reason if number == len(new) - 1 else ""], prompts, [1])
+
+    return Model(name, inputs, GENERATION_OUTPUTS, answer, max_batch=0, decoupled=streams)

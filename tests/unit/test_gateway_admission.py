@@ -1,0 +1,618 @@
+"""The gateway's checks before a route runs, and requests that end early; Triton is a stand-in."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway import app, http_protocol, http_server
+from gateway.config import Config, Limits
+from gateway.inference import Tensor
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.triton_stand_in import Model, TritonStandIn, embedding
+
+PATH = "/v1/embeddings"
+BODY = {"model": "embedding", "input": "a text"}
+JSON = {"content-type": "application/json"}
+KEYS = ("first-key-of-the-test", "second-key-of-the-test")
+LIMITS = Limits(in_flight=2, body=2000, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[TritonStandIn]:
+    with TritonStandIn(embedding()) as stand_in:
+        yield stand_in
+
+
+@pytest.fixture(scope="module")
+def config(triton: TritonStandIn) -> Config:
+    return Config(triton=triton.address, systems=("embedding",), limits=LIMITS)
+
+
+@pytest.fixture(scope="module")
+def gateway(config: Config) -> Iterator[RunningGateway]:
+    with running_gateway(config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def locked(config: Config) -> Iterator[RunningGateway]:
+    """Run a gateway that requires one of two keys."""
+    keys = tuple(hashlib.sha256(key.encode()).digest() for key in KEYS)
+    with running_gateway(replace(config, keys=keys)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hasty(config: Config) -> Iterator[RunningGateway]:
+    """Run a gateway whose requests have one second, in which Triton gets them on a busy machine too."""
+    with running_gateway(replace(config, limits=replace(LIMITS, timeout=1.0))) as running:
+        yield running
+
+
+@pytest.fixture
+def held(triton: TritonStandIn) -> Iterator[Model]:
+    """Hold back Triton's answers until the end of the test, or until the model's gate is opened."""
+    model = triton.models["embedding"]
+    triton.wait_until(lambda: not triton.running)
+    triton.received.clear()
+    triton.cancelled.clear()
+    model.gate.clear()
+    yield model
+    model.gate.set()
+    triton.wait_until(lambda: not triton.running)
+
+
+@contextlib.contextmanager
+def full(gateway: RunningGateway, triton: TritonStandIn, **headers: str) -> Iterator[None]:
+    """Hold as many requests in flight as the gateway allows."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(LIMITS.in_flight):
+            stack.enter_context(gateway.sent("POST", PATH, BODY, headers))
+        triton.wait_until(lambda: len(triton.running) == LIMITS.in_flight)
+        yield
+    # Triton may have answered before the gateway knows.
+    gateway.wait_until(lambda: metric(gateway, "gateway_in_flight") == 0)
+
+
+def raw(gateway: RunningGateway, *parts: bytes, timeout: float = 40) -> bytes:
+    """Send bytes and return all that comes back until the gateway closes the connection."""
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout) as connection:
+        for part in parts:
+            connection.sendall(part)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def head(**headers: Any) -> bytes:
+    lines = {"host": "localhost", "content_type": "application/json"} | headers
+    fields = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+    return f"POST {PATH} HTTP/1.1\r\n{fields}\r\n".encode()
+
+
+def metric(gateway: RunningGateway, name: str, **labels: str) -> float:
+    return gateway.app.counters.registry.get_sample_value(name, labels) or 0.0
+
+
+# --- request ids ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", ["abc", "A.b_c-1", "x" * 128])
+def test_request_id_is_returned(gateway: RunningGateway, id: str) -> None:
+    assert gateway.post(PATH, BODY, x_request_id=id).headers["x-request-id"] == id
+
+
+@pytest.mark.parametrize("id", ["", "a b", "x" * 129, "é", "a\tb"])
+def test_unusable_request_id_is_replaced(gateway: RunningGateway, id: str) -> None:
+    assert gateway.post(PATH, BODY, x_request_id=id).headers["x-request-id"] not in ("", id)
+
+
+def test_each_request_has_its_own_id(gateway: RunningGateway) -> None:
+    ids = [gateway.get(path).headers["x-request-id"] for path in ("/health", "/health", "/nothing")]
+    assert len(set(ids)) == 3
+
+
+# --- keys and hosts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"Bearer {KEYS[0]}",
+        f"bearer {KEYS[1]}",
+        f"Bearer  {KEYS[0]} ",
+        f"Basic {base64.b64encode(b'any:' + KEYS[0].encode()).decode()}",
+        f"Basic {base64.b64encode(b':' + KEYS[1].encode()).decode()}",
+    ],
+)
+def test_key_opens_the_gateway(locked: RunningGateway, value: str) -> None:
+    assert locked.post(PATH, BODY, authorization=value).status == 200
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        f"Bearer {KEYS[0]}x",
+        f"Bearer {KEYS[0]} {KEYS[1]}",
+        KEYS[0],
+        f"Token {KEYS[0]}",
+        f"Bearer {hashlib.sha256(KEYS[0].encode()).hexdigest()}",
+        f"Basic {KEYS[0]}",
+        f"Basic {base64.b64encode(KEYS[0].encode()).decode()}",
+        "Basic é",
+    ],
+)
+def test_wrong_key_is_refused(locked: RunningGateway, triton: TritonStandIn, value: str | None) -> None:
+    triton.received.clear()
+    reply = locked.post(PATH, BODY, **({} if value is None else {"authorization": value}))
+    assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert not triton.received
+
+
+def test_browser_is_asked_for_the_key(locked: RunningGateway) -> None:
+    reply = locked.get("/")
+    assert reply.status == 401
+    assert reply.headers["www-authenticate"].startswith("Basic ")
+
+
+def test_paths_are_not_revealed_without_a_key(locked: RunningGateway) -> None:
+    assert locked.get("/v1/nothing").status == 401
+
+
+def test_health_needs_no_key(locked: RunningGateway) -> None:
+    assert locked.get("/health").status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8080", "127.0.0.1:8080", "192.0.2.1", "[::1]:8080", "gateway:8080", "a.localhost"]
+)
+def test_local_host_is_accepted_without_keys(gateway: RunningGateway, host: str) -> None:
+    assert gateway.post(PATH, BODY, host=host).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "EVIL.example:8080",
+        "localhost.evil.example",
+        "127.0.0.1.nip.io",
+        "evil.example:80:80",
+        "[evil.example]",
+        "evil.example@localhost.",
+    ],
+)
+def test_foreign_host_is_refused_without_keys(gateway: RunningGateway, host: str) -> None:
+    reply = gateway.post(PATH, BODY, host=host)
+    assert (reply.status, reply.error["code"]) == (403, "host_not_allowed")
+
+
+def test_any_host_is_accepted_with_a_key(locked: RunningGateway) -> None:
+    assert locked.post(PATH, BODY, host="models.example", authorization=f"Bearer {KEYS[0]}").status == 200
+
+
+def test_page_of_another_site_is_refused(gateway: RunningGateway) -> None:
+    reply = gateway.post(PATH, BODY, origin="https://evil.example")
+    assert (reply.status, reply.error["code"]) == (403, "origin_not_allowed")
+    assert gateway.post(PATH, BODY, origin="null").status == gateway.post(PATH, BODY, origin="http://[").status == 403
+
+
+def test_page_of_another_site_cannot_use_the_browsers_password(locked: RunningGateway) -> None:
+    basic = f"Basic {base64.b64encode(b':' + KEYS[0].encode()).decode()}"
+    assert locked.post(PATH, BODY, authorization=basic, origin="https://evil.example").status == 403
+    assert locked.post(PATH, BODY, authorization=f"Bearer {KEYS[0]}", origin="https://app.example").status == 200
+
+
+def test_own_page_is_accepted(gateway: RunningGateway) -> None:
+    assert gateway.post(PATH, BODY, origin=gateway.url).status == 200
+
+
+# --- methods, paths and types ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/embeddings/", "/v1//embeddings", "/%00", f"/{'x' * 5000}"])
+def test_unknown_path_is_not_found(gateway: RunningGateway, path: str) -> None:
+    reply = gateway.get(path)
+    assert (reply.status, reply.error["code"]) == (404, "not_found")
+    assert len(reply.body) < 500
+
+
+@pytest.mark.parametrize("path", ["/embeddings", "/v1/embeddings/"])
+def test_nearly_right_path_gets_a_suggestion(gateway: RunningGateway, path: str) -> None:
+    assert gateway.post(path, BODY).error["message"] == f"There is nothing at {path}. Did you mean /v1/embeddings?"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", PATH, "POST"),
+        ("HEAD", PATH, "POST"),
+        ("OPTIONS", PATH, "POST"),
+        ("PUT", PATH, "POST"),
+        ("DELETE", "/v1/models/embedding", "GET, HEAD"),
+        ("POST", "/v1/models", "GET, HEAD"),
+    ],
+)
+def test_other_method_is_refused(gateway: RunningGateway, method: str, path: str, allowed: str) -> None:
+    reply = gateway.request(method, path)
+    assert (reply.status, reply.headers["allow"]) == (405, allowed)
+    assert method == "HEAD" or reply.error["type"] == "invalid_request_error"
+
+
+def test_head_has_no_body(gateway: RunningGateway) -> None:
+    reply = gateway.request("HEAD", "/health")
+    assert (reply.status, reply.body) == (200, b"")
+
+
+@pytest.mark.parametrize("type", ["application/json", "application/json; charset=utf-8", "Application/JSON;charset=x"])
+def test_json_is_accepted(gateway: RunningGateway, type: str) -> None:
+    assert gateway.post(PATH, BODY, content_type=type).status == 200
+
+
+@pytest.mark.parametrize(
+    "type", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+def test_type_of_a_form_is_refused(gateway: RunningGateway, type: str) -> None:
+    assert gateway.post(PATH, BODY, content_type=type).status == 415
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_request_beyond_the_limit_gets_429_before_its_body(
+    gateway: RunningGateway, triton: TritonStandIn, held: Model
+) -> None:
+    before = metric(gateway, "gateway_requests_total", route=PATH, code="429")
+    with full(gateway, triton):
+        assert metric(gateway, "gateway_in_flight") == LIMITS.in_flight
+        with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+            connection.sendall(head(content_length=100, x_request_id="my-id"))
+            answer = connection.recv(65536).decode()
+        assert answer.startswith("HTTP/1.1 429 Too Many Requests\r\n")
+        assert re.search("\r\nretry-after: [123]\r\n", answer) and "\r\nx-request-id: my-id\r\n" in answer
+        assert json.loads(answer.partition("\r\n\r\n")[2])["error"]["code"] == "rate_limit_exceeded"
+        assert len(triton.received) == LIMITS.in_flight
+        assert gateway.get("/health").status == gateway.get("/v1/models").status == 200
+    assert metric(gateway, "gateway_requests_total", route=PATH, code="429") == before + 1
+
+
+def test_refused_connection_serves_the_next_request(
+    gateway: RunningGateway, triton: TritonStandIn, held: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "BRAKE_S", 0.01)
+    body = json.dumps(BODY).encode()
+    request = head(content_length=len(body)) + body
+    with full(gateway, triton), socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+        for _ in range(3):
+            connection.sendall(request)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+        held.gate.set()
+        gateway.wait_until(lambda: metric(gateway, "gateway_in_flight") == 0)
+        connection.sendall(request)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_refused_clients_do_not_return_together(gateway: RunningGateway, triton: TritonStandIn, held: Model) -> None:
+    with full(gateway, triton):
+        assert {gateway.post(PATH, BODY).headers["retry-after"] for _ in range(3)} == {"1", "2", "3"}
+
+
+def test_connection_that_ignores_retry_after_is_slowed_down(
+    gateway: RunningGateway, triton: TritonStandIn, held: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "BRAKE_S", 3600)
+    body = json.dumps(BODY).encode()
+    request = head(content_length=len(body)) + body
+    with full(gateway, triton), socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+        connection.sendall(request)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+        connection.sendall(request)
+        connection.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            connection.recv(65536)
+
+
+def test_pipelined_request_beyond_the_limit_gets_429(
+    gateway: RunningGateway, triton: TritonStandIn, held: Model
+) -> None:
+    body = json.dumps(BODY).encode()
+    request = head(content_length=len(body)) + body
+    with full(gateway, triton):
+        get = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+            connection.sendall(get + request + get)
+            answers = b""
+            while answers.count(b"HTTP/1.1") < 3:
+                answers += connection.recv(65536)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"429", b"200"]
+
+
+def test_wrong_key_is_refused_before_the_limit(locked: RunningGateway, triton: TritonStandIn, held: Model) -> None:
+    key = {"authorization": f"Bearer {KEYS[0]}"}
+    with full(locked, triton, **key):
+        assert locked.post(PATH, BODY).status == 401
+        assert locked.post(PATH, BODY, **key).status == 429
+
+
+def test_places_are_free_again_after_every_kind_of_end(gateway: RunningGateway) -> None:
+    for _ in range(3):
+        assert gateway.post(PATH, b"{").status == 400
+        assert gateway.post(PATH, {"model": "nothing", "input": "a"}).status == 404
+        assert gateway.post(PATH, BODY).status == 200
+    assert metric(gateway, "gateway_in_flight") == 0
+
+
+def test_body_that_announces_too_much_is_refused_before_it_is_read(gateway: RunningGateway) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+        connection.sendall(head(content_length=10**12))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+def test_chunked_body_is_refused_at_the_limit(gateway: RunningGateway) -> None:
+    chunk = b"1f4\r\n" + b" " * 500 + b"\r\n"
+    with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+        connection.sendall(head(transfer_encoding="chunked") + chunk * 5)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+def test_chunked_body_is_accepted(gateway: RunningGateway) -> None:
+    reply = gateway.request("POST", PATH, iter([json.dumps(BODY).encode()[:9], json.dumps(BODY).encode()[9:]]), JSON)
+    assert reply.status == 200
+
+
+def test_body_of_exactly_the_limit_is_accepted(gateway: RunningGateway) -> None:
+    body = json.dumps(BODY).encode()
+    assert gateway.post(PATH, body.ljust(LIMITS.body)).status == 200
+    assert gateway.post(PATH, body.ljust(LIMITS.body + 1)).status == 413
+
+
+def test_client_that_waits_for_continue_gets_it(gateway: RunningGateway) -> None:
+    body = json.dumps(BODY).encode()
+    with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+        connection.sendall(head(expect="100-continue", content_length=len(body)))
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_refused_client_that_waits_for_continue_gets_a_new_connection(gateway: RunningGateway) -> None:
+    answer = raw(gateway, head(expect="100-continue", content_length=10**12))
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"connection: close" in answer
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def test_slow_body_gets_408(hasty: RunningGateway) -> None:
+    with socket.create_connection(("127.0.0.1", hasty.port), 40) as connection:
+        connection.sendall(head(content_length=100) + b"{")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert metric(hasty, "gateway_in_flight") == 0
+
+
+def test_slow_answer_gets_504_and_is_cancelled(hasty: RunningGateway, triton: TritonStandIn, held: Model) -> None:
+    reply = hasty.post(PATH, BODY)
+    assert (reply.status, reply.error["code"]) == (504, "timeout")
+    triton.wait_until(lambda: triton.cancelled == ["embedding"])
+
+
+def test_connection_without_a_head_is_closed(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.1)
+    for part in (b"", b"POST /v1", b"\r\n"):
+        with (
+            socket.create_connection(("127.0.0.1", gateway.port), 40) as connection,
+            contextlib.suppress(ConnectionError),  # on a busy machine, the gateway closes it before the part is sent
+        ):
+            connection.sendall(part)
+            assert connection.recv(100) == b""
+
+
+def test_rest_of_a_head_on_a_used_connection_has_its_time(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        monkeypatch.setattr(http_protocol, "HEAD_S", 0.1)
+        connection.sendall(b"GET /health HTTP/1.1\r\nho")
+        assert connection.recv(100) == b""
+
+
+# --- clients that leave ---------------------------------------------------------------------------------------------
+
+
+def test_client_that_leaves_cancels_its_request_in_triton(
+    gateway: RunningGateway, triton: TritonStandIn, held: Model
+) -> None:
+    before = metric(gateway, "gateway_requests_total", route=PATH, code="499")
+    with gateway.sent("POST", PATH, BODY):
+        triton.wait_until(lambda: bool(triton.running))
+    triton.wait_until(lambda: triton.cancelled == ["embedding"])
+    gateway.wait_until(lambda: metric(gateway, "gateway_requests_total", route=PATH, code="499") == before + 1)
+    assert metric(gateway, "gateway_in_flight") == 0
+
+
+def test_client_that_leaves_with_half_a_body_frees_its_place(gateway: RunningGateway, triton: TritonStandIn) -> None:
+    triton.received.clear()
+    with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+        connection.sendall(head(content_length=100) + b"{")
+        gateway.wait_until(lambda: metric(gateway, "gateway_in_flight") == 1)
+    gateway.wait_until(lambda: metric(gateway, "gateway_in_flight") == 0)
+    assert not triton.received
+
+
+def test_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    width = 4_000_000
+    model = Model("wide", {"input_text": ("STRING", [1])}, {"output__0": ("FP32", [width])}, lambda _: [zeros])
+    zeros = [Tensor("output__0", "FP32", [1, width], bytes(4 * width))]
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.2)
+    body = json.dumps({"model": "wide", "input": "a", "encoding_format": "base64"}).encode()
+    with (
+        TritonStandIn(model) as triton,
+        running_gateway(Config(triton=triton.address, systems=("wide",))) as gateway,
+        socket.create_connection(("127.0.0.1", gateway.port), 40) as connection,
+    ):
+        connection.sendall(head(content_length=len(body)) + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        gateway.wait_until(lambda: not gateway.server.server_state.connections)
+
+
+# --- malformed HTTP -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        head(content_length="many"),
+        head(content_length="1").replace(b"\r\n\r\n", b"\r\ncontent-length: 2\r\n\r\n"),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        head(content_length="1", transfer_encoding="chunked"),
+    ],
+    ids=range(9),
+)
+def test_malformed_request_gets_400_in_openais_form(gateway: RunningGateway, request_bytes: bytes) -> None:
+    answer = raw(gateway, request_bytes)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_pipelined_requests_are_answered_in_order(gateway: RunningGateway) -> None:
+    get = b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    answers = raw(
+        gateway,
+        get % b"/health" + get % b"/nothing" + get.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") % b"/health",
+    )
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"404", b"200"]
+
+
+@pytest.mark.parametrize("endless", [b"GET /" + b"x" * 66_000, head()[:-2] + b"a: b\r\n" * 11_000])
+def test_endless_head_is_refused(gateway: RunningGateway, endless: bytes) -> None:
+    assert raw(gateway, endless).startswith(b"HTTP/1.1 431 ")
+
+
+def test_endless_trailers_end_the_connection(gateway: RunningGateway) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection, pytest.raises(ConnectionError):
+        connection.sendall(head(transfer_encoding="chunked") + b"0\r\n")
+        while True:
+            connection.sendall(b"a: b\r\n" * 1000)
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_offer_of_another_protocol_is_ignored(gateway: RunningGateway, is_split: bool) -> None:
+    """Java's HTTP client offers HTTP/2 in its first request."""
+    body = json.dumps(BODY).encode()
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABkAAQAAP__"}
+    with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+        connection.sendall(head(content_length=len(body), **offer))
+        if is_split:
+            gateway.wait_until(lambda: metric(gateway, "gateway_in_flight") == 1)
+        connection.sendall(body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(head(content_length=len(body)) + body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+# --- failures, logs and metrics -------------------------------------------------------------------------------------
+
+
+async def broken(request: Request) -> Response:
+    raise KeyError("a secret text")
+
+
+def test_failure_is_logged_without_its_text(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(app, "ROUTES", [Route("/v1/broken", broken, methods=["POST"])])
+    with caplog.at_level(logging.ERROR), running_gateway(config) as gateway:
+        reply = gateway.post("/v1/broken", {}, x_request_id="my-id")
+    assert (reply.status, reply.error["type"]) == (500, "server_error")
+    assert reply.headers["x-request-id"] == "my-id"
+    (record,) = caplog.records
+    assert "my-id: /v1/broken was answered with 500 (KeyError in " in record.getMessage()
+    assert "secret" not in caplog.text
+
+
+def test_requests_of_clients_leave_no_log(gateway: RunningGateway, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        gateway.post(PATH, BODY)
+        gateway.post(PATH, {"model": "nothing", "input": "a secret text"})
+        raw(gateway, b"nonsense\r\n\r\n")
+    assert not caplog.records
+
+
+def test_requests_are_counted_by_route_and_code(gateway: RunningGateway) -> None:
+    def count(route: str, code: str) -> float:
+        return metric(gateway, "gateway_requests_total", route=route, code=code)
+
+    names = [(PATH, "200"), (PATH, "400"), ("other", "404"), ("/v1/models/{model:path}", "404")]
+    before = [count(*name) for name in names]
+    seconds = metric(gateway, "gateway_request_seconds_count", route=PATH)
+    tokens = metric(gateway, "gateway_tokens_total", kind="prompt")
+    gateway.post(PATH, BODY)
+    gateway.post(PATH, b"{")
+    gateway.get("/a/path/of/the/client")
+    gateway.get("/v1/models/nothing")
+    assert [count(*name) for name in names] == [number + 1 for number in before]
+    assert metric(gateway, "gateway_request_seconds_count", route=PATH) == seconds + 2
+    assert metric(gateway, "gateway_tokens_total", kind="prompt") == tokens + 4
+
+
+# --- crowds ---------------------------------------------------------------------------------------------------------
+
+
+def test_crowd_gets_an_answer_or_429(gateway: RunningGateway, triton: TritonStandIn, held: Model) -> None:
+    clients = 300
+    body = json.dumps(BODY).encode()
+    with full(gateway, triton), contextlib.ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port), 40)) for _ in range(clients)
+        ]
+        for connection in connections:
+            connection.sendall(head(content_length=len(body)) + body)
+        assert all(connection.recv(65536).startswith(b"HTTP/1.1 429 ") for connection in connections)
+        assert len(triton.received) == LIMITS.in_flight
+
+
+# --- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_request_in_flight_is_finished_when_the_gateway_ends(
+    config: Config, triton: TritonStandIn, held: Model
+) -> None:
+    with running_gateway(config) as gateway, gateway.sent("POST", PATH, BODY) as response:
+        triton.wait_until(lambda: bool(triton.running))
+        gateway.server.should_exit = True
+        gateway.wait_until(gateway.refuses_connections)
+        held.gate.set()
+        assert response().status == 200
+
+
+def test_idle_connection_does_not_delay_the_end(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "GRACE_S", 3600)
+    with running_gateway(config) as gateway, socket.create_connection(("127.0.0.1", gateway.port)):
+        gateway.server.should_exit = True
+        gateway.wait_until(lambda: not gateway.thread.is_alive())

@@ -1,0 +1,486 @@
+"""POST /v1/completions and /v1/chat/completions, with a stand-in for Triton."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.config import Config, Limits
+from gateway.event_stream import EventStream
+from gateway.inference import Tensor
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.triton_stand_in import (
+    COUNTED,
+    GENERATION_INPUTS,
+    WAIT_S,
+    Failure,
+    Model,
+    TritonStandIn,
+    embedding,
+    generator,
+)
+
+JSON = {"content-type": "application/json"}
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+WHOLE = "".join(COUNTED)
+NO_TEMPLATE = "this model has no chat template: send 'prompt' instead of 'messages'"
+LIMITS = Limits(texts=8)
+
+
+def failing(name: str, code: grpc.StatusCode, message: str, after: int = 0) -> Model:
+    """Return a model that streams some pieces and fails."""
+    model = generator(name, streams=True)
+    answer = model.answer
+
+    def fail(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        yield from list(answer(inputs))[:after]
+        raise Failure(code, message)
+
+    model.answer = fail
+    return model
+
+
+def too_long(name: str, source: str) -> Model:
+    """Return a model that refuses every prompt with the words of the backend `generation`."""
+    return failing(
+        name,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"input '{source}' has 300 tokens; in the model's context of 256 that leaves no room for new ones, and "
+        "'max_new_tokens' is 16",
+    )
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[TritonStandIn]:
+    models = [
+        embedding(),
+        generator(),
+        generator("counter_stream", streams=True),
+        generator("greedy", {name: GENERATION_INPUTS[name] for name in ("text_input", "max_new_tokens")}),
+        generator("streamer", {"text_input": GENERATION_INPUTS["text_input"]}, streams=True),
+        failing("broken_stream", grpc.StatusCode.INTERNAL, "RuntimeError: a secret of the server", after=2),
+        too_long("full", "text_input"),
+        too_long("full_chat", "messages"),
+        failing("plain", grpc.StatusCode.INVALID_ARGUMENT, NO_TEMPLATE),
+    ]
+    with TritonStandIn(*models) as stand_in:
+        yield stand_in
+
+
+@pytest.fixture(scope="module")
+def gateway(triton: TritonStandIn) -> Iterator[RunningGateway]:
+    with served_by(triton) as running:
+        yield running
+
+
+@pytest.fixture
+def received(triton: TritonStandIn) -> list[Any]:
+    """Return the requests that reach the stand-in from now on."""
+    triton.received.clear()
+    return triton.received
+
+
+@contextlib.contextmanager
+def served_alone(*models: Model, limits: Limits = LIMITS) -> Iterator[RunningGateway]:
+    with TritonStandIn(*models) as triton, served_by(triton, limits) as gateway:
+        yield gateway
+
+
+def served_by(triton: TritonStandIn, limits: Limits = LIMITS) -> AbstractContextManager[RunningGateway]:
+    return running_gateway(Config(triton=triton.address, systems=tuple(triton.models), limits=limits))
+
+
+def complete(gateway: RunningGateway, prompt: Any = "count", model: str = "counter", **fields: Any) -> Any:
+    reply = gateway.post(COMPLETIONS, {"model": model, "prompt": prompt, **fields})
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def talk(gateway: RunningGateway, content: Any = "count", **fields: Any) -> Any:
+    reply = gateway.post(CHAT, {"model": "counter", "messages": [{"role": "user", "content": content}], **fields})
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+@contextlib.contextmanager
+def open_stream(gateway: RunningGateway, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=WAIT_S)
+    with contextlib.closing(connection):
+        connection.request("POST", path, json.dumps({"model": "counter", "stream": True} | body), JSON)
+        yield connection.getresponse()
+
+
+def next_event(response: http.client.HTTPResponse) -> Any:
+    """Return the next event, "[DONE]" at the end, and None after it."""
+    if not (line := response.readline()):
+        return None
+    data = line.decode().removeprefix("data: ").removesuffix("\n")
+    assert response.readline() == b"\n"
+    return data if data == "[DONE]" else json.loads(data)
+
+
+def stream(gateway: RunningGateway, path: str, **body: Any) -> list[Any]:
+    with open_stream(gateway, path, body) as response:
+        assert response.status == 200, response.read()
+        return list(iter(lambda: next_event(response), None))
+
+
+def values(received: list[Any]) -> dict[str, Any]:
+    """Return the inputs of the only request that the stand-in received."""
+    (request,) = received
+    return {
+        name: tensor.texts() if tensor.datatype == "BYTES" else tensor.array().tolist()
+        for name, tensor in request.inputs.items()
+    }
+
+
+# --- whole answers ----------------------------------------------------------------------------------------------------
+
+
+def test_completion_has_openais_form(gateway: RunningGateway) -> None:
+    answer = complete(gateway, "one two")
+    assert answer.pop("id").startswith("cmpl-")
+    assert time.time() - 60 < answer.pop("created") <= time.time()
+    assert answer == {
+        "object": "text_completion",
+        "model": "counter",
+        "choices": [{"text": WHOLE, "index": 0, "finish_reason": "stop", "logprobs": None}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8},
+    }
+
+
+def test_chat_has_openais_form(gateway: RunningGateway) -> None:
+    answer = talk(gateway, max_tokens=2)
+    assert answer.pop("id").startswith("chatcmpl-")
+    assert time.time() - 60 < answer.pop("created") <= time.time()
+    message = {"role": "assistant", "content": " ein zwei", "refusal": None}
+    prompt_tokens = answer["usage"]["prompt_tokens"]
+    assert answer == {
+        "object": "chat.completion",
+        "model": "counter",
+        "choices": [{"index": 0, "message": message, "finish_reason": "length", "logprobs": None}],
+        "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 2, "total_tokens": prompt_tokens + 2},
+    }
+
+
+def test_completions_defaults_are_openais(gateway: RunningGateway, received: list[Any]) -> None:
+    complete(gateway)
+    assert values(received) == {
+        "text_input": ["count"],
+        "max_new_tokens": [16],
+        "temperature": [1.0],
+        "exclude_input_in_output": [True],
+    }
+    assert received[0].outputs == ["text_output", "finish_reason", "num_input_tokens", "num_output_tokens"]
+
+
+def test_options_reach_the_model(gateway: RunningGateway, received: list[Any]) -> None:
+    complete(gateway, max_tokens=3, temperature=0, top_p=0.5, seed=-1, stop="x", echo=True)
+    assert values(received) == {
+        "text_input": ["count"],
+        "max_new_tokens": [3],
+        "temperature": [0.0],
+        "top_p": [0.5],
+        "seed": [2**63 - 1],
+        "stop": ["x"],
+        "exclude_input_in_output": [False],
+    }
+
+
+def test_chat_sends_messages_and_no_default_length(gateway: RunningGateway, received: list[Any]) -> None:
+    parts = [{"type": "text", "text": "two"}, {"type": "text", "text": "lines"}]
+    roles = ["developer", "system", "user", "assistant"]
+    messages = [{"role": role, "content": role} for role in roles] + [{"role": "user", "content": parts}]
+    assert gateway.post(CHAT, {"model": "counter", "messages": messages}).status == 200
+    inputs = values(received)
+    sent = [(message["role"], message["content"]) for message in json.loads(inputs.pop("messages")[0])]
+    assert sent == [
+        ("system", "developer"),
+        ("system", "system"),
+        ("user", "user"),
+        ("assistant", "assistant"),
+        ("user", "two\nlines"),
+    ]
+    assert inputs == {"temperature": [1.0], "exclude_input_in_output": [True]}
+
+
+def test_max_completion_tokens_wins_over_max_tokens(gateway: RunningGateway) -> None:
+    assert talk(gateway, max_tokens=5, max_completion_tokens=1)["usage"]["completion_tokens"] == 1
+
+
+def test_several_prompts_get_a_choice_each(gateway: RunningGateway, received: list[Any]) -> None:
+    answer = complete(gateway, ["a", "b c", "d"], echo=True, max_tokens=1)
+    assert [choice["text"] for choice in answer["choices"]] == ["a ein", "b c ein", "d ein"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+    assert len(received) == 1
+
+
+def test_streaming_model_answers_whole_if_the_request_does_not_stream(gateway: RunningGateway) -> None:
+    answer = complete(gateway, ["a", "b"], model="counter_stream", max_tokens=2)
+    assert [choice["text"] for choice in answer["choices"]] == [" ein zwei"] * 2
+
+
+def test_greedy_model_gets_only_its_options(gateway: RunningGateway, received: list[Any]) -> None:
+    complete(gateway, model="greedy", temperature=0, top_p=1)
+    assert values(received) == {"text_input": ["count"], "max_new_tokens": [16]}
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_streamed_completion_has_openais_form(gateway: RunningGateway) -> None:
+    *events, done = stream(gateway, COMPLETIONS, prompt="count", max_tokens=3)
+    assert done == "[DONE]"
+    texts = [" ein", " zwei", " drei", ""]
+    assert [event["choices"] for event in events] == [
+        [{"text": text, "index": 0, "finish_reason": None if text else "length", "logprobs": None}] for text in texts
+    ]
+    assert {(event["object"], event["model"]) for event in events} == {("text_completion", "counter")}
+    assert len({(event["id"], event["created"]) for event in events}) == 1
+    assert "usage" not in events[0]
+
+
+def test_streamed_chat_has_openais_form(gateway: RunningGateway) -> None:
+    *events, done = stream(gateway, CHAT, messages=[{"role": "user", "content": "count"}])
+    assert done == "[DONE]"
+    deltas = [{"role": "assistant", "content": ""}, *({"content": text} for text in COUNTED), {}]
+    assert [event["choices"] for event in events] == [
+        [{"index": 0, "delta": delta, "finish_reason": None if delta else "stop", "logprobs": None}] for delta in deltas
+    ]
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert len({event["id"] for event in events}) == 1
+
+
+def test_stream_ends_with_the_usage_on_request(gateway: RunningGateway) -> None:
+    options = {"include_usage": True}
+    *events, last, done = stream(gateway, COMPLETIONS, prompt="one two", max_tokens=3, stream_options=options)
+    assert done == "[DONE]"
+    assert {event["usage"] for event in events} == {None}
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+
+
+def test_several_prompts_stream_side_by_side(gateway: RunningGateway) -> None:
+    options = {"include_usage": True}
+    *events, last, _ = stream(gateway, COMPLETIONS, prompt=["a", "b c"], echo=True, stream_options=options)
+    texts = ["", ""]
+    for event in events:
+        (choice,) = event["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == ["a" + WHOLE, "b c" + WHOLE]
+    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+
+
+def on_demand(model: Model) -> threading.Semaphore:
+    """Let the model generate its next piece only when the semaphore is released."""
+    answer, permits = model.answer, threading.Semaphore(0)
+
+    def wait(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        for response in answer(inputs):
+            permits.acquire(timeout=WAIT_S)
+            yield response
+
+    model.answer = wait
+    return permits
+
+
+def test_event_leaves_before_the_next_piece_exists() -> None:
+    model = generator("counter_stream", streams=True)
+    permits = on_demand(model)
+    permits.release()
+    with served_alone(generator(), model) as gateway, open_stream(gateway, COMPLETIONS, {"prompt": "a"}) as response:
+        assert response.headers["x-accel-buffering"] == "no"
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert "content-encoding" not in response.headers
+        for text in COUNTED:
+            assert next_event(response)["choices"][0]["text"] == text
+            permits.release()
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "requests"),
+    [
+        ("counter", {"prompt": "a"}, 1),
+        ("counter_stream", {"prompt": "a", "stream": True}, 1),
+        ("counter_stream", {"prompt": ["a", "b"], "stream": True}, 2),
+    ],
+)
+def test_client_that_leaves_cancels_its_requests(gateway, triton, model, fields, requests) -> None:
+    triton.cancelled.clear()
+    triton.models[model].gate.clear()
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", COMPLETIONS, json.dumps({"model": "counter"} | fields), headers)
+        triton.wait_until(lambda: triton.running.count(model) == requests)
+        connection.close()
+        triton.wait_until(lambda: triton.cancelled.count(model) == requests)
+    finally:
+        triton.models[model].gate.set()
+
+
+def test_client_that_leaves_between_two_pieces_cancels_the_request() -> None:
+    model = generator("counter_stream", streams=True)
+    permits = on_demand(model)
+    permits.release()
+    with TritonStandIn(generator(), model) as triton, served_by(triton) as gateway:
+        with open_stream(gateway, COMPLETIONS, {"prompt": "a"}) as response:
+            assert next_event(response)["choices"][0]["text"] == COUNTED[0]
+        triton.wait_until(lambda: triton.cancelled == ["counter_stream"])
+        permits.release(len(COUNTED))
+
+
+def test_stream_whose_head_cannot_be_sent_is_closed() -> None:
+    closed = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"first"
+        finally:
+            closed.append(True)
+
+    async def fail(message: Any) -> None:
+        raise ConnectionError
+
+    async def respond() -> None:
+        response = await EventStream.begin(events(), WAIT_S)
+        with pytest.raises(ConnectionError):
+            await response({}, None, fail)
+        assert closed
+
+    asyncio.run(respond())
+
+
+def test_error_ends_a_stream_with_an_event(gateway: RunningGateway) -> None:
+    *events, error = stream(gateway, COMPLETIONS, prompt="count", model="broken_stream")
+    assert [event["choices"][0]["text"] for event in events] == COUNTED[:2]
+    assert error["error"].keys() == {"message", "type", "param", "code"}
+    assert error["error"]["type"] == "server_error"
+    assert "secret" not in error["error"]["message"]
+
+
+def test_silence_ends_a_stream_with_an_error() -> None:
+    model = generator("counter_stream", streams=True)
+    permits = on_demand(model)
+    permits.release()
+    limits = Limits(timeout=2.0)  # on a busy machine, the first piece needs a part of it
+    with served_alone(generator(), model, limits=limits) as gateway:
+        first, error = stream(gateway, COMPLETIONS, prompt="a")
+    assert first["choices"][0]["text"] == COUNTED[0]
+    assert error["error"]["code"] == "timeout"
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "model", "param"), [(COMPLETIONS, "full", "prompt"), (CHAT, "full_chat", "messages")])
+@pytest.mark.parametrize("streams", [False, True])
+def test_too_long_prompt_is_refused_with_openais_code(gateway, path, model, param, streams) -> None:
+    source = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    reply = gateway.post(path, {"model": model, "stream": streams} | source)
+    assert reply.status == 400
+    assert reply.error["code"] == "context_length_exceeded"
+    assert reply.error["param"] == param
+    assert "'max_tokens' is 16" in reply.error["message"]
+    assert "max_new_tokens" not in reply.error["message"]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+WRONG = [
+    {"n": 2},
+    {"logprobs": True},
+    {"tools": [{"type": "function"}]},
+    {"response_format": {"type": "json_object"}},
+    {"frequency_penalty": 0.1},
+    {"logit_bias": {"5": 1}},
+    {"max_tokens": 0},
+    {"temperature": 2.1},
+    {"top_p": 0},
+    {"stop": ["a"] * 5},
+    {"seed": "one"},
+    {"top_k": 5},
+]
+USER = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a"] * 9}, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+        (COMPLETIONS, {"prompt": "a", "model": "nobody"}, "model"),
+        (COMPLETIONS, {"prompt": "a", "model": "embedding"}, "model"),
+        (COMPLETIONS, {"prompt": "a", "model": "greedy", "stream": True}, "stream"),
+        (COMPLETIONS, {"prompt": "a", "model": "streamer"}, "stream"),
+        (COMPLETIONS, {"prompt": "a", "model": "greedy", "temperature": 0.5}, "temperature"),
+        (CHAT, {"messages": USER, "model": "greedy"}, "model"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": USER, "model": "plain"}, "messages"),
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+        (CHAT, {"messages": [*USER, {"role": "user", "content": [IMAGE]}]}, "messages[1].content[0].type"),
+        (CHAT, {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        *[(CHAT, {"messages": USER} | field, next(iter(field))) for field in WRONG],
+        *[(COMPLETIONS, {"prompt": "a"} | field, next(iter(field))) for field in WRONG],
+    ],
+)
+def test_wrong_request_is_refused_by_param(gateway, received, path, fields, param) -> None:
+    reply = gateway.post(path, {"model": "counter"} | fields)
+    assert reply.status == (404 if fields.get("model") == "nobody" else 400)
+    assert reply.error["param"] == param
+    assert not received or received[0].model == "plain"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_field_that_asks_for_nothing_is_ignored(gateway: RunningGateway, path: str) -> None:
+    fields = {
+        "n": 1,
+        "stop": [],
+        "logprobs": None,
+        "max_tokens": None,
+        "presence_penalty": 0,
+        "response_format": {"type": "text"},
+        "stream": False,
+        "stream_options": None,
+        "tools": [],
+        "user": "somebody",
+    }
+    source = {"prompt": "a"} if path == COMPLETIONS else {"messages": USER}
+    assert gateway.post(path, {"model": "counter"} | source | fields).status == 200
+
+
+def test_clients_may_send_answers_back(gateway: RunningGateway) -> None:
+    answer = talk(gateway)["choices"][0]["message"]
+    nulls = dict.fromkeys(["audio", "annotations", "function_call", "tool_calls"])
+    messages = [*USER, answer | nulls, *USER]
+    assert gateway.post(CHAT, {"model": "counter", "messages": messages}).status == 200
+
+
+def test_tokens_and_first_pieces_are_counted() -> None:
+    def sample(name: str, **labels: str) -> float:
+        value = gateway.server.config.app.counters.registry.get_sample_value(f"gateway_{name}", labels)
+        return value or 0.0
+
+    broken = failing("broken_stream", grpc.StatusCode.INTERNAL, "", after=2)
+    with served_alone(generator(), generator("counter_stream", streams=True), broken) as gateway:
+        complete(gateway, "one two", max_tokens=3)
+        stream(gateway, COMPLETIONS, prompt="one two", max_tokens=3)
+        stream(gateway, COMPLETIONS, prompt="one two", model="broken_stream")
+        gateway.get("/health")  # so that the last request is counted
+        assert sample("tokens_total", kind="prompt") == 6
+        assert sample("tokens_total", kind="completion") == 8
+        assert sample("first_token_seconds_count", route=COMPLETIONS) == 2
+        assert sample("requests_total", route=COMPLETIONS, code="200") == 2
+        assert sample("requests_total", route=COMPLETIONS, code="500") == 1

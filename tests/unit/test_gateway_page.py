@@ -1,0 +1,476 @@
+"""The gateway's page, and the route of its boxes, with stand-ins for Triton and Prometheus."""
+
+from __future__ import annotations
+
+import base64
+import html
+import os
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from gateway import monitoring
+from gateway.config import Config, Limits
+from gateway.counters import Counters
+from gateway.front_page import decimal
+from gateway.inference import Tensor
+from gateway.last_minute import QUERY
+from gateway.monitoring import is_loopback
+from scripts.common.ports import free_ports
+from scripts.common.settings import ROOT, Settings
+from tests.support import page_systems, promql
+from tests.support.gateway import Reply, RunningGateway, running_gateway
+from tests.support.page_systems import HOSTILE, NAMES, PrometheusStandIn, models
+from tests.support.triton_stand_in import Model, TritonStandIn, embedding
+
+KEY = "a-key-of-the-tests"
+CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+class Reader(HTMLParser):
+    """The text of a page by system, and what the content security policy forbids."""
+
+    VOID = ("meta", "link", "input", "img", "br")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.systems: dict[str, str] = {}
+        self.text = ""
+        self.links: list[str] = []
+        self.commands: list[str] = []
+        self.forbidden: list[str] = []
+        self._system = ""
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = dict(attributes)
+        if tag not in self.VOID:
+            self._open.append(tag)
+        if tag == "article":
+            self._system = values["data-system"] or ""
+            self.systems[self._system] = ""
+        if tag == "pre":
+            self.commands.append("")
+        if tag == "a":
+            self.links.append(values["href"] or "")
+        if tag == "style" or (tag == "script" and "src" not in values):
+            self.forbidden.append(tag)
+        self.forbidden += [name for name in values if name == "style" or name.startswith("on")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+        if tag == "article":
+            self._system = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "script":
+            self.forbidden.append(data)
+        if "pre" in self._open:
+            self.commands[-1] += data
+        text = f"{' '.join(data.split())} " if data.strip() else ""
+        self.text += text
+        if self._system:
+            self.systems[self._system] += text
+
+
+def read(gateway: RunningGateway, **headers: str) -> Reader:
+    reply = gateway.get("/", **headers)
+    assert reply.status == 200
+    reader = Reader(reply.body.decode())
+    assert not reader.forbidden
+    return reader
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    with page_systems.patience():
+        yield
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[TritonStandIn]:
+    with TritonStandIn(*models()) as stand_in:
+        yield stand_in
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Iterator[PrometheusStandIn]:
+    with PrometheusStandIn() as stand_in:
+        yield stand_in
+
+
+@pytest.fixture(scope="module")
+def settings(prometheus: PrometheusStandIn, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Return settings with a running Prometheus, and no Grafana or Locust."""
+    grafana, locust = free_ports(2)
+    reports = str(tmp_path_factory.mktemp("reports"))
+    ports = {"PROMETHEUS_PORT": prometheus.port, "GRAFANA_PORT": grafana, "LOCUST_PORT": locust}
+    return Settings.load().replace(REPORTS=reports, **{name: str(port) for name, port in ports.items()})
+
+
+@pytest.fixture(scope="module")
+def config(triton: TritonStandIn) -> Config:
+    return Config(triton=triton.address, systems=NAMES)
+
+
+@pytest.fixture(scope="module")
+def gateway(config: Config, settings: Settings) -> Iterator[RunningGateway]:
+    with running_gateway(config, settings) as running:
+        yield running
+
+
+@contextmanager
+def serving(*served: Model, **changes: str) -> Iterator[RunningGateway]:
+    """Run a gateway with these systems and settings, without Prometheus."""
+    with TritonStandIn(*served) as stand_in:
+        config = Config(triton=stand_in.address, systems=tuple(model.name for model in served))
+        (port,) = free_ports(1)
+        with running_gateway(config, Settings.load().replace(PROMETHEUS_PORT=str(port), **changes)) as running:
+            yield running
+
+
+# --- the reading part -------------------------------------------------------------------------------------------------
+
+
+def test_page_lists_systems_with_state_purpose_and_route(gateway: RunningGateway) -> None:
+    reader = read(gateway)
+    assert tuple(reader.systems) == NAMES
+    assert "11 of 12 systems are ready" in reader.text
+    assert "No key is required" in reader.text
+    for name, purpose, route in (
+        ("embedding", "turns texts into vectors", "POST /v1/embeddings"),
+        ("reranker", "sorts texts", "POST /v1/rerank"),
+        ("classifier", "classifies texts", "POST /v1/classify"),
+        ("writer", "continues a text, and answers in a chat", "POST /v1/completions POST /v1/chat/completions"),
+        ("names", "recognizes names", "no OpenAI route"),
+        ("answers", "finds the answer to a question", "no OpenAI route"),
+        ("mask", "fills in a masked word", "no OpenAI route"),
+        ("sparse", "turns a text into a sparse vector", "no OpenAI route"),
+        ("images", "turns an image into vectors", "no OpenAI route"),
+        ("pets", "classifies images", "no OpenAI route"),
+        ("tensors", "takes x and returns y", "no OpenAI route"),
+    ):
+        assert f"{name} ready {purpose}" in reader.systems[name]
+        assert route in reader.systems[name]
+    assert reader.systems["absent"].startswith("absent not ready absent is not loaded")
+
+
+def test_page_shows_figures_engine_and_batching(gateway: RunningGateway) -> None:
+    reader = read(gateway)
+    assert "requests through the gateway 204 /s 95 % answered within 21.3 ms in flight 12" in reader.text
+    assert "refused with 429 3.2 /s failed 0 /s" in reader.text
+    # Triton counted the two failures of the ensemble twice.
+    assert "requests 202 /s mean latency 13.1 ms mean batch 7.9 failed 2.0 /s" in reader.systems["embedding"]
+    assert (
+        "tokenizer dynamic, up to 64 – encoder packed_onnx, openvino bf16 dynamic, up to 64 7.9"
+        in (reader.systems["embedding"])
+    )
+    # With those of the model that streams.
+    assert "requests 0.5 /s mean latency 2.9 s tokens 41.2 /s" in reader.systems["writer"]
+    assert "writer generation continuous, up to 32 3.4 writer_stream" in reader.systems["writer"]
+    assert "requests 0 /s mean latency – mean batch –" in reader.systems["pets"]
+
+
+def test_page_needs_no_prometheus(config: Config) -> None:
+    with running_gateway(config) as running:
+        reader = read(running)
+    assert "Prometheus does not answer" in reader.text
+    assert "embedding ready turns texts into vectors" in reader.systems["embedding"]
+    assert "mean latency" not in reader.text
+
+
+def test_api_does_not_wait_for_the_page(gateway: RunningGateway, prometheus: PrometheusStandIn) -> None:
+    replies: list[Reply] = []
+    viewer = threading.Thread(target=lambda: replies.append(gateway.get("/")))
+    prometheus.received.clear()
+    prometheus.gate.clear()
+    try:
+        viewer.start()
+        assert prometheus.received.wait(40)
+        assert gateway.post("/v1/embeddings", {"model": "embedding", "input": "text"}).status == 200
+        assert not replies
+    finally:
+        prometheus.gate.set()
+        viewer.join(40)
+    assert "mean latency" in replies[0].body.decode()
+
+
+def test_page_does_not_wait_for_a_hanging_prometheus(
+    gateway: RunningGateway, prometheus: PrometheusStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitoring, "LIMIT_S", 0.05)
+    prometheus.gate.clear()
+    try:
+        assert "Prometheus does not answer" in read(gateway).text
+    finally:
+        prometheus.gate.set()
+
+
+def test_page_reports_a_triton_that_does_not_answer(settings: Settings) -> None:
+    (port,) = free_ports(1)
+    with running_gateway(Config(triton=f"127.0.0.1:{port}", systems=("embedding",)), settings) as running:
+        reader = read(running)
+    assert "embedding is not ready" in reader.text
+    assert "Triton does not answer. make status shows its state" in reader.text
+
+
+def test_page_names_a_missing_step_of_an_ensemble() -> None:
+    model = embedding()
+    model.settings = {"ensemble_scheduling": {"step": [{"model_name": "lost", "model_version": -1}]}}
+    with serving(model) as running:
+        assert "its model lost is not loaded" in read(running).systems["embedding"]
+
+
+def test_page_without_systems_says_so() -> None:
+    with serving() as running:
+        assert "No system is served" in read(running).text
+
+
+def test_served_texts_are_escaped() -> None:
+    model = embedding(HOSTILE)
+    model.parameters = {"max_batch": HOSTILE}
+    model.settings = {"backend": HOSTILE}
+    with serving(model) as running:
+        page = running.get("/").body.decode()
+    assert "<img" not in page
+    assert html.escape(HOSTILE, quote=False) in page.replace("&#34;", '"')
+
+
+def test_page_allows_only_its_own_script_and_style(gateway: RunningGateway) -> None:
+    for path, media_type in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+        reply = gateway.get(path)
+        assert reply.headers["content-type"] == f"{media_type}; charset=utf-8"
+        policy = reply.headers["content-security-policy"]
+        assert policy.startswith(CLOSED) and "; script-src 'self'; style-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert reply.headers["x-content-type-options"] == "nosniff"
+
+
+# --- links and commands -----------------------------------------------------------------------------------------------
+
+
+def test_links_lead_to_programs_that_answer(
+    config: Config, gateway: RunningGateway, settings: Settings, prometheus: PrometheusStandIn
+) -> None:
+    assert read(gateway, host="localhost:1").links[:-1] == [f"http://localhost:{prometheus.port}/"]
+    # From another machine, the programs on loopback are out of reach.
+    assert read(gateway, host="192.0.2.1:8080").links[:-1] == []
+    opened = settings.replace(BIND_ADDRESS="0.0.0.0", PROMETHEUS_HOST="")
+    with running_gateway(config, opened) as running:
+        assert read(running, host="192.0.2.1:8080").links[:-1] == [f"http://192.0.2.1:{prometheus.port}/"]
+
+
+def test_port_of_another_program_is_not_linked(config: Config, settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        greeter = threading.Thread(target=greet, daemon=True)
+        greeter.start()
+        with running_gateway(config, settings.replace(GRAFANA_PORT=str(listener.getsockname()[1]))) as running:
+            reader = read(running)
+        greeter.join(40)
+    assert "Grafana" not in reader.text
+    assert "Prometheus" in reader.text
+
+
+def test_in_a_container_programs_are_found_by_name(
+    config: Config, settings: Settings, prometheus: PrometheusStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_URL", f"http://localhost:{prometheus.port}")
+    with running_gateway(config, settings.replace(PROMETHEUS_PORT="19090")) as running:
+        reader = read(running, host="localhost")
+    assert reader.links[:-1] == ["http://localhost:19090/"]
+    assert "mean latency 13.1 ms" in reader.text
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        *((name, True) for name in ("localhost", "a.localhost", "127.3.2.1", "[::1]")),
+        *((name, False) for name in ("192.0.2.1", "[2001:db8::1]", "example.org", "localhost.example.org")),
+    ],
+)
+def test_loopback_names_are_recognized(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_latest_reports_are_linked_and_shown(gateway: RunningGateway, settings: Settings) -> None:
+    folder = settings.path("REPORTS")
+    assert gateway.get("/reports/latest").status == 404
+    (folder / "20260101T000000Z-embedding").mkdir()
+    (folder / "20260101T000000Z-embedding/report.html").write_text("<p>a report</p>")
+    (folder / "latest").symlink_to("20260101T000000Z-embedding")
+    assert "/reports/latest" in read(gateway).links
+    reply = gateway.get("/reports/latest")
+    assert (reply.status, reply.body) == (200, b"<p>a report</p>")
+    assert reply.headers["content-security-policy"] == f"{CLOSED}; style-src 'unsafe-inline'; img-src data:"
+    assert gateway.get("/reports/latest-tune").status == 404
+    assert gateway.get("/reports/..%2flatest").status == 404
+
+
+def test_commands_work_as_printed(gateway: RunningGateway, triton: TritonStandIn, tmp_path) -> None:
+    (tmp_path / "image.jpg").write_bytes(b"an image")
+    commands = [line for block in read(gateway).commands for line in block.split("\n\n")]
+    assert len(commands) == 11  # two for the writer
+    for command in commands:
+        before = len(triton.received)
+        done = subprocess.run(
+            ["bash", "-c", re.sub(r"\bcurl ", "curl -sS --fail-with-body ", command)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert len(triton.received) > before
+    sent = [received.inputs for received in triton.received if received.model == "images"]
+    assert base64.b64decode(sent[-1]["image_bytes"].texts()[0]) == b"an image"
+    assert "[MASK]" in next(r for r in triton.received if r.model == "mask").inputs["input_text"].texts()[0]
+
+
+def test_hostile_host_is_not_repeated(gateway: RunningGateway) -> None:
+    page = gateway.get("/", host='localhost:1"$(reboot)').body.decode()
+    assert "reboot" not in page
+    assert "curl http://localhost" in page
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_page_asks_browsers_for_the_key(config: Config) -> None:
+    with running_gateway(replace(config, keys=(sha256(KEY.encode()).digest(),))) as running:
+        for path in ("/", "/page.js", "/reports/latest"):
+            reply = running.get(path)
+            assert reply.status == 401
+            assert reply.headers["www-authenticate"].startswith("Basic ")
+        assert running.post("/try/names", {"inputs": {"input_text": "text"}}).status == 401
+        basic = f"Basic {base64.b64encode(f'anybody:{KEY}'.encode()).decode()}"
+        reader = read(running, authorization=basic)
+        assert "Every request needs a key" in reader.text
+        command = reader.commands[0].replace("curl ", "curl -sS --fail-with-body ")
+        done = subprocess.run(["bash", "-c", command], env=os.environ | {"API_KEY": KEY}, capture_output=True)
+        assert done.returncode == 0, done.stderr
+
+
+# --- POST /try/{system} -----------------------------------------------------------------------------------------------
+
+
+def attempt(gateway: RunningGateway, system: str, **inputs: str) -> Reply:
+    return gateway.post(f"/try/{system}", {"inputs": inputs})
+
+
+def test_try_returns_the_outputs(gateway: RunningGateway) -> None:
+    reply = attempt(gateway, "names", input_text="text")
+    assert reply.status == 200
+    assert reply.json["model"] == "names"
+    assert reply.json["outputs"][0] == {
+        "name": "label",
+        "datatype": "BYTES",
+        "shape": [1, 2],
+        "data": ["PER", HOSTILE],
+    }
+    assert reply.json["outputs"][2]["data"] == [0, 24]
+
+
+def test_try_shortens_long_outputs(gateway: RunningGateway) -> None:
+    (output,) = attempt(gateway, "images", image_bytes="aW1hZ2U=").json["outputs"]
+    assert output["shape"] == [1, 500]
+    assert len(output["data"]) == 256
+
+
+def test_try_shortens_long_texts_and_writes_valid_json() -> None:
+    tensors = [
+        Tensor.from_texts("text", ["x" * 10_000], [1, 1]),
+        Tensor.from_values("numbers", "FP32", [[np.nan, np.inf, 1.5]]),
+        Tensor("brain", "BF16", [1, 2], b"\0\0\0\0"),
+        Tensor.from_values("flags", "BOOL", [[True, False]]),
+    ]
+    model = Model("odd", {"input_text": ("STRING", [1])}, {}, lambda inputs: [tensors])
+    with serving(model) as running:
+        text, numbers, brain, flags = attempt(running, "odd", input_text="text").json["outputs"]
+    assert text["data"] == ["x" * 4096]
+    assert numbers["data"] == [None, None, 1.5]
+    assert (brain["shape"], brain["data"]) == ([1, 2], [])
+    assert flags["data"] == [True, False]
+
+
+def test_try_fits_models_without_a_batch_dimension() -> None:
+    tensors = [Tensor.from_texts("out", [" word"])]
+    model = Model("gpt2_ensemble", {"TEXT": ("STRING", [-1])}, {"out": ("STRING", [-1])}, lambda _: [tensors], 0)
+    with TritonStandIn(model) as stand_in:
+        with running_gateway(Config(triton=stand_in.address, systems=("gpt2_ensemble",))) as running:
+            assert attempt(running, "gpt2_ensemble", TEXT="a").json["outputs"][0]["data"] == [" word"]
+        assert list(stand_in.received[0].inputs["TEXT"].shape) == [1]
+
+
+@pytest.mark.parametrize(
+    ("system", "inputs", "status", "param", "message"),
+    [
+        ("absent", {}, 503, "model", "not ready"),
+        ("encoder", {"input_text": "text"}, 404, "system", "does not exist"),
+        ("answers", {"question": "?"}, 400, "inputs.context", "requires this input"),
+        ("answers", {"question": "", "context": "text"}, 400, "inputs.question", "requires this input"),
+        ("names", {"input_text": "text", "other": "text"}, 400, "inputs.other", "takes the texts input_text"),
+        ("images", {}, 400, "inputs.image_bytes", "requires this input"),
+        ("tensors", {"x": "1"}, 400, "system", "takes x, which are not texts or images"),
+        ("writer_stream", {"text_input": "text"}, 400, "system", "streams"),
+    ],
+)
+def test_try_refuses_wrong_requests(
+    gateway: RunningGateway, system: str, inputs: dict[str, str], status: int, param: str, message: str
+) -> None:
+    reply = attempt(gateway, system, **inputs)
+    assert (reply.status, reply.error["param"]) == (status, param)
+    assert message in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [(b"{", None), (b"[]", None), ({}, "inputs"), ({"inputs": {"input_text": 1}}, "inputs[...]")]
+)
+def test_try_refuses_wrong_bodies(gateway: RunningGateway, body: object, param: str | None) -> None:
+    reply = gateway.post("/try/names", body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_try_has_the_limits_of_the_api(config: Config) -> None:
+    with running_gateway(replace(config, limits=Limits(body=1000))) as running:
+        assert attempt(running, "names", input_text="x" * 2000).status == 413
+        assert 'data-body-limit="1000"' in running.get("/").body.decode()
+
+
+def test_try_refuses_pages_of_other_sites(gateway: RunningGateway) -> None:
+    body = {"inputs": {"input_text": "text"}}
+    assert gateway.post("/try/names", body, origin="https://example.org").status == 403
+    assert gateway.post("/try/names", body, origin=gateway.url).status == 200
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_query_reads_metrics_that_exist() -> None:
+    own = {family.name for family in Counters().registry.collect()}
+    documented = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
+    for metric in promql.metrics(QUERY):
+        assert re.sub("_(total|bucket)$", "", metric) in own or metric in documented, metric
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, "–"), (0, "0"), (0.004, "0.004"), (0.25, "0.2"), (7.94, "7.9"), (214.6, "215")]
+)
+def test_numbers_are_short(value: float | None, expected: str) -> None:
+    assert decimal(value) == expected

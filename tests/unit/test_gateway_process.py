@@ -1,0 +1,99 @@
+"""The gateway as a process of its own: its settings, TLS, metrics and end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.common.ports import free_ports
+from tests.support.certificates import save_certificate
+from tests.support.triton_http_stand_in import http_before
+from tests.support.triton_stand_in import TritonStandIn, embedding
+
+ROOT = Path(__file__).parents[2]
+START_S = 60
+
+
+@contextlib.contextmanager
+def process(**settings: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TRITON_SETTINGS_NAMES": "*"}
+    environment |= {"TRITON_SETTINGS_FILE": os.environ["TRITON_SETTINGS_FILE"], "SYSTEMS": "embedding"} | settings
+    command = [sys.executable, "-m", "gateway"]
+    with subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, cwd="/") as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def wait_for(port: str, running: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", int(port))) == 0:
+                return
+        assert running.poll() is None, running.stderr and running.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_process_serves_with_tls_and_a_key_and_ends_in_order(tmp_path: Path) -> None:
+    port, metrics_port = map(str, free_ports(2))
+    certificate, key = save_certificate(tmp_path)
+    context = ssl.create_default_context(cafile=str(certificate))
+    with TritonStandIn(embedding()) as triton, http_before(triton.address) as http:
+        settings = {
+            "GATEWAY_PORT": port,
+            "GATEWAY_METRICS_PORT": metrics_port,
+            "TRITON_GRPC_PORT": str(triton.port),
+            "TRITON_HTTP_PORT": str(http.server_port),
+            "API_KEYS": "a-key-of-the-test",
+            "TLS_CERT": str(certificate),
+            "TLS_KEY": str(key),
+        }
+        with process(**settings) as running:
+            wait_for(port, running)
+            body = json.dumps({"model": "embedding", "input": "a"}).encode()
+            headers = {"authorization": "Bearer a-key-of-the-test", "content-type": "application/json"}
+            request = urllib.request.Request(f"https://127.0.0.1:{port}/v1/embeddings", body, headers)
+            with urllib.request.urlopen(request, context=context, timeout=START_S) as response:
+                assert json.load(response)["usage"]["total_tokens"] == 3
+            with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=START_S) as response:
+                metrics = response.read().decode()
+            assert 'gateway_requests_total{code="200",route="/v1/embeddings"} 1.0' in metrics
+            assert "process_resident_memory_bytes" in metrics
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(START_S) == 0
+            assert running.stderr and "a-key-of-the-test" not in running.stderr.read()
+
+
+def test_process_refuses_to_listen_without_keys() -> None:
+    with process(GATEWAY_BIND="0.0.0.0") as running:
+        _, errors = running.communicate(timeout=START_S)
+    assert running.returncode == 1
+    assert "API_KEYS" in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("name", ["GATEWAY_PORT", "GATEWAY_METRICS_PORT"])
+def test_taken_port_is_named(name: str) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken, other = str(holder.getsockname()[1]), str(free_ports(1)[0])
+        ports = {"GATEWAY_PORT": other, "GATEWAY_METRICS_PORT": other, name: taken}
+        with process(**ports) as running:
+            _, errors = running.communicate(timeout=START_S)
+    assert running.returncode == 1
+    assert f"{name}={taken}" in errors and "Traceback" not in errors

@@ -1,0 +1,196 @@
+"""The gateway as a program of the local runtime: its settings, its secrets, and what restarts it alone."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+
+from scripts.common import settings as settings_module
+from scripts.common.settings import SECRETS, Settings, UserError
+from scripts.stack.base import GATEWAY_SETTINGS
+from scripts.stack.local.stack import LocalStack
+from scripts.stack.local.supervisor import CONF
+from tests.support.certificates import save_certificate
+
+KEY = "a-key-of-the-tests"
+# Names of the environment that hold a secret -> the program that needs it.
+NEEDED_BY = {
+    "API_KEYS": "gateway",
+    "TRITON_ADMIN_KEY": "triton",
+    "GF_SECURITY_ADMIN_PASSWORD": "grafana",
+}
+
+
+class SupervisorStandIn:
+    """Stands in for a supervisord whose programs run. It records its calls; one that stops all fails the test."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def running(self) -> bool:
+        return True
+
+    def check(self) -> None: ...
+
+    def stop_program(self, name: str) -> None:
+        self.calls.append(("stop", name))
+
+    def start_program(self, name: str) -> None:
+        self.calls.append(("start", name))
+
+    def stop(self) -> None:
+        raise AssertionError("the running stack was stopped")
+
+
+@pytest.fixture
+def stack(tmp_path):
+    """Return what makes a stack with these settings, which runs with those of the first."""
+
+    def make(**values: object) -> LocalStack:
+        own = {"LOCAL_STATE": tmp_path / "state", "REPORTS": tmp_path / "reports", "RUNTIME": "local"}
+        changed = {name: str(value) for name, value in (own | values).items()}
+        stack = LocalStack(Settings.load().replace(GRAFANA_HOME="none", **changed))
+        stack.supervisor = SupervisorStandIn()
+        if not stack.record.exists():
+            stack.write_record(programs=["gateway", "triton"])
+            (stack.state / "prometheus").mkdir()
+        return stack
+
+    return make
+
+
+def test_gateway_reads_its_settings_from_a_private_file(stack, monkeypatch):
+    values = {"API_KEYS": f"{KEY} another-key-of-the-tests", "REPORTS": "it's a \\ path", "GATEWAY_PORT": "8100"}
+    running = stack(TRITON_ADMIN_KEY="the-admin-key", **values)
+    running.write_gateway_settings()
+    file = running.state / "run/gateway.env"
+    assert file.stat().st_mode & 0o077 == 0
+    assert "the-admin-key" not in file.read_text()
+    monkeypatch.setattr(settings_module, "DOTENV", file)
+    read = Settings.load()
+    assert {name: read[name] for name in (*values, "BIND_ADDRESS", "TRITON_GRPC_PORT")} == {
+        **values,
+        "BIND_ADDRESS": "127.0.0.1",
+        "TRITON_GRPC_PORT": "8001",
+    }
+    assert [read[name] for name in SECRETS] == ["", ""]
+
+
+def test_file_of_the_gateway_is_the_one_that_its_command_names():
+    command = shlex.split(programs()["gateway"])
+    assert command[:2] == ["env", "-i"]
+    assert "TRITON_SETTINGS_FILE=%(ENV_STATE)s/run/gateway.env" in command
+
+
+def programs() -> dict[str, str]:
+    """Return each program's command."""
+    config = configparser.RawConfigParser(strict=True)
+    config.read(CONF)
+    return {
+        section.removeprefix("program:"): config[section]["command"]
+        for section in config
+        if section.startswith("program:")
+    }
+
+
+@pytest.mark.parametrize("secret", NEEDED_BY)
+def test_no_program_gets_the_secret_of_another(secret):
+    commands = {name: shlex.split(command) for name, command in programs().items()}
+    assert set(commands) == {"gateway", "triton", "prometheus", "grafana"}
+    gets = {name for name, words in commands.items() if words[1] != "-i" and ["-u", secret] not in pairs(words)}
+    assert gets == {NEEDED_BY[secret]} - {"gateway"}
+
+
+def pairs(words: list[str]) -> list[list[str]]:
+    return [words[n : n + 2] for n in range(len(words))]
+
+
+@pytest.mark.parametrize(("name", "value"), [("API_KEYS", KEY), ("GATEWAY_IN_FLIGHT", "8"), ("GATEWAY_TIMEOUT", "5")])
+def test_setting_of_the_gateway_restarts_it_alone(stack, capsys, name, value):
+    stack()
+    changed = stack(**{name: value})
+    changed.start()
+    assert changed.supervisor.calls == [("stop", "gateway"), ("start", "gateway"), ("start", "triton")]
+    printed = capsys.readouterr().out
+    assert f"settings changed ({name}): restarting the gateway" in printed
+    assert KEY not in printed
+    assert f"{name}='{value}'" in (changed.state / "run/gateway.env").read_text()
+    again = stack(**{name: value})
+    again.start()
+    assert again.supervisor.calls == [("start", "gateway"), ("start", "triton")]
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ({}, "loopback only: set API_KEYS and GATEWAY_BIND to open it"),
+        ({"API_KEYS": KEY, "GATEWAY_BIND": "0.0.0.0"}, "open to other machines on 0.0.0.0, with a key of API_KEYS"),
+        ({"API_KEYS": KEY, "GATEWAY_BIND": "0.0.0.0"}, "without TLS"),
+    ],
+)
+def test_addresses_tell_who_reaches_the_gateway(stack, capsys, values, note):
+    stack(**values).print_urls()
+    printed = capsys.readouterr().out
+    assert note in printed
+    assert KEY not in printed
+
+
+def test_renewed_certificate_restarts_the_gateway(stack, tmp_path, capsys):
+    cert, key = save_certificate(tmp_path)
+    stack(TLS_CERT=cert, TLS_KEY=key)
+    assert stack(TLS_CERT=cert, TLS_KEY=key).changed_gateway() == []
+    save_certificate(tmp_path)
+    stack(TLS_CERT=cert, TLS_KEY=key).start()
+    assert "settings changed (TLS_CERT): restarting the gateway" in capsys.readouterr().out
+
+
+def test_stack_of_a_release_without_gateway_restarts(stack):
+    running = stack()
+    running.record.write_text(json.dumps(running.recorded() | {"programs": ["triton"]}))
+    with pytest.raises(AssertionError, match="the running stack was stopped"):
+        stack().start()
+
+
+@pytest.fixture
+def taken() -> int:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+def broken_settings(folder: Path, port: int) -> dict[str, tuple[dict[str, object], str]]:
+    cert, key = save_certificate(folder, password=b"secret")
+    return {
+        "port": ({"GATEWAY_PORT": port}, f"port {port} cannot be opened on 127.0.0.1"),
+        "metrics": ({"GATEWAY_METRICS_PORT": port}, "or set another GATEWAY_METRICS_PORT in .env"),
+        "address": ({"GATEWAY_BIND": "192.0.2.1", "API_KEYS": KEY}, "this machine has no address 192.0.2.1"),
+        "no key": ({"GATEWAY_BIND": "0.0.0.0"}, "API_KEYS is empty"),
+        "no certificate": ({"TLS_CERT": folder / "x", "TLS_KEY": key}, "there is no file that you may read"),
+        "encrypted key": ({"TLS_CERT": cert, "TLS_KEY": key}, "the key without a password"),
+        "other way round": ({"TLS_CERT": key, "TLS_KEY": cert}, "not a certificate and its key"),
+    }
+
+
+@pytest.mark.parametrize(
+    "problem", ["port", "metrics", "address", "no key", "no certificate", "encrypted key", "other way round"]
+)
+def test_up_refuses_wrong_settings_of_the_gateway_before_anything(stack, tmp_path, taken, problem):
+    stack()
+    settings, message = broken_settings(tmp_path, taken)[problem]
+    refused = stack(**settings)
+    with pytest.raises(UserError, match=message):
+        refused.check()
+    with pytest.raises(UserError, match=message):
+        refused.start()
+    assert refused.supervisor.calls == []
+
+
+def test_every_setting_of_the_gateway_is_known():
+    names = {name for name in Settings.load() if name.startswith(("GATEWAY_", "TLS_", "API_"))}
+    assert names == set(GATEWAY_SETTINGS)

@@ -1,0 +1,72 @@
+"""Loads of models over gRPC and, without it, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import grpc
+import pytest
+
+from scripts.common.ports import free_ports
+from scripts.common.triton import Triton, TritonError
+from tests.support.triton_stand_in import Failure, TritonStandIn
+
+CONFIG = {"max_batch_size": 8, "parameters": {"text": {"string_value": "한" * 100}}}
+
+
+@pytest.fixture
+def server() -> Iterator[TritonStandIn]:
+    with TritonStandIn() as stand_in:
+        yield stand_in
+
+
+def client(server: TritonStandIn) -> Triton:
+    """Return a client whose HTTP port is closed."""
+    return Triton(f"http://127.0.0.1:{free_ports(1)[0]}", "secret", f"http://{server.address}")
+
+
+@pytest.mark.parametrize("config", [None, CONFIG])
+def test_load_is_sent_over_grpc(server: TritonStandIn, config: dict | None) -> None:
+    client(server).load("encoder", config)
+    ((request, metadata),) = server.loads
+    assert request.model_name == "encoder"
+    assert metadata["triton-grpc-protocol-triton-admin-key"] == "secret"
+    sent = {name: json.loads(value.string_param) for name, value in request.parameters.items()}
+    assert sent == ({"config": config} if config else {})
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "status"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, "load failed for model 'encoder'", 400),
+        (grpc.StatusCode.INTERNAL, "failed to load 'encoder'", 500),
+        (grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'x'", 403),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", None),
+    ],
+)
+def test_refused_load_has_the_status_of_http(
+    server: TritonStandIn, code: grpc.StatusCode, message: str, status: int | None
+) -> None:
+    server.load_failure = Failure(code, message)
+    with pytest.raises(TritonError, match=message) as raised:
+        client(server).load("encoder")
+    assert raised.value.status == status
+
+
+def test_load_uses_http_if_the_grpc_port_is_closed() -> None:
+    received = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request).start()
+        closed = f"http://127.0.0.1:{free_ports(1)[0]}"
+        Triton(f"http://127.0.0.1:{server.server_port}", "secret", closed).load("encoder")
+    assert received == ["/v2/repository/models/encoder/load"]
