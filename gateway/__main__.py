@@ -1,0 +1,37 @@
+"""Start the gateway: python -m gateway."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+
+import prometheus_client
+
+from gateway.app import build
+from gateway.config import Config
+from gateway.http_server import listen, server, unusable_port
+from scripts.common.cli import run
+from scripts.common.settings import Settings
+
+
+def main() -> None:
+    settings = Settings.load()
+    config = Config.from_settings(settings)
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+    # uvicorn ends in order after SIGTERM, and then raises the signal again.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    app = build(config, settings)
+    listener = listen(config)
+    metrics_port = settings.port("GATEWAY_METRICS_PORT")
+    try:
+        prometheus_client.start_http_server(metrics_port, config.metrics_host, app.counters.registry)
+    except OSError as error:
+        raise unusable_port("GATEWAY_METRICS_PORT", metrics_port, config.metrics_host, error) from None
+    if not config.keys:
+        print("no API_KEYS: only this machine reaches the gateway", flush=True)
+    server(app, config).run([listener])
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,271 @@
+"""Check each request before its route (keys, limits), and turn errors into responses.
+
+A request is refused before its body is read wherever that is possible, and always before Triton is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import functools
+import hashlib
+import hmac
+import ipaddress
+import itertools
+import logging
+import re
+import secrets
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import grpc
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.api_error import RETRY, ApiError, from_triton, timed_out
+from gateway.config import Config
+from gateway.counters import Counters
+from gateway.exchange import Exchange
+from gateway.routes import Routes, check_method
+
+logger = logging.getLogger("gateway")
+
+Headers = Mapping[bytes, bytes]  # names in lower case
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:]*))(?::\d+)?")
+# Clients need no key for these.
+OPEN_PATHS = ("/health",)
+# The status in the metrics of a client that left, which gets no response.
+CLIENT_LEFT = 499
+CLOSE = {"connection": "close"}
+
+
+class Admission:
+    """The ASGI application: it admits a request to its route, or refuses it."""
+
+    def __init__(self, app: ASGIApp, routes: Routes, config: Config, counters: Counters) -> None:
+        self.counters = counters
+        self._app = app  # what routes know as request.app
+        self._routes = routes
+        self._keys = config.keys
+        self._limits = config.limits
+        self._prefix = secrets.token_hex(6).encode()
+        self._numbers = itertools.count()
+        # Clients that were refused together do not all return together.
+        self._refusals = itertools.cycle([_whole(self._busy(seconds).response()) for seconds in (1, 2, 3)])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: Headers = dict(scope["headers"])
+        exchange = Exchange(self._request_id(headers), send, self._limits.timeout)
+        scope["app"], scope["exchange"] = self._app, exchange
+        try:
+            await self._respond(exchange, scope, headers, receive)
+        except asyncio.CancelledError:
+            await self._report_cancellation(exchange, scope, receive)
+        except Exception as error:
+            exchange.failure = _place(error)
+            exchange.status = 500
+            if not exchange.has_response:
+                failed = ApiError(500, "The gateway failed. Its log shows where (`make logs`).")
+                await failed.response()(scope, receive, exchange.send)
+        finally:
+            exchange.end()
+            self.counters.request(exchange.route, exchange.status, exchange.seconds if exchange.has_body else None)
+            if exchange.status >= 500:
+                # Neither texts nor keys: they may be in the messages of exceptions.
+                text = "request %s: %s was answered with %d%s"
+                logger.error(text, exchange.id.decode(), exchange.route, exchange.status, exchange.failure)
+
+    def refuse_at_once(self, path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+        """Return the whole response to a POST if there are too many already; None if it needs a closer look."""
+        if self.counters.running < self._limits.in_flight:
+            return None
+        fields: Headers = dict(headers)
+        try:
+            self._check_client("/v1/", fields)
+        except ApiError:
+            return None
+        self.counters.request(self._routes.label(path.decode("latin-1")), 429)
+        return next(self._refusals) % self._request_id(fields)
+
+    async def _respond(self, exchange: Exchange, scope: Scope, headers: Headers, receive: Receive) -> None:
+        try:
+            route = self._admit(exchange, scope, headers)
+        except ApiError as error:
+            # A client that waits for "100 Continue" may send its body, or not: only a new connection is unambiguous.
+            response = error.response(CLOSE if b"expect" in headers else {})
+            await response(scope, receive, exchange.send)
+            return
+        if scope["method"] != "POST":
+            await self._run(route, exchange, scope, receive, b"")
+            return
+        self.counters.running += 1
+        try:
+            body = await self._read_body(receive)
+            if body is None:
+                exchange.status = CLIENT_LEFT
+            else:
+                await self._run(route, exchange, scope, receive, body)
+        except ApiError as error:
+            await error.response()(scope, receive, exchange.send)
+        finally:
+            self.counters.running -= 1
+
+    async def _run(self, route: Route, exchange: Exchange, scope: Scope, receive: Receive, body: bytes) -> None:
+        exchange.body_is_read(receive)
+        try:
+            response: Response = await route.endpoint(_ReadRequest(scope, body))
+        except ApiError as error:
+            exchange.failure = error.cause
+            response = error.response()
+        except grpc.RpcError as error:
+            translated = from_triton(error)
+            exchange.failure = translated.cause
+            response = translated.response()
+        # The exchange waits for the client's end; a response that waits for it too waits for ever.
+        await response(scope, _wait_forever, exchange.send)
+
+    async def _report_cancellation(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
+        if exchange.ended_by == "client":
+            exchange.status = CLIENT_LEFT
+            return
+        if exchange.ended_by == "time" and not exchange.has_body:
+            error = ApiError(408, "The body took longer than GATEWAY_TIMEOUT allows.", code="timeout", headers=CLOSE)
+        elif exchange.ended_by == "time":
+            error = timed_out()
+        else:
+            error = ApiError(503, "The gateway is being stopped. Try again.", headers=RETRY)
+        exchange.status = error.status
+        if not exchange.has_response:
+            await error.response()(scope, receive, exchange.send)
+
+    # --- checks -----------------------------------------------------------------------------------------------------
+
+    def _request_id(self, headers: Headers) -> bytes:
+        own = headers.get(b"x-request-id", b"")
+        return own if REQUEST_ID.fullmatch(own) else b"%s-%x" % (self._prefix, next(self._numbers))
+
+    def _admit(self, exchange: Exchange, scope: Scope, headers: Headers) -> Route:
+        """Return the request's route. Raise ApiError if it is not admitted."""
+        path = scope["path"]
+        if path not in OPEN_PATHS:
+            self._check_client(path, headers)
+        route = self._routes.find(scope)
+        exchange.route = route.path
+        check_method(route, scope["method"])
+        if scope["method"] == "POST":
+            self._check_origin(headers)
+            if path.startswith("/v1/") and _media_type(headers) != b"application/json":
+                raise ApiError(415, "Send JSON, with the header 'content-type: application/json'.")
+            if self.counters.running >= self._limits.in_flight:
+                raise self._busy()
+            if int(headers.get(b"content-length", 0)) > self._limits.body:
+                raise self._too_large()
+        return route
+
+    def _check_client(self, path: str, headers: Headers) -> None:
+        if not self._keys:
+            # The name of another site can lead to this machine. Then the browser sends that name.
+            if not _is_local_name(headers.get(b"host", b"").decode("latin-1")):
+                message = "Without API_KEYS the gateway answers only requests to localhost or to an IP address."
+                raise ApiError(403, message, code="host_not_allowed")
+        elif not self._has_key(headers.get(b"authorization", b"")):
+            scheme = "Bearer" if path.startswith("/v1/") else 'Basic realm="gateway", charset="UTF-8"'
+            message = "Incorrect or missing API key: send one of API_KEYS as 'Authorization: Bearer KEY'."
+            raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": scheme})
+
+    def _has_key(self, authorization: bytes) -> bool:
+        scheme, _, value = authorization.partition(b" ")
+        if scheme.lower() == b"basic":  # a browser's: any user, and the key as the password
+            try:
+                value = base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+            except binascii.Error:
+                return False
+        elif scheme.lower() != b"bearer":
+            return False
+        digest = hashlib.sha256(value.strip()).digest()
+        # Compare with all, so that the time does not reveal which one is equal.
+        return any([hmac.compare_digest(digest, key) for key in self._keys])
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Refuse what a page of another site makes a browser send. No page of another site knows a Bearer key."""
+        origin = headers.get(b"origin")
+        if origin is None or (self._keys and headers.get(b"authorization", b"")[:6].lower() == b"bearer"):
+            return
+        # The scheme does not matter: a proxy may end TLS.
+        if origin.lower().partition(b"://")[2] != headers.get(b"host", b"").lower():
+            message = "Pages of other sites must send a key of API_KEYS as 'Authorization: Bearer KEY'."
+            raise ApiError(403, message, code="origin_not_allowed")
+
+    async def _read_body(self, receive: Receive) -> bytes | None:
+        """Return the body, or None if the client leaves before its end."""
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message["body"])
+            size += len(message["body"])
+            if size > self._limits.body:
+                raise self._too_large()
+            if not message["more_body"]:
+                return b"".join(parts)
+
+    def _busy(self, seconds: int = 1) -> ApiError:
+        message = f"{self._limits.in_flight} requests are in flight, the limit (GATEWAY_IN_FLIGHT). Try again."
+        return ApiError(429, message, code="rate_limit_exceeded", headers={"retry-after": str(seconds)})
+
+    def _too_large(self) -> ApiError:
+        message = f"The body is larger than {self._limits.body} bytes (GATEWAY_BODY)."
+        return ApiError(413, message, code="request_too_large")
+
+
+def _whole(response: Response) -> bytes:
+    """Return a response as it goes over the wire, with %b for the request's id."""
+    head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+    return b"HTTP/1.1 429 Too Many Requests\r\n%bx-request-id: %%b\r\n\r\n%b" % (head, bytes(response.body))
+
+
+class _ReadRequest(Request):
+    """A request whose body was read."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        super().__init__(scope, _wait_forever)
+        self._content = body
+
+    async def body(self) -> bytes:
+        return self._content
+
+
+async def _wait_forever() -> Message:
+    return cast(Message, await asyncio.get_running_loop().create_future())
+
+
+@functools.lru_cache(1024)
+def _is_local_name(host: str) -> bool:
+    """Return whether a Host header is an address, localhost, or a name without a domain, such as a container's."""
+    match = HOST.fullmatch(host)
+    name = (match[1] or match[2]).lower() if match else host
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name.endswith(".localhost") or "." not in name
+    return True
+
+
+def _media_type(headers: Headers) -> bytes:
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+def _place(error: Exception) -> str:
+    """Return the kind of the exception and where it was raised, without its message."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({type(error).__name__} in {frame.filename}, line {frame.lineno})"

@@ -1,0 +1,105 @@
+"""Errors as OpenAI's API reports them, and what Triton's gRPC errors become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import grpc
+import msgspec
+from starlette.responses import Response
+
+from scripts.common.triton import reason
+
+RETRY = {"retry-after": "1"}  # seconds
+
+
+class ApiError(Exception):
+    """An error that a client gets: `{"error": {"message", "type", "param", "code"}}`.
+
+    `param` names the field of the request, such as `input[3]`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        self.cause = ""  # what the log shows beside the status
+
+    @property
+    def type(self) -> str:
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    @property
+    def body(self) -> bytes:
+        """Return the JSON of the response; an event stream sends the same."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        return Response(self.body, self.status, {**self.headers, **(headers or {})}, "application/json")
+
+
+def from_triton(error: grpc.RpcError, model: str = "") -> ApiError:
+    """Return the error that a client gets for an error of Triton. Pass on only messages about the request."""
+    translated = _translated(error, model)
+    translated.cause = f" (Triton: {error.code().name})"
+    return translated
+
+
+def _translated(error: grpc.RpcError, model: str) -> ApiError:
+    status, message = error.code(), _reason(error.details() or "")
+    if status is grpc.StatusCode.INVALID_ARGUMENT:
+        return ApiError(400, message)
+    if is_not_loaded(error):
+        return not_ready(model)
+    if status in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE):
+        return ApiError(503, "The inference server is busy or restarting. Try again.", headers=RETRY)
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return timed_out()
+    return ApiError(500, "The inference server failed to answer. Its log shows why (`make logs`).")
+
+
+def is_not_loaded(error: grpc.RpcError) -> bool:
+    """Return whether Triton has no such model, or has not loaded it."""
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        return True
+    return error.code() is grpc.StatusCode.UNAVAILABLE and "unknown model" in (error.details() or "")
+
+
+def not_found(model: str, param: str = "model") -> ApiError:
+    """Return OpenAI's error for a model that does not exist."""
+    message = f"The model '{shown(model)}' does not exist. GET /v1/models lists the models."
+    return ApiError(404, message, param, "model_not_found")
+
+
+def not_ready(model: str) -> ApiError:
+    name = f" '{shown(model)}'" if model else ""
+    message = f"The model{name} is not ready: it is loading, or failed to load. Try again."
+    return ApiError(503, message, "model", "model_not_ready", RETRY)
+
+
+def timed_out() -> ApiError:
+    return ApiError(504, "The answer took longer than GATEWAY_TIMEOUT allows.", code="timeout")
+
+
+def shown(text: str) -> str:
+    """Return a client's text as an error message may repeat it."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _reason(message: str) -> str:
+    """Return Triton's message without the request's id and the stack trace of its Python backend."""
+    return re.sub(r"^(in ensemble '[^']*', )?(\[request id: [^]]*\] )?", "", reason(message))

@@ -1,0 +1,57 @@
+"""The gateway's configuration, from the settings. Tests build it without them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.common.settings import Settings
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one request, and of all requests at a time."""
+
+    in_flight: int = 256  # requests
+    texts: int = 2048  # of one request
+    body: int = 4 << 20  # bytes
+    timeout: float = 60.0  # seconds until the body is there, until the answer, and between two pieces of a stream
+
+
+@dataclass(frozen=True)
+class Config:
+    """The gateway's configuration."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    metrics_host: str = "127.0.0.1"
+    triton: str = "127.0.0.1:8001"  # its gRPC address
+    triton_http: str = ""  # its HTTP address; empty: only gRPC is used
+    systems: tuple[str, ...] = ()  # if there is no systems_file
+    systems_file: Path | None = None  # the list that `make up` keeps
+    keys: tuple[bytes, ...] = ()  # SHA-256 digests; none: no key is required
+    tls: tuple[Path, Path] | None = None  # certificate and private key
+    limits: Limits = field(default_factory=Limits)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Config:
+        """Read the settings. Raise UserError if they would open the gateway to everybody."""
+        file = os.environ.get("SYSTEMS_FILE")
+        return cls(
+            host=settings.gateway_listen(),
+            port=settings.port("GATEWAY_PORT"),
+            metrics_host=settings.gateway_listen("GATEWAY_METRICS_PORT"),
+            triton=settings.url("TRITON_GRPC_PORT").removeprefix("http://"),
+            triton_http=settings.url("TRITON_HTTP_PORT").removeprefix("http://"),
+            systems=tuple(settings.words("SYSTEMS")),
+            systems_file=Path(file) if file else None,
+            keys=settings.api_keys(),
+            tls=settings.tls(),
+            limits=Limits(
+                in_flight=settings.integer("GATEWAY_IN_FLIGHT"),
+                texts=settings.integer("GATEWAY_TEXTS"),
+                body=settings.integer("GATEWAY_BODY"),
+                timeout=settings.number("GATEWAY_TIMEOUT"),
+            ),
+        )

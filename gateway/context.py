@@ -1,0 +1,37 @@
+"""The state that routes share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import cast
+
+from starlette.requests import Request
+
+from gateway.config import Config, Limits
+from gateway.counters import Counters
+from gateway.inference import Inference
+from gateway.monitoring import Monitoring
+from gateway.served_systems import Served
+from gateway.short_requests import ShortRequests
+
+
+@dataclass
+class Gateway:
+    """The state that routes share: `request.app.state.gateway`, or `gateway_of(request)`."""
+
+    config: Config
+    inference: Inference
+    short_requests: ShortRequests | None  # None: all requests go over gRPC
+    served: Served
+    monitoring: Monitoring
+    counters: Counters
+    started: float = field(default_factory=time.time)
+
+    @property
+    def limits(self) -> Limits:
+        return self.config.limits
+
+
+def gateway_of(request: Request) -> Gateway:
+    return cast(Gateway, request.app.state.gateway)

@@ -1,0 +1,54 @@
+"""The gateway's own metrics, for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+
+SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+class Counters:
+    """The metrics, in a registry of their own: tests run several gateways in one process."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._requests = self._counter("requests", "Requests by route and HTTP status; 499: the client left", "code")
+        self._seconds = self._histogram(
+            "request_seconds", "Time from the request's head to the last byte of the answer"
+        )
+        self._first_token = self._histogram("first_token_seconds", "Time until the first piece of a generated text")
+        self._tokens = Counter(
+            "gateway_tokens", "Tokens that models read and generated", ["kind"], registry=self.registry
+        )
+        self.running = 0  # requests that hold one of GATEWAY_IN_FLIGHT
+        in_flight = Gauge("gateway_in_flight", "Requests that hold one of GATEWAY_IN_FLIGHT", registry=self.registry)
+        in_flight.set_function(lambda: self.running)
+        # labels() takes a lock and compares names: too slow for each request.
+        self._by_code: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._prompt, self._completion = (self._tokens.labels(kind) for kind in ("prompt", "completion"))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"gateway_{name}", text, ["route", *labels], registry=self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"gateway_{name}", text, ["route"], buckets=SECONDS, registry=self.registry)
+
+    def request(self, route: str, status: int, seconds: float | None = None) -> None:
+        """Count a request that has ended, and its time unless it was refused before its route."""
+        metrics = self._by_code.get((route, status))
+        if metrics is None:
+            metrics = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._by_code[route, status] = metrics
+        metrics[0].inc()
+        if seconds is not None:
+            metrics[1].observe(seconds)
+
+    def first_token(self, route: str, seconds: float) -> None:
+        self._first_token.labels(route).observe(seconds)
+
+    def tokens(self, prompt: int, completion: int = 0) -> None:
+        self._prompt.inc(prompt)
+        if completion:
+            self._completion.inc(completion)

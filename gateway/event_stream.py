@@ -1,0 +1,63 @@
+"""Responses that are server-sent events: each event leaves as soon as it exists."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from gateway.api_error import ApiError
+
+DONE = b"data: [DONE]\n\n"
+# Proxies must not collect events.
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+ENCODER = msgspec.json.Encoder()
+
+
+def event(value: Any) -> bytes:
+    return b"data: %b\n\n" % ENCODER.encode(value)
+
+
+class EventStream(StreamingResponse):
+    """A stream of events whose first ones exist already. An error after them becomes the last event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], timeout: float) -> None:
+        super().__init__(events, headers=HEADERS)
+        self.first = first
+        self.events = events
+        self.timeout = timeout  # seconds from one event to the next
+
+    @classmethod
+    async def begin(cls, events: AsyncGenerator[bytes, None], timeout: float) -> EventStream:
+        """Wait for the first events, so that an error before them gets its own status."""
+        return cls(await anext(events, b""), events, timeout)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events. Starlette would also wait for the client's end, which the exchange does."""
+        async with aclosing(self.events):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                await self.send_events(send)
+                last = DONE
+            except ApiError as error:
+                scope["exchange"].status, scope["exchange"].failure = error.status, error.cause
+                last = b"data: %b\n\n" % error.body
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def send_events(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                await send({"type": "http.response.body", "body": self.first, "more_body": True})
+                async for events in self.events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                    limit.reschedule(clock() + self.timeout)
+        except TimeoutError:
+            raise ApiError(504, f"The text did not go on for {self.timeout:g} seconds.", code="timeout") from None

@@ -1,0 +1,84 @@
+"""One request and its response: id, status, time limits, and the watch for a client that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Literal
+
+from starlette.types import Message, Receive, Send
+
+from gateway.routes import OTHER
+
+# A route that streams reports by itself that a piece is late. This ends a stream whose client does not read.
+STREAM_GRACE_S = 5
+
+
+class Exchange:
+    """The state of a request. Routes find it in `request.scope["exchange"]`.
+
+    When the time is over or the client leaves, the request's task is cancelled, and with it what it awaits from Triton.
+    """
+
+    def __init__(self, id: bytes, send: Send, timeout: float) -> None:
+        self.id = id
+        self.route = OTHER
+        self.status = 0
+        self.failure = ""  # what to log about an error of ours
+        self.started = time.perf_counter()
+        self.has_body = False  # the body was read
+        self.has_response = False  # its head was sent
+        self.is_complete = False
+        self.ended_by: Literal["", "client", "time"] = ""
+        self._send = send
+        self._timeout = timeout
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + timeout
+        self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the request's head arrived."""
+        return time.perf_counter() - self.started
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response; its head gets the request's id."""
+        self._deadline = self._loop.time() + self._timeout + STREAM_GRACE_S
+        if message["type"] == "http.response.start":
+            self.has_response = True
+            self.status = message["status"]
+            message = {**message, "headers": [*message["headers"], (b"x-request-id", self.id)]}
+        elif not message.get("more_body"):
+            self.is_complete = True
+        await self._send(message)
+
+    def body_is_read(self, receive: Receive) -> None:
+        """Begin the time for the answer, and cancel the task if the client leaves from now on."""
+        self.has_body = True
+        self._deadline = self._loop.time() + self._timeout
+        self._watcher = self._loop.create_task(self._watch(receive))
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._watcher:
+            self._watcher.cancel()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        # The server reports a disconnection after a complete response too.
+        if not self.is_complete:
+            self._cancel("client")
+
+    def _check_deadline(self) -> None:
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+        else:
+            self._cancel("time")
+
+    def _cancel(self, reason: Literal["client", "time"]) -> None:
+        if not self.ended_by and self._task:
+            self.ended_by = reason
+            self._task.cancel()

@@ -1,0 +1,117 @@
+"""Read a request's JSON into a msgspec Struct, with an error that names the field that is wrong.
+
+OpenAI's clients send fields that a system here cannot obey. Those that ask for nothing (null, or the value that stands
+for "as usual") and those that change nothing in the answer are ignored; any other is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from gateway.api_error import ApiError, shown
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+# Fields that change nothing in the answer.
+IGNORED = frozenset({"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"})
+# Fields of OpenAI's API that some endpoints do not support -> the values that ask for nothing.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "dimensions": (),
+    "encoding_format": ("float",),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "n": (1,),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "stream": (False,),
+    "stream_options": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+async def read(request: Request, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """Return the body as the decoder's Struct. Raise ApiError 400 with the name of the field that is wrong."""
+    body = await request.body()
+    try:
+        # The Struct forbids unknown fields, so that this quick way is right if it succeeds.
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return _convert(_parse(body), decoder.type)
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(body)
+    except UnicodeError:
+        raise ApiError(400, "The body is not valid UTF-8.") from None
+    except RecursionError:
+        raise ApiError(400, "The body is nested too deeply.") from None
+    except msgspec.MsgspecError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}.") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "The body must be a JSON object.")
+    return fields
+
+
+def _convert(fields: dict[str, Any], struct: type[Body]) -> Body:
+    known = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+    supported = {}
+    for name, value in fields.items():
+        if name not in known:
+            _refuse(name, value)
+        elif value is not None or known[name].required:
+            supported[name] = value
+    try:
+        return msgspec.convert(supported, struct)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+
+
+def _refuse(name: str, value: Any) -> None:
+    """Raise ApiError unless the unsupported field asks for nothing."""
+    if value is None or name in IGNORED or _is_neutral(name, value):
+        return
+    if name in NEUTRAL:
+        message = f"The parameter '{name}' is not supported here with this value: leave it out."
+        raise ApiError(400, message, name, "unsupported_parameter")
+    raise ApiError(400, f"Unknown parameter: '{shown(name)}'.", shown(name), "unknown_parameter")
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    # 1 == True in Python.
+    return any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL.get(name, ())
+    )
+
+
+def _invalid(message: str) -> ApiError:
+    """Return the error for a message of msgspec, such as "Expected `str`, got `int` - at `$.input[3]`"."""
+    text, _, path = message.partition(" - at `$")
+    param = path.rstrip("`").removeprefix(".") or None
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+    return ApiError(400, f"Invalid value for '{param}': {text[:1].lower()}{text[1:]}." if param else f"{text}.", param)

@@ -1,0 +1,305 @@
+"""The page at /: what is served, how it is doing, and boxes to try it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from gateway import page_boxes
+from gateway.api_error import ApiError, shown
+from gateway.context import gateway_of
+from gateway.inference import Inference
+from gateway.last_minute import Figures
+from gateway.monitoring import REPORTS
+from gateway.page_boxes import Box
+from gateway.served_systems import Served, System
+from scripts.common.pages import page
+
+TRITON_S = 2.0
+STATIC = Path(__file__).parent / "static"
+MEDIA_TYPES = {"page.css": "text/css", "page.js": "text/javascript"}
+# No other site may show a page and have its buttons clicked.
+CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+# The page runs only its own script and style.
+HEADERS = {
+    "content-security-policy": (
+        f"{CLOSED}; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+# A report is one file, with its style and images inside.
+REPORT_HEADERS = HEADERS | {"content-security-policy": f"{CLOSED}; style-src 'unsafe-inline'; img-src data:"}
+HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d+)?")
+# Backends of the steps before and after a model.
+AROUND = ("tokenizer", "detokenizer", "image_processor", "postprocessor")
+NOT_LOADED = "is not loaded: it is loading, or failed to load. `make status` shows its state, `make logs` why."
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A system as Triton has it. Without `system` it is not loaded; with a reason it is not ready."""
+
+    name: str
+    reason: str
+    system: System | None = None
+    configs: dict[str, ModelConfig] = field(default_factory=dict)  # its own, and those of its steps and of `stream`
+    stream: str = ""  # the loaded model that streams its responses
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with its label."""
+
+    label: str
+    value: str
+    unit: str = ""
+    is_bad: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One Triton model of a system."""
+
+    name: str
+    engine: str
+    batching: str
+    mean_batch: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One system as the page shows it."""
+
+    name: str
+    reason: str  # why it is not ready
+    purpose: str = ""
+    routes: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    models: Sequence[Row] = ()
+    box: Box | None = None
+    command: str = ""
+    is_shortened: bool = False
+
+    @classmethod
+    def from_loaded(cls, loaded: Loaded, figures: Figures | None, url: str, needs_key: bool) -> Card:
+        system = loaded.system
+        if system is None:
+            return cls(loaded.name, loaded.reason)
+        return cls(
+            loaded.name,
+            loaded.reason,
+            page_boxes.purpose(system),
+            system.routes,
+            system_figures(loaded, figures) if figures else [],
+            [row(config, figures) for config in loaded.configs.values() if not config.HasField("ensemble_scheduling")],
+            page_boxes.box(system, loaded.configs, bool(loaded.stream)),
+            page_boxes.command(system, loaded.configs, url, needs_key),
+            not system.routes,
+        )
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+async def index(request: Request) -> Response:
+    gateway = gateway_of(request)
+    host, port = host_of(request)
+    observed, live, systems = await asyncio.gather(
+        gateway.monitoring.read(), triton_answers(gateway.inference), read_all(gateway.served, gateway.inference)
+    )
+    complaints = []
+    if not live:
+        complaints.append("Triton does not answer. `make status` shows its state, `make logs` why.")
+        systems = [Loaded(name, "Triton does not answer.") for name in gateway.served.names()]
+    if observed.figures is None:
+        complaints.append("Prometheus does not answer, so the figures of the last minute are missing.")
+    needs_key = bool(gateway.config.keys)
+    url = f"{request.url.scheme}://{host}{port}"
+    # In a thread, because the first page compiles the template, for 60 ms.
+    html = await asyncio.to_thread(
+        page,
+        "gateway",
+        "page.html.j2",
+        summary=summary(systems),
+        needs_key=needs_key,
+        links=gateway.monitoring.links(observed, host),
+        complaints=complaints,
+        totals=totals(observed.figures) if observed.figures else [],
+        systems=[Card.from_loaded(system, observed.figures, url, needs_key) for system in systems],
+        body_limit=gateway.limits.body,
+        url=url,
+    )
+    return Response(html, headers=HEADERS, media_type="text/html")
+
+
+async def asset(request: Request) -> Response:
+    """Return the page's style or script."""
+    name = request.url.path.lstrip("/")
+    return FileResponse(STATIC / name, headers=HEADERS, media_type=MEDIA_TYPES[name])
+
+
+async def report(request: Request) -> Response:
+    """Return the newest report."""
+    name = request.path_params["name"]
+    path = gateway_of(request).monitoring.report(name) if name in REPORTS else None
+    if path is None:
+        raise ApiError(404, f"There is no report {shown(name)}: `make loadtest` and `make tune` write them.")
+    return FileResponse(path, headers=REPORT_HEADERS, media_type="text/html")
+
+
+# --- what Triton has --------------------------------------------------------------------------------------------------
+
+
+async def triton_answers(inference: Inference) -> bool:
+    try:
+        return await asyncio.wait_for(inference.server_ready(), TRITON_S)
+    except (grpc.RpcError, TimeoutError):
+        return False
+
+
+async def read_all(served: Served, inference: Inference) -> list[Loaded]:
+    """Return the served systems and their loaded companions; a model that streams another's responses is part of it."""
+    names = served.names()
+    all_names = dict.fromkeys([*names, *served.companions()])
+    systems = await asyncio.gather(*(read(served, inference, name) for name in all_names))
+    streams = {system.stream for system in systems if system.stream != system.name}
+    return [
+        system
+        for system in systems
+        if system.name not in streams and (system.system is not None or system.name in names)
+    ]
+
+
+async def read(served: Served, inference: Inference, name: str) -> Loaded:
+    """Return the system as Triton has it. Never raise: the page shows the reason."""
+    try:
+        return await asyncio.wait_for(_read(served, inference, name), TRITON_S)
+    except (ApiError, grpc.RpcError, TimeoutError):
+        return Loaded(name, f"{name} {NOT_LOADED}")
+
+
+async def _read(served: Served, inference: Inference, name: str) -> Loaded:
+    system = await served.lookup(name)
+    if system is None:
+        return Loaded(name, f"{name} {NOT_LOADED}")
+    configs = {name: system.config}
+    for step in system.config.ensemble_scheduling.step:
+        composing = await served.lookup(step.model_name)
+        if composing is None:
+            return Loaded(name, f"its model {step.model_name} {NOT_LOADED}", system, configs)
+        configs[step.model_name] = composing.config
+    stream = await served.stream_of(system) if system.kind == "generation" else None
+    if stream:
+        configs[stream.name] = stream.config
+    reason = "" if await inference.ready(name) else f"{name} {NOT_LOADED}"
+    return Loaded(name, reason, system, configs, stream.name if stream else "")
+
+
+# --- what the page shows ----------------------------------------------------------------------------------------------
+
+
+def summary(systems: Sequence[Loaded]) -> str:
+    ready = [system for system in systems if not system.reason]
+    if not systems:
+        return "No system is served"
+    if len(systems) == 1:
+        return f"{systems[0].name} is {'ready' if ready else 'not ready'}"
+    return (
+        f"{len(systems)} systems, all ready"
+        if ready == systems
+        else f"{len(ready)} of {len(systems)} systems are ready"
+    )
+
+
+def totals(figures: Figures) -> list[Figure]:
+    """Return what the API answered in the last minute, of all systems."""
+    answers = figures.answers
+    refused = answers.get("429", 0.0)
+    failed = sum(rate for code, rate in answers.items() if code.startswith("5"))
+    seconds = figures.totals.get("p95")
+    return [
+        Figure("requests through the gateway", *per_second(sum(answers.values()))),
+        Figure("95 % answered within", *duration(seconds)),
+        Figure("in flight", f"{figures.totals.get('in_flight', 0):.0f}"),
+        Figure("refused with 429", *per_second(refused), is_bad=refused > 0),
+        Figure("failed", *per_second(failed), is_bad=failed > 0),
+    ]
+
+
+def system_figures(loaded: Loaded, figures: Figures) -> list[Figure]:
+    """Return the figures of the system, those of requests that stream included."""
+    counted = [figures.models.get(name, {}) for name in dict.fromkeys((loaded.name, loaded.stream or loaded.name))]
+
+    def total(figure: str) -> float:
+        return sum(own.get(figure, 0.0) for own in counted)
+
+    # Triton counts a failed request to an ensemble twice (docs/metrics.md).
+    failures = total("failures") / (2 if loaded.configs[loaded.name].HasField("ensemble_scheduling") else 1)
+    model = next((name for name, config in loaded.configs.items() if is_model(config)), "")
+    batch = figures.models.get(model, {}).get("batch")
+    return [
+        Figure("requests", *per_second(total("successes") + failures)),
+        Figure("mean latency", *duration(next((own["seconds"] for own in counted if "seconds" in own), None))),
+        Figure("tokens", *per_second(total("tokens")))
+        if any("tokens" in own for own in counted)
+        else Figure("mean batch", decimal(batch)),
+        Figure("failed", *per_second(failures), is_bad=failures > 0),
+    ]
+
+
+def is_model(config: ModelConfig) -> bool:
+    """Return whether this is the step that computes, not one that prepares its input or reads its output."""
+    return not config.HasField("ensemble_scheduling") and config.backend not in AROUND
+
+
+def row(config: ModelConfig, figures: Figures | None) -> Row:
+    own = figures.models.get(config.name, {}) if figures else {}
+    engine = figures.engines.get(config.name, "") if figures else ""
+    return Row(
+        config.name,
+        ", ".join(name for name in (config.backend or config.platform, engine) if name not in ("", config.name)),
+        batching(config),
+        decimal(own.get("together" if "max_batch" in config.parameters else "batch")),
+    )
+
+
+def batching(config: ModelConfig) -> str:
+    if "max_batch" in config.parameters:  # a generating backend
+        together = config.parameters["max_batch"].string_value
+        return "one at a time" if together == "1" else f"continuous, up to {together}"
+    if config.HasField("dynamic_batching"):
+        return f"dynamic, up to {config.max_batch_size}"
+    return "sequences" if config.HasField("sequence_batching") else "off"
+
+
+def per_second(rate: float) -> tuple[str, str]:
+    return decimal(rate), "/s"
+
+
+def duration(seconds: float | None) -> tuple[str, str]:
+    if seconds is None:
+        return "–", ""
+    return (decimal(seconds), "s") if seconds >= 1 else (decimal(seconds * 1000), "ms")
+
+
+def decimal(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value == 0 or value >= 100 else f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def host_of(request: Request) -> tuple[str, str]:
+    """Return the host and the port, with its colon, by which the client reached the gateway."""
+    match = HOST.fullmatch(request.headers.get("host", ""))
+    return (match[1], match[2] or "") if match else ("localhost", f":{request.url.port}" if request.url.port else "")

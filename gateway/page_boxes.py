@@ -1,0 +1,193 @@
+"""The part of the page about each system: its purpose, the fields of its box, and a command to try it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
+
+from gateway.served_systems import System
+
+Configs = Mapping[str, ModelConfig]  # of a system and its steps
+IMAGE = "image_bytes"
+
+TEXTS = (
+    "Open the settings and choose a new password.",
+    "Our shop is open from Monday to Saturday.",
+    "Passwords have at least twelve characters.",
+    "The parcel arrives within three days.",
+)
+QUERY = "How do I reset my password?"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a form. `type` is text, image, number or choice."""
+
+    name: str
+    label: str
+    type: str = "text"
+    value: str = ""
+    rows: int = 1
+    required: bool = True
+    min: str = "0"
+    step: str = "any"
+    choices: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Box:
+    """The form to try a system. `kind` names the function of page.js that sends it."""
+
+    kind: str
+    fields: Sequence[Field]
+    button: str
+    streams: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """The purpose of systems with these inputs and outputs, and examples of their texts."""
+
+    purpose: str
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    examples: Mapping[str, str] = field(default_factory=dict)
+
+
+def _task(purpose: str, inputs: str, outputs: str, **examples: str) -> Task:
+    return Task(purpose, frozenset(inputs.split()), frozenset(outputs.split()), examples)
+
+
+# The first that fits. {mask} stands for the mask token of the model.
+TASKS = (
+    _task("classifies images", IMAGE, "label score"),
+    _task("turns an image into vectors", IMAGE, ""),
+    _task(
+        "recognizes names and other entities",
+        "input_text",
+        "label score start end",
+        input_text="Marie Curie was born in Warsaw and worked in Paris.",
+    ),
+    _task(
+        "finds the answer to a question in a text",
+        "question context",
+        "answer score start end",
+        question="Where was Marie Curie born?",
+        context="Marie Curie was born in Warsaw. In 1891 she followed her sister to Paris, where she studied physics.",
+    ),
+    _task("turns a text into a sparse vector", "input_text", "token token_id weight", input_text=QUERY),
+    _task("fills in a masked word", "input_text", "token score", input_text="Paris is the {mask} of France."),
+    _task("turns a text into a vector for each token", "input_text", "last_hidden_state", input_text=QUERY),
+)
+PURPOSES = {
+    "embedding": "turns texts into vectors",
+    "rerank": "sorts texts by how well they answer a query",
+    "classify": "classifies texts",
+    "generation": "continues a text",
+}
+
+
+def purpose(system: System) -> str:
+    """Return what the system does, as the end of a sentence."""
+    if system.kind in PURPOSES:
+        return PURPOSES[system.kind] + (", and answers in a chat" if system.answers_chats else "")
+    if task := _task_of(system):
+        return task.purpose
+    inputs, outputs = (
+        ", ".join(tensor.name for tensor in side) for side in (system.config.input, system.config.output)
+    )
+    return f"takes {inputs} and returns {outputs}"
+
+
+def text_inputs(config: ModelConfig) -> list[ModelInput]:
+    """Return the inputs that a page can fill with texts: the required ones, or the first if all are optional.
+
+    There are none if the system requires other tensors, too.
+    """
+    required = [tensor for tensor in config.input if not tensor.optional]
+    inputs = required or [tensor for tensor in config.input if tensor.data_type == model_config_pb2.TYPE_STRING][:1]
+    return inputs if all(tensor.data_type == model_config_pb2.TYPE_STRING for tensor in inputs) else []
+
+
+def box(system: System, configs: Configs, streams: bool) -> Box | None:
+    """Return the form to try the system; None if it takes tensors that a page cannot fill."""
+    query = Field("query", "Query", value=QUERY)
+    texts = Field("texts", "Texts, one in each line", value="\n".join(TEXTS), rows=4)
+    if system.kind == "embedding":
+        return Box("embedding", [query, texts], "Compare")
+    if system.kind == "rerank":
+        return Box("rerank", [query, texts], "Sort")
+    if system.kind == "classify":
+        lines = "I love this film.\nThe service was slow and the food was cold."
+        return Box("classify", [Field("input", "Texts, one in each line", value=lines, rows=3)], "Classify")
+    if system.kind == "generation":
+        modes = [("text", "Continue the text"), *([("chat", "Answer in a chat")] if system.answers_chats else [])]
+        fields = [
+            Field("prompt", "Prompt", value="The three laws of robotics are", rows=3),
+            *([Field("mode", "Mode", "choice", choices=modes)] if len(modes) > 1 else []),
+            Field("max_tokens", "Maximum tokens", "number", "64", min="1", step="1"),
+            Field("temperature", "Temperature", "number", "0", step="0.1"),
+        ]
+        return Box("generation", fields, "Generate", streams)
+    if system.streams:
+        return None
+    examples = _examples(system, configs)
+    fields = [
+        Field(name, "Image (JPEG, PNG or WebP)", "image")
+        if name == IMAGE
+        else Field(name, name.replace("_", " ").capitalize(), value=text, rows=3 if len(text) > 60 else 2)
+        for name, text in examples.items()
+    ]
+    return Box("other", fields, "Send") if fields else None
+
+
+def command(system: System, configs: Configs, url: str, needs_key: bool) -> str:
+    """Return commands that send an example to each route of the system; nothing if no route takes its tensors."""
+    bodies: dict[str, dict[str, object]] = {
+        "/v1/embeddings": {"input": [QUERY, TEXTS[0]]},
+        "/v1/rerank": {"query": QUERY, "documents": TEXTS[:2]},
+        "/v1/classify": {"input": "I love this film."},
+        "/v1/completions": {"prompt": "The three laws of robotics are", "max_tokens": 64},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Which planet is the largest?"}]},
+    }
+    key = ' \\\n  -H "Authorization: Bearer $API_KEY"' if needs_key else ""
+    header = f" \\\n  -H 'Content-Type: application/json'{key}"
+    if system.kind != "other":
+        return "\n\n".join(
+            f"curl {shlex.quote(url + route)}{header} \\\n  -d {_quoted({'model': system.name, **bodies[route]})}"
+            for route in system.routes
+        )
+    examples = {} if system.streams else _examples(system, configs)
+    curl = f"curl {shlex.quote(f'{url}/try/{system.name}')}{header}"
+    if IMAGE in examples:
+        return f"""printf '{{"inputs": {{"{IMAGE}": "%s"}}}}' "$(base64 -w0 image.jpg)" |\n  {curl} -d @-"""
+    return f"{curl} \\\n  -d {_quoted({'inputs': examples})}" if examples else ""
+
+
+def _examples(system: System, configs: Configs) -> dict[str, str]:
+    """Return an example for each input that a page can fill. The example of an image is empty."""
+    masks = (
+        config.parameters["exactly_one"].string_value
+        for config in configs.values()
+        if "exactly_one" in config.parameters
+    )
+    mask = next(masks, "")
+    task = _task_of(system)
+    known = {IMAGE: ""} | dict(task.examples if task else {})
+    default = f"{mask} {QUERY}".strip()
+    return {
+        tensor.name: known.get(tensor.name, default).replace("{mask}", mask) for tensor in text_inputs(system.config)
+    }
+
+
+def _task_of(system: System) -> Task | None:
+    return next((task for task in TASKS if task.inputs <= system.inputs and task.outputs <= system.outputs), None)
+
+
+def _quoted(body: object) -> str:
+    return shlex.quote(json.dumps(body, ensure_ascii=False))

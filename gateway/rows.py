@@ -1,0 +1,107 @@
+"""Requests of many texts: split into as many rows as a model takes, sent side by side, and joined again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from gateway.api_error import ApiError, from_triton
+from gateway.context import Gateway
+from gateway.inference import Outputs, Tensor
+from gateway.served_systems import System
+
+Result = TypeVar("Result")
+Columns = Mapping[str, Sequence[str]]  # input -> the text of each row
+# The output with the number of tokens of each row's text.
+TOKENS = "token_count"
+# Up to this size, requests take the cheaper way to Triton, which cannot cancel them.
+SHORT_TEXTS, SHORT_CHARACTERS = 8, 16_000
+
+
+async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs: Sequence[str]) -> list[Outputs]:
+    """Return the outputs of each part of the rows, in their order.
+
+    Ask for the number of tokens too, if the system has that output.
+    """
+    if TOKENS in system.outputs:
+        outputs = [*outputs, TOKENS]
+    try:
+        return await _infer(gateway, system, columns, outputs)
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT or "batch-size must be" not in (error.details() or ""):
+            raise from_triton(error, system.name) from None
+    # The model was loaded again with a smaller max_batch_size.
+    gateway.served.forget(system.name)
+    try:
+        return await _infer(gateway, await gateway.served.find(system.name, system.kind), columns, outputs)
+    except grpc.RpcError as error:
+        raise from_triton(error, system.name) from None
+
+
+async def _infer(gateway: Gateway, system: System, columns: Columns, outputs: Sequence[str]) -> list[Outputs]:
+    count = len(next(iter(columns.values())))
+    infer = gateway.short_requests.infer if gateway.short_requests and _is_short(columns) else gateway.inference.infer
+    parts = [
+        infer(system.name, _tensors(columns, start, start + system.max_batch), outputs)
+        for start in range(0, count, system.max_batch)
+    ]
+    return [await parts[0]] if len(parts) == 1 else await together(parts)
+
+
+def _is_short(columns: Columns) -> bool:
+    """Return whether the rows are so few and short that to cancel them would save little."""
+    texts = [text for column in columns.values() for text in column]
+    return len(texts) <= SHORT_TEXTS and sum(map(len, texts)) <= SHORT_CHARACTERS
+
+
+def _tensors(columns: Columns, start: int, end: int) -> list[Tensor]:
+    rows = {name: texts[start:end] for name, texts in columns.items()}
+    return [Tensor.from_texts(name, texts, [len(texts), 1]) for name, texts in rows.items()]
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Return the results of all. If one fails, cancel the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        raise
+
+
+def joined(parts: Sequence[Outputs], name: str) -> npt.NDArray[Any]:
+    """Return the rows of an output of numbers."""
+    arrays = [part[name].array() for part in parts]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def token_count(parts: Sequence[Outputs]) -> int | None:
+    """Return the number of tokens of all rows, or None if the model does not report it."""
+    if TOKENS not in parts[0]:
+        return None
+    return sum(sum(part[TOKENS].array().ravel().tolist()) for part in parts)
+
+
+def check_count(gateway: Gateway, count: int, param: str) -> None:
+    """Raise ApiError if a request has no texts, or too many."""
+    limit = gateway.limits.texts
+    if not count:
+        raise ApiError(400, f"'{param}' must not be empty.", param)
+    if count > limit:
+        message = f"'{param}' has {count} elements; at most {limit} are possible (GATEWAY_TEXTS)."
+        raise ApiError(400, message, param, "too_many_inputs")
+
+
+def check_texts(gateway: Gateway, texts: Sequence[str], param: str, is_list: bool = True) -> None:
+    """Raise ApiError if a request has no texts, too many, or an empty one."""
+    check_count(gateway, len(texts), param)
+    for index, text in enumerate(texts):
+        if not text:
+            name = f"{param}[{index}]" if is_list else param
+            raise ApiError(400, f"'{name}' must not be an empty string.", name)

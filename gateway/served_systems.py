@@ -1,0 +1,170 @@
+"""Find the systems that Triton serves, and the purpose of each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+import grpc
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from gateway.api_error import ApiError, from_triton, is_not_loaded, not_found, not_ready
+from gateway.config import Config
+from gateway.inference import Inference
+from scripts.common import kinds
+
+CACHED_S = 2.0
+# How long requests wait for a new reading before they take the last one: Triton answers no question about its models
+# over gRPC while it loads one.
+PATIENCE_S = 0.2
+
+
+@dataclass(frozen=True)
+class System:
+    """One system of the running server."""
+
+    name: str
+    config: ModelConfig
+
+    @cached_property
+    def inputs(self) -> frozenset[str]:
+        return frozenset(tensor.name for tensor in self.config.input)
+
+    @cached_property
+    def outputs(self) -> frozenset[str]:
+        return frozenset(tensor.name for tensor in self.config.output)
+
+    @cached_property
+    def max_batch(self) -> int:
+        """Return how many rows a request may have; 0 if the model has no batch dimension."""
+        return int(self.config.max_batch_size)
+
+    @cached_property
+    def streams(self) -> bool:
+        return bool(self.config.model_transaction_policy.decoupled)
+
+    @cached_property
+    def kind(self) -> str:
+        """Return what the system does, by its tensors: embedding, rerank, classify, generation or other."""
+        return kinds.kind(self.inputs, self._shapes, self.max_batch)
+
+    @cached_property
+    def routes(self) -> list[str]:
+        """Return the API's routes that answer requests to the system."""
+        if self.kind == "generation":
+            return ["/v1/completions", *(["/v1/chat/completions"] if self.answers_chats else [])]
+        return {"embedding": ["/v1/embeddings"], "rerank": ["/v1/rerank"], "classify": ["/v1/classify"]}.get(
+            self.kind, []
+        )
+
+    @cached_property
+    def answers_chats(self) -> bool:
+        return "messages" in self.inputs
+
+    @cached_property
+    def embedding(self) -> str:
+        """Return the name of the output that is the vector of a text, or nothing."""
+        return kinds.embedding(self._shapes)
+
+    @cached_property
+    def width(self) -> int:
+        """Return the number of dimensions of its vectors; -1 if its configuration leaves them open."""
+        return self._shapes[self.embedding][0]
+
+    @cached_property
+    def _shapes(self) -> dict[str, list[int]]:
+        return {tensor.name: [int(size) for size in tensor.dims] for tensor in self.config.output}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A question to Triton about a system. Requests that arrive before the answer wait for the same one."""
+
+    began: float
+    task: asyncio.Task[System | None]
+    last: System | None  # what the reading before it returned
+
+    @property
+    def is_old(self) -> bool:
+        return self.task.done() and time.monotonic() >= self.began + CACHED_S
+
+
+class Served:
+    """The systems of the running server, as Triton reported them at most two seconds ago, or before it began a load."""
+
+    def __init__(self, config: Config, inference: Inference) -> None:
+        self._config = config
+        self._inference = inference
+        self._names: tuple[float, list[str]] = (-CACHED_S, [])
+        self._systems: dict[str, Reading] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of the systems that `make up` loaded."""
+        read_at, names = self._names
+        if time.monotonic() >= read_at + CACHED_S:
+            file = self._config.systems_file
+            names = file.read_text().split() if file and file.exists() else list(self._config.systems)
+            self._names = time.monotonic(), names
+        return names
+
+    def companions(self) -> list[str]:
+        """Return the names of the other models that clients may send requests to, if they are loaded."""
+        return [
+            companion
+            for name in self.names()
+            for companion in (f"{name}_stream", f"{name.removesuffix('_ensemble')}_generate")
+        ]
+
+    async def systems(self) -> list[System]:
+        """Return the systems, and their companions that do not stream, that Triton has loaded."""
+        names = list(dict.fromkeys([*self.names(), *self.companions()]))
+        systems = [system for system in await asyncio.gather(*map(self.lookup, names)) if system]
+        return [system for system in systems if system.name in self.names() or not system.streams]
+
+    async def find(self, name: str, kind: str = "", param: str = "model") -> System:
+        """Return the system. Raise ApiError if it is not served, or is of another kind."""
+        if name not in self.names() and name not in self.companions():
+            raise not_found(name, param)
+        system = await self.lookup(name)
+        if system is None:
+            raise not_ready(name) if name in self.names() else not_found(name, param)
+        if kind and system.kind != kind:
+            endpoint = " or ".join(system.routes) or f"/try/{name}"
+            message = f"The model '{name}' does not support this endpoint: use {endpoint}."
+            raise ApiError(400, message, param, "model_not_supported")
+        return system
+
+    async def stream_of(self, system: System) -> System | None:
+        """Return the companion that streams the system's responses, if it is loaded."""
+        return system if system.streams else await self.lookup(f"{system.name}_stream")
+
+    async def lookup(self, name: str) -> System | None:
+        """Return the system if Triton has loaded it. Call this only with names that the server chose."""
+        reading = self._systems.get(name)
+        if reading is None or reading.is_old:
+            task = asyncio.create_task(self._read(name))
+            # All requests that wait for it may be cancelled, and an exception that nobody sees is logged.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            reading = self._systems[name] = Reading(time.monotonic(), task, reading.task.result() if reading else None)
+        task = reading.task
+        if reading.last and not task.done():
+            await asyncio.wait([task], timeout=max(0.0, reading.began + PATIENCE_S - time.monotonic()))
+            if not task.done():
+                return reading.last
+        # The request that began the reading may be cancelled.
+        return task.result() if task.done() else await asyncio.shield(task)
+
+    def forget(self, name: str) -> None:
+        """Ask Triton again for the next request."""
+        self._systems.pop(name, None)
+
+    async def _read(self, name: str) -> System | None:
+        try:
+            return System(name, await self._inference.config(name))
+        except grpc.RpcError as error:
+            if is_not_loaded(error):
+                return None
+            self.forget(name)
+            raise from_triton(error, name) from None

@@ -1,0 +1,167 @@
+"""Short requests to Triton over HTTP/1.1, which take the gateway less CPU time than over gRPC.
+
+Measured with 64 clients, one text each, on Sapphire Rapids: 0.24 ms instead of 0.39 ms for a request. Triton 2.51
+cancels only gRPC requests, so this is for requests whose cancellation would save little. If their client leaves, they
+stay in the count of requests in flight until Triton has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+from urllib.parse import quote
+
+import grpc
+import httptools
+import msgspec
+
+from gateway.counters import Counters
+from gateway.inference import Outputs, Tensor, rpc_error
+
+# HTTP status of Triton -> the status of the same error over gRPC.
+STATUSES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+HEADER_LENGTH = b"inference-header-content-length"
+
+
+class ShortRequests:
+    """Connections to Triton, as many as there are requests at a time. Methods raise grpc.RpcError, as over gRPC."""
+
+    def __init__(self, address: str, counters: Counters, timeout: float) -> None:
+        self._host, _, port = address.partition(":")
+        self._port = int(port)
+        self._counters = counters
+        self._timeout = timeout  # seconds for a request whose client left
+        self._idle: list[_Connection] = []
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.transport.close()
+
+    async def infer(self, model: str, tensors: Iterable[Tensor], outputs: Iterable[str]) -> Outputs:
+        request = encoded(self._host, model, tensors, outputs)
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                try:
+                    return await self._exchange(connection, request)
+                except ConnectionError:
+                    pass  # Triton closed it at the same moment, before it read the request
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)
+            return await self._exchange(connection, request)
+        except OSError as error:
+            raise rpc_error(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+
+    async def _exchange(self, connection: _Connection, request: bytes) -> Outputs:
+        response = connection.send(request)
+        try:
+            status, header_length, body = await asyncio.shield(response)
+        except asyncio.CancelledError:
+            self._counters.running += 1
+            limit = asyncio.get_running_loop().call_later(self._timeout, connection.transport.abort)
+            response.add_done_callback(lambda ended: self._forget(ended, connection, limit))
+            raise
+        if not connection.transport.is_closing():
+            self._idle.append(connection)
+        if status != 200:
+            raise rpc_error(STATUSES.get(status, grpc.StatusCode.INTERNAL), _message(body))
+        return decoded(body, header_length)
+
+    def _forget(self, response: asyncio.Future[Any], connection: _Connection, limit: asyncio.TimerHandle) -> None:
+        response.exception()  # or asyncio logs that nobody asked for it
+        limit.cancel()
+        self._counters.running -= 1
+        connection.transport.close()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, with one request at a time."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._response: asyncio.Future[tuple[int, int, bytes]] | None = None
+        self._header_length = 0
+        self._body: list[bytes] = []
+
+    def send(self, request: bytes) -> asyncio.Future[tuple[int, int, bytes]]:
+        """Send a request. Its response is a status, the length of Triton's JSON, and a body that begins with it."""
+        self._response = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return self._response
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._response and not self._response.done():
+            self._response.set_exception(ConnectionResetError("Triton closed the connection"))
+
+    # --- called by the parser ---------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == HEADER_LENGTH:
+            self._header_length = int(value)
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        body, self._body = b"".join(self._body), []
+        if not self._parser.should_keep_alive():
+            self.transport.close()
+        if self._response and not self._response.done():
+            self._response.set_result((self._parser.get_status_code(), self._header_length, body))
+
+
+def encoded(host: str, model: str, tensors: Iterable[Tensor], outputs: Iterable[str]) -> bytes:
+    """Return the request with binary tensors, as Triton's HTTP API has them."""
+    tensors = list(tensors)
+    inputs = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": tensor.shape,
+            "parameters": {"binary_data_size": len(tensor.data)},
+        }
+        for tensor in tensors
+    ]
+    requested = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    header = msgspec.json.encode({"inputs": inputs, "outputs": requested})
+    data = b"".join([tensor.data for tensor in tensors])
+    head = (
+        f"POST /v2/models/{quote(model, safe='')}/infer HTTP/1.1\r\nHost: {host}\r\n"
+        f"Content-Length: {len(header) + len(data)}\r\nInference-Header-Content-Length: {len(header)}\r\n\r\n"
+    )
+    return head.encode() + header + data
+
+
+def decoded(body: bytes, header_length: int) -> Outputs:
+    outputs: dict[str, Tensor] = {}
+    start = header_length
+    for output in msgspec.json.decode(body[:header_length])["outputs"]:
+        end = start + output["parameters"]["binary_data_size"]
+        outputs[output["name"]] = Tensor(output["name"], output["datatype"], output["shape"], body[start:end])
+        start = end
+    return outputs
+
+
+def _message(body: bytes) -> str:
+    """Return Triton's message, or nothing if the body has none."""
+    try:
+        content: Any = msgspec.json.decode(body)
+    except msgspec.MsgspecError:
+        return ""
+    return str(content.get("error", "")) if isinstance(content, dict) else ""
