@@ -28,10 +28,11 @@ fi
 [[ -e $venv ]] || python3 -m venv --without-pip "$venv"
 $pip --python "$venv/bin/python" install --constraint $constraints "$@"
 
-# Keep only the part of OpenVINO that runs ONNX models on a CPU. A third of its 180 MB serves other devices, a tenth
-# reads other model formats, and its tools report their use.
 packages=$(echo "$venv"/lib/python3.*/site-packages)
-rm -rf "$packages"/openvino_telemetry* \
+rm -rf "$packages"/openvino_telemetry*  # reports the use of OpenVINO's tools
+# A server keeps only the part of OpenVINO that runs models on a CPU: a third of its 180 MB serves other devices, a tenth
+# reads other formats. The exporter, which has nncf, converts from PyTorch.
+[[ -d $packages/nncf ]] || rm -rf \
   "$packages"/openvino/{cmake,include,tools,torch,libs/cache.json} \
   "$packages"/openvino/frontend/{jax,paddle,pytorch,tensorflow} \
   "$packages"/openvino/libs/libopenvino_{auto,auto_batch,hetero,intel_gpu,intel_npu}_plugin.so \

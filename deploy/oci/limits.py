@@ -15,6 +15,7 @@ from deploy.oci.client import Service, list_all
 from deploy.oci.container_image import Image
 from deploy.oci.deployment import Deployment
 from scripts.common.settings import UserError
+from scripts.models.backends import GENERATION
 from scripts.models.package import TOP
 
 # Documented by Oracle.
@@ -85,9 +86,11 @@ def check_image(deployment: Deployment, image: Image, backends: set[str]) -> Ite
             f"PROFILE={profile} TAG=`"
         )
     if image.size > IMAGE_BYTES:
+        remedy = "build it with `make build TAG=`, which leaves out what SYSTEMS do not need"
+        if profile == "cuda" and GENERATION in backends:
+            remedy = "assemble generating systems with FORMAT=python, because the image with vLLM cannot be cut"
         yield (
-            f"{image.name} has {decimal(image.size)} unpacked, and must have at most {decimal(IMAGE_BYTES)}: build it "
-            "with `make build TAG=`, which leaves out what SYSTEMS do not need"
+            f"{image.name} has {decimal(image.size)} unpacked, and must have at most {decimal(IMAGE_BYTES)}: {remedy}"
         )
     if image.backends is not None and (missing := backends - {*image.backends, "python"}):
         yield (
