@@ -14,6 +14,7 @@ import hmac
 import ipaddress
 import itertools
 import logging
+import math
 import re
 import secrets
 import traceback
@@ -42,6 +43,8 @@ OPEN_PATHS = ("/health",)
 # The status in the metrics of a client that left, which gets no response.
 CLIENT_LEFT = 499
 CLOSE = {"connection": "close"}
+# Clients that were refused together return one after the other: OpenAI's read milliseconds. 600 to 3000, well mixed.
+PAUSES_MS = [600 + 24 * (37 * step % 101) for step in range(101)]
 
 
 class Admission:
@@ -55,8 +58,7 @@ class Admission:
         self._limits = config.limits
         self._prefix = secrets.token_hex(6).encode()
         self._numbers = itertools.count()
-        # Clients that were refused together do not all return together.
-        self._refusals = itertools.cycle([_whole(self._busy(seconds).response()) for seconds in (1, 2, 3)])
+        self._refusals = itertools.cycle([_whole(self._busy(pause_ms).response()) for pause_ms in PAUSES_MS])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -219,9 +221,10 @@ class Admission:
             if not message["more_body"]:
                 return b"".join(parts)
 
-    def _busy(self, seconds: int = 1) -> ApiError:
+    def _busy(self, pause_ms: int = 1000) -> ApiError:
         message = f"{self._limits.in_flight} requests are in flight, the limit (GATEWAY_IN_FLIGHT). Try again."
-        return ApiError(429, message, code="rate_limit_exceeded", headers={"retry-after": str(seconds)})
+        pause = {"retry-after": str(math.ceil(pause_ms / 1000)), "retry-after-ms": str(pause_ms)}
+        return ApiError(429, message, code="rate_limit_exceeded", headers=pause)
 
     def _too_large(self) -> ApiError:
         message = f"The body is larger than {self._limits.body} bytes (GATEWAY_BODY)."

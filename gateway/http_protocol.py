@@ -22,8 +22,9 @@ MAX_HEAD = 65_536
 # Java's HTTP client offers HTTP/2 in its requests, and the parser takes the body after such an offer for HTTP/2. The
 # gateway upgrades to nothing. JSON cannot contain this text.
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
-# Seconds until the next request is read from a connection that got 429: less than Retry-After. Clients that ignore it
-# would take the time that admitted requests need: beside 2,000 of them, these took 4 s instead of 0.1 s.
+# Seconds until the next request is read from a connection that got 429: less than any pause that a 429 asks for.
+# Clients that ignore the pause would take the time that admitted requests need: beside 2,000 of them, these took 4 s
+# instead of 0.1 s.
 BRAKE_S = 0.5
 
 

@@ -29,7 +29,7 @@ CONNECTING_AT_ONCE = 100
 class Load:
     """The work of each client: send a request, wait for the response, and send the next one.
 
-    A client that got 429 waits first, as long as Retry-After asks for.
+    A client that got 429 waits first, as long as retry-after-ms asks for, as OpenAI's clients do.
     """
 
     url: str
@@ -91,7 +91,7 @@ class Client(asyncio.Protocol):
         if not end or len(body) < number(rb"content-length: *(\d+)", head):
             return
         self.received = b""
-        status, wait_s = number(rb"http/1.1 (\d+)", head), 0
+        status, wait_s = number(rb"http/1.1 (\d+)", head), 0.0
         assert self.sent_at is not None
         latency_ms = (time.perf_counter() - self.sent_at) * 1000
         self.sent_at = None
@@ -99,7 +99,7 @@ class Client(asyncio.Protocol):
             self.window.accepted.append(latency_ms)
         elif status == 429:
             self.window.refused.append(latency_ms)
-            wait_s = number(rb"retry-after: *(\d+)", head)
+            wait_s = number(rb"retry-after-ms: *(\d+)", head) / 1000
         else:
             self.window.failures.append(f"{status} {body[:200].decode(errors='replace')}")
         asyncio.get_running_loop().call_later(wait_s, self.send)

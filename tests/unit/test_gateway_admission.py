@@ -312,7 +312,12 @@ def test_refused_connection_serves_the_next_request(
 
 def test_refused_clients_do_not_return_together(gateway: RunningGateway, triton: TritonStandIn, held: Model) -> None:
     with full(gateway, triton):
-        assert {gateway.post(PATH, BODY).headers["retry-after"] for _ in range(3)} == {"1", "2", "3"}
+        answers = [gateway.post(PATH, BODY).headers for _ in range(8)]
+    pauses = [int(headers["retry-after-ms"]) for headers in answers]
+    assert len(set(pauses)) == 8 and max(pauses) - min(pauses) > 1500
+    assert {headers["retry-after"] for headers in answers} == {"1", "2", "3"}
+    assert all(0 <= 1000 * int(headers["retry-after"]) - ms < 1000 for headers, ms in zip(answers, pauses, strict=True))
+    assert min(pauses) > 1000 * http_protocol.BRAKE_S
 
 
 def test_connection_that_ignores_retry_after_is_slowed_down(
