@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -87,7 +87,7 @@ def _convert(fields: dict[str, Any], struct: type[Body]) -> Body:
     try:
         return msgspec.convert(supported, struct)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise _invalid(str(error), {name: field.type for name, field in known.items()}) from None
 
 
 def _refuse(name: str, value: Any) -> None:
@@ -107,11 +107,13 @@ def _is_neutral(name: str, value: Any) -> bool:
     )
 
 
-def _invalid(message: str) -> ApiError:
+def _invalid(message: str, types: Mapping[str, Any]) -> ApiError:
     """Return the error for a message of msgspec, such as "Expected `str`, got `int` - at `$.input[3]`"."""
     text, _, path = message.partition(" - at `$")
     param = path.rstrip("`").removeprefix(".") or None
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+    if text.startswith("Invalid enum value") and param and param in types:
+        text += f", use {' or '.join(map(repr, get_args(types[param])))}"
     return ApiError(400, f"Invalid value for '{param}': {text[:1].lower()}{text[1:]}." if param else f"{text}.", param)

@@ -190,6 +190,11 @@ def test_wrong_field_is_named(
     assert not triton.received
 
 
+def test_refusal_names_the_values_that_are_possible(gateway: RunningGateway) -> None:
+    reply = gateway.post(PATH, {"model": "embedding", "input": "a", "encoding_format": "hex"})
+    assert reply.error["message"].endswith("invalid enum value 'hex', use 'float' or 'base64'.")
+
+
 @pytest.mark.parametrize("name", ["input", "model"])
 def test_missing_field_is_named(gateway: RunningGateway, name: str) -> None:
     reply = gateway.post(PATH, {key: "embedding" for key in ("input", "model") if key != name})
