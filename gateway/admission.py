@@ -21,16 +21,16 @@ import traceback
 from collections.abc import Iterable, Mapping
 from typing import cast
 
-import grpc
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api_error import RETRY, ApiError, from_triton, timed_out
+from gateway.api_error import RETRY, ApiError, timed_out
 from gateway.config import Config
 from gateway.counters import Counters
 from gateway.exchange import Exchange
+from gateway.outages import Outages, answer_at_once
 from gateway.routes import Routes, check_method
 
 logger = logging.getLogger("gateway")
@@ -56,6 +56,7 @@ class Admission:
         self._routes = routes
         self._keys = config.keys
         self._limits = config.limits
+        self._outages = Outages()
         self._prefix = secrets.token_hex(6).encode()
         self._numbers = itertools.count()
         self._refusals = itertools.cycle([_whole(self._busy(pause_ms).response()) for pause_ms in PAUSES_MS])
@@ -122,15 +123,13 @@ class Admission:
 
     async def _run(self, route: Route, exchange: Exchange, scope: Scope, receive: Receive, body: bytes) -> None:
         exchange.body_is_read(receive)
+        # A GET holds none of GATEWAY_IN_FLIGHT, so it does not wait.
+        answer = self._outages.answer if scope["method"] == "POST" else answer_at_once
         try:
-            response: Response = await route.endpoint(_ReadRequest(scope, body))
+            response: Response = await answer(lambda: route.endpoint(_ReadRequest(scope, body)))
         except ApiError as error:
             exchange.failure = error.cause
             response = error.response()
-        except grpc.RpcError as error:
-            translated = from_triton(error)
-            exchange.failure = translated.cause
-            response = translated.response()
         # The exchange waits for the client's end; a response that waits for it too waits for ever.
         await response(scope, _wait_forever, exchange.send)
 

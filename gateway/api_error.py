@@ -12,6 +12,8 @@ from starlette.responses import Response
 from scripts.common.triton import reason
 
 RETRY = {"retry-after": "1"}  # seconds
+# gRPC's words if no server listens, which short_requests.py repeats, and Triton's if the process of a model crashed.
+OUTAGE = re.compile(r"failed to connect|Stub process .* is not healthy")
 
 
 class ApiError(Exception):
@@ -35,6 +37,7 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
         self.cause = ""  # what the log shows beside the status
+        self.is_outage = False  # Triton, or the process of a model, crashed before it had the request
 
     @property
     def type(self) -> str:
@@ -56,6 +59,7 @@ def from_triton(error: grpc.RpcError, model: str = "") -> ApiError:
     """Return the error that a client gets for an error of Triton. Pass on only messages about the request."""
     translated = _translated(error, model)
     translated.cause = f" (Triton: {error.code().name})"
+    translated.is_outage = bool(OUTAGE.search(error.details() or ""))
     return translated
 
 

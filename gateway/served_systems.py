@@ -16,6 +16,8 @@ from gateway.inference import Inference
 from scripts.common import kinds
 
 CACHED_S = 2.0
+# The same for a system that is not loaded: requests wait for it after a restart of Triton.
+MISSING_CACHED_S = 0.2
 # How long requests wait for a new reading before they take the last one: Triton answers no question about its models
 # over gRPC while it loads one.
 PATIENCE_S = 0.2
@@ -88,7 +90,9 @@ class Reading:
 
     @property
     def is_old(self) -> bool:
-        return self.task.done() and time.monotonic() >= self.began + CACHED_S
+        if not self.task.done():
+            return False
+        return time.monotonic() >= self.began + (CACHED_S if self.task.result() else min(CACHED_S, MISSING_CACHED_S))
 
 
 class Served:

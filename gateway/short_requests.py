@@ -53,6 +53,9 @@ class ShortRequests:
                     pass  # Triton closed it at the same moment, before it read the request
         try:
             _, connection = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)
+        except OSError as error:
+            raise rpc_error(grpc.StatusCode.UNAVAILABLE, f"failed to connect: {error}") from None
+        try:
             return await self._exchange(connection, request)
         except OSError as error:
             raise rpc_error(grpc.StatusCode.UNAVAILABLE, str(error)) from None

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway import served_systems
+from gateway import outages, served_systems
 from gateway.config import Config
 from scripts.common.ports import free_ports
 from tests.support.gateway import RunningGateway, running_gateway
@@ -204,7 +204,8 @@ def test_failure_of_triton_keeps_its_secrets(
     assert record.getMessage() == f"request my-id: /v1/classify was answered with {status} (Triton: {code.name})"
 
 
-def test_gateway_recovers_when_triton_restarts() -> None:
+def test_gateway_recovers_when_triton_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outages, "LIMIT_S", 0)
     (port,) = free_ports(1)
     with running_gateway(Config(triton=f"127.0.0.1:{port}", systems=("embedding",))) as gateway:
         for _ in range(2):

@@ -9,6 +9,7 @@ from http.server import ThreadingHTTPServer
 
 import pytest
 
+from gateway import outages
 from gateway.config import Config, Limits
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_http_stand_in import http_before
@@ -59,7 +60,8 @@ def test_connection_that_triton_closed_is_replaced(triton: TritonStandIn) -> Non
             connections(http)[-1].connection.shutdown(socket.SHUT_RDWR)
 
 
-def test_restart_of_triton_is_a_503_until_it_answers(triton: TritonStandIn) -> None:
+def test_restart_of_triton_is_a_503_until_it_answers(triton: TritonStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outages, "LIMIT_S", 0)
     with http_before(triton.address) as http, gateway_of(triton, http) as gateway:
         port = http.server_port
         assert gateway.post(PATH, ONE_TEXT).status == 200

@@ -1,0 +1,166 @@
+"""Requests that arrive while Triton restarts; Triton is a stand-in, and in some tests so is the clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway import outages
+from gateway.api_error import ApiError, not_ready
+from gateway.config import Config, Limits
+from gateway.inference import rpc_error
+from gateway.outages import LIMIT_S, Outages
+from scripts.common.ports import free_ports
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.triton_http_stand_in import http_before
+from tests.support.triton_stand_in import Failure, TritonStandIn, embedding, generator
+
+ONE_TEXT = {"model": "embedding", "input": "two words"}
+MANY_TEXTS = {"model": "embedding", "input": ["text"] * 9}
+STREAM = {"model": "counter", "prompt": "a", "stream": True}
+CRASHED = (
+    "Failed to process the request(s) for model 'encoder_0_0', message: Stub process 'encoder_0_0' is not healthy."
+)
+REFUSED = rpc_error(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
+
+
+@pytest.fixture
+def ports() -> list[int]:
+    return free_ports(2)
+
+
+@pytest.fixture
+def gateway(ports: list[int]) -> Iterator[RunningGateway]:
+    """Yield a gateway whose Triton does not run yet."""
+    grpc_address, http_address = (f"127.0.0.1:{port}" for port in ports)
+    limits = Limits(in_flight=3)
+    config = Config(triton=grpc_address, triton_http=http_address, systems=("embedding", "counter"), limits=limits)
+    with running_gateway(config) as running:
+        yield running
+
+
+def test_requests_wait_for_triton(gateway: RunningGateway, ports: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of each way to Triton. A further one is refused, because those that wait are in flight."""
+    monkeypatch.setattr(outages, "LIMIT_S", 600)
+    requests = [("/v1/embeddings", ONE_TEXT), ("/v1/embeddings", MANY_TEXTS), ("/v1/completions", STREAM)]
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(gateway.post, *request) for request in requests]
+        gateway.wait_until(lambda: gateway.app.counters.running == 3)
+        assert gateway.post("/v1/embeddings", ONE_TEXT).status == 429
+        assert gateway.get("/v1/models").status == 503
+        models = embedding(), generator(streams=True)
+        with TritonStandIn(*models, port=ports[0]) as triton, http_before(triton.address, ports[1]):
+            assert [future.result().status for future in waiting] == [200, 200, 200]
+
+
+def test_requests_wait_for_a_model_of_a_restarted_triton(
+    gateway: RunningGateway, ports: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outages, "LIMIT_S", 600)
+    asked = []
+
+    class Loading(TritonStandIn):
+        def ModelConfig(self, request: Any, context: Any) -> Any:
+            asked.append(request.name)
+            return super().ModelConfig(request, context)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(gateway.post, "/v1/embeddings", MANY_TEXTS)
+        gateway.wait_until(lambda: gateway.app.counters.running == 1)
+        with Loading(port=ports[0]) as triton:
+            gateway.wait_until(lambda: len(asked) > 1)
+            assert not waiting.done()
+            triton.models["embedding"] = embedding()
+            assert waiting.result().status == 200
+
+
+def test_requests_wait_for_a_crashed_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outages, "LIMIT_S", 600)
+    model = embedding()
+    answer, failures = model.answer, [CRASHED, CRASHED]
+
+    def crash(inputs: Any) -> Any:
+        if failures:
+            raise Failure(grpc.StatusCode.INTERNAL, failures.pop())
+        return answer(inputs)
+
+    model.answer = crash
+    with (
+        TritonStandIn(model) as triton,
+        running_gateway(Config(triton=triton.address, systems=("embedding",))) as gateway,
+    ):
+        assert gateway.post("/v1/embeddings", MANY_TEXTS).status == 200
+        assert len(triton.received) == 3
+
+
+class Triton:
+    """A Triton with a clock of its own, which counts the requests."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.up_at = 0.0
+        self.failure: Exception = REFUSED
+        self.requests = 0
+        monkeypatch.setattr(outages.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(outages.asyncio, "sleep", self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    async def send(self) -> str:
+        self.requests += 1
+        if self.now < self.up_at:
+            raise self.failure
+        return "answer"
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> Triton:
+    return Triton(monkeypatch)
+
+
+def status(outages: Outages, triton: Triton) -> int:
+    try:
+        asyncio.run(outages.answer(triton.send))
+    except ApiError as error:
+        return error.status
+    return 200
+
+
+def test_outage_has_a_limit_and_later_requests_fail_at_once(triton: Triton) -> None:
+    triton.up_at = 1000
+    outage = Outages()
+    assert status(outage, triton) == 503
+    assert LIMIT_S <= triton.now < LIMIT_S + 1
+    triton.requests = 0
+    assert (status(outage, triton), triton.requests) == (503, 1)
+
+
+def test_outage_after_an_answer_is_a_new_one(triton: Triton) -> None:
+    outage = Outages()
+    for _ in range(3):
+        triton.up_at = triton.now + LIMIT_S / 2
+        assert status(outage, triton) == 200
+        triton.now = triton.up_at + LIMIT_S
+
+
+def test_model_that_is_not_loaded_is_waited_for_only_in_an_outage(triton: Triton) -> None:
+    triton.up_at, triton.failure = 3, not_ready("embedding")
+    outage = Outages()
+    assert (status(outage, triton), triton.requests) == (503, 1)
+    triton.failure = REFUSED
+    assert status(outage, triton) == 200
+    triton.up_at, triton.failure = triton.now + 3, not_ready("embedding")
+    assert status(outage, triton) == 200
+
+
+@pytest.mark.parametrize("error", [rpc_error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), ApiError(400, "wrong")])
+def test_request_that_triton_had_is_not_sent_again(triton: Triton, error: Exception) -> None:
+    triton.up_at, triton.failure = 3, error
+    assert status(Outages(), triton) in (400, 503)
+    assert triton.requests == 1
