@@ -7,6 +7,7 @@ CPU time of a request. If the task that awaits an answer is cancelled, gRPC canc
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,8 +29,13 @@ OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-# Without this, an error in a stream has no status.
-STREAM_METADATA = (("triton_grpc_error", "true"),)
+# Errors in a stream have no status, so these find it in the message: of Triton, and of our backends (shared/errors.py).
+# With the metadata triton_grpc_error they would have one, but Triton 2.51 crashes on an error that comes quickly.
+STREAM_ERRORS = (
+    (re.compile(r"unknown model"), grpc.StatusCode.NOT_FOUND),
+    (re.compile(r"^\d+ texts wait already"), grpc.StatusCode.UNAVAILABLE),
+    (re.compile(r"^(inputs?|option|unknown [a-z ]+) '|^this (model|server) has no "), grpc.StatusCode.INVALID_ARGUMENT),
+)
 
 
 class Tensor(NamedTuple):
@@ -87,7 +93,7 @@ class Inference:
         self, model: str, tensors: Iterable[Tensor], outputs: Iterable[str] = ()
     ) -> AsyncGenerator[Outputs, None]:
         """Yield the responses of a decoupled model. Close the iterator early to cancel the request."""
-        call = self._stub.ModelStreamInfer(metadata=STREAM_METADATA)
+        call = self._stub.ModelStreamInfer()
         try:
             await call.write(request_message(model, tensors, outputs))
             await call.done_writing()
@@ -109,9 +115,9 @@ class Inference:
 
 
 def _stream_error(message: str) -> grpc.aio.AioRpcError:
-    """Return the error of a response. Triton gives no status to what it refuses before the model gets it."""
-    code = grpc.StatusCode.NOT_FOUND if "unknown model" in message else grpc.StatusCode.UNKNOWN
-    return rpc_error(code, message)
+    """Return the error of a response, with the status that it has outside of streams."""
+    codes = (code for pattern, code in STREAM_ERRORS if pattern.search(message))
+    return rpc_error(next(codes, grpc.StatusCode.UNKNOWN), message)
 
 
 def rpc_error(code: grpc.StatusCode, message: str) -> grpc.aio.AioRpcError:

@@ -127,7 +127,10 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelInfer(
         self, request: service_pb2.ModelInferRequest, context: grpc.ServicerContext
     ) -> service_pb2.ModelInferResponse:
-        (response,) = self._responses(request, context)
+        try:
+            (response,) = self._responses(request, context)
+        except Failure as error:
+            context.abort(error.code, str(error))
         return response
 
     def ModelStreamInfer(
@@ -138,8 +141,11 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
                 message = f"Request for unknown model: '{request.model_name}' is not found"
                 yield service_pb2.ModelStreamInferResponse(error_message=message)
                 continue
-            for response in self._responses(request, context):
-                yield service_pb2.ModelStreamInferResponse(infer_response=response)
+            try:
+                for response in self._responses(request, context):
+                    yield service_pb2.ModelStreamInferResponse(infer_response=response)
+            except Failure as error:  # so are errors of the model
+                yield service_pb2.ModelStreamInferResponse(error_message=str(error))
 
     def ModelConfig(
         self, request: service_pb2.ModelConfigRequest, context: grpc.ServicerContext
@@ -214,9 +220,9 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
                         return
                 yield response_message(model.name, tensors, [output.name for output in request.outputs])
             ended.set()
-        except Failure as error:
+        except Failure:
             ended.set()
-            context.abort(error.code, str(error))
+            raise
 
 
 def response_message(model: str, tensors: Iterable[Tensor], names: list[str]) -> service_pb2.ModelInferResponse:

@@ -72,6 +72,10 @@ def triton() -> Iterator[TritonStandIn]:
         too_long("full", "text_input"),
         too_long("full_chat", "messages"),
         failing("plain", grpc.StatusCode.INVALID_ARGUMENT, NO_TEMPLATE),
+        failing("busy_stream", grpc.StatusCode.UNAVAILABLE, "1000 texts wait already: try again later"),
+        failing(
+            "lost_stream", grpc.StatusCode.INTERNAL, "Stub process 'input ' is not healthy, a secret of the server"
+        ),
     ]
     with TritonStandIn(*models) as stand_in:
         yield stand_in
@@ -396,6 +400,13 @@ def test_too_long_prompt_is_refused_with_openais_code(gateway, path, model, para
     assert "max_new_tokens" not in reply.error["message"]
 
 
+@pytest.mark.parametrize(("model", "status"), [("busy_stream", 503), ("lost_stream", 500)])
+def test_stream_that_does_not_begin_has_its_own_status(gateway, model, status) -> None:
+    reply = gateway.post(COMPLETIONS, {"model": model, "prompt": "a", "stream": True})
+    assert reply.status == status
+    assert "secret" not in reply.error["message"]
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 WRONG = [
     {"n": 2},
@@ -473,7 +484,7 @@ def test_tokens_and_first_pieces_are_counted() -> None:
         value = gateway.server.config.app.counters.registry.get_sample_value(f"gateway_{name}", labels)
         return value or 0.0
 
-    broken = failing("broken_stream", grpc.StatusCode.INTERNAL, "", after=2)
+    broken = failing("broken_stream", grpc.StatusCode.INTERNAL, "RuntimeError: it failed", after=2)
     with served_alone(generator(), generator("counter_stream", streams=True), broken) as gateway:
         complete(gateway, "one two", max_tokens=3)
         stream(gateway, COMPLETIONS, prompt="one two", max_tokens=3)
