@@ -1,6 +1,7 @@
 """Load the systems, reload a model whose Python process crashed, and end a process that Triton waits for in vain.
 
-Triton answers 500 for ever for a model whose process crashed, and still calls it ready.
+Triton answers 500 for ever for a model whose process crashed, and still calls it ready. It also makes the memory that
+it shares with these processes readable for every user of the machine, which is undone here.
 
 serve.sh starts this as a child of tritonserver. It watches the server's other children, the Python stubs, and ends with
 the server, after killing stubs that outlive it. It reloads a model through the model-control API with the
@@ -76,6 +77,16 @@ def stub_arguments(pid: int) -> list[str]:
     except OSError:
         return []
     return arguments if len(arguments) > 2 and arguments[0].endswith("triton_python_backend_stub") else []
+
+
+def hide_memory(stubs: dict[int, str]) -> None:
+    """Keep other users of this machine from the memory of these stubs, which holds the tensors of requests.
+
+    Triton makes it readable for everybody, whatever the umask.
+    """
+    for pid in stubs:
+        with contextlib.suppress(OSError, IndexError):  # the process has ended
+            Path("/dev/shm", stub_arguments(pid)[2]).chmod(0o600)
 
 
 def instance_stubs(stubs: dict[int, str]) -> dict[int, str]:
@@ -352,7 +363,9 @@ def main() -> None:
     while os.getppid() == server:
         time.sleep(POLL_S)
         try:
-            watch.poll(stubs_of(server))
+            stubs = stubs_of(server)
+            hide_memory(stubs)
+            watch.poll(stubs)
         except urllib.error.HTTPError as error:
             log(f"Triton refused {error.url}: {error.read().decode(errors='replace')}")
         except (OSError, ValueError):

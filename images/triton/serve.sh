@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Starts Triton in every runtime. Only this file turns the settings of .env.example into tritonserver's flags.
 set -euo pipefail
+# A core dump would contain requests and the key.
+ulimit -c 0
 
 home=${TRITON_HOME:-/opt/tritonserver}
 # Endpoints that load code, map memory or change the server need the key. TRITON_SHARED_MEMORY opens one of them, but
@@ -39,6 +41,8 @@ flags=(
   --http-address="$BIND_ADDRESS" --http-port="${TRITON_HTTP_PORT:-8000}"
   --grpc-address="$BIND_ADDRESS" --grpc-port="${TRITON_GRPC_PORT:-8001}"
   --metrics-address="$BIND_ADDRESS" --metrics-port="${TRITON_METRICS_PORT:-8002}"
+  # Before 26.03 these two front ends ignore the key (triton-inference-server/server #8686, #8680).
+  --allow-sagemaker=false --allow-vertex-ai=false
   --http-restricted-api="$restricted:$key"
   --grpc-restricted-protocol="$restricted:$key"
   --backend-config="python,shm-default-byte-size=$shm"
@@ -61,6 +65,8 @@ if [[ -z ${SYSTEMS_FILE:-} ]]; then
   done
 fi
 
+# With AIP_MODE, as on Google's Vertex AI, Triton opens a front end for it and closes the others.
+unset "${!AIP_@}"
 # ONNX Runtime 1.29 and later report usage by default.
 export ORT_DISABLE_TELEMETRY=1
 # Backends read labels and tokenizers of all languages, whatever the locale.
@@ -70,6 +76,8 @@ export PYTHONDONTWRITEBYTECODE=1
 
 # Loads the systems of SYSTEMS_FILE. Reloads a model whose Python process crashed, which Triton does not.
 python3 "$(dirname "$(readlink -f "$0")")/revive.py" &
+# The Python processes of models run their code with the server's environment.
+export -n TRITON_ADMIN_KEY
 
 pin=()
 [[ -z ${TRITON_CPUS:-} ]] || pin=(taskset -c "$TRITON_CPUS")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
 import subprocess
 import sys
@@ -68,6 +69,8 @@ def one_interrupt() -> Iterator[None]:
 
 def run(main: Callable[[], int | None]) -> None:
     """Run a command and exit with its code: 1 after an error, 130 after Ctrl-C."""
+    # A core dump of it, or of a program that it starts, would contain keys and requests.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         sys.exit(main() or 0)
     except (UserError, TritonError, PrometheusError, OSError) as error:

@@ -20,7 +20,7 @@ def serve(tmp_path):
     for name in ("bin", "home/bin"):
         (tmp_path / name).mkdir(parents=True)
     programs = {
-        "home/bin/tritonserver": 'printf "%s\\n" "$@"; exit ${EXIT:-0}',
+        "home/bin/tritonserver": 'printf "%s\\n" "$@" "core $(ulimit -Hc)"; env; exit ${EXIT:-0}',
         "bin/python3": ":",
         "bin/df": '. "$DF"',
     }
@@ -82,6 +82,18 @@ def test_shared_memory_needs_the_key_unless_it_is_opened(serve, settings, restri
         ("http-restricted-api", ",".join(names), "triton-admin-key"),
         ("grpc-restricted-protocol", ",".join(names), "triton-admin-key"),
     ]
+
+
+def test_front_ends_that_ignore_the_key_stay_closed(serve):
+    printed = serve(AIP_MODE="PREDICTION", AIP_HTTP_PORT="8090", AIP_STORAGE_URI="gs://models").splitlines()
+    assert {"--allow-sagemaker=false", "--allow-vertex-ai=false"} <= set(printed)
+    assert [line for line in printed if line.startswith("AIP_")] == []
+
+
+def test_server_writes_no_core_dumps_and_hands_the_key_to_no_model(serve):
+    printed = serve().splitlines()
+    assert "core 0" in printed
+    assert [line for line in printed if line.startswith("TRITON_ADMIN_KEY=")] == []
 
 
 def test_exit_code_of_the_server_passes_through(serve):

@@ -53,7 +53,8 @@ class Supervisor:
         for old in (self.state / "log").glob("*.log*"):
             old.unlink()
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(CONF)]
-        own = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}  # only `make models` needs it
+        # Only `make models` needs the one; the gateway reads the other from a file.
+        own = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "API_KEYS")}
         variables = {**own, **environment, "STATE": str(self.state), "ROOT": str(ROOT)}
         done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
         if done.returncode:
