@@ -160,6 +160,9 @@ test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow 
 test-docker: $(all) ## Tests on a real Docker engine; if none answers, asks to install Docker system-wide, and stops it afterwards: INSTALL_DOCKER=1
 	@tests/docker/run.sh
 
+audit: $(all) ## Compare the pinned packages and Tritons with known vulnerabilities: OSV_DATABASE=all.zip if offline
+	@$(python) -m scripts.audit
+
 dashboards-json: $(all) ## Write the dashboards of scripts/dashboards for Grafana
 	@$(python) -m scripts.dashboards
 
@@ -174,4 +177,4 @@ clean: ## Stop everything; remove what make created, except .env and the reports
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all test-docker dashboards-json lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all test-docker audit dashboards-json lock deploy-oci predict-oci destroy-oci clean help

@@ -174,7 +174,7 @@ RULES: dict[str, Rule] = {
         ("MODEL_REPOSITORY", "SOURCE", "PACKAGE", "REPORTS", "LOCAL_STATE", "GRAFANA_HOME", "DEPLOYMENT", "REQUEST"),
         _path,
     ),
-    **dict.fromkeys(("BUILD_PIP_CONF", "BUILD_CA", "TLS_CERT", "TLS_KEY"), _path),
+    **dict.fromkeys(("BUILD_PIP_CONF", "BUILD_CA", "TLS_CERT", "TLS_KEY", "OSV_DATABASE"), _path),
     **dict.fromkeys(("BIND_ADDRESS", "GATEWAY_BIND"), _ipv4),
     "API_KEYS": _keys,
     **dict.fromkeys(("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT", "LOADTEST_METRICS_PORT"), _port),

@@ -1,0 +1,1 @@
+"""Compare the pinned packages and images with known vulnerabilities."""

@@ -1,0 +1,152 @@
+"""make audit: compare the pinned packages and the pinned releases of Triton with known vulnerabilities."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from rich.markup import escape
+from rich.table import Table
+
+from scripts.audit import osv
+from scripts.common.cli import err, out, run
+from scripts.common.settings import ROOT, Settings, UserError, pins
+
+KNOWN = Path(__file__).with_name("known.toml")
+LOCK = ROOT / "requirements.lock"
+# What pip-audit asks. NVIDIA's wheel of Triton is in no such database, so known.toml has it.
+SERVICE = "https://api.osv.dev/v1/query"
+DATABASE = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"
+# Exit code if a check could not be made.
+UNKNOWN = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A known vulnerability of something that is pinned, or all of one bulletin."""
+
+    pin: str
+    label: str
+    ids: frozenset[str]
+    fixed: str
+
+    def accepted(self, known: Mapping[str, Any]) -> str:
+        """Return why it is accepted, or nothing."""
+        entries = (entry for entry in known["accepted"] if entry["pin"] == self.pin)
+        return next((entry["reason"] for entry in entries if self.ids & {*map(str, entry["ids"])}), "")
+
+
+def locked(lock: Path = LOCK) -> dict[str, str]:
+    """Return the version of each pinned package, by the name in its normal form."""
+    pinned = re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in pinned}
+
+
+def releases(images: Mapping[str, str], packages: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the release of each pinned Triton, such as 26.08. Raise UserError if a pin does not tell."""
+    found = {}
+    for name in (name for name in images if name.startswith("TRITON_")):
+        match = re.search(r":(\d\d\.\d\d)(-|$)", images[name])
+        if not match:
+            raise UserError(f"{name}={images[name]}: the tag has no release of Triton, such as 26.08")
+        found[name] = match[1]
+    wheel = f"nvidia-pytriton=={packages['nvidia-pytriton']}"
+    if wheel not in known["releases"]:
+        raise UserError(f"scripts/audit/known.toml does not tell which release of Triton {wheel} contains: add it")
+    return found | {"nvidia-pytriton": known["releases"][wheel]}
+
+
+def bulletins(found: Mapping[str, str], known: Mapping[str, Any]) -> list[Finding]:
+    """Return NVIDIA's bulletins that affect these releases of Triton. Releases compare as text: yy.mm."""
+    findings = []
+    for pin, release in found.items():
+        for bulletin in known["bulletins"]:
+            cves = [cve for fixed, cves in bulletin["fixed"].items() if release < fixed for cve in cves]
+            if cves and release >= bulletin.get("since", ""):
+                label = f"NVIDIA {bulletin['id']}: {len(cves)} CVE{'s' * (len(cves) > 1)}, worst {bulletin['worst']}"
+                ids = frozenset([str(bulletin["id"]), *cves])
+                findings.append(Finding(pin, label, ids, max(bulletin["fixed"])))
+    return findings
+
+
+def packages(pinned: Mapping[str, str], database: Path | None) -> list[Finding]:
+    """Return the known vulnerabilities of the packages: of the database, or else of OSV's service."""
+    found = osv.vulnerabilities(database, pinned) if database else asked()
+    merged: list[Finding] = []
+    for name, ids, fixed in found:
+        # Several databases describe the same vulnerability.
+        same = [finding for finding in merged if finding.pin == name and finding.ids & {*ids}]
+        every = frozenset(ids).union(*(finding.ids for finding in same))
+        merged = [finding for finding in merged if finding not in same]
+        merged.append(Finding(name, min(every), every, ", ".join(fixed) or "-"))
+    return merged
+
+
+def asked(lock: Path = LOCK, service: str = SERVICE) -> Iterable[tuple[str, list[str], list[str]]]:
+    """Return what pip-audit says about the lock. Raise UserError if the service does not answer."""
+    command = [sys.executable, "-m", "pip_audit", "--no-deps", "--disable-pip", "--requirement", str(lock)]
+    command += ["--vulnerability-service", "osv", "--osv-url", service, "--format", "json", "--progress-spinner", "off"]
+    with err.status("asking OSV for known vulnerabilities"):
+        done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        dependencies = json.loads(done.stdout)["dependencies"]
+    except ValueError:
+        reason = (done.stderr.strip().splitlines() or ["no answer"])[-1].split(": ")[0]
+        raise UserError(
+            f"pip-audit could not ask {service} ({reason}): if this machine does not reach it, download {DATABASE} "
+            "elsewhere and set OSV_DATABASE=all.zip"
+        ) from None
+    return [
+        (dependency["name"], [found["id"], *found["aliases"]], found["fix_versions"])
+        for dependency in dependencies
+        for found in dependency.get("vulns", [])
+    ]
+
+
+def show(findings: list[Finding], versions: Mapping[str, str], known: Mapping[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("pinned", "version", "known vulnerability", "fixed in", "accepted"):
+        table.add_column(column, no_wrap=True)
+    reasons: dict[str, None] = {}
+    for finding in findings:
+        if reason := finding.accepted(known):
+            reasons[f"{finding.pin}: {reason}"] = None
+        accepted = "yes" if reason else "[red]no[/]"
+        table.add_row(finding.pin, versions[finding.pin], finding.label, finding.fixed, accepted)
+    out.print(table if findings else "no known vulnerability")
+    out.print(*(f"accepted: {escape(reason)}" for reason in reasons), sep="\n")
+
+
+def main() -> int:
+    settings = Settings.load()
+    known = tomllib.loads(KNOWN.read_text())
+    pinned, images = locked(), pins()
+    problem = ""
+    tritons = releases(images, pinned, known)
+    findings = bulletins(tritons, known)
+    try:
+        findings += packages(pinned, settings.path("OSV_DATABASE") if settings["OSV_DATABASE"] else None)
+    except UserError as error:
+        problem = str(error)
+    show(findings, pinned | tritons, known)
+    out.print(f"NVIDIA's bulletins: as of {known['checked']}, in scripts/audit/known.toml")
+    others = ", ".join(f"{name}={image}" for name, image in images.items() if name not in tritons)
+    out.print(f"not compared: {others}, and Debian's packages in all images. An image scanner knows them")
+    if problem:
+        err.print(f"[red]error:[/] packages were not compared: {escape(problem)}")
+    if any(not finding.accepted(known) for finding in findings):
+        err.print("[red]error:[/] update what is not accepted, or add it to scripts/audit/known.toml with the reason")
+        return 1
+    return UNKNOWN if problem else 0
+
+
+if __name__ == "__main__":
+    run(main)
