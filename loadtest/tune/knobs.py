@@ -124,7 +124,13 @@ def set_texts(config: Config, texts: Value) -> Config:
 
 def set_max_batch_size(config: Config, size: Value) -> Config:
     changed = config | {"max_batch_size": int(size)}
-    return with_batching(changed) if "dynamic_batching" in config else changed
+    batcher = config.get("dynamic_batching")
+    if batcher is None:
+        return changed
+    # Triton prefers the max_batch_size if the file prefers nothing. Under a larger one, it would end batches there.
+    if batcher.get("preferred_batch_size") == [config["max_batch_size"]]:
+        changed["dynamic_batching"] = batcher | {"preferred_batch_size": []}
+    return with_batching(changed)
 
 
 def batching_knob(model: str, config: Config) -> Knob:

@@ -84,6 +84,14 @@ def test_larger_step_leaves_its_ensemble():
     assert (configs["encoder"]["max_batch_size"], configs["embedding"]["max_batch_size"]) == (128, 64)
 
 
+@pytest.mark.parametrize(("preferred", "kept"), [([4], []), ([2], [2]), ([2, 4], [2, 4])])
+def test_larger_batches_do_not_end_at_the_former_maximum(preferred, kept):
+    """Triton prefers batches of max_batch_size, here 4, if the file prefers nothing."""
+    encoder = ENCODER | {"max_batch_size": 4, "dynamic_batching": {"preferred_batch_size": preferred}}
+    changed = with_one({"encoder": encoder}, "encoder", "max_batch_size", 32)["encoder"]
+    assert changed["dynamic_batching"]["preferred_batch_size"] == kept
+
+
 def test_instances_set_count_and_threads():
     encoder = with_one(SYSTEM, "encoder", "instances", "2 x 1 threads")["encoder"]
     assert encoder["instance_group"] == [{"kind": "KIND_CPU", "count": 2}]
