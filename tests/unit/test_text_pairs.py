@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -73,6 +74,22 @@ def test_token_count_is_that_of_the_truncated_pair_without_padding(tmp_path):
     answer = ask(models, query=QUERIES, text=TEXTS)
     assert answer["token_count"].dtype == np.int32
     assert answer["token_count"].tolist() == [[length] for length in lengths]
+
+
+@pytest.mark.parametrize("save", [encoders.save_bert, encoders.save_roberta], ids=["wordpiece", "byte-level"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_two_long_texts_are_truncated_as_by_the_library_in_few_parts(tmp_path, save, side):
+    lengths, ends = (0, 33, 64, 65, 200), ("", "🦜x" * 9)
+    texts = [" ".join(["long"] * length) + end for length, end in itertools.product(lengths, ends)]
+    with served_system("m", assemble(encoders.save_cross_encoder(tmp_path / "m", save), tmp_path / "models")) as system:
+        (backend,) = (model for model in system.models.values() if hasattr(model, "tokenizer"))
+        backend.tokenizer.enable_truncation(encoders.POSITIONS, strategy="longest_first", direction=side)
+        for pair in itertools.product(texts, texts):
+            (encoding,), expected = backend.encode([pair]), backend.tokenizer.encode(*pair)
+            assert (encoding.ids, encoding.type_ids) == (expected.ids, expected.type_ids)
+            assert bool(encoding.overflowing) == bool(expected.overflowing)
+        (encoding,) = backend.encode([("long " * 1000, "long " * 2000)])
+        assert len(encoding.overflowing) < 100  # the library alone makes 34,000
 
 
 @pytest.mark.slow
