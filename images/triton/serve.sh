@@ -55,6 +55,20 @@ if [[ ${PROFILE:-cpu} != cuda ]]; then
   echo "serve.sh: Without a GPU, Triton logs two errors that are harmless: 'CudaDriverHelper has not been initialized'" \
     "and, for each ensemble, 'unable to create stream'. Ignore them."
 fi
+if [[ ${TRACE:-0} == 1 ]]; then
+  # The backends send their spans there too. No proxy reaches a receiver on this machine.
+  export TRACE_URL=${TRACE_URL:-http://127.0.0.1:${TRACE_PORT:-4318}/v1/traces}
+  no_proxy=${no_proxy:-${NO_PROXY:-}}
+  export no_proxy=127.0.0.1${no_proxy:+,$no_proxy}
+  flags+=(
+    --trace-config=mode=opentelemetry --trace-config=level=TIMESTAMPS --trace-config=count=-1
+    --trace-config=rate="${TRACE_RATE:-1}"
+    --trace-config="opentelemetry,url=$TRACE_URL"
+    --trace-config="opentelemetry,resource=service.name=triton"
+    # In milliseconds. With the default of 5 s, spans are lost under load: the queue has room for 2,048.
+    --trace-config="opentelemetry,bsp_schedule_delay=500"
+  )
+fi
 # Oracle Cloud allows one port, for requests and health.
 [[ ${CONTAINER_TYPE:-} != TRITON ]] || flags+=(--allow-grpc=false --allow-metrics=false)
 # `make` keeps the systems in a file, and revive.py loads them one after the other, so that the first answers while the

@@ -169,7 +169,9 @@ _cpus = _pattern(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*", "a list of CPUs, as 
 RULES: dict[str, Rule] = {
     "RUNTIME": _choice("docker", "local"),
     "PROFILE": _choice(*PROFILES),
-    **dict.fromkeys(("LIST", "TRUST_REMOTE_CODE", "TRITON_SHARED_MEMORY", "DRY_RUN", "PUSH", "APPLY", "RESUME"), _flag),
+    **dict.fromkeys(
+        ("LIST", "TRACE", "TRUST_REMOTE_CODE", "TRITON_SHARED_MEMORY", "DRY_RUN", "PUSH", "APPLY", "RESUME"), _flag
+    ),
     **dict.fromkeys(
         ("MODEL_REPOSITORY", "SOURCE", "PACKAGE", "REPORTS", "LOCAL_STATE", "GRAFANA_HOME", "DEPLOYMENT", "REQUEST"),
         _path,
@@ -179,13 +181,14 @@ RULES: dict[str, Rule] = {
     "API_KEYS": _keys,
     **dict.fromkeys(("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT", "LOADTEST_METRICS_PORT"), _port),
     **dict.fromkeys(("PROMETHEUS_PORT", "GRAFANA_PORT", "LOCUST_PORT"), _port),
-    **dict.fromkeys(("GATEWAY_PORT", "GATEWAY_METRICS_PORT"), _port),
+    **dict.fromkeys(("GATEWAY_PORT", "GATEWAY_METRICS_PORT", "TRACE_PORT"), _port),
     **dict.fromkeys(("TRITON_CPUS", "LOADTEST_CPUS"), _cpus),
     **dict.fromkeys(("TRITON_SHM_BYTES", "TRITON_LOG_VERBOSE", "WORKERS", "SEED", "NEURON_DEVICES"), _integer()),
     **dict.fromkeys(("EXPORTER_MEMORY", "TRITON_MEMORY", "TRITON_SHM_SIZE"), _size),
     "GATEWAY_BODY": _body_size,
     **dict.fromkeys(("READY_TIMEOUT", "TOKENS", "USERS", "MAX_BATCH"), _integer(1)),
-    **dict.fromkeys(("GATEWAY_IN_FLIGHT", "GATEWAY_TEXTS"), _integer(1)),
+    **dict.fromkeys(("GATEWAY_IN_FLIGHT", "GATEWAY_TEXTS", "TRACE_RATE"), _integer(1)),
+    "TRACE_URL": _pattern(r"http://[\w.:-]+(/[\w./-]*)?", "an address as in http://collector:4318/v1/traces"),
     "PROMETHEUS_RETENTION": _pattern(r"(\d+(ms|[smhdwy]))+", "a duration, as in 7d or 12h"),
     "TRITON_ENGINE": _choice("auto", "onnxruntime", "openvino", "openvino-f32", "openvino-bf16"),
     "TRITON_SOURCE": _choice("pypi", "pypi-transformers", "ngc"),
@@ -304,6 +307,10 @@ class Settings(dict[str, str]):
                 f"{self['BIND_ADDRESS']} to other machines: set TRITON_SHARED_MEMORY=0, or BIND_ADDRESS=127.0.0.1"
             )
         return shares
+
+    def traces(self) -> Path | None:
+        """Return the folder of our receiver of traces; None without traces, or with a collector of the user's own."""
+        return self.path("LOCAL_STATE") / "traces" if self.flag("TRACE") and not self["TRACE_URL"] else None
 
     def gateway_bind(self) -> ipaddress.IPv4Address:
         """Return the address of the gateway's port on this machine."""

@@ -33,6 +33,7 @@ PORTS = {
     "triton": ["TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"],
     "prometheus": ["PROMETHEUS_PORT"],
     "grafana": ["GRAFANA_PORT"],
+    "traces": ["TRACE_PORT"],
 }
 # Program with a web page -> the path that answers once the program is ready.
 PROBES = {"gateway": "/health", "prometheus": "/-/ready", "grafana": "/api/health"}
@@ -342,6 +343,8 @@ class Stack(ABC):
         for name in self.programs():
             if name in ("prometheus", "grafana"):
                 out.print(f"{name.capitalize():<12}{self.page(name)}")
+            if name == "traces":
+                out.print(f"traces      {self.state / name}")
 
     def status(self) -> bool:
         """Print the state of every process and model. Return whether everything that should run does."""

@@ -101,7 +101,7 @@ def programs() -> dict[str, str]:
 @pytest.mark.parametrize("secret", NEEDED_BY)
 def test_no_program_gets_the_secret_of_another(secret):
     commands = {name: shlex.split(command) for name, command in programs().items()}
-    assert set(commands) == {"gateway", "triton", "prometheus", "grafana"}
+    assert set(commands) == {"gateway", "triton", "prometheus", "grafana", "traces"}
     gets = {name for name, words in commands.items() if words[1] != "-i" and ["-u", secret] not in pairs(words)}
     assert gets == {NEEDED_BY[secret]} - {"gateway"}
 

@@ -96,6 +96,14 @@ def test_server_writes_no_core_dumps_and_hands_the_key_to_no_model(serve):
     assert [line for line in printed if line.startswith("TRITON_ADMIN_KEY=")] == []
 
 
+def test_traces_go_to_the_receiver_or_to_a_collector_of_the_users(serve):
+    assert "--trace-config" not in serve(TRACE="0", TRACE_URL="http://collector:4318/v1/traces")
+    flags = serve(TRACE="1", TRACE_RATE="7", TRACE_PORT="4319")
+    assert "--trace-config=rate=7\n" in flags
+    assert "--trace-config=opentelemetry,url=http://127.0.0.1:4319/v1/traces\n" in flags
+    assert "url=http://collector:4318/v1/traces\n" in serve(TRACE="1", TRACE_URL="http://collector:4318/v1/traces")
+
+
 def test_exit_code_of_the_server_passes_through(serve):
     serve(EXIT="3")
 

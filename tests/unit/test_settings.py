@@ -131,6 +131,8 @@ WRONG = [
     ("READY_TIMEOUT", "0", "must be at least 1"),
     ("PROMETHEUS_RETENTION", "banana", "must be a duration, as in 7d or 12h"),
     ("TRITON_ENGINE", "tensorrt", "must be one of auto, onnxruntime, openvino, openvino-f32, openvino-bf16"),
+    ("TRACE_RATE", "0", "must be at least 1"),
+    ("TRACE_URL", "collector:4318", "must be an address as in http://collector:4318/v1/traces"),
     ("TRITON_CPUS", "all", "must be a list of CPUs"),
     ("TRITON_MEMORY", "8 GB", "must be a size, as in 512m or 8g"),
     ("MODEL_REPOSITORY", "~nobody-here/models", "unknown user"),

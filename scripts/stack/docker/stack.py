@@ -40,13 +40,16 @@ STARTED_WITH = (
     "TRITON_SHM_BYTES",
     "TRITON_SHARED_MEMORY",
     "TRITON_LOG_VERBOSE",
+    "TRACE",
+    "TRACE_RATE",
+    "TRACE_URL",
     "TRITON_MEMORY",
     "TRITON_SHM_SIZE",
     "NEURON_CHIP",
     "NEURON_DEVICES",
 )
-# Prometheus' container reaches this port in the stack's own network.
-UNPUBLISHED = {"GATEWAY_METRICS_PORT"}
+# Prometheus' container reaches the first port in the stack's own network. Only the local runtime receives traces.
+UNPUBLISHED = {"GATEWAY_METRICS_PORT", "TRACE_PORT"}
 # A container that Docker restarted this often without success has given up.
 MAX_RESTARTS = 3
 
@@ -84,6 +87,7 @@ class DockerStack(Stack):
             preflight.check_readable(self.settings.path("MODEL_REPOSITORY"))
             preflight.check_tls(self.settings, int(self.compose.environment["TRITON_USER"].partition(":")[0]))
         self.check_gateway()
+        preflight.check_traces(self.settings)
         self.state.mkdir(parents=True, exist_ok=True)
         ports = [name for names in PORTS.values() for name in names if name not in UNPUBLISHED]
         check_free(self.settings, ports, self.published())
@@ -243,7 +247,7 @@ class DockerStack(Stack):
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def programs(self) -> list[str]:
-        return list(PORTS)
+        return [program for program in PORTS if program != "traces"]
 
     def inspect(self, program: str) -> dict | None:
         """Return Docker's record of the program's container; None if it has none."""

@@ -41,6 +41,10 @@ SERVER_SETTINGS = (
     "TRITON_SHM_BYTES",
     "TRITON_SHARED_MEMORY",
     "TRITON_LOG_VERBOSE",
+    "TRACE",
+    "TRACE_RATE",
+    "TRACE_URL",
+    "TRACE_PORT",
     "PROMETHEUS_RETENTION",
     "GRAFANA_PORT",
     "GRAFANA_ADMIN_PASSWORD",
@@ -50,6 +54,8 @@ SERVER_SETTINGS = (
 GATEWAY_READS = (*sorted({*SERVER_SETTINGS, *GATEWAY_SETTINGS} - {*SECRETS}), "LOCUST_PORT", "REPORTS")
 # Jobs of Prometheus, and the settings of their ports.
 METRICS = {"triton": "TRITON_METRICS_PORT", "gateway": "GATEWAY_METRICS_PORT", "loadtest": "LOADTEST_METRICS_PORT"}
+# What is written below LOCAL_STATE.
+FOLDERS = ("bench", "debian", "grafana", "log", "prometheus", "run", "serving", "traces", "transformers", "triton")
 MONITORING = ROOT / "monitoring"
 
 
@@ -78,7 +84,8 @@ class LocalStack(Stack):
         self.supervisor.check()
         self.state.mkdir(parents=True, exist_ok=True)
         self.check_gateway()
-        check_free(self.settings, PORTS["gateway"] + PORTS["triton"] + PORTS["prometheus"], self.own_ports)
+        programs = ["gateway", "triton", "prometheus", *(["traces"] if self.settings.traces() else [])]
+        check_free(self.settings, [name for program in programs for name in PORTS[program]], self.own_ports)
         _ = self.grafana
         if self.running() and (self.changed_stack() or self.changed_gateway()):
             self.check_no_comparison(WOULD_RESTART)
@@ -190,6 +197,7 @@ class LocalStack(Stack):
             environment["LD_LIBRARY_PATH"] = libraries
         self.write_gateway_settings()
         available = {"gateway": True, "triton": True, "prometheus": prometheus, "grafana": grafana}
+        available |= {"traces": self.settings.traces()}
         self.write_record(programs=[name for name, program in available.items() if program])
         self.supervisor.start(environment)
         self.start_programs()
@@ -225,7 +233,7 @@ class LocalStack(Stack):
     def clean(self) -> None:
         self.down()
         remove_all(self.settings)
-        for folder in ("bench", "debian", "grafana", "log", "prometheus", "run", "serving", "transformers", "triton"):
+        for folder in FOLDERS:
             shutil.rmtree(self.state / folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # files that are not ours are in it, or it does not exist
             self.state.rmdir()

@@ -1,0 +1,1 @@
+"""The receiver of traces of the local runtime (docs/tracing.md)."""
