@@ -29,11 +29,19 @@ class Tensor:
 
 
 class InferenceRequest:
+    context: str | None = None  # of a traced request
+
     def __init__(self, outputs: list[str], request_parameters: dict | None = None, **inputs: object) -> None:
         self.outputs = outputs
         self.request_parameters = request_parameters or {}
         self.inputs = {name: Tensor(name, np.array(value)) for name, value in inputs.items()}
         self.sender = ResponseSender()
+
+    def trace(self) -> InferenceRequest:
+        return self
+
+    def get_context(self) -> str | None:
+        return self.context
 
     def parameters(self) -> str:
         return json.dumps(self.request_parameters)

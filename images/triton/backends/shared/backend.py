@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
-from shared import serving
+from shared import serving, tracing
 from shared.metrics import Metrics
 from shared.parameters import choice_parameter
 from shared.types import InstanceArgs, ModelConfig, Tensors
@@ -31,6 +31,7 @@ class Backend(ABC):
 
     def initialize(self, args: InstanceArgs) -> None:
         self.set_up(json.loads(args["model_config"]), args)
+        tracing.start(args["model_name"])
         self.metrics = Metrics(args, *self.counters, gauges=self.gauges, engine_labels=self.engine_labels)
 
     @abstractmethod
@@ -43,6 +44,8 @@ class Backend(ABC):
 
     def finalize(self) -> None:
         self.metrics.close()
+        if tracing.sender:
+            tracing.sender.close()
 
 
 class BatchBackend(Backend, Generic[Job]):

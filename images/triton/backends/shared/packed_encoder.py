@@ -11,14 +11,16 @@ import contextlib
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from shared import serving
+from shared import serving, tracing
 from shared.backend import BatchBackend
 from shared.errors import BadRequest, ConfigError
 from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths
@@ -34,6 +36,17 @@ class Texts:
     lengths: Array
     width: int
     outputs: list[str]
+    traced: tracing.Traced | None = None
+
+
+class TimedRun(NamedTuple):
+    """A run of these rows: when packing began, the model, the scattering of its results, and when that ended."""
+
+    start_ns: int
+    model_ns: int
+    scatter_ns: int
+    end_ns: int
+    rows: Array
 
 
 Run = Callable[[list[str], Tensors], list[Array]]
@@ -116,6 +129,7 @@ class PackedEncoder(BatchBackend[Texts]):
         return (time.perf_counter() - start) / self.encoder.parallel_runs
 
     def prepare(self, request: pb_utils.InferenceRequest) -> Texts:
+        traced = tracing.traced(request, time.time_ns())
         tokens = {name: serving.input_tensor(request, name) for name in self.inputs}
         mask = tokens[self.mask]
         if mask.ndim != 2 or mask.shape[1] == 0:
@@ -126,7 +140,7 @@ class PackedEncoder(BatchBackend[Texts]):
                     f"input '{name}' has shape {list(array.shape)}, but '{self.mask}' has {list(mask.shape)}"
                 )
         outputs = serving.requested_outputs(request, self.encoder.outputs)
-        return Texts(tokens, row_lengths(mask), mask.shape[1], outputs)
+        return Texts(tokens, row_lengths(mask), mask.shape[1], outputs, traced)
 
     def run_batch(self, jobs: list[Texts]) -> list[Tensors]:
         lengths = np.concatenate([texts.lengths for texts in jobs])
@@ -135,16 +149,22 @@ class PackedEncoder(BatchBackend[Texts]):
         results: dict[str, list[Array]] = {name: [np.empty(0)] * len(rows) for name in outputs}
         order = np.argsort(lengths, kind="stable")
         padded_lengths = self.rounded(lengths)
+        timed: list[TimedRun] = []
 
         def shape(packed: Array) -> tuple[int, int]:
             last = packed[-1]  # the longest
             return self.encoder.shape(len(packed), int(lengths[last] if len(packed) == 1 else padded_lengths[last]))
 
         def run(packed: Array, call: Run = self.encoder.run) -> None:
+            start = time.time_ns()
             feed = self.feed([rows[i] for i in packed], *shape(packed))
-            for name, array in zip(outputs, call(outputs, feed), strict=True):
+            fed = time.time_ns()
+            arrays = call(outputs, feed)
+            computed = time.time_ns()
+            for name, array in zip(outputs, arrays, strict=True):
                 for i, result in zip(packed, array[: len(packed)], strict=True):
                     results[name][i] = result
+            timed.append(TimedRun(start, fed, computed, time.time_ns(), packed))
 
         cuts = cheapest_cut(padded_lengths[order], self.cost) if self.pads else equal_lengths(lengths[order])
         runs = [order[start:end] for start, end in cuts]
@@ -154,6 +174,9 @@ class PackedEncoder(BatchBackend[Texts]):
         else:
             # Start the longest first, so that no worker has a long run left at the end.
             list(self.workers.map(run, reversed(runs)))
+        if tracing.sender:
+            for steps in traced_steps(timed, [texts.traced for texts, _ in rows], lengths):
+                tracing.sender.add(*steps)
         tokens = int(lengths.sum())
         padded = sum(math.prod(shape(packed)) for packed in runs)
         self.metrics.add(tokens=tokens, padding_tokens=padded - tokens, runs=len(runs))
@@ -186,3 +209,27 @@ class PackedEncoder(BatchBackend[Texts]):
             end = texts.lengths[i]
             out[i, :end] = result[:end]
         return out
+
+
+def traced_steps(
+    runs: list[TimedRun], traced: list[tracing.Traced | None], lengths: Array
+) -> Iterator[tuple[tracing.Step, ...]]:
+    """Yield the steps of each run. `traced` and `lengths` have an entry for each row of the execution."""
+    ahead: Counter[tracing.Traced] = Counter()
+    longest_ahead = 0
+    for number, run in enumerate(sorted(runs, key=lambda run: run.start_ns)):
+        tokens: Counter[tracing.Traced] = Counter()
+        for row in run.rows:
+            if request := traced[row]:
+                tokens[request] += int(lengths[row])
+        longest = int(lengths[run.rows[-1]])
+        before = {"runs_ahead": number, "longest_ahead": longest_ahead}
+        together = {"rows": len(run.rows), "longest": longest}
+        yield (
+            tracing.Step("wait", None, run.start_ns, tokens, ahead.copy(), before),
+            tracing.Step("pack", run.start_ns, run.model_ns, tokens),
+            tracing.Step("run", run.model_ns, run.scatter_ns, tokens, tokens, together),
+            tracing.Step("scatter", run.scatter_ns, run.end_ns, tokens),
+        )
+        ahead += tokens
+        longest_ahead = max(longest_ahead, longest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from tokenizers import Encoding, Tokenizer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from shared import serving
+from shared import serving, tracing
 from shared.backend import BatchBackend
 from shared.embedding_prompts import NAME, OWN, Prompts
 from shared.errors import BadRequest, ConfigError
@@ -53,6 +54,7 @@ class Rows(NamedTuple):
 
     texts: list
     prompts: list[str]
+    traced: tracing.Traced | None
 
 
 class TritonPythonModel(BatchBackend[Rows]):
@@ -121,6 +123,7 @@ class TritonPythonModel(BatchBackend[Rows]):
         self.buckets = sorted(min(int(width), self.max_length) for width in widths)
 
     def prepare(self, request: pb_utils.InferenceRequest) -> Rows:
+        traced = tracing.traced(request, time.time_ns())
         names = self.inputs
         if self.second_is_optional and not is_set(request, names[-1]):
             names = names[:-1]
@@ -130,11 +133,11 @@ class TritonPythonModel(BatchBackend[Rows]):
         before = self.chosen_prompts(request, len(columns[0]))
         columns[0] = [prompt + text for prompt, text in zip(before, columns[0], strict=True)]
         if len(columns) == 1:
-            return Rows(columns[0], before)
+            return Rows(columns[0], before, traced)
         pairs = zip(*columns, strict=True)
         # Treat an empty optional text as missing, as transformers does.
         texts = [first if self.second_is_optional and not second else (first, second) for first, second in pairs]
-        return Rows(texts, before)
+        return Rows(texts, before, traced)
 
     def chosen_prompts(self, request: pb_utils.InferenceRequest, count: int) -> list[str]:
         """Return the prompt of each text. Prefer the client's own to a name, like sentence-transformers."""
@@ -147,6 +150,7 @@ class TritonPythonModel(BatchBackend[Rows]):
         return values if name == OWN else self.prompts.named(values)
 
     def run_batch(self, jobs: list[Rows]) -> list[Tensors]:
+        start_ns = time.time_ns()
         encodings = self.encode([row for rows in jobs for row in rows.texts])
         self.check_lengths(encodings)
         if self.required_token:
@@ -164,6 +168,12 @@ class TritonPythonModel(BatchBackend[Rows]):
         if "pooling_mask" in self.dtypes:
             for rows, tensors in zip(jobs, outputs, strict=True):
                 self.exclude_prompts(tensors["pooling_mask"], rows.prompts)
+        if tracing.sender:
+            tokens = {
+                rows.traced: sum(map(len, request)) for rows, request in zip(jobs, requests, strict=True) if rows.traced
+            }
+            attributes = {"texts": len(encodings)}
+            tracing.sender.add(tracing.Step("tokenise", start_ns, time.time_ns(), tokens, tokens, attributes))
         cells = sum(len(request) * self.width(request, longest) for request in requests)
         self.metrics.add(
             texts=len(encodings),
