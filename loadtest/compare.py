@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest import report, statistics
+from loadtest import report, statistics, waterfalls
 from loadtest.crowd.crowd import Crowd, pin
 from loadtest.crowd.local import LocalCrowd
 from loadtest.crowd.master import MasterCrowd
@@ -204,9 +205,22 @@ class Comparison:
             "windows": [statistics.window_record(w, model) for w in self.windows],
             "verdict": statistics.verdict(windows, model),
             "stopped": self.stopped,
+            "slowest": self.slowest_requests(),
             "unproven": statistics.batching_error(windows, model, self.examples.noun),
         }
         return results | {"complaints": statistics.complaints(results)}
+
+    def slowest_requests(self) -> Results | None:
+        """Return the slowest requests of the windows with dynamic batching; None if our receiver gets no traces."""
+        if not (folder := self.settings.traces()):
+            return None
+        last = self.windows[-1]
+        time.sleep(max(0.0, last.began_at + last.end - last.start + waterfalls.ARRIVAL_S - time.time()))
+        try:
+            return waterfalls.slowest(folder, self.plan.system, self.windows)
+        except Exception as error:  # the measurements matter more than any error here
+            err.print(f"[yellow]the traces in {folder} could not be read:[/] {escape(repr(error))}")
+            return None
 
     def note_engines(self, window: Window) -> None:
         """Keep the engine of each model of the window, which another mode may replace."""

@@ -87,6 +87,27 @@ def test_page_names_the_images_that_were_sent(measured):
     assert "texts" not in html
 
 
+def test_page_draws_the_slowest_requests_on_one_scale(measured):
+    steps = [
+        {"model": "encoder", "name": "queue", "waiting": True, "start_ms": 0.1, "ms": 41.0, "links": []},
+        {"model": "encoder", "name": "pack", "waiting": False, "start_ms": 41.1, "ms": 0.1, "links": []},
+        {"model": "encoder", "name": "run", "waiting": False, "start_ms": 41.2, "ms": 8.0, "links": []},
+    ]
+    requests = [{"trace": "a", "ms": ms, "cause": f"waited {ms} ms", "steps": steps} for ms in (82.0, 49.2)]
+    html = page(measured, measured.results() | {"slowest": {"traced": 1234, "requests": requests}})
+    assert "Of 1,234 traced requests" in html
+    assert html.count('<i class="waiting" style="margin-left: 0.12%; width: 50.00%">') == 2
+    assert html.count("encoder: run") == 2
+    assert "encoder: pack" not in html  # too short to see
+    assert "<strong>49 ms</strong> waited 49.2 ms" in html
+
+
+def test_page_without_traces_says_so(measured):
+    assert "The slowest requests" not in page(measured)
+    html = page(measured, measured.results() | {"slowest": {"traced": 0, "requests": []}})
+    assert "No traces of these windows arrived" in html
+
+
 def test_proven_ratio_is_large_and_coloured(measured):
     assert '<div class="ratio faster">1.50<small>' in page(measured)
     measured.windows = rounds([(150, 100), (160, 100), (140, 100)])
