@@ -157,6 +157,10 @@ test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow 
 	@$(assemble_embedding)
 	@$(pytest) tests/stack
 
+fuzz: $(all) ## Send a real stack bad requests over each protocol, and good ones beside them: FUZZ=10000 of them, FUZZ_SEED=18
+	@$(assemble_embedding)
+	@FUZZ=$(or $(FUZZ),10000) $(python) -m pytest --capture no tests/stack/test_fuzz.py
+
 test-docker: $(all) ## Tests on a real Docker engine; if none answers, asks to install Docker system-wide, and stops it afterwards: INSTALL_DOCKER=1
 	@tests/docker/run.sh
 
@@ -171,10 +175,10 @@ lock: ## Write requirements.lock: the newest versions that the groups of pyproje
 
 clean: ## Stop everything; remove what make created, except .env and the reports
 	@$(if $(is_installed),$(stack) clean)
-	@rm -rf $(venv) $(venv).lock .pytest_cache .ruff_cache
+	@rm -rf $(venv) $(venv).lock .hypothesis .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all test-docker audit dashboards-json lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all fuzz test-docker audit dashboards-json lock deploy-oci predict-oci destroy-oci clean help
