@@ -1,12 +1,16 @@
-"""python -m loadtest: run the comparison (compare.py)."""
+"""python -m loadtest: run the comparison (compare.py), or with OVERLOAD the measurement of overload.py."""
 
 from scripts.common.cli import run
 
 
 def main() -> int:
-    # The import takes seconds. Inside run(), Ctrl-C during it ends as quietly as later.
-    from loadtest.compare import main
+    # The imports take seconds. Inside run(), Ctrl-C during them ends as quietly as later.
+    from scripts.common.settings import Settings
 
+    if Settings.load()["OVERLOAD"]:
+        from loadtest.overload import main
+    else:
+        from loadtest.compare import main
     return main()
 
 

@@ -229,6 +229,10 @@ class HttpUser(TritonUser, FastHttpUser):
                     response.failure(reason)
             elif response.status_code:
                 response.failure(f"{response.status_code} {response.text[:200]}")
+            if response.status_code == 429:
+                # The gateway reads no further request from a refused connection for half a second. The next arrival is
+                # of another client, with a connection of its own.
+                self.client.client.close()
 
 
 class HttpTritonUser(HttpUser):

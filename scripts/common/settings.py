@@ -197,7 +197,7 @@ RULES: dict[str, Rule] = {
     "ROUNDS": _integer(2),
     **dict.fromkeys(("RATE", "SPAWN_RATE", "GATEWAY_TIMEOUT"), _decimal(0.1)),
     "ARRIVALS": _choice("poisson", "constant"),
-    **dict.fromkeys(("WINDOW", "MINUTES", "P95"), _decimal(1)),
+    **dict.fromkeys(("WINDOW", "MINUTES", "P95", "OVERLOAD"), _decimal(1)),
     **dict.fromkeys(("WARMUP", "MIN_RATIO"), _decimal()),
     "WAIT": _interval,
     "MODES": _modes,

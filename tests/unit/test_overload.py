@@ -1,0 +1,64 @@
+"""The numbers of `make loadtest OVERLOAD=3`."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from loadtest import overload
+from loadtest.arrivals import GIVEN_UP
+from loadtest.sample import Sample
+
+REFUSAL = '429 {"error": {}}'
+
+
+def test_figures_count_each_request_once():
+    samples = [
+        Sample(1.0, 500.0, ""),
+        Sample(2.0, 100.0, ""),
+        Sample(1.5, 4.0, REFUSAL),
+        Sample(1.6, 8.0, REFUSAL),
+        Sample(1.7, 3.0, "500 the server failed"),
+        Sample(3.0, 200.0, GIVEN_UP),
+        Sample(0.1, 300.0, ""),  # arrived before the window, and was answered in it
+        Sample(4.5, 1000.0, ""),  # arrived in the window, and was answered after it
+    ]
+    found = overload.figures(samples, 4.0, target_ms=300)
+    assert (found["arrived"], found["accepted"], found["refused"], found["failed"], found["given_up"]) == (
+        7,
+        3,
+        2,
+        1,
+        1,
+    )
+    assert found["goodput_rps"] == 3 / 4
+    assert found["goodput_within_target_rps"] == 2 / 4
+    assert found["refused_share"] == pytest.approx(2 / 7)
+    assert found["refused_p50_ms"] == 6
+    assert found["accepted_p50_ms"] == 500
+
+
+def test_figures_of_a_window_without_refusals_are_empty():
+    found = overload.figures([Sample(1.0, 5.0, "")], 2.0, target_ms=10)
+    assert (found["refused_share"], found["refused_p95_ms"]) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("latencies", "seconds"),
+    [([5] * 5, 1), ([None, 50, 5, 5, 5, 5, 5], 3), ([5, 5, 5, 50, 5, 5, 5, 5, 5], 5), ([50] * 99, None)],
+)
+def test_recovery_ends_with_the_first_of_several_fast_requests(monkeypatch, latencies, seconds):
+    monkeypatch.setattr(overload.gevent, "sleep", lambda _: None)
+    answers, clock = iter(latencies), itertools.count()
+    # The clock is read once at the start, and once before each request.
+    assert overload.recovery(lambda: next(answers), 10, lambda: next(clock)) == seconds
+
+
+def test_busy_load_generator_is_reported():
+    results = {"client_cores": 0.95, "given_up": 3}
+    assert [complaint.partition(",")[0] for complaint in overload.complaints(results)] == [
+        "the load generator used 0.95 of the 1 core that a process can use",
+        "3 requests were not sent",
+    ]
+    assert not overload.complaints({"client_cores": 0.5, "given_up": 0})
