@@ -37,7 +37,7 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
         self.cause = ""  # what the log shows beside the status
-        self.is_outage = False  # Triton, or the process of a model, crashed before it had the request
+        self.outage: str | None = None  # the system that may answer in a moment, because Triton or its process restarts
 
     @property
     def type(self) -> str:
@@ -59,7 +59,8 @@ def from_triton(error: grpc.RpcError, model: str = "") -> ApiError:
     """Return the error that a client gets for an error of Triton. Pass on only messages about the request."""
     translated = _translated(error, model)
     translated.cause = f" (Triton: {error.code().name})"
-    translated.is_outage = bool(OUTAGE.search(error.details() or ""))
+    if OUTAGE.search(error.details() or ""):
+        translated.outage = model
     return translated
 
 
@@ -92,7 +93,9 @@ def not_found(model: str, param: str = "model") -> ApiError:
 def not_ready(model: str) -> ApiError:
     name = f" '{shown(model)}'" if model else ""
     message = f"The model{name} is not ready: it is loading, or failed to load. Try again."
-    return ApiError(503, message, "model", "model_not_ready", RETRY)
+    error = ApiError(503, message, "model", "model_not_ready", RETRY)
+    error.outage = model  # after a restart, Triton has no models at first
+    return error
 
 
 def timed_out() -> ApiError:

@@ -18,40 +18,40 @@ from gateway.api_error import ApiError, from_triton
 
 Result = TypeVar("Result")
 
-# How long an outage may last. Then requests fail at once, until Triton answers again.
-LIMIT_S = 10.0
+# How long an outage may last. Then requests fail at once, until the next outage.
+LIMIT_S = 15.0
+# A failure begins another outage if there was none for this long.
+QUIET_S = 2.0
 # The time between two attempts, on average: so short that clients hardly notice it, and so long that 256 requests take
 # a tenth of a core, which Triton needs for its start.
 PAUSE_S = 0.5
 
 
 class Outages:
-    """The newest outage of Triton."""
+    """The newest outage of each system: when its first and its last failure were."""
 
     def __init__(self) -> None:
-        self._began = -LIMIT_S
-        self._is_new = True  # whether the next failure begins an outage: Triton has answered since the last one
+        self._failures: dict[str, tuple[float, float]] = {}
 
     async def answer(self, send: Callable[[], Awaitable[Result]]) -> Result:
         """Return the result of `send`. Call it again as long as an outage is the reason of its ApiError."""
-        arrived = time.monotonic()
+        give_up = time.monotonic() + LIMIT_S
         while True:
             try:
-                result = await answer_at_once(send)
+                return await answer_at_once(send)
             except ApiError as failure:
-                if not self._may_pass(failure) or time.monotonic() >= arrived + LIMIT_S:
+                if failure.outage is None or time.monotonic() >= min(give_up, self._end(failure.outage)):
                     raise
-            else:
-                self._is_new = True
-                return result
             await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
 
-    def _may_pass(self, failure: ApiError) -> bool:
+    def _end(self, system: str) -> float:
+        """Return when to give the system up, which has just failed."""
         now = time.monotonic()
-        if failure.is_outage and self._is_new:
-            self._began, self._is_new = now, False
-        # After a restart, Triton has no models at first.
-        return (failure.is_outage or failure.code == "model_not_ready") and now < self._began + LIMIT_S
+        first, last = self._failures.get(system, (now, -QUIET_S))
+        if now >= last + QUIET_S:
+            first = now
+        self._failures[system] = first, now
+        return first + LIMIT_S
 
 
 async def answer_at_once(send: Callable[[], Awaitable[Result]]) -> Result:

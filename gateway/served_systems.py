@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,7 +110,8 @@ class Served:
         read_at, names = self._names
         if time.monotonic() >= read_at + CACHED_S:
             file = self._config.systems_file
-            names = file.read_text().split() if file and file.exists() else list(self._config.systems)
+            with contextlib.suppress(OSError):  # such as too many open files: the last names stay
+                names = file.read_text().split() if file and file.exists() else list(self._config.systems)
             self._names = time.monotonic(), names
         return names
 

@@ -14,7 +14,7 @@ from gateway import outages
 from gateway.api_error import ApiError, not_ready
 from gateway.config import Config, Limits
 from gateway.inference import rpc_error
-from gateway.outages import LIMIT_S, Outages
+from gateway.outages import LIMIT_S, QUIET_S, Outages
 from scripts.common.ports import free_ports
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_http_stand_in import http_before
@@ -141,22 +141,25 @@ def test_outage_has_a_limit_and_later_requests_fail_at_once(triton: Triton) -> N
     assert (status(outage, triton), triton.requests) == (503, 1)
 
 
-def test_outage_after_an_answer_is_a_new_one(triton: Triton) -> None:
+def test_failure_after_a_quiet_time_begins_another_outage(triton: Triton) -> None:
     outage = Outages()
-    for _ in range(3):
-        triton.up_at = triton.now + LIMIT_S / 2
+    for failure in (REFUSED, not_ready("embedding"), REFUSED):
+        triton.failure, triton.up_at = failure, triton.now + LIMIT_S / 2
         assert status(outage, triton) == 200
-        triton.now = triton.up_at + LIMIT_S
+        triton.now += QUIET_S
 
 
-def test_model_that_is_not_loaded_is_waited_for_only_in_an_outage(triton: Triton) -> None:
-    triton.up_at, triton.failure = 3, not_ready("embedding")
+def test_broken_system_leaves_the_outages_of_others_alone(triton: Triton) -> None:
+    """It never loads, so requests to it fail at once after the limit. Requests to another one still wait."""
     outage = Outages()
+    triton.failure, triton.up_at = not_ready("broken"), 1000
+    assert status(outage, triton) == 503
+    triton.failure, triton.up_at = not_ready("embedding"), triton.now + LIMIT_S / 2
+    assert status(outage, triton) == 200
+    triton.failure, triton.up_at, triton.requests = not_ready("broken"), 1000, 0
+    triton.now += QUIET_S / 2
+    outage._failures["broken"] = (outage._failures["broken"][0], triton.now)  # other clients went on asking
     assert (status(outage, triton), triton.requests) == (503, 1)
-    triton.failure = REFUSED
-    assert status(outage, triton) == 200
-    triton.up_at, triton.failure = triton.now + 3, not_ready("embedding")
-    assert status(outage, triton) == 200
 
 
 @pytest.mark.parametrize("error", [rpc_error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), ApiError(400, "wrong")])

@@ -18,7 +18,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from gateway import monitoring
+from gateway import monitoring, outages
 from gateway.config import Config, Limits
 from gateway.counters import Counters
 from gateway.front_page import decimal
@@ -432,8 +432,15 @@ def test_try_fits_models_without_a_batch_dimension() -> None:
     ],
 )
 def test_try_refuses_wrong_requests(
-    gateway: RunningGateway, system: str, inputs: dict[str, str], status: int, param: str, message: str
+    gateway: RunningGateway,
+    system: str,
+    inputs: dict[str, str],
+    status: int,
+    param: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(outages, "LIMIT_S", 0)
     reply = attempt(gateway, system, **inputs)
     assert (reply.status, reply.error["param"]) == (status, param)
     assert message in reply.error["message"]

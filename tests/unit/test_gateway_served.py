@@ -47,6 +47,12 @@ def gateway(triton: TritonStandIn, file: Path) -> Iterator[RunningGateway]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the gateway report an outage at once."""
+    monkeypatch.setattr(outages, "LIMIT_S", 0)
+
+
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the gateway ask Triton for each request."""
@@ -204,8 +210,7 @@ def test_failure_of_triton_keeps_its_secrets(
     assert record.getMessage() == f"request my-id: /v1/classify was answered with {status} (Triton: {code.name})"
 
 
-def test_gateway_recovers_when_triton_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outages, "LIMIT_S", 0)
+def test_gateway_recovers_when_triton_restarts() -> None:
     (port,) = free_ports(1)
     with running_gateway(Config(triton=f"127.0.0.1:{port}", systems=("embedding",))) as gateway:
         for _ in range(2):
