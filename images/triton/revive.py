@@ -3,10 +3,10 @@
 Triton answers 500 for ever for a model whose process crashed, and still calls it ready. It also makes the memory that
 it shares with these processes readable for every user of the machine, which is undone here.
 
-serve.sh starts this as a child of tritonserver. It watches the server's other children, the Python stubs, and ends with
-the server, after killing stubs that outlive it. It reloads a model through the model-control API with the
-configuration that is in force, so that a comparison's override stays in force. Standard library only: it runs in every
-image.
+serve.sh starts this with the pid of tritonserver, and again if it crashes. It watches the server's children, the Python
+stubs, and ends with the server, after killing stubs that outlive it. It reloads a model through the model-control API
+with the configuration that is in force, so that a comparison's override stays in force. Standard library only: it runs
+in every image.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,7 @@ SETTLED_POLLS = 240
 STOPPED = -2
 # The parameter of models whose accelerator cores no other process may use (AWS Neuron).
 CORES = "NEURON_CORE_START_INDEX"
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def stubs_of(server: int) -> dict[int, str]:
@@ -94,6 +95,15 @@ def instance_stubs(stubs: dict[int, str]) -> dict[int, str]:
     return {pid: model for pid, model in stubs.items() if stub_arguments(pid)[8:9] not in ([], [model])}
 
 
+def start_time(pid: int) -> str:
+    """Return when a process started, which tells it from a later one with its pid; empty if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
 def cpu_ticks(pid: int) -> int:
     """Return how much time the process has used on a CPU; -1 if it has ended, STOPPED if it is stopped."""
     try:
@@ -126,8 +136,23 @@ def kill_orphans(server: int) -> None:
             log(f"killing process {pid}, which outlived its server")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            Path("/dev/shm", arguments[2]).unlink(missing_ok=True)
+            (SHARED_MEMORY / arguments[2]).unlink(missing_ok=True)
         time.sleep(POLL_S)
+
+
+class Regions:
+    """The shared memory of the server's Python processes. Triton leaves that of a process that crashed, 64 MiB each."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Path] = {}
+
+    def poll(self, stubs: Iterable[int]) -> None:
+        """Remove the shared memory of each process that has ended. Whoever still uses it keeps it."""
+        for pid in self.known.keys() - set(stubs):
+            self.known.pop(pid).unlink(missing_ok=True)
+        for pid in set(stubs) - self.known.keys():
+            if arguments := stub_arguments(pid):
+                self.known[pid] = SHARED_MEMORY / arguments[2]
 
 
 class Triton:
@@ -356,21 +381,24 @@ def load_systems(triton: Triton) -> None:
 
 
 def main() -> None:
-    server = os.getppid()
+    server = int(sys.argv[1])
+    started = start_time(server)
     for work, *arguments in ((load_systems, Triton()), (end_hung_loads, server, Triton())):
         threading.Thread(target=work, args=arguments, daemon=True).start()
-    watch = Watch(Triton())
-    while os.getppid() == server:
+    watch, regions = Watch(Triton()), Regions()
+    while started and start_time(server) == started:
         time.sleep(POLL_S)
         try:
             stubs = stubs_of(server)
             hide_memory(stubs)
+            regions.poll(stubs)
             watch.poll(stubs)
         except urllib.error.HTTPError as error:
             log(f"Triton refused {error.url}: {error.read().decode(errors='replace')}")
         except (OSError, ValueError):
             pass  # the server is starting or stopping: the next poll tries again
     kill_orphans(server)
+    regions.poll([])
 
 
 if __name__ == "__main__":

@@ -88,8 +88,10 @@ export PYTHONUTF8=1
 # Model repositories and backends are read-only in containers.
 export PYTHONDONTWRITEBYTECODE=1
 
-# Loads the systems of SYSTEMS_FILE. Reloads a model whose Python process crashed, which Triton does not.
-python3 "$(dirname "$(readlink -f "$0")")/revive.py" &
+# Loads the systems of SYSTEMS_FILE. Reloads a model whose Python process crashed, which Triton does not. $$ becomes
+# tritonserver's pid. The loop ends with tritonserver, because revive.py then ends without an error.
+revive=$(dirname "$(readlink -f "$0")")/revive.py
+until python3 "$revive" "$$"; do sleep 1; done &
 # The Python processes of models run their code with the server's environment.
 export -n TRITON_ADMIN_KEY
 

@@ -92,6 +92,19 @@ def test_unload_causes_no_reload(reloads, triton):
     assert reloads(set(), set(), set(), set()) == 0
 
 
+def test_shared_memory_of_an_ended_process_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(revive, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(revive, "stub_arguments", lambda pid: ["stub", "model.py", f"region_{pid}"] if pid < 9 else [])
+    for name in ("region_1", "region_2", "region_3", "another"):
+        (tmp_path / name).touch()
+    regions = revive.Regions()
+    regions.poll([1, 2])
+    regions.poll([2, 3, 9])
+    assert {path.name for path in tmp_path.iterdir()} == {"region_2", "region_3", "another"}
+    regions.poll([])
+    assert {path.name for path in tmp_path.iterdir()} == {"another"}
+
+
 # --- processes that Triton waits for in vain --------------------------------------------------------------------------
 
 HUNG = revive.HUNG_POLLS + 1
@@ -176,6 +189,18 @@ def test_wait_for_a_process_is_seen_in_a_thread(child):
         child.kill()
         thread.join()
     assert revive.cpu_ticks(os.getpid()) > 0
+
+
+def test_end_of_a_process_is_seen(child):
+    """An ended process stays in /proc until its parent has asked for its exit code."""
+    started = revive.start_time(child.pid)
+    assert started and revive.start_time(os.getpid()) != started
+    child.kill()
+    deadline = time.monotonic() + 60
+    while revive.start_time(child.pid):
+        assert time.monotonic() < deadline
+    child.wait()
+    assert revive.start_time(child.pid) == ""
 
 
 def test_stopped_process_is_seen(child):
