@@ -108,6 +108,10 @@ loadtest: packages ## Serve SYSTEM, compare dynamic batching with the modes with
 tune: packages ## Find the fastest configuration for a latency target on the running server: P95=100 or RATE=200, MINUTES, APPLY
 	@$(stack) tune
 
+drill: $(all) ## Crash, starve and attack a stack of its own under a steady load, and print what that cost: DRILL="name name", LIST=1
+	@$(if $(filter 1,$(LIST)),,$(MAKE) models RUNTIME=local SYSTEMS=embedding)
+	@$(python) -m drills $(if $(filter 1,$(LIST)),--list) $(DRILL)
+
 locust: packages ## Serve SYSTEM and Locust's own web page, for tests against the running server
 	@$(stack) locust
 
@@ -181,4 +185,4 @@ clean: ## Stop everything; remove what make created, except .env and the reports
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all fuzz test-docker audit dashboards-json lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all fuzz test-docker audit dashboards-json lock deploy-oci predict-oci destroy-oci clean help

@@ -1,0 +1,108 @@
+"""Run drills against a stack of their own, print their table and write it.
+
+python -m drills [--list] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+from rich.markup import escape
+from rich.table import Table
+
+from drills import attacks, commands, crashes, shortages
+from drills.drill_stack import DrillStack, repository_of
+from drills.harness import DRILLS, Drill, result
+from drills.outcomes import Result
+from scripts.common.cli import one_interrupt, out, run
+from scripts.common.files import write_atomically
+from scripts.common.settings import Settings, UserError
+
+MODULES = (crashes, commands, shortages, attacks)  # their import adds the drills
+COLUMNS = ("drill", "what is done", "requests", "failed", "wrong", "lost", "recovery", "bound", "held")
+
+
+def chosen(names: list[str]) -> list[Drill]:
+    """Return the named drills, or all."""
+    if unknown := [name for name in names if name not in DRILLS]:
+        raise UserError(f"no drill {', '.join(unknown)}; make drill LIST=1 lists them")
+    return [DRILLS[name] for name in names] if names else list(DRILLS.values())
+
+
+def row(result: Result) -> list[str]:
+    """Return the cells of a drill's row in the table."""
+    if result.not_run:
+        return [result.name, result.done, *[""] * 5, str(result.bound), f"not run: {result.not_run}"]
+    recovery = f"{result.recovery_s:.1f} s" if math.isfinite(result.recovery_s) else "none"
+    failed = f"{result.failed_gateway} / {result.failed_direct}"
+    figures = [str(result.requests), failed, str(result.wrong), str(result.lost), recovery, str(result.bound)]
+    return [result.name, result.done, *figures, "yes" if result.held else "NO"]
+
+
+def markdown(results: list[Result]) -> str:
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *map(row, results)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def processor() -> str:
+    """Return the name of the CPU and the number of cores."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {psutil.cpu_count()} cores"
+
+
+def write(results: list[Result], reports: Path) -> Path:
+    folder = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-drill"
+    folder.mkdir(parents=True)
+    content = {"host": processor(), "drills": [result.as_json() for result in results]}
+    write_atomically(folder / "drill.json", json.dumps(content, indent=2) + "\n")
+    write_atomically(folder / "drill.md", markdown(results))
+    return folder
+
+
+def report(result: Result) -> None:
+    """Print one line of progress, and what went wrong."""
+    cells = row(result)
+    out.print(f"{cells[-1][:7]:<8}{result.name}: {result.done}; failed {cells[3]}, recovery {cells[6]}")
+    if result.broken:
+        errors = sorted(result.errors.items(), key=lambda item: -item[1])[:6]
+        for line in filter(None, [result.problem, *(f"{count} x {text}" for text, count in errors)]):
+            out.print(f"        [red]{escape(line)}[/]")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m drills", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="list the drills")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    arguments = parser.parse_args()
+    drills = chosen(arguments.names)
+    if arguments.list:
+        for drill in drills:
+            out.print(f"{drill.name:<28}{drill.done}")
+        return 0
+    settings = Settings.load()
+    results: list[Result] = []
+    with one_interrupt(), DrillStack(repository_of(settings), settings.path("LOCAL_STATE")) as stack:
+        for drill in drills:
+            results.append(result(drill, stack))
+            report(results[-1])
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=column != COLUMNS[1], min_width=24 if column == COLUMNS[1] else None)
+    for one in results:
+        table.add_row(*map(escape, row(one)))
+    out.print()
+    out.print(table, width=max(out.width, 140), crop=False)
+    out.print("\nfailed, and its bound: through the gateway / directly to Triton")
+    out.print(f"report  {write(results, settings.path('REPORTS'))}")
+    return 1 if any(one.broken for one in results) else 0
+
+
+if __name__ == "__main__":
+    run(main)

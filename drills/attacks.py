@@ -1,0 +1,148 @@
+"""Drills: clients that hold connections, leave, or send what they should not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from drills.drill_stack import BrokenError, DrillStack
+from drills.harness import add, drill
+from drills.steady_load import RefusedError, post
+
+# Clients of each attack, and how long they hold their connections.
+IDLE, SLOW, LEAVING, WRONG = 500, 200, 100, 100
+HELD_S = 6.0
+# GATEWAY_BODY is 4 MiB.
+LARGE = 5 << 20
+
+Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable[None]]
+
+
+async def send_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+    await asyncio.sleep(HELD_S)
+
+
+async def send_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+    for byte in request[: int(HELD_S)]:
+        writer.write(bytes([byte]))
+        await asyncio.sleep(1)
+
+
+async def send_body_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+    head, separator, body = request.partition(b"\r\n\r\n")
+    writer.write(head + separator)
+    await send_slowly(reader, writer, body)
+
+
+async def send_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+    writer.write(request[: len(request) // 2])
+    writer.write_eof()
+    await asyncio.wait_for(reader.read(), HELD_S)
+
+
+async def send_and_leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+    writer.write(request)
+    await writer.drain()
+    await asyncio.sleep(0.01)
+
+
+async def send_noise(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+    writer.write(bytes(range(256)) * 16)
+    await writer.drain()
+
+
+# Name -> what is done, the number of clients, and what each does. The ports follow below.
+ATTACKS: dict[str, tuple[str, int, Client]] = {
+    "idle": (f"{IDLE} connections to {{}} that send nothing for {HELD_S:g} s", IDLE, send_nothing),
+    "slow": (f"{SLOW} clients that send {{}} a byte of a request per second", SLOW, send_slowly),
+    "slow-bodies": (f"{SLOW} clients that send {{}} a byte of a request's body per second", SLOW, send_body_slowly),
+    "half-closed": (f"{LEAVING} clients that send {{}} half a request and close their side", LEAVING, send_half),
+    "leaving": (f"{LEAVING} clients that leave {{}} in the middle of their request", LEAVING, send_and_leave),
+    "noise": (f"{LEAVING} connections to {{}} that send 4 KiB of noise", LEAVING, send_noise),
+}
+TARGETS = {
+    "gateway": ("the gateway", "GATEWAY_PORT"),
+    "triton": ("Triton's HTTP port", "TRITON_HTTP_PORT"),
+    "grpc": ("Triton's gRPC port", "TRITON_GRPC_PORT"),
+}
+
+
+def request_to(port_name: str) -> bytes:
+    """Return a request that the gateway, or Triton's HTTP port, answers."""
+    text = "a text of a client that behaves badly"
+    tensor = {"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": [text]}
+    path, body = "/v2/models/embedding/infer", json.dumps({"inputs": [tensor]})
+    if port_name == "GATEWAY_PORT":
+        path, body = "/v1/embeddings", json.dumps({"model": "embedding", "input": text})
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def attack(stack: DrillStack, port_name: str, count: int, client: Client) -> None:
+    """Open connections, and let a client act on each. The server may close them."""
+    request = request_to(port_name)
+
+    async def one() -> None:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", stack.port(port_name))
+            try:
+                await client(reader, writer, request)
+            finally:
+                writer.close()
+
+    async def together() -> None:
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    asyncio.run(together())
+
+
+for name, (done, count, client) in ATTACKS.items():
+    for target, (noun, port_name) in TARGETS.items():
+        if target != "grpc" or client in (send_nothing, send_noise):
+            add(f"{name}-{target}", done.format(noun), partial(attack, port_name=port_name, count=count, client=client))
+
+
+@drill("20 bodies of 5 MiB to the gateway, which answers 413")
+def large_bodies_on_gateway(stack: DrillStack) -> None:
+    check_refusals(stack.port("GATEWAY_PORT"), "/v1/embeddings", {"input": "x" * LARGE}, 20, "413")
+
+
+@drill("20 requests to Triton with a text of 5 MiB in a tensor of another shape, which it answers with 400")
+def large_bodies_on_triton(stack: DrillStack) -> None:
+    tensor = {"name": "input_text", "shape": [2, 1], "datatype": "BYTES", "data": ["x" * LARGE]}
+    check_refusals(stack.port("TRITON_HTTP_PORT"), "/v2/models/embedding/infer", {"inputs": [tensor]}, 20, "400")
+
+
+@drill("100 requests to the gateway for a model that does not exist, which get 404")
+def wrong_requests_to_gateway(stack: DrillStack) -> None:
+    check_refusals(stack.port("GATEWAY_PORT"), "/v1/embeddings", {"model": "none", "input": "a"}, WRONG, "404")
+
+
+@drill("100 requests to Triton with a tensor of the wrong type, which get 400")
+def wrong_requests_to_triton(stack: DrillStack) -> None:
+    tensor = {"name": "input_text", "shape": [1, 1], "datatype": "INT32", "data": [1]}
+    check_refusals(stack.port("TRITON_HTTP_PORT"), "/v2/models/embedding/infer", {"inputs": [tensor]}, WRONG, "400")
+
+
+def check_refusals(port: int, path: str, body: dict[str, object], count: int, status: str) -> None:
+    """Send a request `count` times, ten at a time. Raise unless each gets this status."""
+
+    async def one(limit: asyncio.Semaphore) -> str:
+        async with limit:
+            try:
+                await post(port, path, body)
+            except RefusedError as error:
+                return str(error)[:3]
+            except OSError as error:
+                return str(error)
+            return "200"
+
+    async def together() -> set[str]:
+        limit = asyncio.Semaphore(10)
+        return set(await asyncio.gather(*(one(limit) for _ in range(count))))
+
+    if (statuses := asyncio.run(together())) != {status}:
+        raise BrokenError(f"{path} answered {', '.join(sorted(statuses))} instead of {status}")

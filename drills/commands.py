@@ -1,0 +1,199 @@
+"""Drills: commands of make while clients send requests, also in the wrong order, twice, or interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+from collections.abc import Iterator
+
+from drills.crashes import DOOR
+from drills.drill_stack import SHORT, BrokenError, DrillStack, Make
+from drills.harness import drill
+from drills.outcomes import RECOVERY_S, Bound
+from drills.steady_load import RATE
+
+# Everything fails from `make down`, which waits for requests, until `make up` has ended.
+DOWN = Bound(gateway=int(RATE * (30 + RECOVERY_S)), direct=int(2 * RATE * (30 + RECOVERY_S)))
+ECHO = """import time
+
+import triton_python_backend_utils as pb
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep({seconds})
+
+    def execute(self, requests):
+        inputs = [pb.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb.InferenceResponse([pb.Tensor("y", x)]) for x in inputs]
+"""
+ECHO_CONFIG = """backend: "python"
+instance_group [ { kind: KIND_CPU } ]
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+WITH_ECHO = {"SYSTEMS": "embedding echo"}
+
+
+def add_echo(stack: DrillStack, seconds: float = 0) -> None:
+    """Put a small model into the repository, which takes so many seconds to load."""
+    folder = stack.models / "echo/1"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.py").write_text(ECHO.format(seconds=seconds))
+    (folder.parent / "config.pbtxt").write_text(ECHO_CONFIG)
+
+
+@contextlib.contextmanager
+def edited(stack: DrillStack, model: str, pattern: str, replacement: str) -> Iterator[None]:
+    """Edit the config.pbtxt of a model, and write the original back at the end."""
+    path = stack.models / model / "config.pbtxt"
+    original = path.read_text()
+    text, count = re.subn(pattern, replacement, original)
+    if not count:
+        raise BrokenError(f"{path} has no {pattern}")
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        path.write_text(original)
+
+
+def batcher_of(stack: DrillStack, model: str = "encoder") -> str:
+    return json.dumps(stack.triton.config(model).get("dynamic_batching"))
+
+
+@drill("`make up` although everything runs")
+def up_again(stack: DrillStack) -> None:
+    stack.make("up")
+
+
+@drill("`make down`, then `make up`, from which the recovery counts", DOWN)
+def down_and_up(stack: DrillStack) -> None:
+    stack.make("down")
+    stack.mark()
+    stack.make("up")
+
+
+@drill("`make up` with another limit of the gateway, which restarts it alone, and back", DOOR)
+def gateway_setting_changed(stack: DrillStack) -> None:
+    stack.make("up", GATEWAY_IN_FLIGHT="128")
+    stack.mark()
+    stack.make("up")
+
+
+@drill("`make up` with a port that another program holds: refused, and the stack goes on")
+def port_taken(stack: DrillStack) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = str(holder.getsockname()[1])
+        stack.refused("up", f"port {port} cannot be opened", TRITON_GRPC_PORT=port)
+
+
+@drill("another queue delay in the encoder's config.pbtxt, `make up`, and back")
+def config_edited(stack: DrillStack) -> None:
+    before = batcher_of(stack)
+    with edited(
+        stack, "encoder", r"dynamic_batching \{[^}]*\}", "dynamic_batching { max_queue_delay_microseconds: 3000 }"
+    ):
+        stack.make("up")
+        if "3000" not in batcher_of(stack):
+            raise BrokenError("the edited delay is not in force")
+    stack.make("up")
+    if batcher_of(stack) != before:
+        raise BrokenError("the original delay is not in force again")
+
+
+@drill("a config.pbtxt that does not load, `make up`: refused, and the old model goes on")
+def config_broken(stack: DrillStack) -> None:
+    with edited(stack, "tokenizer", '"none"', '"wide"'):
+        stack.refused("up", "must be one of none, bucket, max_length, longest")
+    stack.make("up")
+
+
+@drill("a config.pbtxt that is no protobuf, `make up`: refused, and the old model goes on")
+def config_unreadable(stack: DrillStack) -> None:
+    with edited(stack, "encoder", r"\A", "max_batch_size: { this is not protobuf\n"):
+        stack.refused("up", "did not load")
+    stack.make("up")
+
+
+@drill("another system beside: loaded, and unloaded again")
+def system_added_and_removed(stack: DrillStack) -> None:
+    add_echo(stack)
+    stack.make("up", **WITH_ECHO)
+    if stack.triton.index().get("echo", ("", ""))[0] != "READY":
+        raise BrokenError("the added system is not ready")
+    stack.make("up")
+
+
+@drill("Ctrl-C in a `make up` that loads another system, then the same again")
+def up_interrupted(stack: DrillStack) -> None:
+    interrupt(stack, signal.SIGINT)
+
+
+@drill("kill -9 of a `make up` that loads another system, then the same again")
+def up_killed(stack: DrillStack) -> None:
+    interrupt(stack, signal.SIGKILL)
+
+
+def interrupt(stack: DrillStack, number: signal.Signals) -> None:
+    add_echo(stack, seconds=3)
+    command = stack.start_make("up", **WITH_ECHO)
+    stack.until(lambda: stack.processes("/models/echo/"), "the load of the other system")
+    text = command.end(number)
+    if not command.returncode or "Traceback" in text:
+        raise BrokenError(f"the interrupted `make up` ended with {command.returncode}: {text[-300:]}")
+    stack.make("up", **WITH_ECHO)
+    stack.make("up")
+
+
+@drill("two `make up` at once, one of which adds a system, then `make up`")
+def two_ups(stack: DrillStack) -> None:
+    add_echo(stack, seconds=1)
+    commands = [stack.start_make("up"), stack.start_make("up", **WITH_ECHO)]
+    for command in commands:
+        text = command.communicate()[0]
+        if command.returncode:
+            raise BrokenError(f"one of two `make up` failed: {text[-300:]}")
+    stack.make("up")
+
+
+# --- a comparison ----------------------------------------------------------------------------------------------------
+
+
+@drill("Ctrl-C in a `make loadtest` while batching is off: it is on again at the end of the command")
+def comparison_interrupted(stack: DrillStack) -> None:
+    before = batcher_of(stack)
+    command = started_comparison(stack)
+    text = command.end(signal.SIGINT)
+    if not command.returncode or "Traceback" in text:
+        raise BrokenError(f"the interrupted `make loadtest` ended with {command.returncode}: {text[-300:]}")
+    check_restored(stack, before)
+
+
+@drill("kill -9 of one of two Locust workers of a `make loadtest`, which ends with an error and restores batching")
+def worker_killed(stack: DrillStack) -> None:
+    before = batcher_of(stack)
+    command = started_comparison(stack, WORKERS="2")
+    workers = stack.until(lambda: stack.processes("loadtest.crowd.worker"), "a worker")
+    workers[0].kill()
+    text = command.communicate()[0]
+    if not command.returncode or "Traceback" in text:
+        raise BrokenError(f"`make loadtest` without a worker ended with {command.returncode}: {text[-300:]}")
+    check_restored(stack, before)
+
+
+def started_comparison(stack: DrillStack, **settings: str) -> Make:
+    """Start a comparison, and wait until it has switched batching off."""
+    command = stack.start_make("loadtest", **SHORT, **settings)
+    stack.until(lambda: batcher_of(stack) == "null" or command.poll() is not None, "the mode without batching")
+    if command.poll() is not None:
+        raise BrokenError(f"`make loadtest` ended early: {command.communicate()[0][-300:]}")
+    return command
+
+
+def check_restored(stack: DrillStack, batcher: str) -> None:
+    if batcher_of(stack) != batcher:
+        raise BrokenError("the comparison did not restore the configuration")

@@ -1,0 +1,80 @@
+"""Run drills, one after the other, each from a healthy stack and under the steady load."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from drills.drill_stack import BrokenError, DrillStack, NotRunError
+from drills.outcomes import Bound, Result, counted, recovery_s
+from drills.steady_load import SteadyLoad
+from scripts.common.triton import TritonError
+
+# How long the load runs before the fault, and after the recovery.
+BEFORE_S, AFTER_S = 1.5, 2.0
+# A stack that is not whole after this long does not recover by itself.
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Drill:
+    """One fault, and what it may cost."""
+
+    name: str
+    done: str
+    bound: Bound
+    run: Callable[[DrillStack], None]
+
+
+DRILLS: dict[str, Drill] = {}
+
+
+def add(name: str, done: str, run: Callable[[DrillStack], None], bound: Bound = Bound()) -> None:  # noqa: B008
+    """Add a drill. `done` is what it does to the stack."""
+    DRILLS[name] = Drill(name, done, bound, run)
+
+
+def drill(done: str, *bound: Bound) -> Callable[[Callable[[DrillStack], None]], None]:
+    """Add the decorated function to the drills."""
+    return lambda run: add(run.__name__.replace("_", "-"), done, run, *bound)
+
+
+def result(chosen: Drill, stack: DrillStack) -> Result:
+    """Run one drill, and return its figures."""
+    try:
+        stack.settle()
+    except BrokenError as error:
+        return Result(chosen.name, chosen.done, chosen.bound, problem=f"the stack was not whole before: {error}")
+    problem = not_run = ""
+    with SteadyLoad(stack.clients, stack.answers) as load:
+        time.sleep(BEFORE_S)
+        stack.fault_at = None
+        try:
+            chosen.run(stack)
+        except BrokenError as error:
+            problem = str(error)
+        except NotRunError as error:
+            not_run = str(error)
+        except (psutil.Error, OSError, TritonError) as error:
+            problem = f"the drill could not be done: {error}"
+        fault_at = time.monotonic() if stack.fault_at is None else stack.fault_at
+        whole_at = math.inf
+        with contextlib.suppress(BrokenError):
+            stack.until(stack.is_whole, "a whole stack", PATIENCE_S)
+            whole_at = time.monotonic()
+            time.sleep(AFTER_S)
+    if not_run:
+        return Result(chosen.name, chosen.done, chosen.bound, not_run=not_run)
+    return Result(
+        chosen.name,
+        chosen.done,
+        chosen.bound,
+        **counted(load.outcomes),
+        recovery_s=recovery_s(load.outcomes, fault_at, whole_at),
+        problem=problem,
+    )

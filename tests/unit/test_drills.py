@@ -1,0 +1,253 @@
+"""The bookkeeping of the drills: what counts as failed, wrong or lost, when the stack recovered, and what holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+
+from drills import harness, steady_load
+from drills.__main__ import chosen, markdown, write
+from drills.drill_stack import BrokenError, NotRunError
+from drills.harness import DRILLS, Drill
+from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Bound, Outcome, Result, counted, recovery_s
+from drills.steady_load import GRPC, HTTP, RefusedError, SteadyLoad, outcome
+from gateway.inference import rpc_error
+from scripts.common.settings import UserError
+
+ANSWER = np.array([0.6, 0.8])
+BOUND = Bound(gateway=1, direct=2)
+GOOD = Result("a", "a fault", BOUND, requests=10, failed_gateway=1, failed_direct=2, recovery_s=10.0)
+
+
+async def answered(value: object) -> object:
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+async def never() -> None:
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (answered(ANSWER), RIGHT),
+        (answered(ANSWER + 1e-4), RIGHT),
+        (answered(ANSWER[::-1]), WRONG),
+        (answered(np.array([0.6, math.nan])), WRONG),
+        (answered(np.ones(3)), WRONG),
+        (answered(KeyError("data")), WRONG),
+        (answered(RefusedError("503 restarting")), FAILED),
+        (answered(ConnectionResetError("reset")), FAILED),
+        (answered(rpc_error(grpc.StatusCode.UNAVAILABLE, "gone")), FAILED),
+        (never(), LOST),
+    ],
+)
+def test_kind_of_an_answer(answer: Awaitable, kind: str) -> None:
+    result, error = asyncio.run(outcome(answer, ANSWER, timeout=0.05 if kind == LOST else 60))
+    assert (result, bool(error)) == (kind, kind != RIGHT)
+
+
+def outcomes(*kinds: str, route: str = HTTP, first_at: float = 0.0) -> list[Outcome]:
+    """Return an outcome per second."""
+    return [Outcome(route, first_at + i, 0.1, kind, "" if kind == RIGHT else "why") for i, kind in enumerate(kinds)]
+
+
+def test_requests_are_counted_by_route_and_kind() -> None:
+    all_of_them = outcomes(RIGHT, FAILED, WRONG, LOST) + outcomes(RIGHT, FAILED, FAILED, route=GATEWAY)
+    figures = counted(all_of_them)
+    assert figures.pop("errors") == {f"{HTTP}: why": 3, f"{GATEWAY}: why": 2}
+    assert figures == {
+        "requests": 7,
+        "failed_gateway": 2,
+        "failed_direct": 1,
+        "wrong": 1,
+        "lost": 1,
+        "slowest_s": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kinds", "whole_at", "seconds"),
+    [
+        ((RIGHT, RIGHT, RIGHT, RIGHT), 101.5, 1.5),
+        ((RIGHT, FAILED, RIGHT, FAILED), 101.5, 3),  # a request fails after the stack answered again
+        ((FAILED, RIGHT, RIGHT, RIGHT), 99.0, 0),  # it was whole before the fault ended
+        ((RIGHT,), math.inf, math.inf),
+    ],
+)
+def test_recovery_ends_when_the_stack_is_whole_and_no_later_request_fails(
+    kinds: tuple[str, ...], whole_at: float, seconds: float
+) -> None:
+    assert recovery_s(outcomes(*kinds, first_at=100), fault_at=100, whole_at=whole_at) == seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "held"),
+    [
+        ({}, True),
+        ({"failed_gateway": 2}, False),
+        ({"failed_direct": 3}, False),
+        ({"wrong": 1}, False),
+        ({"lost": 1}, False),
+        ({"recovery_s": 10.1}, False),
+        ({"recovery_s": math.inf}, False),
+        ({"problem": "`make up` accepted it"}, False),
+        ({"requests": 0}, False),
+        ({"not_run": "only root may do that"}, False),
+    ],
+)
+def test_drill_holds_within_its_bound(change: dict, held: bool) -> None:
+    result = replace(GOOD, **change)
+    assert result.held is held
+    assert result.broken is (not held and "not_run" not in change)
+
+
+def test_report_has_every_figure(tmp_path) -> None:
+    results = [GOOD, replace(GOOD, recovery_s=math.inf), replace(GOOD, not_run="only root may do that")]
+    folder = write(results, tmp_path)
+    table = (folder / "drill.md").read_text()
+    assert table == markdown(results)
+    assert "| a | a fault | 10 | 1 / 2 | 0 | 0 | 10.0 s | 1 / 2, 10 s | yes |" in table
+    assert "| none | 1 / 2, 10 s | NO |" in table
+    assert "| 1 / 2, 10 s | not run: only root may do that |" in table
+    content = json.loads((folder / "drill.json").read_text())
+    assert [drill["held"] for drill in content["drills"]] == [True, False, False]
+    assert content["drills"][1]["recovery_s"] is None
+
+
+def test_every_drill_is_stated_and_bounded() -> None:
+    assert len(DRILLS) > 40
+    assert all(drill.done and drill.bound.recovery_s <= 10 for drill in DRILLS.values())
+    assert chosen(["prometheus-killed"])[0].bound == Bound(0, 0, 10)
+    with pytest.raises(UserError, match="no drill nothing; make drill LIST=1 lists them"):
+        chosen(["prometheus-killed", "nothing"])
+
+
+class FakeClients:
+    """Clients of which one is answered, one is refused, and one gets another text's answer."""
+
+    def __init__(self) -> None:
+        self.routes: dict[str, Callable[[str], Awaitable]] = {
+            GATEWAY: lambda text: answered(ANSWER),
+            HTTP: lambda text: answered(RefusedError("500")),
+            GRPC: lambda text: answered(ANSWER[::-1]),
+        }
+
+    async def close(self) -> None:
+        pass
+
+
+def test_load_sends_on_every_route_and_ends_with_all_outcomes() -> None:
+    sent = []
+
+    class Counting(FakeClients):
+        def __init__(self) -> None:
+            super().__init__()
+            for route, send in self.routes.items():
+                self.routes[route] = lambda text, send=send, route=route: sent.append(route) or send(text)
+
+    with SteadyLoad(Counting, [ANSWER] * len(steady_load.TEXTS)) as load:
+        while len(load.outcomes) < 6:
+            time.sleep(0.01)
+    assert len(load.outcomes) == len(sent)
+    assert {(one.route, one.kind) for one in load.outcomes} == {(GATEWAY, RIGHT), (HTTP, FAILED), (GRPC, WRONG)}
+
+
+class FakeStack:
+    """A stack with a clock of its own, which is whole again two seconds after a drill."""
+
+    clients, answers = None, ()
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.fault_at: float | None = None
+        self.settled = True
+
+    def settle(self) -> None:
+        if not self.settled:
+            raise BrokenError("`make up` failed")
+
+    def is_whole(self) -> bool:
+        return True
+
+    def until(self, condition: Callable[[], bool], description: str, seconds: float) -> None:
+        self.now += 2
+        assert condition()
+
+
+class FakeLoad:
+    """A load with one failed request, one second after the beginning of the drill's function."""
+
+    def __init__(self, clients: None, answers: object) -> None:
+        self.outcomes = [Outcome(HTTP, 101 + harness.BEFORE_S, 0.1, FAILED, "why")]
+
+    def __enter__(self) -> FakeLoad:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStack]:
+    stack = FakeStack()
+
+    def sleep(seconds: float) -> None:
+        stack.now += seconds
+
+    monkeypatch.setattr(harness.time, "monotonic", lambda: stack.now)
+    monkeypatch.setattr(harness.time, "sleep", sleep)
+    monkeypatch.setattr(harness, "SteadyLoad", FakeLoad)
+    yield stack
+    monkeypatch.undo()
+
+
+def run(stack: FakeStack, function: Callable[[FakeStack], None]) -> Result:
+    return harness.result(Drill("a", "a fault", BOUND, function), stack)
+
+
+def test_recovery_counts_from_the_end_of_the_drill(stack: FakeStack) -> None:
+    result = run(stack, lambda stack: harness.time.sleep(5))
+    assert (result.recovery_s, result.failed_direct, result.held) == (2, 1, True)
+
+
+def test_recovery_counts_from_the_mark_of_the_drill(stack: FakeStack) -> None:
+    def mark_and_sleep(stack: FakeStack) -> None:
+        stack.fault_at = stack.now
+        stack.now += 5
+
+    assert run(stack, mark_and_sleep).recovery_s == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "field"),
+    [
+        (BrokenError("refused too late"), "problem"),
+        (psutil.NoSuchProcess(1), "problem"),
+        (NotRunError("only root may do that"), "not_run"),
+    ],
+)
+def test_error_of_a_drill_is_in_its_result(stack: FakeStack, error: Exception, field: str) -> None:
+    def fail(stack: FakeStack) -> None:
+        raise error
+
+    result = run(stack, fail)
+    assert str(error) in getattr(result, field)
+    assert not result.held
+
+
+def test_drill_does_not_begin_on_a_broken_stack(stack: FakeStack) -> None:
+    stack.settled = False
+    result = run(stack, lambda stack: pytest.fail("it began"))
+    assert "was not whole before: `make up` failed" in result.problem
