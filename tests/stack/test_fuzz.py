@@ -35,7 +35,7 @@ from tests.support.embedding import embed
 from tests.support.stacks import TestStack, bring_up
 
 # `make fuzz` sends more. The seed chooses the requests.
-EXAMPLES = int(os.environ.get("FUZZ") or 400)
+EXAMPLES = int(os.environ.get("FUZZ") or 250)
 SEED = int(os.environ.get("FUZZ_SEED") or 18)
 TIMEOUT_S = 300
 
