@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway import outages
 from gateway.config import Config, Limits
 from gateway.event_stream import EventStream
 from gateway.inference import Tensor
@@ -401,7 +402,8 @@ def test_too_long_prompt_is_refused_with_openais_code(gateway, path, model, para
 
 
 @pytest.mark.parametrize(("model", "status"), [("busy_stream", 503), ("lost_stream", 500)])
-def test_stream_that_does_not_begin_has_its_own_status(gateway, model, status) -> None:
+def test_stream_that_does_not_begin_has_its_own_status(gateway, model, status, monkeypatch) -> None:
+    monkeypatch.setattr(outages, "LIMIT_S", 0)
     reply = gateway.post(COMPLETIONS, {"model": model, "prompt": "a", "stream": True})
     assert reply.status == status
     assert "secret" not in reply.error["message"]
