@@ -187,7 +187,7 @@ class TestStack:
                 continue
         return matching
 
-    def wait(self, condition: Callable[[], Any], description: str, seconds: float = 120) -> Any:
+    def wait(self, condition: Callable[[], Any], description: str, seconds: float = 300) -> Any:
         """Wait until the condition is true; return its value."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
