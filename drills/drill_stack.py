@@ -38,7 +38,7 @@ class NotRunError(Exception):
 
 
 class BrokenError(Exception):
-    """What a command or a program did that it should not do."""
+    """A command or a program did something that it should not do."""
 
 
 class Make(subprocess.Popen[str]):

@@ -14,7 +14,7 @@ RECOVERY_S = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one request."""
+    """The end of one request."""
 
     route: str  # GATEWAY, or one of Triton's own
     sent_at: float

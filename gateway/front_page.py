@@ -126,7 +126,7 @@ async def index(request: Request) -> Response:
         complaints.append("Prometheus does not answer, so the figures of the last minute are missing.")
     needs_key = bool(gateway.config.keys)
     url = f"{request.url.scheme}://{host}{port}"
-    # In a thread, because the first page compiles the template, for 60 ms.
+    # The first page compiles the template for 60 ms, so do it in a thread.
     html = await asyncio.to_thread(
         page,
         "gateway",

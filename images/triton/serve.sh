@@ -65,7 +65,7 @@ if [[ ${TRACE:-0} == 1 ]]; then
     --trace-config=rate="${TRACE_RATE:-1}"
     --trace-config="opentelemetry,url=$TRACE_URL"
     --trace-config="opentelemetry,resource=service.name=triton"
-    # In milliseconds. With the default of 5 s, spans are lost under load: the queue has room for 2,048.
+    # Milliseconds. The queue has room for 2,048 spans, and with the default of 5 s some are lost under load.
     --trace-config="opentelemetry,bsp_schedule_delay=500"
   )
 fi

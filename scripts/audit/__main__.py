@@ -22,7 +22,7 @@ from scripts.common.settings import ROOT, Settings, UserError, pins
 
 KNOWN = Path(__file__).with_name("known.toml")
 LOCK = ROOT / "requirements.lock"
-# What pip-audit asks. NVIDIA's wheel of Triton is in no such database, so known.toml has it.
+# The service that pip-audit asks. NVIDIA's wheel of Triton is in no such database, so known.toml has it.
 SERVICE = "https://api.osv.dev/v1/query"
 DATABASE = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"
 # Exit code if a check could not be made.

@@ -152,5 +152,5 @@ async def run(load: Load) -> Window:
 if __name__ == "__main__":
     import uvloop
 
-    # In pieces: with PYTHONUNBUFFERED, Python may write only the first part of a long text.
+    # Write in pieces: with PYTHONUNBUFFERED, Python may write only the first part of a long text.
     json.dump(asdict(uvloop.run(run(Load(**json.loads(sys.argv[1]))))), sys.stdout)

@@ -57,7 +57,7 @@ KNOWN = {
 # If the last text of a request is shorter than it claims, Triton 2.51 fails the batch that the request is in.
 FAILED_BATCH = b"incomplete string data for inference input"
 GRPC_FAILURES = {"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "ABORTED", "DEADLINE_EXCEEDED"}
-# What no answer may contain: stack traces, and paths of the server.
+# No answer may contain a stack trace or a path of the server.
 LEAKS = re.compile(rb"Traceback|\bAt:(\\n|\n)|/\w+\.py\b|\.py\(\d|\.cc:\d|/tmp/|" + re.escape(str(ROOT)).encode())
 # Models of all types of tensors, and the steps of ensembles.
 MODELS = ("alltypes", "fixed", "lookup", "tokens", "tokenizer", "encoder", "embedding", "mood", "chat", "chat_stream")

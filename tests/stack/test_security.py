@@ -1,4 +1,4 @@
-"""What docs/security.md promises, on a real stack: canaries stay where they belong, and nothing else is open."""
+"""The promises of docs/security.md on a real stack: canaries stay where they belong, and nothing else is open."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_prometheus_cannot_be_changed(stack, path):
 
 
 def test_logs_and_settings_are_private(stack):
-    """Of supervisord's own log, which it opens before it sets the mode, every user may read the starts and ends."""
+    """Every user may read the log of supervisord, which has starts and ends alone."""
     state = stack.folder / "state"
     files = [path for folder in ("run", "log") for path in (state / folder).iterdir() if path.name != "supervisord.log"]
     assert {path.name for path in files} >= {"started.json", "gateway.env", "supervisor.sock", "triton.log"}

@@ -30,7 +30,7 @@ PIECES = [*COUNTED, f" {HOSTILE}"]
 TEXT: Signature = {"input_text": ("STRING", [1])}
 QUESTION: Signature = {"question": ("STRING", [1]), "context": ("STRING", [1])}
 IMAGE: Signature = {"image": ("FP32", [-1, -1, 3]), "image_bytes": ("STRING", [1])}
-# Those that the page shows, in its order.
+# The systems that the page shows, in its order.
 NAMES = (
     *("embedding", "reranker", "classifier", "writer", "names", "answers", "mask", "sparse", "images", "pets"),
     *("tensors", "absent"),

@@ -17,7 +17,7 @@ from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, InferenceResponse
 
 OUTPUTS = ["text", "text_output"]
-# What Triton passes for a request that names no outputs.
+# Triton passes these names for a request that names no outputs.
 ALL_OUTPUTS = [*OUTPUTS, "finish_reason", "num_input_tokens", "num_output_tokens"]
 
 

@@ -54,7 +54,7 @@ SERVER_SETTINGS = (
 GATEWAY_READS = (*sorted({*SERVER_SETTINGS, *GATEWAY_SETTINGS} - {*SECRETS}), "LOCUST_PORT", "REPORTS")
 # Jobs of Prometheus, and the settings of their ports.
 METRICS = {"triton": "TRITON_METRICS_PORT", "gateway": "GATEWAY_METRICS_PORT", "loadtest": "LOADTEST_METRICS_PORT"}
-# What is written below LOCAL_STATE.
+# The folders below LOCAL_STATE that we write.
 FOLDERS = ("bench", "debian", "grafana", "log", "prometheus", "run", "serving", "traces", "transformers", "triton")
 MONITORING = ROOT / "monitoring"
 
