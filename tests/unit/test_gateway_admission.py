@@ -102,6 +102,12 @@ def head(**headers: Any) -> bytes:
     return f"POST {PATH} HTTP/1.1\r\n{fields}\r\n".encode()
 
 
+def post_of(body: Any) -> bytes:
+    """Return a whole request, for tests that write to the connection themselves."""
+    content = json.dumps(body).encode()
+    return head(content_length=len(content)) + content
+
+
 def metric(gateway: RunningGateway, name: str, **labels: str) -> float:
     return gateway.app.counters.registry.get_sample_value(name, labels) or 0.0
 
@@ -298,8 +304,7 @@ def test_refused_connection_serves_the_next_request(
     gateway: RunningGateway, triton: TritonStandIn, held: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "BRAKE_S", 0.01)
-    body = json.dumps(BODY).encode()
-    request = head(content_length=len(body)) + body
+    request = post_of(BODY)
     with full(gateway, triton), socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
         for _ in range(3):
             connection.sendall(request)
@@ -324,8 +329,7 @@ def test_connection_that_ignores_retry_after_is_slowed_down(
     gateway: RunningGateway, triton: TritonStandIn, held: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "BRAKE_S", 3600)
-    body = json.dumps(BODY).encode()
-    request = head(content_length=len(body)) + body
+    request = post_of(BODY)
     with full(gateway, triton), socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
         connection.sendall(request)
         assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
@@ -338,8 +342,7 @@ def test_connection_that_ignores_retry_after_is_slowed_down(
 def test_pipelined_request_beyond_the_limit_gets_429(
     gateway: RunningGateway, triton: TritonStandIn, held: Model
 ) -> None:
-    body = json.dumps(BODY).encode()
-    request = head(content_length=len(body)) + body
+    request = post_of(BODY)
     with full(gateway, triton):
         get = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
         with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
@@ -470,13 +473,12 @@ def test_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -
     model = Model("wide", {"input_text": ("STRING", [1])}, {"output__0": ("FP32", [width])}, lambda _: [zeros])
     zeros = [Tensor("output__0", "FP32", [1, width], bytes(4 * width))]
     monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.2)
-    body = json.dumps({"model": "wide", "input": "a", "encoding_format": "base64"}).encode()
     with (
         TritonStandIn(model) as triton,
         running_gateway(Config(triton=triton.address, systems=("wide",))) as gateway,
         socket.create_connection(("127.0.0.1", gateway.port), 40) as connection,
     ):
-        connection.sendall(head(content_length=len(body)) + body)
+        connection.sendall(post_of({"model": "wide", "input": "a", "encoding_format": "base64"}))
         assert connection.recv(12) == b"HTTP/1.1 200"
         gateway.wait_until(lambda: not gateway.server.server_state.connections)
 
@@ -537,7 +539,7 @@ def test_offer_of_another_protocol_is_ignored(gateway: RunningGateway, is_split:
             gateway.wait_until(lambda: metric(gateway, "gateway_in_flight") == 1)
         connection.sendall(body)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-        connection.sendall(head(content_length=len(body)) + body)
+        connection.sendall(post_of(BODY))
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
@@ -591,13 +593,12 @@ def test_requests_are_counted_by_route_and_code(gateway: RunningGateway) -> None
 
 def test_crowd_gets_an_answer_or_429(gateway: RunningGateway, triton: TritonStandIn, held: Model) -> None:
     clients = 300
-    body = json.dumps(BODY).encode()
     with full(gateway, triton), contextlib.ExitStack() as stack:
         connections = [
             stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port), 40)) for _ in range(clients)
         ]
         for connection in connections:
-            connection.sendall(head(content_length=len(body)) + body)
+            connection.sendall(post_of(BODY))
         assert all(connection.recv(65536).startswith(b"HTTP/1.1 429 ") for connection in connections)
         assert len(triton.received) == LIMITS.in_flight
 
