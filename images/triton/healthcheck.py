@@ -1,16 +1,69 @@
-"""Exit with 0 if Triton and each of its systems are ready. Only the standard library: it runs in every image."""
+"""Exit with 0 if Triton is ready, each of its systems too, and each model has all its Python processes.
+
+Triton calls a model ready whose Python process has crashed, and answers 500 for it until revive.py has reloaded it.
+Only the standard library: this runs in every image.
+"""
+
+from __future__ import annotations
 
 import os
+import signal
 import sys
-import urllib.request
+from collections import Counter
 from pathlib import Path
 
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-file = os.environ.get("SYSTEMS_FILE")
-path = "health/ready"
-try:
-    systems = Path(file).read_text() if file else os.environ.get("SYSTEMS", "")
-    for path in ("health/ready", *(f"models/{name}/ready" for name in systems.split())):
-        opener.open(f"http://127.0.0.1:8000/v2/{path}", timeout=2).close()
-except OSError as error:
-    sys.exit(f"{path}: {error}")
+from revive import Triton, instance_stubs, stubs_of
+
+BACKENDS = Path(os.environ.get("TRITON_HOME", "/opt/tritonserver")) / "backends"
+# The caller gives up then.
+TIMEOUT_S = 5
+
+
+def systems() -> list[str]:
+    file = os.environ.get("SYSTEMS_FILE")
+    return (Path(file).read_text() if file else os.environ.get("SYSTEMS", "")).split()
+
+
+def is_server(comm: Path) -> bool:
+    try:
+        return comm.read_text() == "tritonserver\n"
+    except OSError:  # the process has ended
+        return False
+
+
+def living_processes() -> Counter[str]:
+    """Return how many Python processes each model has."""
+    servers = [int(comm.parent.name) for comm in Path("/proc").glob("[0-9]*/comm") if is_server(comm)]
+    return Counter(model for server in servers for model in instance_stubs(stubs_of(server)).values())
+
+
+def short_of_processes(triton: Triton, living: Counter[str]) -> list[str]:
+    """Return the loaded models that have fewer Python processes than instances."""
+    index = triton.call("/v2/repository/index", {})
+    ready = [entry["name"] for entry in index if entry.get("state") == "READY"]
+    return [name for name in ready if runs_python(triton, name) and living[name] < triton.required_processes(name)]
+
+
+def runs_python(triton: Triton, model: str) -> bool:
+    """Return whether the model's backend is Triton's `python`, or is written in Python itself."""
+    backend = triton.call(f"/v2/models/{model}/config").get("backend", "")
+    return backend == "python" or (BACKENDS / backend / "model.py").exists()
+
+
+def main() -> None:
+    signal.alarm(TIMEOUT_S)
+    triton = Triton()
+    path = ""
+    try:
+        for path in ("/v2/health/ready", *(f"/v2/models/{name}/ready" for name in systems())):
+            triton.call(path)
+        path = "/v2/repository/index"
+        short = short_of_processes(triton, living_processes())
+    except OSError as error:
+        sys.exit(f"{path}: {error}")
+    if short:
+        sys.exit(f"a Python process crashed of: {', '.join(short)}")
+
+
+if __name__ == "__main__":
+    main()

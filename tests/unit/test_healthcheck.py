@@ -1,0 +1,89 @@
+"""When a container of Triton is ready: its health check, and the wait for the models."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections import Counter
+from types import ModuleType
+
+import pytest
+
+from scripts.common.settings import ROOT
+from scripts.models.record import Record
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[str, ModuleType]:
+    """Return the modules of images/triton, which import each other by their folder."""
+    folder = str(ROOT / "images/triton")
+    names = ("revive", "healthcheck", "wait_for_models")
+    before = {name: sys.modules.pop(name, None) for name in names}
+    sys.path.insert(0, folder)
+    modules = {name: importlib.import_module(name) for name in names}
+    sys.path.remove(folder)
+    for name, module in before.items():
+        sys.modules.pop(name)
+        if module:
+            sys.modules[name] = module
+    return modules
+
+
+class StandIn:
+    """A Triton with an ensemble, a model of ONNX Runtime in C++, and two in Python with two processes each."""
+
+    def __init__(self, unloaded: str = ""):
+        self.backends = {"embedding": "", "encoder": "packed_onnx", "native": "onnxruntime_cpp", "tokenizer": "python"}
+        self.unloaded = unloaded
+
+    def call(self, path: str, body: object = None) -> object:
+        if path == "/v2/repository/index":
+            return [
+                {"name": name, "state": "UNAVAILABLE" if name == self.unloaded else "READY"} for name in self.backends
+            ]
+        return {"backend": self.backends[path.split("/")[3]]}
+
+    def required_processes(self, model: str) -> int:
+        return 2
+
+
+@pytest.fixture
+def short(scripts, tmp_path, monkeypatch):
+    (tmp_path / "packed_onnx").mkdir()
+    (tmp_path / "packed_onnx/model.py").touch()
+    monkeypatch.setattr(scripts["healthcheck"], "BACKENDS", tmp_path)
+    return scripts["healthcheck"].short_of_processes
+
+
+def test_model_without_its_process_is_found(short):
+    assert short(StandIn(), Counter(tokenizer=2, encoder=1)) == ["encoder"]
+    assert short(StandIn(), Counter()) == ["encoder", "tokenizer"]
+
+
+def test_models_with_all_processes_are_healthy(short):
+    # A reload starts new processes beside the old ones.
+    assert short(StandIn(), Counter(tokenizer=2, encoder=4)) == []
+
+
+def test_model_that_is_not_loaded_needs_no_process(short):
+    assert short(StandIn(unloaded="encoder"), Counter(tokenizer=2)) == []
+
+
+def test_wait_ends_with_the_last_file_of_the_export(scripts, tmp_path):
+    missing = scripts["wait_for_models"].missing
+    record = Record("embedding", (), "sentence-similarity", "onnx", "1", ("encoder/1/model.onnx",), "MiniLM", "1110a24")
+    assert missing("embedding", tmp_path).endswith("embedding/1/assembled.json")
+    record.unfinished(None).write(tmp_path)
+    assert "the end of" in missing("embedding", tmp_path)
+    record.write(tmp_path)
+    assert missing("embedding", tmp_path).endswith("encoder/1/model.onnx")
+    (tmp_path / "encoder/1").mkdir(parents=True)
+    (tmp_path / "encoder/1/model.onnx").touch()
+    assert missing("embedding", tmp_path) == ""
+
+
+def test_wait_reads_a_record_that_is_half_written(scripts, tmp_path):
+    (tmp_path / "embedding/1").mkdir(parents=True)
+    (tmp_path / "embedding/1/assembled.json").write_text(json.dumps({"recipe": "1"})[:-1])
+    assert scripts["wait_for_models"].missing("embedding", tmp_path).endswith("assembled.json")
