@@ -36,3 +36,22 @@ install_packages() {
     quietly apt-get update &&
     quietly apt-get install -y --no-install-recommends "$@"
 }
+
+# Unpack packages of Debian trixie into a folder, without adding trixie to the system's apt: FOLDER PACKAGE...
+unpack_from_trixie() {
+  local folder=$1 work=$1.unfinished
+  shift
+  rm -rf "$folder" "$work"
+  mkdir -p "$work"/apt/{lists,cache}
+  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(debian_mirror) trixie main" \
+    >"$work/apt/sources.list"
+  local private=(-o "Dir::Etc::sourcelist=$work/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
+    -o "Dir::State::lists=$work/apt/lists" -o "Dir::Cache=$work/apt/cache"
+    -o Dir::State::status=/dev/null -o APT::Sandbox::User=root)
+  (
+    cd "$work/apt" && quietly apt-get "${private[@]}" update && quietly apt-get "${private[@]}" download "$@"
+  ) || return 1
+  for package in "$work"/apt/*.deb; do dpkg -x "$package" "$work"; done
+  rm -r "$work/apt"
+  mv "$work" "$folder"
+}

@@ -35,23 +35,14 @@ start_engine() {
   die "dockerd did not answer within 30 s; see $log."
 }
 
-# bookworm has neither plugin. trixie's are static programs: unpack them from its packages, without adding trixie to the
-# system's apt.
+# bookworm has neither plugin. trixie's are static programs.
 install_plugins() {
-  local work=$state/trixie plugins=${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins
-  rm -rf "$work"
-  mkdir -p "$work"/{lists,cache,unpacked} "$plugins"
-  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(debian_mirror) trixie main" \
-    >"$work/sources.list"
-  local private=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=/dev/null
-    -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=root)
-  (
-    cd "$work" && quietly apt-get "${private[@]}" update &&
-      quietly apt-get "${private[@]}" download docker-compose docker-buildx
-  ) || die "compose and buildx could not be downloaded from Debian trixie; apt's message is above."
-  for package in "$work"/*.deb; do dpkg -x "$package" "$work/unpacked"; done
-  install "$work"/unpacked/usr/libexec/docker/cli-plugins/* "$plugins"
-  rm -rf "$work"
+  local plugins=${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins
+  mkdir -p "$plugins"
+  unpack_from_trixie "$state/trixie" docker-compose docker-buildx ||
+    die "compose and buildx could not be downloaded from Debian trixie; apt's message is above."
+  install "$state"/trixie/usr/libexec/docker/cli-plugins/* "$plugins"
+  rm -rf "$state/trixie"
 }
 
 engine_answers && plugins_answer && exit
