@@ -1,0 +1,329 @@
+"""The objects of deploy/kubernetes: rendered by kubectl, valid in three releases of Kubernetes, within our policies."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import yaml
+from dotenv import dotenv_values
+
+from scripts.common.settings import EXAMPLE, PROFILES, ROOT, Settings
+from tests.support.kubernetes import VERSIONS, Object, containers, is_custom, pods, render_with, schema_error
+
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text().replace("!override", ""))
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, list[Object]]:
+    """Return the objects of each overlay."""
+    return {profile: render_with(profile) for profile in PROFILES}
+
+
+def find(objects: list[Object], kind: str, name: str) -> Object:
+    (found,) = (each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name)
+    return found
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+# A policy yields what is wrong with the objects. Each has changes of its own that it must refuse.
+
+
+def runs_restricted(objects: list[Object]) -> Iterator[str]:
+    """Kubernetes' own level `restricted` (Pod Security Standards), and a read-only file system."""
+    (namespace,) = (each for each in objects if each["kind"] == "Namespace")
+    if namespace["metadata"]["labels"].get("pod-security.kubernetes.io/enforce") != "restricted":
+        yield "the namespace does not enforce `restricted`"
+    for workload, pod in pods(objects):
+        security = pod.get("securityContext", {})
+        if not (security.get("runAsNonRoot") and security.get("runAsUser")):
+            yield f"{workload} may run as root"
+        if security.get("seccompProfile") != {"type": "RuntimeDefault"}:
+            yield f"{workload} has no seccomp profile"
+        if any(pod.get(name) for name in ("hostNetwork", "hostPID", "hostIPC")):
+            yield f"{workload} shares a namespace of the host"
+        if any("hostPath" in volume for volume in pod.get("volumes", [])):
+            yield f"{workload} mounts a folder of the host"
+        for container in containers(pod):
+            own = container.get("securityContext", {})
+            if own.get("capabilities") != {"drop": ["ALL"]} or own.get("allowPrivilegeEscalation") is not False:
+                yield f"{workload}: {container['name']} has privileges"
+            if not own.get("readOnlyRootFilesystem"):
+                yield f"{workload}: {container['name']} can write into its image"
+            if own.keys() & {"runAsUser", "runAsNonRoot", "seccompProfile"} or own.get("privileged"):
+                yield f"{workload}: {container['name']} overrides the pod's security"
+
+
+def has_resources(objects: list[Object]) -> Iterator[str]:
+    for workload, pod in pods(objects):
+        for container in containers(pod):
+            resources = {"requests": {}, "limits": {}} | container.get("resources", {})
+            if not {"cpu", "memory"} <= resources["requests"].keys() or "memory" not in resources["limits"]:
+                yield f"{workload}: {container['name']} lacks a request or its limit of memory"
+
+
+def keeps_api_away(objects: list[Object]) -> Iterator[str]:
+    for workload, pod in pods(objects):
+        if pod.get("automountServiceAccountToken") is not False:
+            yield f"{workload} gets a token of Kubernetes' API"
+        if pod.get("enableServiceLinks") is not False:
+            yield f"{workload} gets variables such as GATEWAY_PORT=tcp://..., which are settings here"
+
+
+def has_probes(objects: list[Object]) -> Iterator[str]:
+    for name in ("triton", "gateway"):
+        (container,) = find(objects, "Deployment", name)["spec"]["template"]["spec"]["containers"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if probe not in container:
+                yield f"{name} has no {probe}"
+        liveness = container.get("livenessProbe", {})
+        if liveness.get("failureThreshold", 3) * liveness.get("periodSeconds", 10) < 60:
+            yield f"{name} is restarted if it is busy for less than a minute"
+    (triton,) = find(objects, "Deployment", "triton")["spec"]["template"]["spec"]["containers"]
+    if "healthcheck.py" not in str(triton.get("readinessProbe")):
+        yield "triton stays ready without a Python process"
+    if "healthcheck.py" in str(triton.get("livenessProbe")):
+        yield "triton is restarted while revive.py reloads a model"
+
+
+def shares_memory(objects: list[Object]) -> Iterator[str]:
+    pod = find(objects, "Deployment", "triton")["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    names = [mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    if [volumes[name].get("emptyDir", {}).get("medium") for name in names] != ["Memory"]:
+        yield "/dev/shm of triton is not memory"
+
+
+def survives_evictions(objects: list[Object]) -> Iterator[str]:
+    for name in ("triton", "gateway"):
+        deployment = find(objects, "Deployment", name)
+        if deployment["spec"].get("replicas", 2) < 2:
+            yield f"{name} has one replica, so an eviction is an outage"
+        budgets = [each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"]
+        if not any(
+            budget["selector"] == deployment["spec"]["selector"] and budget.get("maxUnavailable") == 1
+            for budget in budgets
+        ):
+            yield f"{name} has no disruption budget of one pod"
+        spread = deployment["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
+        if not {"kubernetes.io/hostname", "topology.kubernetes.io/zone"} <= {each["topologyKey"] for each in spread}:
+            yield f"{name} is not spread over nodes and zones"
+        rolling = deployment["spec"]["strategy"]["rollingUpdate"]
+        if rolling["maxUnavailable"] > (1 if rolling["maxSurge"] == 0 else 0):
+            yield f"{name} loses more pods in a roll than it must"
+
+
+def isolates_triton(objects: list[Object]) -> Iterator[str]:
+    policies = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "NetworkPolicy"}
+    if policies.get("default-deny") != {"podSelector": {}, "policyTypes": ["Ingress"]}:
+        yield "a pod without a policy accepts connections"
+    selected = {"app.kubernetes.io/name": "triton"}
+    rules = [
+        rule
+        for policy in policies.values()
+        if policy["podSelector"].get("matchLabels") == selected
+        for rule in policy.get("ingress", [])
+    ]
+    for rule in rules:
+        for peer in rule.get("from") or [{}]:
+            name = peer.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/name")
+            elsewhere = "namespaceSelector" in peer
+            if (name, elsewhere) not in {("gateway", False), ("prometheus", True), ("loadtest", False)}:
+                yield f"triton accepts connections from {peer or 'everywhere'}"
+            if name == "prometheus" and rule.get("ports") != [{"port": "metrics"}]:
+                yield "Prometheus reaches more of triton than its metrics"
+    if "Egress" not in policies.get("triton", {}).get("policyTypes", []):
+        yield "the code of a model can open connections"
+
+
+def contains_no_secret(objects: list[Object]) -> Iterator[str]:
+    yield from (f"Secret {each['metadata']['name']} is in git" for each in objects if each["kind"] == "Secret")
+    private = {"TRITON_ADMIN_KEY", "API_KEYS", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"}
+    for each in objects:
+        if each["kind"] == "ConfigMap" and private & each["data"].keys():
+            yield f"ConfigMap {each['metadata']['name']} has a secret"
+    for workload, pod in pods(objects):
+        for container in containers(pod):
+            for variable in container.get("env", []):
+                if variable["name"] in private and "secretKeyRef" not in variable.get("valueFrom", {}):
+                    yield f"{workload}: {variable['name']} does not come from a Secret"
+
+
+def drains(objects: list[Object]) -> Iterator[str]:
+    """SIGTERM comes after the pod has left the Service, and SIGKILL after the server has ended by itself."""
+    exit_timeout = int(re.search(r"--exit-timeout-secs=(\d+)", (ROOT / "images/triton/serve.sh").read_text())[1])
+    grace = int(re.search(r"^GRACE_S = (\d+)", (ROOT / "gateway/http_server.py").read_text(), re.MULTILINE)[1])
+    for name, last in (("triton", exit_timeout), ("gateway", grace)):
+        pod = find(objects, "Deployment", name)["spec"]["template"]["spec"]
+        sleep = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        if sleep < 5:
+            yield f"{name} gets SIGTERM before clients have learnt that it leaves"
+        if pod.get("terminationGracePeriodSeconds", 30) < sleep + last:
+            yield f"{name} is killed {sleep + last} s after its end began, or earlier"
+
+
+def pins_images(objects: list[Object]) -> Iterator[str]:
+    for workload, pod in pods(objects):
+        for container in containers(pod):
+            if container["image"].endswith(":latest") or container.get("imagePullPolicy") != "IfNotPresent":
+                yield f"{workload}: {container['name']} may change its image with a restart"
+
+
+def set_in(content: Object, path: str, value: object) -> None:
+    """Set a field, or remove it if the value is None. A number in the path is an index."""
+    *parents, last = path.split(".")
+    for part in parents:
+        content = content[int(part)] if part.isdecimal() else content[part]
+    if value is None:
+        del content[last]
+    else:
+        content[int(last) if last.isdecimal() else last] = value
+
+
+POD = "spec.template.spec"
+FIRST = f"{POD}.containers.0"
+DRAIN = f"{FIRST}.lifecycle.preStop.sleep.seconds"
+TRITON_RULES = "spec.ingress.0"
+# policy, kind, name, field, value that the policy must refuse
+CASES: list[tuple[Callable[[list[Object]], Iterator[str]], str, str, str, object]] = [
+    (runs_restricted, "Namespace", "triton-transformers", "metadata.labels", {}),
+    (runs_restricted, "Deployment", "triton", f"{POD}.securityContext.runAsNonRoot", False),
+    (runs_restricted, "Deployment", "gateway", f"{POD}.securityContext.runAsUser", 0),
+    (runs_restricted, "Job", "models", f"{POD}.securityContext.seccompProfile", None),
+    (runs_restricted, "Deployment", "gateway", f"{POD}.hostNetwork", True),
+    (runs_restricted, "Deployment", "triton", f"{POD}.volumes.0", {"name": "models", "hostPath": {"path": "/models"}}),
+    (runs_restricted, "Deployment", "triton", f"{FIRST}.securityContext.capabilities", {"add": ["NET_ADMIN"]}),
+    (runs_restricted, "Job", "models", f"{FIRST}.securityContext.allowPrivilegeEscalation", None),
+    (runs_restricted, "Deployment", "triton", f"{FIRST}.securityContext.readOnlyRootFilesystem", False),
+    (runs_restricted, "Deployment", "triton", f"{POD}.initContainers.0.securityContext.runAsUser", 0),
+    (has_resources, "Deployment", "triton", f"{FIRST}.resources.requests.cpu", None),
+    (has_resources, "Job", "models", f"{FIRST}.resources.limits", None),
+    (keeps_api_away, "Deployment", "gateway", f"{POD}.automountServiceAccountToken", None),
+    (keeps_api_away, "Deployment", "gateway", f"{POD}.enableServiceLinks", True),
+    (has_probes, "Deployment", "gateway", f"{FIRST}.startupProbe", None),
+    (has_probes, "Deployment", "triton", f"{FIRST}.livenessProbe.failureThreshold", 3),
+    (has_probes, "Deployment", "triton", f"{FIRST}.readinessProbe.exec.command", ["true"]),
+    (has_probes, "Deployment", "triton", f"{FIRST}.livenessProbe", {"exec": {"command": ["healthcheck.py"]}}),
+    (shares_memory, "Deployment", "triton", f"{POD}.volumes.2.emptyDir.medium", None),
+    (survives_evictions, "Deployment", "triton", "spec.replicas", 1),
+    (survives_evictions, "PodDisruptionBudget", "gateway", "spec.maxUnavailable", 0),
+    (survives_evictions, "PodDisruptionBudget", "triton", "spec.selector.matchLabels", {}),
+    (survives_evictions, "Deployment", "gateway", f"{POD}.topologySpreadConstraints", []),
+    (survives_evictions, "Deployment", "triton", "spec.strategy.rollingUpdate.maxUnavailable", 2),
+    (isolates_triton, "NetworkPolicy", "default-deny", "spec.podSelector", {"matchLabels": {"a": "b"}}),
+    (isolates_triton, "NetworkPolicy", "triton", f"{TRITON_RULES}.from", None),
+    (isolates_triton, "NetworkPolicy", "triton", f"{TRITON_RULES}.from.0.namespaceSelector", {}),
+    (isolates_triton, "NetworkPolicy", "triton", "spec.ingress.1.ports", None),
+    (isolates_triton, "NetworkPolicy", "triton", "spec.policyTypes", ["Ingress"]),
+    (contains_no_secret, "PersistentVolumeClaim", "models", "kind", "Secret"),
+    (contains_no_secret, "Deployment", "triton", f"{FIRST}.env.2", {"name": "TRITON_ADMIN_KEY", "value": "key"}),
+    (contains_no_secret, "Deployment", "gateway", f"{FIRST}.env.3", {"name": "API_KEYS", "value": "key"}),
+    (drains, "Deployment", "triton", DRAIN, 0),
+    (drains, "Deployment", "gateway", f"{FIRST}.lifecycle", None),
+    (drains, "Deployment", "triton", f"{POD}.terminationGracePeriodSeconds", 19),
+    (drains, "Deployment", "gateway", f"{POD}.terminationGracePeriodSeconds", 24),
+    (pins_images, "Deployment", "gateway", f"{FIRST}.imagePullPolicy", "Always"),
+    (pins_images, "Job", "models", f"{FIRST}.image", "triton-transformers-exporter:latest"),
+]
+POLICIES = tuple(dict.fromkeys(case[0] for case in CASES))
+
+
+def case_name(case: tuple) -> str:
+    policy, kind, name, field, _ = case
+    return f"{policy.__name__}-{kind}-{name}-{field.rpartition('.')[2]}"
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
+def test_overlays_keep_policies(rendered, policy):
+    assert [f"{profile}: {wrong}" for profile, objects in rendered.items() for wrong in policy(objects)] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_policy_refuses_its_case(rendered, case):
+    policy, kind, name, field, value = case
+    objects = copy.deepcopy(rendered["cpu"])
+    set_in(find(objects, kind, name), field, value)
+    assert list(policy(objects))
+
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_objects_are_valid_in_kubernetes(rendered, version):
+    objects = [each for overlay in rendered.values() for each in overlay if not is_custom(each)]
+    errors = [f"{each['kind']} {each['metadata']['name']}: {schema_error(each, version)}" for each in objects]
+    assert [error for error in errors if not error.endswith(": ")] == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_unknown_fields_and_wrong_types_are_refused(rendered, version):
+    deployment = copy.deepcopy(find(rendered["cpu"], "Deployment", "triton"))
+    deployment["spec"]["replica"] = 2
+    assert "replica" in schema_error(deployment, version)
+    del deployment["spec"]["replica"]
+    deployment["spec"]["replicas"] = "two"
+    assert "two" in schema_error(deployment, version)
+
+
+# --- one source for each fact -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_settings_are_those_of_the_stack(rendered, profile, monkeypatch):
+    (settings,) = (each["data"] for each in rendered[profile] if each["metadata"]["name"].startswith("settings-"))
+    assert settings["PROFILE"] == profile
+    assert settings["SYSTEMS"] == dotenv_values(EXAMPLE)["SYSTEMS"]
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    loaded = Settings.load()
+    assert settings.items() <= loaded.items()
+
+
+def test_images_are_those_of_compose(rendered):
+    services = COMPOSE["services"]
+    of_compose = {
+        "triton": {profile: services[f"triton-{profile}"]["image"] for profile in PROFILES},
+        "gateway": dict.fromkeys(PROFILES, services["gateway"]["image"]),
+        "exporter": {
+            profile: services["exporter-neuron" if profile == "neuron" else "exporter"]["image"] for profile in PROFILES
+        },
+    }
+    for profile, objects in rendered.items():
+        images = {container["name"]: container["image"] for _, pod in pods(objects) for container in containers(pod)}
+        assert images.pop("wait-for-models") == images["triton"]
+        expected = {name: default(images[profile]) for name, images in of_compose.items()}
+        assert images == expected
+
+
+def test_limits_are_those_of_compose(rendered):
+    example = dotenv_values(EXAMPLE)
+    services = COMPOSE["services"]
+    for profile, objects in rendered.items():
+        limits = {
+            container["name"]: gibibytes(container["resources"]["limits"]["memory"])
+            for _, pod in pods(objects)
+            for container in pod["containers"]
+        }
+        exporter = services["exporter-neuron"]["mem_limit"] if profile == "neuron" else example["EXPORTER_MEMORY"]
+        expected = {
+            "triton": example["TRITON_MEMORY"],
+            "gateway": services["gateway"]["mem_limit"],
+            "exporter": exporter,
+        }
+        assert limits == {name: gibibytes(size) for name, size in expected.items()}
+        volumes = find(objects, "Deployment", "triton")["spec"]["template"]["spec"]["volumes"]
+        (shm,) = (each["emptyDir"]["sizeLimit"] for each in volumes if each["name"] == "shm")
+        assert gibibytes(shm) == gibibytes(example["TRITON_SHM_SIZE"])
+
+
+def default(image: str) -> str:
+    """Return an image of compose.yaml as compose alone would name it."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", image)
+
+
+def gibibytes(size: str) -> int:
+    """Return the number of a size such as 8g in compose, 8Gi in Kubernetes."""
+    return int(re.fullmatch(r"(\d+)(g|Gi)", size)[1])
