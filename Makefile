@@ -26,11 +26,14 @@ tools := $(venv)/.installed-tools
 installed = $(if $(filter docker,$(runtime)),$(tools),$(all))
 # The commands for Oracle Cloud need its SDK too.
 installed_oci = $(if $(filter docker,$(runtime)),$(venv)/.installed-oci,$(all))
+# What writes the bills of materials of images.
+installed_sboms = $(if $(filter docker,$(runtime)),$(venv)/.installed-sboms,$(all))
 
 # As a prerequisite, $(installed) would work out the runtime for every target, because make expands it as it reads this.
 packages: ; @$(MAKE) --silent $(installed)
 packages-oci: ; @$(MAKE) --silent $(installed_oci)
-.PHONY: packages packages-oci
+packages-sboms: ; @$(MAKE) --silent $(installed_sboms)
+.PHONY: packages packages-oci packages-sboms
 
 $(all): requirements.lock
 	@scripts/make/install.sh $(venv) requirements.lock
@@ -40,8 +43,8 @@ $(tools): requirements.lock
 	@scripts/make/install.sh $(venv) requirements.lock tools
 	@touch $@
 
-$(venv)/.installed-oci: $(tools)
-	@scripts/make/install.sh $(venv) requirements.lock oci
+$(venv)/.installed-oci $(venv)/.installed-sboms: $(venv)/.installed-%: $(tools)
+	@scripts/make/install.sh $(venv) requirements.lock $*
 	@touch $@
 
 # `down`, `status`, `logs` and `clean` must not trigger an install. Without any package, no runtime is worked out either.
@@ -80,7 +83,7 @@ generate: packages ## Have the running model continue PROMPT="...": SYSTEM=gpt2_
 package: models ## Pack the models of SYSTEMS into one zip, for a cloud's model catalogue
 	@$(python) -m scripts.models.package
 
-build: packages ## Build the images of PROFILE, as `make up` does, with all output; TAG=name: an image with only what SYSTEMS need
+build: packages-sboms ## Build the images of PROFILE, as `make up` does, with all output, and list what is in each; TAG=name: an image with only what SYSTEMS need
 	@$(stack) build
 
 build-cpu: ## Build the images of PROFILE=cpu

@@ -1,4 +1,7 @@
-"""make audit: compare the pinned packages and the pinned releases of Triton with known vulnerabilities."""
+"""make audit: compare packages and releases of Triton with known vulnerabilities.
+
+The packages are those of requirements.lock and those of images, which `make build` lists in bills of materials.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from packaging.utils import canonicalize_name
@@ -25,18 +29,22 @@ LOCK = ROOT / "requirements.lock"
 # The service that pip-audit asks. NVIDIA's wheel of Triton is in no such database, so known.toml has it.
 SERVICE = "https://api.osv.dev/v1/query"
 DATABASE = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"
+# The folder of the images' bills of materials, below LOCAL_STATE.
+SBOMS = "sboms"
 # Exit code if a check could not be made.
 UNKNOWN = 2
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A known vulnerability of something that is pinned, or all of one bulletin."""
+    """A known vulnerability of something that is pinned or in an image, or all of one bulletin."""
 
     pin: str
+    version: str
     label: str
     ids: frozenset[str]
     fixed: str
+    image: str = ""
 
     def accepted(self, known: Mapping[str, Any]) -> str:
         """Return why it is accepted, or nothing."""
@@ -73,28 +81,53 @@ def bulletins(found: Mapping[str, str], known: Mapping[str, Any]) -> list[Findin
             if cves and release >= bulletin.get("since", ""):
                 label = f"NVIDIA {bulletin['id']}: {len(cves)} CVE{'s' * (len(cves) > 1)}, worst {bulletin['worst']}"
                 ids = frozenset([str(bulletin["id"]), *cves])
-                findings.append(Finding(pin, label, ids, max(bulletin["fixed"])))
+                findings.append(Finding(pin, release, label, ids, max(bulletin["fixed"])))
     return findings
 
 
-def packages(pinned: Mapping[str, str], database: Path | None) -> list[Finding]:
+def of_images(folder: Path, pinned: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
+    """Return the Python packages of the images with bills of materials, by the image, that are not those of the lock.
+
+    If an image has two versions of a package, it gets two dictionaries.
+    """
+    found: dict[str, list[dict[str, str]]] = {}
+    for path in sorted(folder.glob("*.cdx.json")):
+        bill = json.loads(path.read_text())
+        # The label of a build, such as +cpu, is no part of the version that databases know.
+        installed: set[tuple[str, str]] = {
+            (canonicalize_name(component["name"]), component["version"].partition("+")[0])
+            for component in bill["components"]
+            if component.get("purl", "").startswith("pkg:pypi/")
+        }
+        others = sorted(installed - pinned.items())
+        versions = found[bill["metadata"]["component"]["name"]] = []
+        while others:
+            versions.append(dict(others))
+            others = [(name, version) for name, version in others if versions[-1][name] != version]
+    return found
+
+
+def packages(pinned: Mapping[str, str], database: Path | None, image: str = "") -> list[Finding]:
     """Return the known vulnerabilities of the packages: of the database, or else of OSV's service."""
-    found = osv.vulnerabilities(database, pinned) if database else asked()
+    found = osv.vulnerabilities(database, pinned) if database else asked(pinned)
     merged: list[Finding] = []
     for name, ids, fixed in found:
         # Several databases describe the same vulnerability.
         same = [finding for finding in merged if finding.pin == name and finding.ids & {*ids}]
         every = frozenset(ids).union(*(finding.ids for finding in same))
         merged = [finding for finding in merged if finding not in same]
-        merged.append(Finding(name, min(every), every, ", ".join(fixed) or "-"))
+        merged.append(Finding(name, pinned[name], min(every), every, ", ".join(fixed) or "-", image))
     return merged
 
 
-def asked(lock: Path = LOCK, service: str = SERVICE) -> Iterable[tuple[str, list[str], list[str]]]:
-    """Return what pip-audit says about the lock. Raise UserError if the service does not answer."""
-    command = [sys.executable, "-m", "pip_audit", "--no-deps", "--disable-pip", "--requirement", str(lock)]
-    command += ["--vulnerability-service", "osv", "--osv-url", service, "--format", "json", "--progress-spinner", "off"]
-    with err.status("asking OSV for known vulnerabilities"):
+def asked(pinned: Mapping[str, str], service: str = SERVICE) -> Iterable[tuple[str, list[str], list[str]]]:
+    """Return what pip-audit reports on the packages. Raise UserError if the service does not answer."""
+    with err.status("asking OSV for known vulnerabilities"), NamedTemporaryFile("w", suffix=".txt") as file:
+        file.writelines(f"{name}=={version}\n" for name, version in pinned.items())
+        file.flush()
+        command = [sys.executable, "-m", "pip_audit", "--no-deps", "--disable-pip", "--requirement", file.name]
+        command += ["--vulnerability-service", "osv", "--osv-url", service]
+        command += ["--format", "json", "--progress-spinner", "off"]
         done = subprocess.run(command, capture_output=True, text=True)
     try:
         dependencies = json.loads(done.stdout)["dependencies"]
@@ -105,13 +138,13 @@ def asked(lock: Path = LOCK, service: str = SERVICE) -> Iterable[tuple[str, list
             "elsewhere and set OSV_DATABASE=all.zip"
         ) from None
     return [
-        (dependency["name"], [found["id"], *found["aliases"]], found["fix_versions"])
+        (canonicalize_name(dependency["name"]), [found["id"], *found["aliases"]], found["fix_versions"])
         for dependency in dependencies
         for found in dependency.get("vulns", [])
     ]
 
 
-def show(findings: list[Finding], versions: Mapping[str, str], known: Mapping[str, Any]) -> None:
+def show(findings: list[Finding], known: Mapping[str, Any]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("pinned", "version", "known vulnerability", "fixed in", "accepted"):
         table.add_column(column, no_wrap=True)
@@ -120,7 +153,8 @@ def show(findings: list[Finding], versions: Mapping[str, str], known: Mapping[st
         if reason := finding.accepted(known):
             reasons[f"{finding.pin}: {reason}"] = None
         accepted = "yes" if reason else "[red]no[/]"
-        table.add_row(finding.pin, versions[finding.pin], finding.label, finding.fixed, accepted)
+        where = f"{finding.pin} in {finding.image}" if finding.image else finding.pin
+        table.add_row(where, finding.version, finding.label, finding.fixed, accepted)
     out.print(table if findings else "no known vulnerability")
     out.print(*(f"accepted: {escape(reason)}" for reason in reasons), sep="\n")
 
@@ -132,14 +166,23 @@ def main() -> int:
     problem = ""
     tritons = releases(images, pinned, known)
     findings = bulletins(tritons, known)
+    database = settings.path("OSV_DATABASE") if settings["OSV_DATABASE"] else None
+    built = of_images(settings.path("LOCAL_STATE") / SBOMS, pinned)
     try:
-        findings += packages(pinned, settings.path("OSV_DATABASE") if settings["OSV_DATABASE"] else None)
+        findings += packages(pinned, database)
+        for image, versions in built.items():
+            for others in versions:
+                findings += packages(others, database, image)
     except UserError as error:
         problem = str(error)
-    show(findings, pinned | tritons, known)
+    show(findings, known)
+    out.print(f"compared: {', '.join(['requirements.lock', *built])}")
     out.print(f"NVIDIA's bulletins: as of {known['checked']}, in scripts/audit/known.toml")
-    others = ", ".join(f"{name}={image}" for name, image in images.items() if name not in tritons)
-    out.print(f"not compared: {others}, and Debian's packages in all images. An image scanner knows them")
+    unknown = ", ".join(f"{name}={image}" for name, image in images.items() if name not in tritons)
+    out.print(
+        f"not compared: {unknown}, and Debian's packages in all images. An image scanner knows them; `make build` "
+        f"lists those of our images in {settings['LOCAL_STATE']}/{SBOMS}"
+    )
     if problem:
         err.print(f"[red]error:[/] packages were not compared: {escape(problem)}")
     if any(not finding.accepted(known) for finding in findings):

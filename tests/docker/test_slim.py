@@ -16,7 +16,7 @@ from dotenv import dotenv_values
 
 from scripts.common.http import opener
 from scripts.common.ports import free_ports
-from scripts.common.settings import ROOT
+from scripts.common.settings import ROOT, pins
 from tests.docker.conftest import docker, run_in
 from tests.support.stacks import SYSTEM
 
@@ -84,8 +84,11 @@ def build(stack, repository, tag: str, **settings: str) -> None:
 
 @pytest.mark.parametrize(("name", "settings"), [("ngc", {"TRITON_SOURCE": "ngc"}), ("cuda", {"PROFILE": "cuda"})])
 def test_slim_image_on_nvidias_has_what_its_backends_link_to(new_stack, repository, tags, whole, name, settings):
-    image = tags[name]
-    build(new_stack(), repository, image, SYSTEMS="texts numbers", TRITON_IMAGE=whole, **settings)
+    image, stack = tags[name], new_stack()
+    build(stack, repository, image, SYSTEMS="texts numbers", TRITON_IMAGE=whole, **settings)
+    (bill,) = (stack.folder / "state/sboms").iterdir()
+    built_on = {part["name"] for part in json.loads(bill.read_text())["components"] if part["type"] == "container"}
+    assert built_on == {whole, pins()["TRITON_MIN_IMAGE"]}
     assert set(run_in(image, f"ls {BACKENDS}").split()) == {"onnxruntime", "python", "shared", "tokenizer"}
     assert run_in(image, f"ls {BACKENDS}/onnxruntime") == "libtriton_onnxruntime.so"
     assert run_in(image, "ls /opt/tritonserver/repoagents/checksum") == "libtritonrepoagent_checksum.so"

@@ -24,8 +24,11 @@ JINJA = audit.locked()["jinja2"]
 
 
 def advisory(id: str, package: str = "jinja2", ecosystem: str = "PyPI", **more: Any) -> dict[str, Any]:
-    affected = {"package": {"ecosystem": ecosystem, "name": package}, "versions": [JINJA]}
-    return {"id": id, "affected": [affected], **more}
+    return {"id": id, "affected": [affected(package, JINJA, ecosystem)], **more}
+
+
+def affected(package: str, version: str, ecosystem: str = "PyPI") -> dict[str, Any]:
+    return {"package": {"ecosystem": ecosystem, "name": package}, "versions": [version]}
 
 
 @pytest.fixture
@@ -131,8 +134,27 @@ def test_code_tells_whether_a_vulnerability_is_not_accepted(database, monkeypatc
     assert "PYSEC-1" in capsys.readouterr().out
 
 
+def test_packages_of_images_that_differ_from_the_lock_are_compared(database, tmp_path, monkeypatch, capsys):
+    python = [("Jinja2", JINJA), ("torch", "1.13.1+cpu"), ("torch", "2.9")]
+    listed = [*((name, version, "pypi") for name, version in python), ("libc6", "2.36", "deb")]
+    components = [{"name": name, "version": version, "purl": f"pkg:{kind}/{name}"} for name, version, kind in listed]
+    bill = {"metadata": {"component": {"name": "triton:cuda"}}, "components": components}
+    (tmp_path / "sboms").mkdir()
+    (tmp_path / "sboms/triton-cuda.cdx.json").write_text(json.dumps(bill))
+    assert audit.of_images(tmp_path / "sboms", audit.locked()) == {
+        "triton:cuda": [{"torch": "2.9"}, {"torch": "1.13.1"}]
+    }
+    path = database(advisory("PYSEC-1", "torch") | {"affected": [affected("torch", "1.13.1")]})
+    monkeypatch.setenv("OSV_DATABASE", str(path))
+    monkeypatch.setenv("LOCAL_STATE", str(tmp_path))
+    assert audit.main() == 1
+    printed = capsys.readouterr().out
+    assert "torch in triton:cuda  1.13.1" in printed
+    assert "compared: requirements.lock, triton:cuda\n" in printed
+
+
 def test_accepted_vulnerability_has_a_reason():
-    finding = audit.Finding("jinja2", "CVE-1", frozenset(["CVE-1", "PYSEC-1"]), "-")
+    finding = audit.Finding("jinja2", JINJA, "CVE-1", frozenset(["CVE-1", "PYSEC-1"]), "-")
     known = {"accepted": [{"pin": "jinja2", "ids": ["PYSEC-1"], "reason": "unused"}]}
     assert finding.accepted(known) == "unused"
     assert finding.accepted({"accepted": [known["accepted"][0] | {"pin": "other"}]}) == ""
@@ -153,25 +175,23 @@ class Osv(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None: ...
 
 
-def test_pip_audit_finds_what_the_service_knows(tmp_path):
-    lock = tmp_path / "requirements.lock"
-    lock.write_text(f"# Two packages\nJinja2=={JINJA}\ngrafana-foundation-sdk==1769699379!11.6.0\n")
+def test_pip_audit_finds_what_the_service_knows():
+    pinned = {"jinja2": JINJA, "grafana-foundation-sdk": "1769699379!11.6.0"}
     with ThreadingHTTPServer(("127.0.0.1", 0), Osv) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         try:
-            assert audit.asked(lock, f"http://127.0.0.1:{server.server_port}/") == [
+            assert audit.asked(pinned, f"http://127.0.0.1:{server.server_port}/") == [
                 ("jinja2", ["PYSEC-1", "CVE-1"], [])
             ]
         finally:
             server.shutdown()
 
 
-def test_service_that_does_not_answer_is_one_sentence(tmp_path):
-    (tmp_path / "requirements.lock").write_text(f"Jinja2=={JINJA}\n")
+def test_service_that_does_not_answer_is_one_sentence():
     with pytest.raises(
         UserError, match=r"^pip-audit could not ask http://\S+ \(requests\S+\): .*OSV_DATABASE=all\.zip$"
     ):
-        audit.asked(tmp_path / "requirements.lock", f"http://127.0.0.1:{free_ports(1)[0]}/")
+        audit.asked({"jinja2": JINJA}, f"http://127.0.0.1:{free_ports(1)[0]}/")
 
 
 # --- NVIDIA's bulletins -----------------------------------------------------------------------------------------------

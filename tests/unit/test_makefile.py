@@ -36,7 +36,7 @@ class Machine:
 
     def install(self):
         self.write_program("python", PRINT_SETTINGS.format(python=sys.executable))
-        for marker in (".installed", ".installed-tools", ".installed-oci"):
+        for marker in (".installed", ".installed-tools", ".installed-oci", ".installed-sboms"):
             (self.folder / marker).touch()
 
     def run(self, *command, **exported):

@@ -9,6 +9,7 @@ from scripts.common.cli import out
 from scripts.common.settings import ROOT, Settings, UserError
 from scripts.models.backends import ENSEMBLE, by_model, engines
 from scripts.models.package import assembled_models
+from scripts.stack.docker import base_images
 
 PROFILES = ("cpu", "cuda")
 # `make deploy-oci` reads these labels, because it cannot look into the image.
@@ -36,17 +37,25 @@ ARGUMENTS = (
 )
 
 
-def build(settings: Settings, environment: dict[str, str]) -> None:
+def build(settings: Settings, environment: dict[str, str]) -> dict[str, list[str]]:
+    """Build the image of TAG, and return it with the images that it is built on."""
     profile = settings.choice("PROFILE", PROFILES)
     repository = settings.path("MODEL_REPOSITORY")
     for name in settings.words("SYSTEMS"):
         assembled_models(name, repository)  # before its export, a config need not name the backend
     systems = settings.words("SYSTEMS")
     backends = checked(by_model(systems, repository, profile), profile, environment)
-    line = command(settings["TAG"], profile, backends, environment, engines(systems, repository, profile))
+    used = engines(systems, repository, profile)
+    arguments = dict(environment)
+    if target(profile, environment["TRITON_SOURCE"], used) != "slim":
+        del arguments["TRITON_MIN_IMAGE"]
+    built_on = base_images.of_build(dockerfile(profile, environment["TRITON_SOURCE"]), arguments)
+    base_images.pull(built_on)
+    line = command(settings["TAG"], profile, backends, environment, used)
     if subprocess.run(line, env=environment, cwd=ROOT).returncode:
         raise UserError("the build failed; Docker's message is above")
     out.print(f"{settings['TAG']}: {', '.join(backends)}")
+    return {settings["TAG"]: built_on}
 
 
 def checked(models: dict[str, str], profile: str, environment: dict[str, str]) -> list[str]:
@@ -70,19 +79,28 @@ def base(profile: str, source: str) -> str:
     return "nvidia" if profile == "cuda" or source == "ngc" else "debian"
 
 
+def dockerfile(profile: str, source: str) -> str:
+    return f"images/triton/Dockerfile.{base(profile, source)}"
+
+
+def target(profile: str, source: str, engines: Collection[str]) -> str:
+    """Return the target of the Dockerfile."""
+    if VLLM in engines:
+        return CUDA_VLLM
+    return "slim" if base(profile, source) == "nvidia" else f"cpu-{source}"
+
+
 def command(
     tag: str, profile: str, backends: list[str], environment: dict[str, str], engines: Collection[str] = ()
 ) -> list[str]:
     source = environment["TRITON_SOURCE"]
-    nvidia = base(profile, source) == "nvidia"
-    target = CUDA_VLLM if VLLM in engines else "slim" if nvidia else f"cpu-{source}"
-    arguments = {} if target == CUDA_VLLM else {"BACKENDS": " ".join(backends), "TOOLS": TOOLS}
-    if target == "slim":
+    chosen = target(profile, source, engines)
+    arguments = {} if chosen == CUDA_VLLM else {"BACKENDS": " ".join(backends), "TOOLS": TOOLS}
+    if chosen == "slim":
         arguments["PACKAGES"] = " ".join(packages({*backends, *engines}, profile, environment["TRANSFORMERS"]))
     names = [*ARGUMENTS, "TORCH_INDEX"] if profile == "cpu" else ARGUMENTS
     arguments |= {name: environment[name] for name in names if environment.get(name)}
-    line = ["docker", "build", "--file", f"images/triton/Dockerfile.{base(profile, source)}", "--tag", tag]
-    line += ["--target", target]
+    line = ["docker", "build", "--file", dockerfile(profile, source), "--tag", tag, "--target", chosen]
     # DOCKER_DEFAULT_PLATFORM is Docker's own variable.
     line += ["--platform", environment.get("DOCKER_DEFAULT_PLATFORM") or PLATFORM]
     line += ["--label", f"{LABEL}={' '.join(backends)}", "--label", f"{PROFILE_LABEL}={profile}"]

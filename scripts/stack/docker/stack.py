@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from scripts.common.settings import PROFILES, ROOT, UserError
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
 from scripts.stack.base import PORTS, WOULD_RESTART, Process, Stack
-from scripts.stack.docker import preflight, slim
+from scripts.stack.docker import base_images, preflight, slim
 from scripts.stack.docker.compose import Compose
 
 MODELS_LOCK = "models.lock"
@@ -147,18 +148,49 @@ class DockerStack(Stack):
 
     # --- building ---------------------------------------------------------------------------------------------------
 
+        for folder in (self.sboms, self.state / "traces"):
+            shutil.rmtree(folder, ignore_errors=True)
     def build(self) -> None:
-        """Build the images of the profile and show Docker's own progress."""
+        """Build the images of the profile, show Docker's own progress, and write the bills of materials."""
+        # Only `make build` installs what this module needs.
+        from scripts.stack.docker import sboms
+
         preflight.check_build(self.settings, self.compose.nvidia_image)
         if self.settings["TAG"]:
-            slim.build(self.settings, self.compose.environment | {"DOCKER_BUILDKIT": "1"})
-            return
+            images = slim.build(self.settings, self.compose.environment | {"DOCKER_BUILDKIT": "1"})
+        else:
+            images = self.build_services()
+        for image, built_on in images.items():
+            with err.status(f"listing what is in {image}"):
+                path = sboms.write(self.sboms, image, built_on)
+            out.print(f"contents of {image}: {os.path.relpath(path)}")
+
+    @property
+    def sboms(self) -> Path:
+        """Return the folder of the bills of materials."""
+        return self.state / "sboms"
+
+    def build_services(self) -> dict[str, list[str]]:
+        """Build the images of the services, and return each with the images that it is built on."""
         services = [self.service("triton"), "gateway", "loadtest"]
         if self.compose.image_tag != "neuron-inf1":  # `make models` does not compile for Inf1
             services.append(self.exporter)
         command = self.compose.command("build", *services, profile="*")
         if subprocess.run(command, env=self.compose.environment, cwd=ROOT).returncode:
             raise UserError("the build failed; Docker's message is above")
+
+    def build_quietly(self, service: str) -> None:
+        with err.status(f"building the image of {service} (minutes, the first time; `make build` shows more)"):
+        composed = json.loads(self.compose.run("config", "--format", "json", profile="*"))["services"]
+        images = {}
+        for name in services:
+            build = composed[name]["build"]
+            images[composed[name]["image"]] = base_images.of_build(build["dockerfile"], build["args"])
+        base_images.pull(sorted(set().union(*images.values())))
+        command = self.compose.command("build", *services, profile="*")
+        if subprocess.run(command, env=self.compose.environment, cwd=ROOT).returncode:
+            raise UserError("the build failed; Docker's message is above")
+        return images
 
     def build_quietly(self, service: str) -> None:
         with err.status(f"building the image of {service} (minutes, the first time; `make build` shows more)"):

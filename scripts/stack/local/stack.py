@@ -55,7 +55,19 @@ GATEWAY_READS = (*sorted({*SERVER_SETTINGS, *GATEWAY_SETTINGS} - {*SECRETS}), "L
 # Jobs of Prometheus, and the settings of their ports.
 METRICS = {"triton": "TRITON_METRICS_PORT", "gateway": "GATEWAY_METRICS_PORT", "loadtest": "LOADTEST_METRICS_PORT"}
 # The folders below LOCAL_STATE that we write.
-FOLDERS = ("bench", "debian", "grafana", "log", "prometheus", "run", "serving", "traces", "transformers", "triton")
+FOLDERS = (
+    "bench",
+    "debian",
+    "grafana",
+    "log",
+    "prometheus",
+    "run",
+    "sboms",
+    "serving",
+    "traces",
+    "transformers",
+    "triton",
+)
 MONITORING = ROOT / "monitoring"
 
 
