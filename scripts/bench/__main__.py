@@ -6,7 +6,15 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from scripts.bench import architectures, comparisons, engine_rates, gateway_overhead, generation_rates, token_rates
+from scripts.bench import (
+    architectures,
+    comparisons,
+    engine_rates,
+    gateway_overhead,
+    generation_rates,
+    token_rates,
+    tracing_cost,
+)
 from scripts.bench.peers import rotation
 from scripts.common.cli import run
 
@@ -18,6 +26,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "peers": rotation.run,
     "engines": engine_rates.run,
     "gateway": gateway_overhead.run,
+    "tracing": tracing_cost.run,
 }
 
 
