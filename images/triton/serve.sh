@@ -56,10 +56,10 @@ if [[ ${PROFILE:-cpu} != cuda ]]; then
     "and, for each ensemble, 'unable to create stream'. Ignore them."
 fi
 if [[ ${TRACE:-0} == 1 ]]; then
-  # The backends send their spans there too. No proxy reaches a receiver on this machine.
+  # The backends send their spans there too. No proxy reaches a receiver on this machine, or in Docker's network.
   export TRACE_URL=${TRACE_URL:-http://127.0.0.1:${TRACE_PORT:-4318}/v1/traces}
   no_proxy=${no_proxy:-${NO_PROXY:-}}
-  export no_proxy=127.0.0.1${no_proxy:+,$no_proxy}
+  export no_proxy=127.0.0.1,traces${no_proxy:+,$no_proxy}
   flags+=(
     --trace-config=mode=opentelemetry --trace-config=level=TIMESTAMPS --trace-config=count=-1
     --trace-config=rate="${TRACE_RATE:-1}"

@@ -181,7 +181,7 @@ RULES: dict[str, Rule] = {
     "API_KEYS": _keys,
     **dict.fromkeys(("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT", "LOADTEST_METRICS_PORT"), _port),
     **dict.fromkeys(("PROMETHEUS_PORT", "GRAFANA_PORT", "LOCUST_PORT"), _port),
-    **dict.fromkeys(("GATEWAY_PORT", "GATEWAY_METRICS_PORT", "TRACE_PORT"), _port),
+    **dict.fromkeys(("GATEWAY_PORT", "GATEWAY_METRICS_PORT", "TRACE_PORT", "JAEGER_PORT"), _port),
     **dict.fromkeys(("TRITON_CPUS", "LOADTEST_CPUS"), _cpus),
     **dict.fromkeys(("TRITON_SHM_BYTES", "TRITON_LOG_VERBOSE", "WORKERS", "SEED", "NEURON_DEVICES"), _integer()),
     **dict.fromkeys(("EXPORTER_MEMORY", "TRITON_MEMORY", "TRITON_SHM_SIZE"), _size),

@@ -34,9 +34,10 @@ PORTS = {
     "prometheus": ["PROMETHEUS_PORT"],
     "grafana": ["GRAFANA_PORT"],
     "traces": ["TRACE_PORT"],
+    "jaeger": ["JAEGER_PORT"],
 }
 # Program with a web page -> the path that answers once the program is ready.
-PROBES = {"gateway": "/health", "prometheus": "/-/ready", "grafana": "/api/health"}
+PROBES = {"gateway": "/health", "prometheus": "/-/ready", "grafana": "/api/health", "jaeger": "/"}
 # Another value of one of these restarts the gateway alone.
 GATEWAY_SETTINGS = (
     "GATEWAY_PORT",
@@ -341,7 +342,7 @@ class Stack(ABC):
         out.print(f"Triton      {url('TRITON_HTTP_PORT')}  (gRPC {self.settings.port('TRITON_GRPC_PORT')})")
         out.print(f"metrics     {url('TRITON_METRICS_PORT')}/metrics")
         for name in self.programs():
-            if name in ("prometheus", "grafana"):
+            if name in ("prometheus", "grafana", "jaeger"):
                 out.print(f"{name.capitalize():<12}{self.page(name)}")
             if name == "traces":
                 out.print(f"traces      {self.state / name}")

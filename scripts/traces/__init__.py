@@ -1,1 +1,1 @@
-"""The receiver of traces of the local runtime (docs/tracing.md)."""
+"""The receiver of traces (docs/tracing.md)."""

@@ -1,14 +1,20 @@
 """Receive traces as OTLP over HTTP, in JSON, and keep the newest in files: each line is a message of OTLP.
 
-OpenTelemetry's file exporter writes the same format, so its collector and other tools can read these files.
+OpenTelemetry's file exporter writes the same format, so its collector and other tools can read these files. The
+receiver can also pass all messages on, to a program that shows them.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import http.client
 import json
+import os
+import queue
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -22,6 +28,9 @@ MAX_FILE = 128 << 20
 MAX_BODY = 8 << 20
 # Seconds until an idle connection is closed.
 IDLE_S = 60
+# Messages that wait to be passed on. Further ones are dropped.
+MAX_WAITING = 100
+FORWARD_TIMEOUT_S = 5
 
 
 @dataclass(frozen=True)
@@ -85,10 +94,32 @@ class TraceFiles:
                             ]
 
 
+class Forwarder:
+    """Passes messages on to another receiver. If that one is slow or does not answer, it drops them."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.waiting: queue.Queue[bytes] = queue.Queue(MAX_WAITING)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def add(self, body: bytes) -> None:
+        with contextlib.suppress(queue.Full):
+            self.waiting.put_nowait(body)
+
+    def _run(self) -> None:
+        # The other receiver is in the same network, so no proxy reaches it.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while True:
+            request = urllib.request.Request(self.url, self.waiting.get(), {"Content-Type": "application/json"})
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                opener.open(request, timeout=FORWARD_TIMEOUT_S).close()
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
     files: TraceFiles
+    forwarder: Forwarder | None
 
     def do_POST(self) -> None:
         if error := self.refusal():
@@ -96,11 +127,14 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return self.respond(*error)
         try:
-            message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            message = json.loads(body)
             if not isinstance(message["resourceSpans"], list):
                 raise ValueError
         except (ValueError, KeyError, TypeError, RecursionError):
             return self.respond(HTTPStatus.BAD_REQUEST, "the body is not a message of traces in OTLP's JSON")
+        if self.forwarder:
+            self.forwarder.add(body)
         try:
             self.files.append(message)
         except OSError as error:
@@ -137,19 +171,29 @@ class Handler(BaseHTTPRequestHandler):
             super().log_request(code, size)
 
 
-def server(port: int, files: TraceFiles) -> ThreadingHTTPServer:
-    """Open the port, on loopback. Raise OSError if that is not possible."""
-    return ThreadingHTTPServer(("127.0.0.1", port), type("Receiver", (Handler,), {"files": files}))
+def server(
+    port: int, files: TraceFiles, address: str = "127.0.0.1", forwarder: Forwarder | None = None
+) -> ThreadingHTTPServer:
+    """Open the port. Raise OSError if that is not possible."""
+    return ThreadingHTTPServer((address, port), type("Receiver", (Handler,), {"files": files, "forwarder": forwarder}))
 
 
 def main() -> None:
-    port, folder = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="python -m scripts.traces.receiver")
+    parser.add_argument("port", type=int)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--address", default="127.0.0.1", help="the default is loopback")
+    parser.add_argument("--forward", help="the URL of another receiver that gets all messages, too")
+    options = parser.parse_args()
     try:
-        receiver = server(int(port), TraceFiles(Path(folder)))
+        forwarder = Forwarder(options.forward) if options.forward else None
+        receiver = server(options.port, TraceFiles(options.folder), options.address, forwarder)
     except OSError as error:
         sys.exit(
-            f"TRACE_PORT={port} cannot be opened: {error.strerror}. Stop the program that holds it, or set another"
+            f"TRACE_PORT={options.port} cannot be opened: {error.strerror}. "
+            "Stop the program that holds it, or set another"
         )
+    os.umask(0o077)  # only the user may read the files
     receiver.serve_forever()
 
 

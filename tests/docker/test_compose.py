@@ -178,6 +178,31 @@ def test_image_is_chosen_again_after_systems_were_assembled(compose, tmp_path, m
         stack.start()
 
 
+@pytest.mark.parametrize(
+    ("settings", "traced"),
+    [
+        ({"TRACE": "1"}, True),
+        ({"TRACE": "0"}, False),
+        ({"TRACE": "1", "TRACE_URL": "http://other:4318/v1/traces"}, False),
+    ],
+)
+def test_traces_have_services_only_while_ours_receive_them(compose, tmp_path, settings, traced):
+    made = compose(PROFILE="cpu", JAEGER_PORT="16000", **settings)
+    done = subprocess.run(
+        made.command("config", "--services"), env=made.environment | NO_ENGINE, capture_output=True, text=True
+    )
+    assert ({"traces", "jaeger"} <= set(done.stdout.split())) == traced == ("traces" in done.stdout.split())
+    composed = services(made)
+    url = settings.get("TRACE_URL", "http://traces:4318/v1/traces")
+    assert composed["triton-cpu"]["environment"]["TRACE_URL"] == url
+    (written,) = composed["traces"]["volumes"]
+    (read,) = [volume for volume in composed["loadtest"]["volumes"] if volume["target"] == "/app/.local/traces"]
+    assert written["source"] == read["source"] == (str(tmp_path / "state/traces") if traced else "/dev/null")
+    assert (read["read_only"], composed["traces"].get("ports")) == (True, None)
+    (page,) = composed["jaeger"]["ports"]
+    assert (page["host_ip"], page["published"], page["target"]) == ("127.0.0.1", "16000", 16686)
+
+
 def test_services_get_the_settings_that_they_read(compose):
     secrets = {"HF_TOKEN": "a-secret", "TRITON_ADMIN_KEY": "a-key", "API_KEYS": "a-key-of-the-clients"}
     composed = services(compose(USERS="9", P95="100", TRITON_CPUS="0-3", **secrets))

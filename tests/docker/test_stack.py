@@ -19,6 +19,7 @@ from tests.support.stacks import bring_up
 
 pytestmark = pytest.mark.timeout(1800)
 SERVICES = ("triton-cpu", "gateway", "prometheus", "grafana")
+TRACING = ("traces", "jaeger")
 API_KEY = "a-key-of-the-tests"
 SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 
@@ -202,6 +203,49 @@ def test_comparison_writes_a_report_of_the_user(stack):
     page = report.read_text()
     assert "Largest mean batch" in page
     assert "Nothing measured yet" not in page
+
+
+@pytest.fixture
+def traced(stack):
+    """Return the stack while it traces."""
+    done = stack.make("up", TRACE=1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    jaeger = f"http://127.0.0.1:{stack.environment['JAEGER_PORT']}"
+    assert f"traces      {stack.folder}/state/traces\n" in done.stdout
+    assert f"Jaeger      {jaeger}\n" in done.stdout
+    yield stack
+    bring_up(stack)
+    running = docker("ps", "--filter", stack.label, "--format", '{{.Label "com.docker.compose.service"}}').split()
+    assert not {*TRACING} & {*running}
+
+
+def test_traces_are_in_the_report_and_in_jaeger(traced):
+    done = traced.make("loadtest", TRACE=1, **SHORT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    slowest = traced.results()["slowest"]
+    assert slowest["traced"] >= len(slowest["requests"]) == 10
+    steps = {"queue", "transfer", "tokenise", "wait", "pack", "run", "scatter", "rest"}
+    assert any({step["name"] for step in request["steps"]} == steps for request in slowest["requests"])
+    assert "<h2>The slowest requests</h2>" in (traced.folder / "reports/latest/report.html").read_text()
+    spans = (traced.folder / "state/traces/spans.jsonl").stat()
+    assert (spans.st_uid, spans.st_mode & 0o777) == (os.getuid(), 0o600)
+
+    page = f"http://127.0.0.1:{traced.environment['JAEGER_PORT']}/"
+    assert get(page)
+    if "stand-in" in traced.inspect("jaeger")["Config"]["Labels"].get("org.opencontainers.image.description", ""):
+        shown = {request["trace"] for request in slowest["requests"]}
+        # The receiver drops messages only if Jaeger is slow.
+        traced.wait(lambda: shown & {*json.loads(get(page))}, "Jaeger has traces of the report")
+
+    status = traced.make("status").stdout
+    for service in TRACING:
+        assert f"{service} " in status
+        traced.wait(lambda service=service: traced.healthy(service), f"{service} is healthy")
+        host = traced.inspect(service)["HostConfig"]
+        assert (host["ReadonlyRootfs"], host["CapDrop"]) == (True, ["ALL"])
+        assert host["Memory"] > 0
+        for bindings in traced.inspect(service)["NetworkSettings"]["Ports"].values():
+            assert {binding["HostIp"] for binding in bindings or []} <= {"127.0.0.1"}
 
 
 def test_dashboards_are_drawn_as_one_page(stack):

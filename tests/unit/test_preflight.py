@@ -183,13 +183,6 @@ def test_certificate_that_the_container_may_not_read_is_an_error(tmp_path):
         preflight.check_tls(settings, 12345)
 
 
-def test_traces_in_docker_need_a_collector():
-    settings = Settings.load().replace(TRACE="1")
-    preflight.check_traces(settings.replace(TRACE_URL="http://collector:4318/v1/traces"))
-    with pytest.raises(UserError, match="TRACE=1 with Docker needs a collector of yours: set TRACE_URL"):
-        preflight.check_traces(settings)
-
-
 @pytest.mark.parametrize("has_image", [False, True])
 def test_unreachable_torch_index_is_a_warning_before_the_first_build(machine, capsys, has_image):
     machine.has_image = has_image

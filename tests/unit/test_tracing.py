@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import importlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,6 +192,41 @@ def test_receiver_takes_messages_of_traces_only(port, files, path, body, headers
 def test_receiver_listens_on_loopback_alone(files):
     with receiver.server(0, files) as server:
         assert server.server_address[0] == "127.0.0.1"
+
+
+def test_receiver_passes_messages_on(files, tmp_path):
+    """Also after one that the other receiver refused."""
+    arrived = threading.Event()
+
+    class Other(TraceFiles):
+        def append(self, message: object) -> None:
+            super().append(message)
+            arrived.set()
+
+    other = Other(tmp_path / "other")
+    with receiver.server(0, other) as shown:
+        threading.Thread(target=shown.serve_forever).start()
+        forwarder = receiver.Forwarder(f"http://127.0.0.1:{shown.server_port}{receiver.PATH}")
+        with receiver.server(0, files, forwarder=forwarder) as server:
+            threading.Thread(target=server.serve_forever).start()
+            forwarder.add(b"{}")
+            sent = json.dumps(message(1)).encode()
+            assert post(server.server_port, receiver.PATH, sent, JSON)[0] == 200
+            assert post(server.server_port, receiver.PATH, b"{}", JSON)[0] == 400
+            arrived.wait()
+            server.shutdown()
+        shown.shutdown()
+    assert other.newer.read_text() == files.newer.read_text()
+
+
+def test_messages_are_dropped_while_the_other_receiver_hangs(files):
+    with socket.socket() as hanging:
+        hanging.bind(("127.0.0.1", 0))
+        hanging.listen()
+        forwarder = receiver.Forwarder(f"http://127.0.0.1:{hanging.getsockname()[1]}{receiver.PATH}")
+        for _ in range(2 * receiver.MAX_WAITING):
+            forwarder.add(b"{}")
+        assert forwarder.waiting.full()
 
 
 def test_receiver_reports_a_full_disk(port, files):

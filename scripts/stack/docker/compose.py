@@ -114,6 +114,7 @@ class Compose:
             # Triton gets its systems from a file in this folder, so that a change does not make another container.
             "SERVING": str(ServedSystems(self.settings.path("LOCAL_STATE").absolute()).folder),
             "SERVED_AT_START": "",
+            "TRACES": str(folder.absolute()) if (folder := self.settings.traces()) else "/dev/null",
             "HOST_USER": user,
             # Triton writes no files of the user, so it never runs as root.
             "TRITON_USER": user if os.getuid() else "1000:1000",
@@ -155,8 +156,8 @@ class Compose:
         return [word for path in paths if path.exists() for word in ("--file", str(path))]
 
     def command(self, *arguments: str, profile: str | None = None) -> list[str]:
-        options = ["--project-directory", str(ROOT), *self.files, "--profile", profile or self.profile]
-        return ["docker", "compose", *options, *arguments]
+        profiles = ["--profile", profile or self.profile, *(["--profile", "traces"] if self.settings.traces() else [])]
+        return ["docker", "compose", "--project-directory", str(ROOT), *self.files, *profiles, *arguments]
 
     def run(self, *arguments: str, profile: str | None = None) -> str:
         """Return the output of a command. Raise with the end of its messages if it fails."""

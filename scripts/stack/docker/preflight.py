@@ -124,12 +124,6 @@ def check_tls(settings: Settings, user: int) -> None:
             )
 
 
-def check_traces(settings: Settings) -> None:
-    """Raise if traces have nowhere to go: only the local runtime has a receiver."""
-    if settings.traces():
-        raise UserError("TRACE=1 with Docker needs a collector of yours: set TRACE_URL (docs/tracing.md), or TRACE=0")
-
-
 def check_disk(folder: Path, image: str) -> None:
     """Raise if NVIDIA's image does not fit. A remote engine, and an image that is already there, pass."""
     if not folder.is_dir() or run("docker", "image", "inspect", image).returncode == 0:

@@ -18,7 +18,7 @@ from pathlib import Path
 from scripts.common.cli import err, out
 from scripts.common.files import ANOTHER_COMPARISON, exclusive
 from scripts.common.ports import check_free
-from scripts.common.settings import PROFILES, ROOT, UserError
+from scripts.common.settings import PROFILES, ROOT, Settings, UserError
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
 from scripts.stack.base import PORTS, WOULD_RESTART, Process, Stack
@@ -49,8 +49,10 @@ STARTED_WITH = (
     "NEURON_CHIP",
     "NEURON_DEVICES",
 )
-# Prometheus' container reaches the first port in the stack's own network. Only the local runtime receives traces.
+# Other containers reach these ports in the stack's own network.
 UNPUBLISHED = {"GATEWAY_METRICS_PORT", "TRACE_PORT"}
+# They run only with TRACE=1 and without a TRACE_URL.
+TRACING = ("traces", "jaeger")
 # A container that Docker restarted this often without success has given up.
 MAX_RESTARTS = 3
 
@@ -88,9 +90,9 @@ class DockerStack(Stack):
             preflight.check_readable(self.settings.path("MODEL_REPOSITORY"))
             preflight.check_tls(self.settings, int(self.compose.environment["TRITON_USER"].partition(":")[0]))
         self.check_gateway()
-        preflight.check_traces(self.settings)
         self.state.mkdir(parents=True, exist_ok=True)
-        ports = [name for names in PORTS.values() for name in names if name not in UNPUBLISHED]
+        programs = [name for name in PORTS if name not in TRACING or self.settings.traces()]
+        ports = [port for name in programs for port in PORTS[name] if port not in UNPUBLISHED]
         check_free(self.settings, ports, self.published())
         if self.running() and (self.changed_settings() or self.changed_gateway()):
             self.check_no_comparison(WOULD_RESTART)
@@ -102,12 +104,16 @@ class DockerStack(Stack):
     def start(self) -> None:
         self.__dict__.pop("compose", None)  # what was assembled since then may need another image
         self.check()
-        for program in ("triton", "gateway"):
+        folder = self.settings.traces()
+        if folder:
+            folder.mkdir(mode=0o700, exist_ok=True)  # Docker would make it as root
+        for program in ("triton", "gateway", *(["traces"] if folder else [])):
             self.build_quietly(self.service(program))
         # The Triton of another profile holds the same ports and network name.
         others = [f"triton-{profile}" for profile in PROFILES if profile != self.compose.profile]
         if self.compose.profile != "neuron":
             others.append("neuron-monitor")
+        others += [] if folder else TRACING
         before = self.started_at("triton")
         changed = self.changed_settings() + self.changed_image() if before else []
         if changed:
@@ -142,14 +148,14 @@ class DockerStack(Stack):
         files = (MODELS_LOCK, LOADTEST_LOCK, self.compose.devices_file, self.record, self.served.path)
         for path in (self.state / file for file in files):
             path.unlink(missing_ok=True)
+        for folder in (self.sboms, self.state / "traces"):
+            shutil.rmtree(folder, ignore_errors=True)
         for folder in (self.record.parent, self.served.folder, self.state):
             with contextlib.suppress(OSError):  # files of the local runtime are in it, or it does not exist
                 folder.rmdir()
 
     # --- building ---------------------------------------------------------------------------------------------------
 
-        for folder in (self.sboms, self.state / "traces"):
-            shutil.rmtree(folder, ignore_errors=True)
     def build(self) -> None:
         """Build the images of the profile, show Docker's own progress, and write the bills of materials."""
         # Only `make build` installs what this module needs.
@@ -175,12 +181,6 @@ class DockerStack(Stack):
         services = [self.service("triton"), "gateway", "loadtest"]
         if self.compose.image_tag != "neuron-inf1":  # `make models` does not compile for Inf1
             services.append(self.exporter)
-        command = self.compose.command("build", *services, profile="*")
-        if subprocess.run(command, env=self.compose.environment, cwd=ROOT).returncode:
-            raise UserError("the build failed; Docker's message is above")
-
-    def build_quietly(self, service: str) -> None:
-        with err.status(f"building the image of {service} (minutes, the first time; `make build` shows more)"):
         composed = json.loads(self.compose.run("config", "--format", "json", profile="*"))["services"]
         images = {}
         for name in services:
@@ -279,7 +279,8 @@ class DockerStack(Stack):
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def programs(self) -> list[str]:
-        return [program for program in PORTS if program != "traces"]
+        tracing = Settings(self.settings | self.recorded()["settings"]).traces()
+        return [program for program in PORTS if program not in TRACING or tracing]
 
     def inspect(self, program: str) -> dict | None:
         """Return Docker's record of the program's container; None if it has none."""
