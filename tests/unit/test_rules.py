@@ -56,7 +56,7 @@ def test_prometheus_accepts_the_configuration(promtool, tmp_path, targets):
     assert jobs == ["triton", "gateway", "loadtest", *(["neuron"] if targets.stem == "neuron" else [])]
 
 
-@pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
+@pytest.mark.parametrize("name", sorted(path.name for path in (FOLDER / "rules").iterdir()))
 def test_rules_load(promtool, name):
     promtool("check", "rules", "--lint-fatal", name, folder=FOLDER / "rules")
 
