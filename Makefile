@@ -121,7 +121,7 @@ locust: packages ## Serve SYSTEM and Locust's own web page, for tests against th
 dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE, UNTIL
 	@$(stack) dashboards
 
-bench: $(all) ## Measure the figures of the docs on this machine: BENCH=embedding (30 minutes), engines, generation, gpt2, text-formats, vision-formats; compare with other servers: peers; the gateway with Triton: gateway; TRACE=1 with TRACE=0: tracing; or models with their libraries: architectures
+bench: $(all) ## Measure the figures of the docs on this machine: BENCH=embedding (30 minutes), engines, generation, gpt2, text-formats, vision-formats; compare with other servers: peers; the gateway with Triton: gateway; TRACE=1 with TRACE=0: tracing; what Kubernetes can scale on: autoscaling; or models with their libraries: architectures
 	@$(python) -m scripts.bench $(or $(BENCH),embedding)
 
 ##@ Working on it

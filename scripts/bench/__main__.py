@@ -15,6 +15,7 @@ from scripts.bench import (
     token_rates,
     tracing_cost,
 )
+from scripts.bench.autoscaling import benchmark as autoscaling
 from scripts.bench.peers import rotation
 from scripts.common.cli import run
 
@@ -27,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "engines": engine_rates.run,
     "gateway": gateway_overhead.run,
     "tracing": tracing_cost.run,
+    "autoscaling": autoscaling.run,
 }
 
 
