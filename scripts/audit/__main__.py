@@ -176,7 +176,8 @@ def main() -> int:
     except UserError as error:
         problem = str(error)
     show(findings, known)
-    out.print(f"compared: {', '.join(['requirements.lock', *built])}")
+    if not problem:
+        out.print(f"compared: the packages of {', '.join(['requirements.lock', *built])}")
     out.print(f"NVIDIA's bulletins: as of {known['checked']}, in scripts/audit/known.toml")
     unknown = ", ".join(f"{name}={image}" for name, image in images.items() if name not in tritons)
     out.print(
