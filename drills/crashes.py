@@ -89,6 +89,21 @@ def server_stopped(stack: DrillStack) -> None:
     stack.pause(stack.program("triton"))
 
 
+@drill("the Python process of the tokenizer stands still for 3 s")
+def tokenizer_stopped(stack: DrillStack) -> None:
+    stack.pause(stack.stub("tokenizer"))
+
+
+@drill("the Python process of the encoder stands still for 3 s")
+def encoder_stopped(stack: DrillStack) -> None:
+    stack.pause(stack.stub("encoder"))
+
+
+@drill("the Python process of the encoder is stopped (SIGSTOP), and nobody continues it")
+def encoder_left_stopped(stack: DrillStack) -> None:
+    stack.stub("encoder").suspend()
+
+
 @drill("the gateway stands still for 3 s")
 def gateway_stopped(stack: DrillStack) -> None:
     stack.pause(stack.program("gateway"))

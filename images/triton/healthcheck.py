@@ -12,9 +12,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from revive import Triton, instance_stubs, stubs_of
+from revive import BACKENDS, Triton, instance_stubs, stubs_of
 
-BACKENDS = Path(os.environ.get("TRITON_HOME", "/opt/tritonserver")) / "backends"
 # The caller gives up then.
 TIMEOUT_S = 5
 

@@ -1,12 +1,14 @@
-"""Load the systems, reload a model whose Python process crashed, and end a process that Triton waits for in vain.
+"""Load the systems, and help Triton where a Python process of a model crashes or stands still.
 
-Triton answers 500 for ever for a model whose process crashed, and still calls it ready. It also makes the memory that
-it shares with these processes readable for every user of the machine, which is undone here.
+Triton answers 500 for ever for a model whose process crashed, and still calls it ready: this program reloads the model.
+Triton gives up on a process that stands still for a second, and mixes up responses if it goes on: this program keeps it
+waiting. Triton makes the memory that it shares with its processes readable for every user of the machine: this program
+hides it. Triton sometimes waits in vain for a process to end: this program ends it.
 
 serve.sh starts this with the pid of tritonserver, and again if it crashes. It watches the server's children, the Python
 stubs, and ends with the server, after killing stubs that outlive it. It reloads a model through the model-control API
 with the configuration that is in force, so that a comparison's override stays in force. Standard library only: it runs
-in every image.
+in every image, which has the folder `shared` of the backends, too.
 """
 
 from __future__ import annotations
@@ -23,6 +25,11 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+BACKENDS = Path(os.environ.get("TRITON_HOME", "/opt/tritonserver")) / "backends"
+sys.path.append(str(BACKENDS))
+
+from shared.stub_memory import SHARED_MEMORY, StubMemory, UnknownLayoutError, stub_arguments
 
 POLL_S = 1.0
 # The time of a load: a large model takes long.
@@ -50,7 +57,10 @@ SETTLED_POLLS = 240
 STOPPED = -2
 # The parameter of models whose accelerator cores no other process may use (AWS Neuron).
 CORES = "NEURON_CORE_START_INDEX"
-SHARED_MEMORY = Path("/dev/shm")
+# How often to tell Triton that a process is alive. Triton gives up on one of which it hears nothing for a second.
+ALIVE_POLL_S = 0.2
+# For this many of these polls a process may stay stopped by a signal.
+STOPPED_POLLS = 25
 
 
 def stubs_of(server: int) -> dict[int, str]:
@@ -67,48 +77,30 @@ def stubs_of(server: int) -> dict[int, str]:
     return stubs
 
 
-def stub_arguments(pid: int) -> list[str]:
-    """Return the command line of a living stub, or an empty list for any other process.
-
-    Triton starts a stub as
-    <stub> <repository>/<model>/<version>/model.py <shared memory region> <size> <growth> <pid of the server> ...
-    """
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []
-    return arguments if len(arguments) > 2 and arguments[0].endswith("triton_python_backend_stub") else []
-
-
-def hide_memory(stubs: dict[int, str]) -> None:
-    """Keep other users of this machine from the memory of these stubs, which holds the tensors of requests.
-
-    Triton makes it readable for everybody, whatever the umask.
-    """
-    for pid in stubs:
-        with contextlib.suppress(OSError, IndexError):  # the process has ended
-            Path("/dev/shm", stub_arguments(pid)[2]).chmod(0o600)
-
-
 def instance_stubs(stubs: dict[int, str]) -> dict[int, str]:
     """Return the stubs that run an instance. The one that completes the configuration has the model's own name."""
     return {pid: model for pid, model in stubs.items() if stub_arguments(pid)[8:9] not in ([], [model])}
 
 
-def start_time(pid: int) -> str:
-    """Return when a process started, which tells it from a later one with its pid; empty if it has ended."""
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of a living process from its state on, as in proc_pid_stat(5); empty if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+        return []
+    return [] if fields[0] in "ZX" else fields
+
+
+def start_time(pid: int) -> str:
+    """Return when a process started, which tells it from a later one with its pid; empty if it has ended."""
+    fields = stat_fields(pid)
+    return fields[19] if fields else ""
 
 
 def cpu_ticks(pid: int) -> int:
     """Return how much time the process has used on a CPU; -1 if it has ended, STOPPED if it is stopped."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    fields = stat_fields(pid)
+    if not fields:
         return -1
     return STOPPED if fields[0] == "T" else int(fields[11]) + int(fields[12])
 
@@ -140,19 +132,81 @@ def kill_orphans(server: int) -> None:
         time.sleep(POLL_S)
 
 
+class Region:
+    """The shared memory of a Python process, which holds the tensors of requests."""
+
+    def __init__(self, pid: int, arguments: list[str]) -> None:
+        """Keep other users of this machine from it: Triton makes it readable for everybody, whatever the umask."""
+        self.pid = pid
+        self.path = SHARED_MEMORY / arguments[2]
+        self.path.chmod(0o600)
+        self.stopped_polls = 0
+        self.loaded = False
+        self.memory: StubMemory | None = None
+        try:
+            self.memory = StubMemory(arguments)
+        except UnknownLayoutError as error:
+            log(f"Triton may give up on process {pid} if it stands still for a second: {error}")
+
+    def keep_alive(self) -> None:
+        """Let Triton wait for the process while it exists, and continue it if it was stopped for long.
+
+        A load may fail: Triton then keeps no request of the process, and the client may repeat the load.
+        """
+        fields = stat_fields(self.pid)
+        if not fields or self.memory is None:
+            return
+        self.loaded = self.loaded or self.memory.is_loaded()
+        if not self.loaded:
+            return
+        self.memory.report_alive()
+        self.stopped_polls = self.stopped_polls + 1 if fields[0] == "T" else 0
+        if self.stopped_polls >= STOPPED_POLLS:
+            log(f"process {self.pid} was stopped; continuing it, because Triton waits for it")
+            os.kill(self.pid, signal.SIGCONT)
+            self.stopped_polls = 0
+
+    def remove(self) -> None:
+        """Remove the memory of a process that has ended. Triton leaves that of one that crashed, 64 MiB."""
+        if self.memory:
+            self.memory.close()
+        self.path.unlink(missing_ok=True)
+
+
 class Regions:
-    """The shared memory of the server's Python processes. Triton leaves that of a process that crashed, 64 MiB each."""
+    """The shared memory of each of the server's Python processes."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Path] = {}
+        self.known: dict[int, Region] = {}
 
     def poll(self, stubs: Iterable[int]) -> None:
-        """Remove the shared memory of each process that has ended. Whoever still uses it keeps it."""
+        """Find the memory of new processes, and remove that of processes that have ended."""
         for pid in self.known.keys() - set(stubs):
-            self.known.pop(pid).unlink(missing_ok=True)
+            self.known.pop(pid).remove()
         for pid in set(stubs) - self.known.keys():
             if arguments := stub_arguments(pid):
-                self.known[pid] = SHARED_MEMORY / arguments[2]
+                with contextlib.suppress(OSError):  # the process has ended
+                    self.known[pid] = Region(pid, arguments)
+
+    def keep_alive(self) -> None:
+        for region in self.known.values():
+            with contextlib.suppress(OSError):  # the process has ended
+                region.keep_alive()
+
+
+def keep_regions(server: int, started: str) -> None:
+    """Look after the memory of the server's Python processes until the server has ended.
+
+    A thread of its own, because Triton gives up within a second, and the reload of another model takes longer.
+    """
+    regions = Regions()
+    while start_time(server) == started:
+        with contextlib.suppress(OSError, ValueError):  # the server is starting or stopping
+            regions.poll(stubs_of(server))
+        for _ in range(round(POLL_S / ALIVE_POLL_S)):
+            regions.keep_alive()
+            time.sleep(ALIVE_POLL_S)
+    regions.poll([])
 
 
 class Triton:
@@ -385,20 +439,19 @@ def main() -> None:
     started = start_time(server)
     for work, *arguments in ((load_systems, Triton()), (end_hung_loads, server, Triton())):
         threading.Thread(target=work, args=arguments, daemon=True).start()
-    watch, regions = Watch(Triton()), Regions()
+    keeper = threading.Thread(target=keep_regions, args=(server, started))
+    keeper.start()
+    watch = Watch(Triton())
     while started and start_time(server) == started:
         time.sleep(POLL_S)
         try:
-            stubs = stubs_of(server)
-            hide_memory(stubs)
-            regions.poll(stubs)
-            watch.poll(stubs)
+            watch.poll(stubs_of(server))
         except urllib.error.HTTPError as error:
             log(f"Triton refused {error.url}: {error.read().decode(errors='replace')}")
         except (OSError, ValueError):
             pass  # the server is starting or stopping: the next poll tries again
     kill_orphans(server)
-    regions.poll([])
+    keeper.join()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -399,6 +400,17 @@ def test_crashed_python_process_is_replaced(stack, model):
         assert answers(stack)
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith(model)]
     assert line.split()[-1] == "2"
+
+
+@pytest.mark.parametrize("model", ["encoder", "tokenizer"])
+def test_stopped_python_process_keeps_its_requests_and_goes_on(stack, model):
+    """The process stands still until revive.py continues it, long after Triton would have given up on it."""
+    process = stack.stub(model)
+    expected = embed(stack, "a text")
+    process.suspend()
+    assert np.allclose(embed(stack, "a text"), expected, atol=1e-3)
+    assert stack.stub(model) == process
+    assert f"process {process.pid} was stopped; continuing it" in stack.log
 
 
 def test_recovered_model_keeps_its_override(stack):

@@ -92,17 +92,119 @@ def test_unload_causes_no_reload(reloads, triton):
     assert reloads(set(), set(), set(), set()) == 0
 
 
-def test_shared_memory_of_an_ended_process_is_removed(tmp_path, monkeypatch):
+@pytest.fixture
+def child():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+# --- the memory of processes ------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """Counts how often Triton was told that the process lives. A process "other" has memory of another release."""
+
+    def __init__(self, arguments):
+        if arguments[1] == "other":
+            raise revive.UnknownLayoutError("another layout")
+        self.reports = 0
+        self.loaded = True
+
+    def is_loaded(self):
+        return self.loaded
+
+    def report_alive(self):
+        self.reports += 1
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """Return the folder of the memory of processes 1 to 8."""
     monkeypatch.setattr(revive, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(revive, "StubMemory", Memory)
     monkeypatch.setattr(revive, "stub_arguments", lambda pid: ["stub", "model.py", f"region_{pid}"] if pid < 9 else [])
+    monkeypatch.setattr(revive, "log", lambda message: None)
     for name in ("region_1", "region_2", "region_3", "another"):
-        (tmp_path / name).touch()
+        (tmp_path / name).touch(0o644)
+    return tmp_path
+
+
+def test_shared_memory_of_an_ended_process_is_removed(memory):
     regions = revive.Regions()
     regions.poll([1, 2])
-    regions.poll([2, 3, 9])
-    assert {path.name for path in tmp_path.iterdir()} == {"region_2", "region_3", "another"}
+    regions.poll([2, 3, 4, 9])  # 4 has ended, and 9 is another program
+    assert {path.name for path in memory.iterdir()} == {"region_2", "region_3", "another"}
     regions.poll([])
-    assert {path.name for path in tmp_path.iterdir()} == {"another"}
+    assert {path.name for path in memory.iterdir()} == {"another"}
+
+
+def test_shared_memory_is_hidden_from_other_users(memory):
+    revive.Regions().poll([1, 2])
+    modes = {path.name: path.stat().st_mode & 0o777 for path in memory.iterdir()}
+    assert modes == {"region_1": 0o600, "region_2": 0o600, "region_3": 0o644, "another": 0o644}
+
+
+@pytest.fixture
+def region(memory, child):
+    (memory / "region_0").touch()
+    return revive.Region(child.pid, ["stub", "model.py", "region_0"])
+
+
+def test_triton_hears_of_a_process_until_it_ends(region, child):
+    region.keep_alive()
+    assert region.memory.reports == 1
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays in /proc until its parent has its exit code
+    region.keep_alive()
+    child.wait()
+    region.keep_alive()
+    assert region.memory.reports == 1
+
+
+def test_triton_may_give_up_on_a_process_that_loads_its_model(region):
+    region.memory.loaded = False
+    region.keep_alive()
+    assert region.memory.reports == 0
+    region.memory.loaded = True
+    region.keep_alive()
+    region.memory.loaded = False  # the queue starts again at its beginning
+    region.keep_alive()
+    assert region.memory.reports == 2
+
+
+def test_memory_of_an_unknown_layout_is_left_alone(memory, child):
+    (memory / "region_0").touch()
+    region = revive.Region(child.pid, ["stub", "other", "region_0"])
+    region.keep_alive()
+    region.remove()
+    assert not (memory / "region_0").exists()
+
+
+def test_stopped_process_is_kept_alive_and_then_continued(region, child):
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    for _ in range(revive.STOPPED_POLLS - 1):
+        region.keep_alive()
+    assert revive.cpu_ticks(child.pid) == revive.STOPPED
+    region.keep_alive()
+    os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+    assert region.memory.reports == revive.STOPPED_POLLS
+
+
+def test_stops_of_a_process_are_counted_apart(region, child):
+    for _ in range(2):
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        for _ in range(revive.STOPPED_POLLS - 1):
+            region.keep_alive()
+        assert revive.cpu_ticks(child.pid) == revive.STOPPED
+        child.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+        region.keep_alive()
 
 
 # --- processes that Triton waits for in vain --------------------------------------------------------------------------
@@ -168,13 +270,6 @@ def test_pause_of_an_idle_process_starts_the_count_again(hung, triton):
     assert hung({1: "m"}, HUNG - 1) == []
     assert hung({1: "m"}, 1, busy={1}) == []
     assert hung({1: "m"}, HUNG - 1) == []
-
-
-@pytest.fixture
-def child():
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process
-        process.kill()
 
 
 def test_wait_for_a_process_is_seen_in_a_thread(child):

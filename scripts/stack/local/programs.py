@@ -39,7 +39,7 @@ def triton(state: Path) -> Path:
     shutil.copytree(wheel / "backends/python", python)
     shutil.copy(stub, python)
     for backend in BACKENDS.iterdir():
-        if (backend / "model.py").exists():
+        if backend.name == "shared" or (backend / "model.py").exists():
             (home / "backends" / backend.name).symlink_to(backend)
     for part in ("bin", "caches"):
         (home / part).symlink_to(wheel / part)

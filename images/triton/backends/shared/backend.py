@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
-from shared import serving, tracing
+from shared import serving, standstill, tracing
 from shared.metrics import Metrics
 from shared.parameters import choice_parameter
 from shared.types import InstanceArgs, ModelConfig, Tensors
@@ -33,6 +33,7 @@ class Backend(ABC):
         self.set_up(json.loads(args["model_config"]), args)
         tracing.start(args["model_name"])
         self.metrics = Metrics(args, *self.counters, gauges=self.gauges, engine_labels=self.engine_labels)
+        self.execute = standstill.guarded(self.execute, args["model_name"])  # type: ignore[assignment, method-assign]
 
     @abstractmethod
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:

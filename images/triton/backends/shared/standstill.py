@@ -1,0 +1,48 @@
+"""End this process rather than answer a batch that Triton has given up.
+
+If the process stands still for a second or two, as when the machine has no time or memory for it, Triton fails the
+batch, frees its memory and sends the next one. It would take late responses for those to the next batch: clients would
+get the answers to other requests, or tritonserver would crash. revive.py prevents that for as long as it runs itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import triton_python_backend_utils as pb_utils
+
+from shared.stub_memory import StubMemory, UnknownLayoutError, stub_arguments
+
+Responses = TypeVar("Responses")
+
+
+def guarded(
+    execute: Callable[[Sequence[pb_utils.InferenceRequest]], Responses], model: str
+) -> Callable[[Sequence[pb_utils.InferenceRequest]], Responses]:
+    """Return `execute` with a check before and after each batch."""
+    try:
+        memory = StubMemory(stub_arguments("self"))
+    except (UnknownLayoutError, OSError):  # revive.py logs it
+        return execute
+
+    def execute_guarded(requests: Sequence[pb_utils.InferenceRequest]) -> Responses:
+        check(memory, model)
+        try:
+            return execute(requests)
+        finally:
+            check(memory, model)
+
+    return execute_guarded
+
+
+def check(memory: StubMemory, model: str) -> None:
+    """End the process if Triton has given up on its batch; else tell Triton to wait for another second at least.
+
+    The order matters: once Triton is told, it cannot give up in the moment before the responses leave.
+    """
+    memory.report_alive()
+    if memory.is_given_up():
+        os.write(2, f"{model}: Triton gave up on this process while it stood still; ending it\n".encode())
+        os._exit(1)
