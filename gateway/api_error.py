@@ -12,8 +12,11 @@ from starlette.responses import Response
 from scripts.common.triton import reason
 
 RETRY = {"retry-after": "1"}  # seconds
-# gRPC's words if no server listens, which short_requests.py repeats, and Triton's if the process of a model crashed.
-OUTAGE = re.compile(r"failed to connect|Stub process .* is not healthy")
+# gRPC's words if no server listens, those of short_requests.py, and Triton's if the process of a model crashed or the
+# server ends.
+OUTAGE = re.compile(
+    r"connections to all backends failing|failed to connect|Stub process .* is not healthy|Server is stopping"
+)
 
 
 class ApiError(Exception):

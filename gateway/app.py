@@ -6,6 +6,7 @@ A route is a function `async def route(request: Request) -> Response`. It finds 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -26,6 +27,7 @@ from gateway.inference import Inference
 from gateway.model_list import list_models, show_model
 from gateway.monitoring import Monitoring
 from gateway.ranking import classify, rerank
+from gateway.replicas import Replicas
 from gateway.routes import Routes
 from gateway.served_systems import Served
 from gateway.short_requests import ShortRequests
@@ -68,9 +70,12 @@ def build(config: Config, settings: Settings | None = None) -> Admission:
         app.state.gateway = Gateway(
             config, inference, short_requests, Served(config, inference), Monitoring(settings), counters
         )
+        clients = [inference.use, *([short_requests.use] if short_requests else [])]
+        watch = asyncio.create_task(Replicas(config.triton.rpartition(":")[0], clients).watch())
         try:
             yield
         finally:
+            watch.cancel()
             await inference.close()
             if short_requests:
                 short_requests.close()

@@ -6,6 +6,7 @@ CPU time of a request. If the task that awaits an answer is cancelled, gRPC canc
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -28,7 +29,10 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.lb_policy_name", "round_robin"),
 )
+# Seconds for the requests that are in flight on connections to earlier replicas, streams among them.
+MAX_STREAM_S = 3600
 # Errors in a stream have no status, so these find it in the message: of Triton, and of our backends (shared/errors.py).
 # With the metadata triton_grpc_error they would have one, but Triton 2.51 crashes on an error that comes quickly.
 STREAM_ERRORS = (
@@ -79,10 +83,29 @@ class Inference:
     """The connection to Triton. Methods raise grpc.RpcError, which the app turns into a response."""
 
     def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._address = address
+        self._connect(address)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def _connect(self, target: str) -> None:
+        options = (*OPTIONS, ("grpc.default_authority", self._address))
+        self._channel = grpc.aio.insecure_channel(target, options=options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
+    def use(self, addresses: Sequence[str]) -> None:
+        """Share new requests among the replicas at these addresses. Requests in flight end where they began."""
+        port = self._address.rpartition(":")[2]
+        is_ipv6 = ":" in addresses[0]
+        replicas = ",".join(f"[{address}]:{port}" if is_ipv6 else f"{address}:{port}" for address in addresses)
+        before = self._channel
+        self._connect(f"{'ipv6' if is_ipv6 else 'ipv4'}:{replicas}")
+        closing = asyncio.create_task(before.close(MAX_STREAM_S))
+        self._closing.add(closing)  # asyncio itself keeps no reference
+        closing.add_done_callback(self._closing.discard)
+
     async def close(self) -> None:
+        for closing in self._closing:
+            closing.cancel()
         await self._channel.close()
 
     async def infer(self, model: str, tensors: Iterable[Tensor], outputs: Iterable[str] = ()) -> Outputs:

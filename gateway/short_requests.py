@@ -8,7 +8,8 @@ stay in the count of requests in flight until Triton has answered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -25,6 +26,8 @@ STATUSES = {
     404: grpc.StatusCode.NOT_FOUND,
     503: grpc.StatusCode.UNAVAILABLE,
 }
+# The address of a replica that is gone may answer nothing at all. Then another replica is asked.
+CONNECT_S = 2.0
 HEADER_LENGTH = b"inference-header-content-length"
 
 
@@ -32,33 +35,52 @@ class ShortRequests:
     """Connections to Triton, as many as there are requests at a time. Methods raise grpc.RpcError, as over gRPC."""
 
     def __init__(self, address: str, counters: Counters, timeout: float) -> None:
-        self._host, _, port = address.partition(":")
+        self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._counters = counters
         self._timeout = timeout  # seconds for a request whose client left
-        self._idle: list[_Connection] = []
+        self._idle: dict[str, list[_Connection]] = {self._host: []}  # by the address of the replica
+        self._turns = itertools.count()
+
+    def use(self, addresses: Sequence[str]) -> None:
+        """Share new requests among the replicas at these addresses. Requests in flight end where they began."""
+        before = self._idle
+        self._idle = {address: before.pop(address, []) for address in addresses}
+        _close(before)
 
     def close(self) -> None:
-        for connection in self._idle:
-            connection.transport.close()
+        _close(self._idle)
 
     async def infer(self, model: str, tensors: Iterable[Tensor], outputs: Iterable[str]) -> Outputs:
         request = encoded(self._host, model, tensors, outputs)
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.transport.is_closing():
-                try:
-                    return await self._exchange(connection, request)
-                except ConnectionError:
-                    pass  # Triton closed it at the same moment, before it read the request
-        try:
-            _, connection = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)
-        except OSError as error:
-            raise rpc_error(grpc.StatusCode.UNAVAILABLE, f"failed to connect: {error}") from None
-        try:
-            return await self._exchange(connection, request)
-        except OSError as error:
-            raise rpc_error(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+        addresses = list(self._idle)
+        turn = next(self._turns) % len(addresses)
+        refusal: Exception | None = None
+        for address in addresses[turn:] + addresses[:turn]:
+            idle = self._idle.get(address, [])
+            while idle:
+                connection = idle.pop()
+                if not connection.transport.is_closing():
+                    try:
+                        return await self._exchange(connection, request)
+                    except ConnectionError:
+                        pass  # Triton closed it at the same moment, before it read the request
+            try:
+                connection = await self._connect(address)
+            except OSError as error:  # TimeoutError is one
+                refusal = error
+                continue
+            try:
+                return await self._exchange(connection, request)
+            except OSError as error:
+                raise rpc_error(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+        raise rpc_error(grpc.StatusCode.UNAVAILABLE, f"failed to connect: {refusal}")
+
+    async def _connect(self, address: str) -> _Connection:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(CONNECT_S):
+            _, connection = await loop.create_connection(lambda: _Connection(address), address, self._port)
+        return connection
 
     async def _exchange(self, connection: _Connection, request: bytes) -> Outputs:
         response = connection.send(request)
@@ -69,8 +91,10 @@ class ShortRequests:
             limit = asyncio.get_running_loop().call_later(self._timeout, connection.transport.abort)
             response.add_done_callback(lambda ended: self._forget(ended, connection, limit))
             raise
-        if not connection.transport.is_closing():
-            self._idle.append(connection)
+        if connection.address in self._idle:
+            self._idle[connection.address].append(connection)
+        else:
+            connection.transport.close()
         if status != 200:
             raise rpc_error(STATUSES.get(status, grpc.StatusCode.INTERNAL), _message(body))
         return decoded(body, header_length)
@@ -87,7 +111,8 @@ class _Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self.address = address
         self._parser = httptools.HttpResponseParser(self)
         self._response: asyncio.Future[tuple[int, int, bytes]] | None = None
         self._header_length = 0
@@ -127,6 +152,11 @@ class _Connection(asyncio.Protocol):
             self.transport.close()
         if self._response and not self._response.done():
             self._response.set_result((self._parser.get_status_code(), self._header_length, body))
+
+
+def _close(connections: Mapping[str, Iterable[_Connection]]) -> None:
+    for connection in itertools.chain(*connections.values()):
+        connection.transport.close()
 
 
 def encoded(host: str, model: str, tensors: Iterable[Tensor], outputs: Iterable[str]) -> bytes:

@@ -80,12 +80,12 @@ def answer(response: service_pb2.ModelInferResponse) -> tuple[dict, bytes]:
 
 
 @contextlib.contextmanager
-def http_before(grpc_address: str, port: int = 0) -> Iterator[ThreadingHTTPServer]:
+def http_before(grpc_address: str, port: int = 0, host: str = "127.0.0.1") -> Iterator[ThreadingHTTPServer]:
     """Serve HTTP on a port; the handlers of open connections are in `server.RequestHandlerClass.connections`."""
     with grpc.insecure_channel(grpc_address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         handler = type("Handler", (Handler,), {"stub": stub, "connections": []})
-        server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        server = ThreadingHTTPServer((host, port), handler)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

@@ -83,9 +83,9 @@ class Received:
 
 
 class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """The server, as a context manager. `port` lets it come back at the same address."""
+    """The server, as a context manager. `port` lets it come back at the same address; hosts are replicas."""
 
-    def __init__(self, *models: Model, port: int = 0, threads: int = 256) -> None:
+    def __init__(self, *models: Model, port: int = 0, threads: int = 256, host: str = "127.0.0.1") -> None:
         self.models = {model.name: model for model in models}
         self.received: list[Received] = []
         self.running: list[str] = []  # the models of the requests that it answers now
@@ -97,11 +97,12 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._changed = threading.Condition()
         self._server = grpc.server(ThreadPoolExecutor(threads), options=[("grpc.so_reuseport", 0)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.port = self._server.add_insecure_port(f"{host}:{port}")
+        self.host = host
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def __enter__(self) -> TritonStandIn:
         self._server.start()

@@ -1,0 +1,121 @@
+"""Several Tritons behind one host name: their share of the requests as they come and go; stand-ins on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from gateway import replicas
+from gateway.config import Config
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.triton_http_stand_in import http_before
+from tests.support.triton_stand_in import TritonStandIn, embedding
+
+PATH = "/v1/embeddings"
+# The first goes to Triton over HTTP, the second over gRPC.
+BODIES = {"http": {"model": "embedding", "input": "a text"}, "grpc": {"model": "embedding", "input": ["a text"] * 9}}
+HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+
+
+@dataclass
+class NameServer:
+    """Stands in for the name server: the addresses of every name, and how often it was asked."""
+
+    addresses: list[str] = field(default_factory=list)
+    asked: int = 0
+
+    async def resolved(self, host: str) -> list[str]:
+        self.asked += 1
+        if not self.addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return self.addresses
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> NameServer:
+    names = NameServer()
+    monkeypatch.setattr(replicas, "resolved", names.resolved)
+    monkeypatch.setattr(replicas, "RESOLVE_S", 0.01)
+    return names
+
+
+@pytest.fixture
+def tritons() -> Iterator[list[TritonStandIn]]:
+    """Run three servers with the same port on three addresses."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(TritonStandIn(embedding()))
+        others = [TritonStandIn(embedding(), port=first.port, host=host) for host in HOSTS[1:]]
+        yield [first, *map(stack.enter_context, others)]
+
+
+@pytest.fixture
+def gateway(tritons: list[TritonStandIn], names: NameServer) -> Iterator[RunningGateway]:
+    with contextlib.ExitStack() as stack:
+        http = stack.enter_context(http_before(tritons[0].address))
+        for triton in tritons[1:]:
+            stack.enter_context(http_before(triton.address, http.server_port, triton.host))
+        config = Config(
+            triton=f"localhost:{tritons[0].port}", triton_http=f"localhost:{http.server_port}", systems=("embedding",)
+        )
+        yield stack.enter_context(running_gateway(config))
+
+
+def use(gateway: RunningGateway, names: NameServer, *addresses: str) -> None:
+    """Change the addresses, and wait until the gateway has read them."""
+    names.addresses = list(addresses)
+    asked = names.asked
+    gateway.wait_until(lambda: names.asked >= asked + 2)
+
+
+def shares(gateway: RunningGateway, tritons: list[TritonStandIn], protocol: str, requests: int = 30) -> list[int]:
+    """Return how many of the requests each server gets."""
+    before = [len(triton.received) for triton in tritons]
+    for _ in range(requests):
+        assert gateway.post(PATH, BODIES[protocol]).status == 200
+    return [len(triton.received) - count for triton, count in zip(tritons, before, strict=True)]
+
+
+@pytest.mark.parametrize("protocol", BODIES)
+def test_new_replica_gets_its_share(gateway, tritons, names, protocol):
+    use(gateway, names, *HOSTS[:2])
+    gateway.wait_until(lambda: shares(gateway, tritons, protocol) == [15, 15, 0])
+    use(gateway, names, *HOSTS)
+    gateway.wait_until(lambda: shares(gateway, tritons, protocol) == [10, 10, 10])
+
+
+@pytest.mark.parametrize("protocol", BODIES)
+def test_request_ends_at_the_replica_that_leaves(gateway, tritons, names, protocol):
+    use(gateway, names, HOSTS[0])
+    model = tritons[0].models["embedding"]
+    gateway.post(PATH, BODIES[protocol])
+    model.gate.clear()
+    with gateway.sent("POST", PATH, BODIES[protocol]) as response:
+        tritons[0].wait_until(lambda: bool(tritons[0].running))
+        use(gateway, names, HOSTS[1])
+        gateway.wait_until(lambda: shares(gateway, tritons, protocol) == [0, 30, 0])
+        model.gate.set()
+        assert response().status == 200
+
+
+@pytest.mark.parametrize("protocol", BODIES)
+def test_replicas_stay_while_the_name_has_no_address(gateway, tritons, names, protocol):
+    use(gateway, names, HOSTS[2])
+    use(gateway, names)
+    assert shares(gateway, tritons, protocol) == [0, 0, 30]
+
+
+@pytest.mark.parametrize("protocol", BODIES)
+def test_replica_that_refuses_connections_fails_no_request(gateway, tritons, names, protocol):
+    use(gateway, names, "127.0.0.4", HOSTS[1])
+    assert shares(gateway, tritons, protocol) == [0, 30, 0]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "[::1]"])
+def test_address_is_not_looked_up(names, address):
+    asyncio.run(replicas.Replicas(address, []).watch())
+    assert names.asked == 0
