@@ -26,6 +26,9 @@ UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 # Clients that ignore the pause would take the time that admitted requests need: beside 2,000 of them, these took 4 s
 # instead of 0.1 s.
 BRAKE_S = 0.5
+# After SIGTERM, the time for one more request of each idle connection, whose response announces its end.
+# A connection that is closed without that may have a request on its way, which would be lost.
+FAREWELL_S = 1.0
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -33,6 +36,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _head_size = 0
+    _is_ending = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the type
@@ -64,6 +68,16 @@ class GatewayProtocol(HttpToolsProtocol):
                 self.loop.call_later(BRAKE_S, self._release_brake)
                 return
         super().on_headers_complete()
+        if self._is_ending:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Announce the end of the connection with its next response; close it if it has none soon."""
+        self._is_ending = True
+        if self._is_idle:
+            self.loop.call_later(FAREWELL_S, super().shutdown)
+        else:
+            super().shutdown()
 
     def on_body(self, body: bytes) -> None:
         self._head_size -= len(body)

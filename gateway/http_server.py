@@ -14,8 +14,9 @@ from scripts.common.settings import UserError
 
 # Longer than clients keep idle connections, so that the client closes them, and not the server under a new request.
 KEEP_ALIVE_S = 75
-# Seconds that requests in flight have to end after SIGTERM; containers are killed after 20.
-GRACE_S = 15
+# Seconds that requests in flight have to end after SIGTERM: the default of GATEWAY_TIMEOUT. The runtimes wait longer
+# before they kill the gateway.
+GRACE_S = 60
 BACKLOG = 4096  # connections that wait to be accepted; the kernel's limit may be lower
 
 

@@ -622,3 +622,19 @@ def test_idle_connection_does_not_delay_the_end(config: Config, monkeypatch: pyt
     with running_gateway(config) as gateway, socket.create_connection(("127.0.0.1", gateway.port)):
         gateway.server.should_exit = True
         gateway.wait_until(lambda: not gateway.thread.is_alive())
+
+
+def test_idle_connection_gets_one_more_answer_when_the_gateway_ends(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client may have sent the request before it can know of the end."""
+    monkeypatch.setattr(http_protocol, "FAREWELL_S", 3600)
+    with running_gateway(config) as gateway, socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
+        connection.sendall(post_of(BODY))
+        assert b"connection: close" not in connection.recv(65536)
+        gateway.server.should_exit = True
+        gateway.wait_until(gateway.refuses_connections)
+        connection.sendall(post_of(BODY))
+        response = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert response.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nconnection: close\r\n" in response

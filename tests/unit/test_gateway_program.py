@@ -37,6 +37,9 @@ class SupervisorStandIn:
 
     def check(self) -> None: ...
 
+    def program(self, name: str) -> dict[str, str]:
+        return {"statename": "STOPPED"}
+
     def stop_program(self, name: str) -> None:
         self.calls.append(("stop", name))
 

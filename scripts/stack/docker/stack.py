@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
+from rich.markup import escape
+
 from scripts.common.cli import err, out
 from scripts.common.files import ANOTHER_COMPARISON, exclusive
 from scripts.common.ports import check_free
@@ -136,6 +138,13 @@ class DockerStack(Stack):
         return ["image"] if built and container and container["Image"] != built else []
 
     def stop(self) -> None:
+        # Compose would stop all services at once, and the gateway has requests that Triton must answer.
+        self.compose.run("stop", "gateway")
+        if self.started_at("triton"):
+            try:
+                self.compose.run("exec", "-T", self.service("triton"), "python3", "/opt/triton-transformers/drain.py")
+            except UserError as error:
+                err.print(f"[yellow]{escape(str(error))}[/]")
         self.compose.run("down", "--remove-orphans", profile="*")
         self.record.unlink(missing_ok=True)
 

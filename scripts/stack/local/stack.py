@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ FOLDERS = (
     "triton",
 )
 MONITORING = ROOT / "monitoring"
+DRAIN = ROOT / "images/triton/drain.py"
 
 
 @dataclass
@@ -230,8 +232,20 @@ class LocalStack(Stack):
         write_atomically(self.state / "prometheus/targets.json", json.dumps(targets))
 
     def stop(self) -> None:
+        if "gateway" in self.programs():
+            self.supervisor.stop_program("gateway")
+        self.drain_triton()
         self.supervisor.stop()
         self.sweep_stubs()
+
+    def drain_triton(self) -> None:
+        """Wait until Triton has answered what it accepted. Its settings may differ from those of this command."""
+        before = self.recorded()["settings"]
+        if before and self.supervisor.program("triton")["statename"] == "RUNNING":
+            own = {name: before[name] for name in ("BIND_ADDRESS", "TRITON_HTTP_PORT", "TRITON_ADMIN_KEY")}
+            done = subprocess.run([sys.executable, DRAIN], env=os.environ | own, capture_output=True, text=True)
+            if done.returncode:
+                err.print(f"[yellow]{escape(done.stderr.strip())}[/]")
 
     def sweep_stubs(self) -> None:
         """Kill Python processes that outlived this stack's Triton, and remove the shared memory they leave."""

@@ -1,0 +1,63 @@
+"""Let Triton finish the requests that it has accepted, and refuse new ones, before it gets SIGTERM.
+
+After SIGTERM alone, Triton 2.51 loses requests. The steps of an ensemble refuse the requests that the ensemble has
+accepted, and --exit-timeout-secs cuts off the requests on connections that clients keep open. So this unloads the
+models first: a model finishes what it has accepted, and a new request gets an error at once.
+
+`python3 drain.py SECONDS` waits before that, until clients know that this server leaves (Kubernetes' preStop hook).
+Standard library only: it runs in every image.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from graphlib import TopologicalSorter
+
+from revive import Triton
+
+# Seconds for the requests in flight. Longer requests end with the server.
+LIMIT_S = 60
+POLL_S = 0.1
+
+
+def called(config: dict) -> set[str]:
+    """Return the models that a model sends requests to: an ensemble's steps, or the one of its parameter `model`."""
+    steps = {step["model_name"] for step in config.get("ensemble_scheduling", {}).get("step", [])}
+    return steps | {config.get("parameters", {}).get("model", {}).get("string_value", "")}
+
+
+def models_in(triton: Triton, state: str) -> set[str]:
+    return {entry["name"] for entry in triton.call("/v2/repository/index", {}) if entry.get("state") == state}
+
+
+def drain(triton: Triton) -> None:
+    """Unload every model, each before the models that it calls, and wait until their requests have ended."""
+    models = models_in(triton, "READY")
+    order = TopologicalSorter({model: () for model in models})
+    for caller in models:
+        for model in called(triton.call(f"/v2/models/{caller}/config")) & models:
+            order.add(model, caller)
+    order.prepare()
+    while order.is_active():
+        step = order.get_ready()
+        for model in step:
+            triton.call(f"/v2/repository/models/{model}/unload", {})
+        while models_in(triton, "UNLOADING") & {*step}:
+            time.sleep(POLL_S)
+        order.done(*step)
+
+
+def main() -> None:
+    time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"drain: requests are still in flight after {LIMIT_S} s"))
+    signal.alarm(LIMIT_S)
+    try:
+        drain(Triton())
+    except OSError as error:  # HTTPError is one
+        sys.exit(f"drain: Triton does not answer: {error}")
+
+
+if __name__ == "__main__":
+    main()
