@@ -81,5 +81,5 @@ def test_server_that_does_not_answer_is_one_sentence(drain, monkeypatch):
     monkeypatch.setenv("TRITON_HTTP_PORT", "9")
     monkeypatch.setenv("TRITON_ADMIN_KEY", "a-key-of-the-tests")
     monkeypatch.setattr(sys, "argv", ["drain.py"])
-    with pytest.raises(SystemExit, match="drain: Triton does not answer: .*refused"):
+    with pytest.raises(SystemExit, match=r"drain: Triton does not answer: .*refused"):
         drain.main()

@@ -151,17 +151,29 @@ def contains_no_secret(objects: list[Object]) -> Iterator[str]:
                     yield f"{workload}: {variable['name']} does not come from a Secret"
 
 
+def seconds_in(file: str, pattern: str) -> int:
+    return int(re.search(pattern, (ROOT / file).read_text(), re.MULTILINE)[1])
+
+
 def drains(objects: list[Object]) -> Iterator[str]:
-    """SIGTERM comes after the pod has left the Service, and SIGKILL after the server has ended by itself."""
-    exit_timeout = int(re.search(r"--exit-timeout-secs=(\d+)", (ROOT / "images/triton/serve.sh").read_text())[1])
-    grace = int(re.search(r"^GRACE_S = (\d+)", (ROOT / "gateway/http_server.py").read_text(), re.MULTILINE)[1])
-    for name, last in (("triton", exit_timeout), ("gateway", grace)):
+    """Each pod has left the Service when it refuses requests, and gets SIGKILL after it has ended by itself."""
+    last = {
+        "triton": seconds_in("images/triton/drain.py", r"^LIMIT_S = (\d+)")
+        + seconds_in("images/triton/serve.sh", r"--exit-timeout-secs=(\d+)"),
+        "gateway": seconds_in("gateway/http_server.py", r"^GRACE_S = (\d+)"),
+    }
+    for name, seconds in last.items():
         pod = find(objects, "Deployment", name)["spec"]["template"]["spec"]
-        sleep = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        if sleep < 5:
-            yield f"{name} gets SIGTERM before clients have learnt that it leaves"
-        if pod.get("terminationGracePeriodSeconds", 30) < sleep + last:
-            yield f"{name} is killed {sleep + last} s after its end began, or earlier"
+        hook = pod["containers"][0].get("lifecycle", {}).get("preStop", {})
+        wait = hook.get("sleep", {}).get("seconds", 0)
+        if name == "triton":
+            *command, argument = hook.get("exec", {}).get("command", ["0"])
+            wait = int(argument) if command == ["python3", "/opt/triton-transformers/drain.py"] else 0
+        # Name servers keep an answer for five seconds, and the gateway asks every two (gateway/replicas.py).
+        if wait < 8:
+            yield f"{name} refuses requests before clients have learnt that it leaves"
+        if pod.get("terminationGracePeriodSeconds", 30) < wait + seconds:
+            yield f"{name} is killed {wait + seconds} s after its end began, or earlier"
 
 
 def pins_images(objects: list[Object]) -> Iterator[str]:
@@ -184,7 +196,7 @@ def set_in(content: Object, path: str, value: object) -> None:
 
 POD = "spec.template.spec"
 FIRST = f"{POD}.containers.0"
-DRAIN = f"{FIRST}.lifecycle.preStop.sleep.seconds"
+HOOK = f"{FIRST}.lifecycle.preStop"
 TRITON_RULES = "spec.ingress.0"
 # policy, kind, name, field, value that the policy must refuse
 CASES: list[tuple[Callable[[list[Object]], Iterator[str]], str, str, str, object]] = [
@@ -220,10 +232,11 @@ CASES: list[tuple[Callable[[list[Object]], Iterator[str]], str, str, str, object
     (contains_no_secret, "PersistentVolumeClaim", "models", "kind", "Secret"),
     (contains_no_secret, "Deployment", "triton", f"{FIRST}.env.2", {"name": "TRITON_ADMIN_KEY", "value": "key"}),
     (contains_no_secret, "Deployment", "gateway", f"{FIRST}.env.3", {"name": "API_KEYS", "value": "key"}),
-    (drains, "Deployment", "triton", DRAIN, 0),
+    (drains, "Deployment", "triton", f"{HOOK}.exec.command.2", "0"),
+    (drains, "Deployment", "triton", HOOK, {"sleep": {"seconds": 10}}),
     (drains, "Deployment", "gateway", f"{FIRST}.lifecycle", None),
-    (drains, "Deployment", "triton", f"{POD}.terminationGracePeriodSeconds", 19),
-    (drains, "Deployment", "gateway", f"{POD}.terminationGracePeriodSeconds", 24),
+    (drains, "Deployment", "triton", f"{POD}.terminationGracePeriodSeconds", 79),
+    (drains, "Deployment", "gateway", f"{POD}.terminationGracePeriodSeconds", 69),
     (pins_images, "Deployment", "gateway", f"{FIRST}.imagePullPolicy", "Always"),
     (pins_images, "Job", "models", f"{FIRST}.image", "triton-transformers-exporter:latest"),
 ]
