@@ -10,6 +10,8 @@ import http.client
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,7 +28,7 @@ from loadtest.examples import Tensor
 from loadtest.instances import Capacity
 from loadtest.sample import Sample
 from loadtest.statistics import CLIENT_LIMIT, Results
-from loadtest.users import GatewayUser
+from loadtest.users import LIGHT, GatewayUser, Job
 from loadtest.workload import POOL_SPAWN_RATE
 from scripts.common.cli import err, out
 from scripts.common.figures import PALETTES
@@ -43,6 +45,10 @@ SPARE_USERS = 256
 LONE_REQUESTS, LONE_IN_A_ROW = 30, 5
 AS_FAST = 1.5
 MAXIMUM_RECOVERY_S = 60.0
+# Requests that were sent later than this make the numbers doubtful: a refusal should come within 100 ms.
+LATE_MS = 20.0
+# The share of the scheduled requests that must arrive. Among a thousand, chance alone does not withhold a tenth.
+ARRIVED_FROM = 0.9
 REFUSED = "429 "  # how GatewayUser begins the error
 
 
@@ -50,21 +56,25 @@ def figures(samples: Sequence[Sample], seconds: float, target_ms: float) -> Resu
     """Return the numbers of a window of this length, from all samples until the last response."""
     arrived = arrived_within(samples, seconds)
     accepted = [sample.latency_ms for sample in arrived if not sample.error]
-    refused = [sample.latency_ms for sample in arrived if sample.error.startswith(REFUSED)]
-    given_up = sum(sample.error == GIVEN_UP for sample in arrived)
+    refusals = [sample for sample in arrived if sample.error.startswith(REFUSED)]
+    refused = [sample.latency_ms for sample in refusals]
+    sent = [sample for sample in arrived if sample.error != GIVEN_UP]
     answered = [sample.latency_ms for sample in samples if 0 <= sample.at < seconds and not sample.error]
     return {
         "arrived_rps": len(arrived) / seconds,
+        "sent_rps": len(sent) / seconds,
+        **percentiles("late", [sample.late_ms for sample in sent]),
         "goodput_rps": len(answered) / seconds,
         "goodput_within_target_rps": sum(latency <= target_ms for latency in answered) / seconds,
         "refused_share": len(refused) / len(arrived) if arrived else 0.0,
         **percentiles("refused", refused),
+        **percentiles("refused_since_sent", [sample.latency_ms - sample.late_ms for sample in refusals]),
         **percentiles("accepted", accepted),
         "arrived": len(arrived),
         "accepted": len(accepted),
         "refused": len(refused),
-        "given_up": given_up,
-        "failed": len(arrived) - len(accepted) - len(refused) - given_up,
+        "given_up": len(arrived) - len(sent),
+        "failed": len(sent) - len(accepted) - len(refused),
     }
 
 
@@ -92,6 +102,14 @@ def recovery(ask: Callable[[], float | None], limit_ms: float, clock: Callable[[
     return since - start
 
 
+class LightComparison(Comparison):
+    """A comparison whose users take little CPU time, so that the server has it."""
+
+    @cached_property
+    def job(self) -> Job:
+        return replace(super().job, protocol=LIGHT)
+
+
 class Overload:
     """The measurement. `closed` measures the capacity, and `open` has the crowd that exceeds it."""
 
@@ -101,9 +119,9 @@ class Overload:
         self.target_ms = settings.number("P95") if settings["P95"] else TARGET_MS
         self.settings = settings.replace(PROTOCOL="openai", RATE="")
         self.in_flight = self.settings.integer("GATEWAY_IN_FLIGHT")
-        self.closed = Comparison(self.settings)
+        self.closed = LightComparison(self.settings)
         pool = str(self.in_flight + SPARE_USERS)
-        self.open = Comparison(self.settings.replace(RATE="1", USERS=pool, WAIT="", SPAWN_RATE=""))
+        self.open = LightComparison(self.settings.replace(RATE="1", USERS=pool, WAIT="", SPAWN_RATE=""))
 
     def run(self) -> Results:
         """Measure, and return the content of results.json."""
@@ -138,6 +156,7 @@ class Overload:
             "engines": {},
             "lone_p50_ms": lone_p50,
             "capacity_rps": capacity,
+            "scheduled_rps": capacity * self.factor,
             **overload,
             "goodput_ratio": overload["goodput_rps"] / capacity,
             "recovered_s": recovered_s,
@@ -205,6 +224,16 @@ def complaints(results: Results) -> list[str]:
             f"the load generator used {results['client_cores']:.2f} of the 1 core that a process can use, so it may "
             "have been late: set WORKERS, or a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
         )
+    if (late := results["late_p95_ms"]) is not None and late > LATE_MS:
+        found.append(
+            f"the load generator sent one of twenty requests more than {late:.0f} ms after its arrival, and the "
+            "latencies count that: give it a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
+        )
+    if results["arrived_rps"] < ARRIVED_FROM * results["scheduled_rps"]:
+        found.append(
+            f"only {results['arrived_rps']:.0f} of {results['scheduled_rps']:.0f} requests per second arrived in the "
+            "window: set a longer WINDOW"
+        )
     if results["given_up"]:
         found.append(
             f"{results['given_up']} requests were not sent, because all users of the load generator were waiting"
@@ -220,13 +249,19 @@ def rows(results: Results) -> list[tuple[str, str]]:
 
     return [
         ("capacity, answers per second", number("capacity_rps", ".1f")),
-        ("sent, requests per second", number("arrived_rps", ".1f")),
+        ("arrivals, requests per second", number("arrived_rps", ".1f")),
+        ("  sent", number("sent_rps", ".1f")),
+        ("  sent late by, p50 / p95 ms", f"{number('late_p50_ms', '.1f')} / {number('late_p95_ms', '.1f')}"),
         ("goodput, answers per second", number("goodput_rps", ".1f")),
         ("  of the capacity", number("goodput_ratio", ".2f")),
         (f"  within {results['settings']['target_ms']:g} ms", number("goodput_within_target_rps", ".1f")),
         ("answered, p50 / p95 ms", f"{number('accepted_p50_ms', '.0f')} / {number('accepted_p95_ms', '.0f')}"),
         ("refused with 429", number("refused_share", ".1%")),
         ("refusal, p50 / p95 ms", f"{number('refused_p50_ms', '.0f')} / {number('refused_p95_ms', '.0f')}"),
+        (
+            "  since it was sent",
+            f"{number('refused_since_sent_p50_ms', '.0f')} / {number('refused_since_sent_p95_ms', '.0f')}",
+        ),
         ("failed otherwise", number("failed", "d")),
         ("not sent", number("given_up", "d")),
         ("one request alone, p50 ms", number("lone_p50_ms", ".1f")),

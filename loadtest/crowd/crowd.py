@@ -14,6 +14,7 @@ from locust.env import Environment
 from locust.runners import Runner
 
 from loadtest.sample import Sample
+from loadtest.users import LATE_MS
 from scripts.common.settings import UserError
 
 
@@ -42,9 +43,11 @@ class Meter:
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
-    def _on_request(self, response_time: float, exception: Exception | None = None, **_: Any) -> None:
+    def _on_request(
+        self, response_time: float, context: dict[str, float], exception: Exception | None = None, **_: Any
+    ) -> None:
         at = time.perf_counter() - self.opened
-        self.samples.append(Sample(at, response_time, str(exception) if exception else ""))
+        self.samples.append(Sample(at, response_time, str(exception) if exception else "", context.get(LATE_MS, 0.0)))
 
 
 class Crowd(ABC):

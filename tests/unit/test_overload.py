@@ -17,8 +17,8 @@ def test_figures_count_each_request_once():
     samples = [
         Sample(1.0, 500.0, ""),
         Sample(2.0, 100.0, ""),
-        Sample(1.5, 4.0, REFUSAL),
-        Sample(1.6, 8.0, REFUSAL),
+        Sample(1.5, 4.0, REFUSAL, late_ms=1.0),
+        Sample(1.6, 8.0, REFUSAL, late_ms=3.0),
         Sample(1.7, 3.0, "500 the server failed"),
         Sample(3.0, 200.0, GIVEN_UP),
         Sample(0.1, 300.0, ""),  # arrived before the window, and was answered in it
@@ -35,7 +35,9 @@ def test_figures_count_each_request_once():
     assert found["goodput_rps"] == 3 / 4
     assert found["goodput_within_target_rps"] == 2 / 4
     assert found["refused_share"] == pytest.approx(2 / 7)
-    assert found["refused_p50_ms"] == 6
+    assert (found["arrived_rps"], found["sent_rps"]) == (7 / 4, 6 / 4)
+    assert (found["refused_p50_ms"], found["refused_since_sent_p50_ms"]) == (6, 4)
+    assert found["late_p95_ms"] == 2.5
     assert found["accepted_p50_ms"] == 500
 
 
@@ -55,10 +57,22 @@ def test_recovery_ends_with_the_first_of_several_fast_requests(monkeypatch, late
     assert overload.recovery(lambda: next(answers), 10, lambda: next(clock)) == seconds
 
 
-def test_busy_load_generator_is_reported():
-    results = {"client_cores": 0.95, "given_up": 3}
-    assert [complaint.partition(",")[0] for complaint in overload.complaints(results)] == [
-        "the load generator used 0.95 of the 1 core that a process can use",
-        "3 requests were not sent",
-    ]
-    assert not overload.complaints({"client_cores": 0.5, "given_up": 0})
+GOOD = {"client_cores": 0.5, "given_up": 0, "late_p95_ms": 3.0, "arrived_rps": 290.0, "scheduled_rps": 300.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"client_cores": 0.95}, "the load generator used 0.95 of the 1 core that a process can use"),
+        ({"given_up": 3}, "3 requests were not sent"),
+        ({"late_p95_ms": 80.0}, "the load generator sent one of twenty requests more than 80 ms after its arrival"),
+        ({"arrived_rps": 200.0}, "only 200 of 300 requests per second arrived in the window: set a longer WINDOW"),
+    ],
+)
+def test_weak_load_generator_is_reported(change, complaint):
+    assert [found.partition(",")[0] for found in overload.complaints(GOOD | change)] == [complaint]
+
+
+def test_good_load_generator_is_not_reported():
+    assert not overload.complaints(GOOD)
+    assert not overload.complaints(GOOD | {"late_p95_ms": None})
