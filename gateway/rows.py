@@ -1,4 +1,4 @@
-"""Requests of many texts: split into as many rows as a model takes, sent side by side, and joined again."""
+"""Requests of many texts: split into as many rows as a model takes, sent a few at a time, and joined again."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ Columns = Mapping[str, Sequence[str]]  # input -> the text of each row
 TOKENS = "token_count"
 # Up to this size, requests take the cheaper way to Triton, which cannot cancel them.
 SHORT_TEXTS, SHORT_CHARACTERS = 8, 16_000
+# Parts of one request that Triton has at a time. The requests of other clients wait behind them, and Triton 2.51
+# computes what is in the queue of an ensemble's step even if the client has left. Two would keep one instance busy.
+PARTS_AT_ONCE = 4
 
 
 async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs: Sequence[str]) -> list[Outputs]:
@@ -46,11 +49,15 @@ async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs
 async def _infer(gateway: Gateway, system: System, columns: Columns, outputs: Sequence[str]) -> list[Outputs]:
     count = len(next(iter(columns.values())))
     infer = gateway.short_requests.infer if gateway.short_requests and _is_short(columns) else gateway.inference.infer
-    parts = [
-        infer(system.name, _tensors(columns, start, start + system.max_batch), outputs)
-        for start in range(0, count, system.max_batch)
-    ]
-    return [await parts[0]] if len(parts) == 1 else await together(parts)
+    if count <= system.max_batch:
+        return [await infer(system.name, _tensors(columns, 0, count), outputs)]
+    turns = asyncio.Semaphore(PARTS_AT_ONCE)
+
+    async def part(start: int) -> Outputs:
+        async with turns:
+            return await infer(system.name, _tensors(columns, start, start + system.max_batch), outputs)
+
+    return await together(part(start) for start in range(0, count, system.max_batch))
 
 
 def _is_short(columns: Columns) -> bool:

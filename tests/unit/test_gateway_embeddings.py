@@ -12,6 +12,7 @@ import pytest
 
 from gateway.config import Config, Limits
 from gateway.embeddings import shortened
+from gateway.rows import PARTS_AT_ONCE
 from tests.support.gateway import RunningGateway, running_gateway_over
 from tests.support.triton_stand_in import Failure, Model, TritonStandIn, classifier, embedding, vector
 
@@ -92,6 +93,25 @@ def test_parts_are_sent_side_by_side(gateway: RunningGateway, triton: TritonStan
         triton.wait_until(lambda: len(triton.running) == 3)
         triton.models["embedding"].gate.set()
         assert response().status == 200
+
+
+def test_more_parts_than_triton_gets_at_once_keep_their_order(gateway: RunningGateway) -> None:
+    texts = TEXTS * 4
+    assert np.array(vectors(embed(gateway, texts))) == pytest.approx(np.array([vector(text) for text in texts]))
+
+
+def test_client_that_leaves_costs_the_parts_that_triton_has(gateway: RunningGateway, triton: TritonStandIn) -> None:
+    model = triton.models["embedding"]
+    triton.cancelled.clear()
+    model.gate.clear()
+    try:
+        with gateway.sent("POST", PATH, {"model": "embedding", "input": TEXTS * 4}):
+            triton.wait_until(lambda: len(triton.running) == PARTS_AT_ONCE)
+        triton.wait_until(lambda: len(triton.cancelled) == PARTS_AT_ONCE)
+        gateway.wait_until(lambda: gateway.app.counters.running == 0)
+        assert len(triton.received) == PARTS_AT_ONCE
+    finally:
+        model.gate.set()
 
 
 def test_failed_part_cancels_the_others(gateway: RunningGateway, triton: TritonStandIn) -> None:
