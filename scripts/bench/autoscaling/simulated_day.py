@@ -72,8 +72,8 @@ def arrivals(peak: float, seed: int) -> np.ndarray:
     hours = seconds / HOUR_S
     daytime = np.exp(-(((hours - 11) / 3.2) ** 2)) + 0.85 * np.exp(-(((hours - 19.5) / 2.3) ** 2))
     rates = peak * (0.12 + 0.88 * daytime / daytime.max())
-    # Noise of 4 %, with a memory of ten minutes.
-    steps = stream.normal(0, 0.04 * math.sqrt(2 / 600), DAY_S)
+    # Noise of 10 %, with a memory of ten minutes.
+    steps = stream.normal(0, 0.1035 * math.sqrt(2 / 600), DAY_S)
     noise, level = np.empty(DAY_S), 0.0
     for second, step in enumerate(steps):
         level += step - level / 600
