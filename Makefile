@@ -134,7 +134,7 @@ test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that
 
 test-all: lint test-unit-all test-stack-all ## All tests that need no Docker engine, as CI runs them
 
-lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; the dashboards are as committed
+lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; the dashboards and Kubernetes' rules are as committed
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
 	@$(venv)/bin/lint-imports --no-logo >/dev/null || $(venv)/bin/lint-imports --no-logo
@@ -143,6 +143,7 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; t
 	@awk -f scripts/make/docs-width.awk $$(git ls-files "*.md")
 	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
 	@$(python) -m scripts.dashboards --check
+	@$(python) -m deploy.kubernetes.rules --check
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
 test-unit: $(all) ## Quick tests without a server
@@ -177,6 +178,9 @@ audit: $(all) ## Compare the pinned packages and Tritons with known vulnerabilit
 dashboards-json: $(all) ## Write the dashboards of scripts/dashboards for Grafana
 	@$(python) -m scripts.dashboards
 
+kubernetes-rules: $(all) ## Write Prometheus' rules for prometheus-operator
+	@$(python) -m deploy.kubernetes.rules
+
 lock: ## Write requirements.lock: the newest versions that the groups of pyproject.toml allow
 	@scripts/make/lock.sh
 
@@ -188,4 +192,4 @@ clean: ## Stop everything; remove what make created, except .env and the reports
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all fuzz test-docker audit dashboards-json lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all fuzz test-docker audit dashboards-json kubernetes-rules lock deploy-oci predict-oci destroy-oci clean help

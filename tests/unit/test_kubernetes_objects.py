@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import json
 import re
 from collections.abc import Callable, Iterator
 
@@ -10,16 +12,53 @@ import pytest
 import yaml
 from dotenv import dotenv_values
 
+from deploy.kubernetes import rules
 from scripts.common.settings import EXAMPLE, PROFILES, ROOT, Settings
-from tests.support.kubernetes import VERSIONS, Object, containers, is_custom, pods, render_with, schema_error
+from tests.support.kustomize import FOLDER, VERSIONS, Object, containers, is_custom, pods, render_with, schema_error
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text().replace("!override", ""))
 
 
+COMPONENTS = sorted(
+    str(path.parent.relative_to(FOLDER / "components"))
+    for path in (FOLDER / "components").rglob("kustomization.yaml")
+    if path.parent.name != "objects"  # which the three of monitoring have in common
+)
+
+
+def group(component: str) -> str:
+    """Return the name that a component shares with those that exclude it."""
+    name = re.split("[/-]", component)[0]
+    return {"loadtest": "autoscaling", "http": "ingress"}.get(name, name)
+
+
+def combinations() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield overlays with components: with the CPU all that can be combined, elsewhere none, and each alone."""
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for component in COMPONENTS:
+        if component not in ("monitoring/cuda", "monitoring/neuron"):
+            groups.setdefault(group(component), [()]).append((component,))
+    for chosen in itertools.product(*groups.values()):
+        yield "cpu", tuple(itertools.chain(*chosen))
+    for profile in ("cuda", "neuron"):
+        yield profile, ()
+        for component in COMPONENTS:
+            if group(component) != "monitoring" or component == f"monitoring/{profile}":
+                yield profile, (component,)
+
+
 @pytest.fixture(scope="module")
-def rendered() -> dict[str, list[Object]]:
+def combined() -> dict[str, list[Object]]:
+    """Return the objects of each combination."""
+    return {
+        " ".join([overlay, *components]): render_with(overlay, components) for overlay, components in combinations()
+    }
+
+
+@pytest.fixture(scope="module")
+def rendered(combined) -> dict[str, list[Object]]:
     """Return the objects of each overlay."""
-    return {profile: render_with(profile) for profile in PROFILES}
+    return {profile: combined[profile] for profile in PROFILES}
 
 
 def find(objects: list[Object], kind: str, name: str) -> Object:
@@ -97,9 +136,11 @@ def shares_memory(objects: list[Object]) -> Iterator[str]:
 
 
 def survives_evictions(objects: list[Object]) -> Iterator[str]:
+    # A comparison measures one server.
+    is_loadtest = any(each["kind"] == "Job" and each["metadata"]["name"] == "loadtest" for each in objects)
     for name in ("triton", "gateway"):
         deployment = find(objects, "Deployment", name)
-        if deployment["spec"].get("replicas", 2) < 2:
+        if deployment["spec"].get("replicas", 2) < 2 and not (is_loadtest and name == "triton"):
             yield f"{name} has one replica, so an eviction is an outage"
         budgets = [each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"]
         if not any(
@@ -176,6 +217,13 @@ def drains(objects: list[Object]) -> Iterator[str]:
             yield f"{name} is killed {wait + seconds} s after its end began, or earlier"
 
 
+def is_in_namespace(objects: list[Object]) -> Iterator[str]:
+    for each in objects:
+        namespace = each["metadata"].get("namespace")
+        if each["kind"] not in ("Namespace", "PersistentVolume") and namespace != "triton-transformers":
+            yield f"{each['kind']} {each['metadata']['name']} is in {namespace or 'whatever namespace is current'}"
+
+
 def pins_images(objects: list[Object]) -> Iterator[str]:
     for workload, pod in pods(objects):
         for container in containers(pod):
@@ -237,6 +285,8 @@ CASES: list[tuple[Callable[[list[Object]], Iterator[str]], str, str, str, object
     (drains, "Deployment", "gateway", f"{FIRST}.lifecycle", None),
     (drains, "Deployment", "triton", f"{POD}.terminationGracePeriodSeconds", 79),
     (drains, "Deployment", "gateway", f"{POD}.terminationGracePeriodSeconds", 69),
+    (is_in_namespace, "Service", "triton", "metadata.namespace", None),
+    (is_in_namespace, "Job", "models", "metadata.namespace", "default"),
     (pins_images, "Deployment", "gateway", f"{FIRST}.imagePullPolicy", "Always"),
     (pins_images, "Job", "models", f"{FIRST}.image", "triton-transformers-exporter:latest"),
 ]
@@ -249,8 +299,8 @@ def case_name(case: tuple) -> str:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
-def test_overlays_keep_policies(rendered, policy):
-    assert [f"{profile}: {wrong}" for profile, objects in rendered.items() for wrong in policy(objects)] == []
+def test_all_combinations_keep_policies(combined, policy):
+    assert [f"{name}: {wrong}" for name, objects in combined.items() for wrong in policy(objects)] == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
@@ -265,10 +315,23 @@ def test_policy_refuses_its_case(rendered, case):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_objects_are_valid_in_kubernetes(rendered, version):
-    objects = [each for overlay in rendered.values() for each in overlay if not is_custom(each)]
-    errors = [f"{each['kind']} {each['metadata']['name']}: {schema_error(each, version)}" for each in objects]
-    assert [error for error in errors if not error.endswith(": ")] == []
+def test_objects_are_valid_in_kubernetes(combined, version):
+    """Custom resources are left out: their schemas belong to other projects."""
+    texts = {
+        json.dumps(each, sort_keys=True) for objects in combined.values() for each in objects if not is_custom(each)
+    }
+    wrong = {
+        f"{content['kind']} {content['metadata']['name']}: {error}"
+        for content in map(json.loads, texts)
+        if (error := schema_error(content, version))
+    }
+    assert wrong == set()
+
+
+def test_custom_resources_are_those_that_the_docs_list(combined):
+    custom = {f"{each['kind']}" for objects in combined.values() for each in objects if is_custom(each)}
+    text = (ROOT / "docs/kubernetes.md").read_text()
+    assert {kind for kind in custom if f"`{kind}`" not in text} == set()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -295,46 +358,121 @@ def test_settings_are_those_of_the_stack(rendered, profile, monkeypatch):
     assert settings.items() <= loaded.items()
 
 
-def test_images_are_those_of_compose(rendered):
-    services = COMPOSE["services"]
-    of_compose = {
-        "triton": {profile: services[f"triton-{profile}"]["image"] for profile in PROFILES},
-        "gateway": dict.fromkeys(PROFILES, services["gateway"]["image"]),
-        "exporter": {
-            profile: services["exporter-neuron" if profile == "neuron" else "exporter"]["image"] for profile in PROFILES
-        },
-    }
-    for profile, objects in rendered.items():
-        images = {container["name"]: container["image"] for _, pod in pods(objects) for container in containers(pod)}
-        assert images.pop("wait-for-models") == images["triton"]
-        expected = {name: default(images[profile]) for name, images in of_compose.items()}
-        assert images == expected
+def service(container: str, profile: str) -> Object:
+    """Return the service of compose.yaml that runs the same as a container."""
+    name = {
+        "triton": f"triton-{profile}",
+        "wait-for-models": f"triton-{profile}",
+        "exporter": "exporter-neuron" if profile == "neuron" else "exporter",
+    }.get(container, container)
+    return COMPOSE["services"][name]
 
 
-def test_limits_are_those_of_compose(rendered):
+@pytest.mark.parametrize("profile", PROFILES)
+def test_images_are_those_of_compose(combined, profile):
+    for _, pod in pods(combined[f"{profile} loadtest"]):
+        for container in containers(pod):
+            assert container["image"] == default(service(container["name"], profile)["image"])
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_limits_are_those_of_compose(combined, profile):
     example = dotenv_values(EXAMPLE)
-    services = COMPOSE["services"]
-    for profile, objects in rendered.items():
-        limits = {
-            container["name"]: gibibytes(container["resources"]["limits"]["memory"])
-            for _, pod in pods(objects)
-            for container in pod["containers"]
-        }
-        exporter = services["exporter-neuron"]["mem_limit"] if profile == "neuron" else example["EXPORTER_MEMORY"]
-        expected = {
-            "triton": example["TRITON_MEMORY"],
-            "gateway": services["gateway"]["mem_limit"],
-            "exporter": exporter,
-        }
-        assert limits == {name: gibibytes(size) for name, size in expected.items()}
-        volumes = find(objects, "Deployment", "triton")["spec"]["template"]["spec"]["volumes"]
-        (shm,) = (each["emptyDir"]["sizeLimit"] for each in volumes if each["name"] == "shm")
-        assert gibibytes(shm) == gibibytes(example["TRITON_SHM_SIZE"])
+    objects = combined[f"{profile} loadtest"]
+    for _, pod in pods(objects):
+        for container in pod["containers"]:
+            limit = default(service(container["name"], profile)["mem_limit"], **example)
+            assert gibibytes(container["resources"]["limits"]["memory"]) == gibibytes(limit), container["name"]
+    volumes = find(objects, "Deployment", "triton")["spec"]["template"]["spec"]["volumes"]
+    (shm,) = (each["emptyDir"]["sizeLimit"] for each in volumes if each["name"] == "shm")
+    assert gibibytes(shm) == gibibytes(example["TRITON_SHM_SIZE"])
 
 
-def default(image: str) -> str:
-    """Return an image of compose.yaml as compose alone would name it."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", image)
+def test_workers_are_as_many_as_the_master_waits_for(combined):
+    objects = combined["cpu loadtest"]
+    workers = find(objects, "Job", "loadtest-workers")["spec"]
+    (master,) = find(objects, "Job", "loadtest")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "WORKERS", "value": str(workers["parallelism"])} in master["env"]
+    assert workers["completions"] == workers["parallelism"]
+
+
+def test_rules_are_those_of_prometheus(combined):
+    objects = [each for each in combined["cpu monitoring/cpu"] if each["kind"] == "PrometheusRule"]
+    files = sorted(rules.SOURCES.glob("*.yml"))
+    assert {each["metadata"]["name"]: each["spec"] for each in objects} == {
+        path.stem: yaml.safe_load(path.read_text()) for path in files
+    }
+
+
+def test_check_of_the_rules_finds_a_difference(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["rules", "--check"])
+    assert rules.main() == 0
+    target = ROOT / ".local/rules-of-a-test.yaml"
+    target.write_text(rules.objects() + "\n")
+    monkeypatch.setattr(rules, "TARGET", target)
+    try:
+        assert rules.main() == 1
+    finally:
+        target.unlink()
+    assert "make kubernetes-rules" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_dashboards_are_those_of_grafana(combined, profile):
+    folder = ROOT / "monitoring/grafana"
+    files = [*(folder / "dashboards").glob("*.json"), folder / "hardware" / profile / "hardware.json"]
+    found = [
+        each
+        for each in combined[f"{profile} monitoring/{profile}"]
+        if each["kind"] == "ConfigMap" and "grafana_dashboard" in each["metadata"].get("labels", {})
+    ]
+    assert {name: text for each in found for name, text in each["data"].items()} == {
+        path.name: path.read_text() for path in files
+    }
+    # `kubectl apply` keeps an object in an annotation of that size.
+    assert max(len(json.dumps(each)) for each in found) < 262144
+
+
+def test_targets_have_the_names_of_the_rules(combined):
+    """Prometheus' own targets and ServiceMonitors give a target the same label `job`."""
+    jobs = {
+        group["labels"]["job"] for group in json.loads((ROOT / "monitoring/prometheus/targets/cpu.json").read_text())
+    }
+    objects = combined["cpu monitoring/cpu"]
+    for monitor in (each["spec"] for each in objects if each["kind"] == "ServiceMonitor"):
+        labels = monitor["selector"]["matchLabels"]
+        (found,) = (
+            each
+            for each in objects
+            if each["kind"] == "Service" and labels.items() <= each["metadata"]["labels"].items()
+        )
+        assert found["metadata"]["labels"][monitor["jobLabel"]] in jobs
+        assert {endpoint["port"] for endpoint in monitor["endpoints"]} <= {
+            port["name"] for port in found["spec"]["ports"]
+        }
+
+
+def test_kserve_example_runs_the_same_server(combined):
+    runtime, inference = yaml.safe_load_all((FOLDER / "kserve/triton.yaml").read_text())
+    deployment = copy.deepcopy(find(combined["cpu"], "Deployment", "triton"))
+    (own,) = deployment["spec"]["template"]["spec"]["containers"]
+    (container,) = runtime["spec"]["containers"]
+    for field in ("image", "imagePullPolicy", "resources"):
+        assert container[field] == own[field]
+    assert container["readinessProbe"]["exec"] == own["readinessProbe"]["exec"]
+    assert inference["spec"]["predictor"]["model"]["runtime"] == runtime["metadata"]["name"]
+    assert (
+        inference["spec"]["predictor"]["model"]["modelFormat"]["name"]
+        == runtime["spec"]["supportedModelFormats"][0]["name"]
+    )
+    deployment["spec"]["template"]["spec"] = {name: runtime["spec"][name] for name in ("containers", "volumes")}
+    assert [schema_error(deployment, version) for version in VERSIONS] == [""] * len(VERSIONS)
+
+
+def default(text: str, **settings: str | None) -> str:
+    """Return a text of compose.yaml as compose would read it with these settings."""
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    return re.sub(r"\$\{(\w+)\}", lambda match: settings[match[1]] or "", text)
 
 
 def gibibytes(size: str) -> int:
