@@ -344,6 +344,38 @@ def test_unknown_fields_and_wrong_types_are_refused(rendered, version):
     assert "two" in schema_error(deployment, version)
 
 
+# --- the documentation ----------------------------------------------------------------------------------------------
+
+
+def documented() -> list[dict]:
+    """Return the kustomizations of docs/kubernetes.md."""
+    return [
+        yaml.safe_load(text)
+        for text in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)
+    ]
+
+
+def test_documented_overlay_renders():
+    overlay, *_ = documented()
+    names = [path.removeprefix("triton-transformers/deploy/kubernetes/components/") for path in overlay["components"]]
+    objects = render_with(
+        "cpu", names, **{field: overlay[field] for field in ("images", "configMapGenerator", "patches")}
+    )
+    assert find(objects, "HTTPRoute", "gateway")["spec"]["hostnames"] == ["models.example.org"]
+    images = {container["image"] for _, pod in pods(objects) for container in containers(pod)}
+    assert all(image.startswith("registry.example.com/") for image in images)
+    (settings,) = (each["data"] for each in objects if each["metadata"]["name"].startswith("settings-"))
+    assert settings == {"PROFILE": "cpu", "SYSTEMS": "embedding gpt2_ensemble"}
+
+
+def test_documented_sources_of_models_render():
+    _, volume, image = documented()
+    claim = find(render_with("cpu", **volume), "PersistentVolumeClaim", "models")["spec"]
+    assert (claim["accessModes"], claim["storageClassName"]) == (["ReadWriteMany"], "nfs")
+    pod = find(render_with("cpu", ["models-image"], **image), "Deployment", "triton")["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["image"]["reference"] == "registry.example.com/models:7"
+
+
 # --- one source for each fact -----------------------------------------------------------------------------------------
 
 
