@@ -195,7 +195,19 @@ class Stack(ABC):
                 with self.no_comparison():
                     self.control.unload(unload)
             systems = self.settings.words("SYSTEMS")
+            self.unload_unfinished(systems)
             self.control.serve(systems, self.refreshable(systems if refresh is None else refresh))
+
+    def unload_unfinished(self, systems: Collection[str]) -> None:
+        """Unload what interrupted commands left on the server, except these systems; none during a comparison."""
+        leftover = sorted({*self.served.unfinished()}.difference(systems, self.served.read()))
+        if not leftover:
+            return
+        try:
+            self.check_no_comparison()
+        except UserError:
+            return  # the next `make up` unloads them
+        self.control.unload(leftover)
 
     def refreshable(self, systems: Collection[str]) -> Collection[str]:
         """Return the systems whose edited configurations may be loaded now: none during a comparison."""
@@ -239,7 +251,7 @@ class Stack(ABC):
         """Hold the lock of comparisons; raise UserError if one is running."""
         return exclusive(self.comparison_lock, conflict, wait=False)
 
-    def check_no_comparison(self, conflict: str) -> None:
+    def check_no_comparison(self, conflict: str = COMPARISON_RUNS) -> None:
         with self.no_comparison(conflict):
             pass
 

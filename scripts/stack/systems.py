@@ -19,24 +19,54 @@ from scripts.common.triton import NOT_REPORTED, Triton, TritonError
 ATTEMPTS = 3
 
 
+class StillLoadingError(UserError):
+    """Triton goes on loading a system, and nobody waits for it any longer."""
+
+
 class ServedSystems:
-    """The file that lists the systems of the running server. After a crash, revive.py loads them again."""
+    """The file that lists the systems of the running server. After a crash, revive.py loads them again.
+
+    A second file lists the systems whose load began and was not seen to end, because the command was interrupted.
+    """
 
     def __init__(self, state: Path) -> None:
         self.folder = state / "serving"
         self.path = self.folder / "systems"
+        self.unfinished_path = self.folder / "unfinished"
+        self.files = (self.path, self.unfinished_path)
         # The local runtime's TRITON_ENGINE_CACHE.
         self.engines = self.folder / "engines"
 
     def read(self) -> list[str]:
-        return self.path.read_text().split() if self.path.exists() else []
+        return _names(self.path)
+
+    def unfinished(self) -> list[str]:
+        return _names(self.unfinished_path)
+
+    def begin(self, system: str) -> None:
+        """Note that the load of a system begins."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _write_names(self.unfinished_path, [*self.unfinished(), system])
+
+    def end(self, systems: Collection[str]) -> None:
+        """Note that no load of these systems goes on."""
+        if not set(systems).isdisjoint(unfinished := self.unfinished()):
+            _write_names(self.unfinished_path, [name for name in unfinished if name not in systems])
 
     def write(self, systems: Iterable[str]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, "".join(f"{system}\n" for system in dict.fromkeys(systems)))
+        _write_names(self.path, systems)
         # Triton's container runs as another user, whatever the umask is.
         self.folder.chmod(0o755)
         self.path.chmod(0o644)
+
+
+def _names(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def _write_names(path: Path, names: Iterable[str]) -> None:
+    write_atomically(path, "".join(f"{name}\n" for name in dict.fromkeys(names)))
 
 
 @dataclass
@@ -63,19 +93,26 @@ class ModelControl:
                         self._refresh(system)
                 else:
                     start = time.monotonic()
+                    self.served.begin(system)
                     with err.status(f"{system}: loading{progress}"):
                         self._load(system, system)
                     out.print(f"{system}: loaded in {time.monotonic() - start:.1f} s{progress}")
+            except StillLoadingError as error:
+                errors.append(str(error))
             except UserError as error:
                 errors.append(str(error))
+                self.served.end([system])
             else:
                 self.served.write([*self.served.read(), system])
+                self.served.end([system])
         if errors:
             raise UserError("\n".join(errors))
 
     def unload(self, systems: Iterable[str]) -> None:
         """Unload the systems with all their models, except those that a system which stays served runs too."""
         systems = list(systems)
+        for system in set(systems).intersection(self.served.unfinished()):
+            self._wait_for_load(system)
         stay = [system for system in self.served.read() if system not in systems]
         # Write the list first: after a crash from here on, revive.py must not load them again.
         self.served.write(stay)
@@ -87,6 +124,17 @@ class ModelControl:
                     self.triton.unload(model)
             if models:
                 out.print(f"{system}: unloaded")
+        self.served.end(systems)
+
+    def _wait_for_load(self, system: str) -> None:
+        """Wait until a load ends that an interrupted command began: Triton lets a second one wait for the first."""
+        if any(state == "LOADING" for state, _ in self.triton.index().values()):
+            try:
+                with err.status(f"{system}: waiting for a load that an interrupted command began"):
+                    self.triton.load(system, timeout=self.timeout)
+            except TritonError as error:
+                if error.status is None:
+                    raise
 
     def _models(self, system: str) -> list[str]:
         """Return the system's loaded models, an ensemble before its steps; none if it is not loaded."""
@@ -113,7 +161,7 @@ class ModelControl:
             except TritonError as error:
                 repeatable = attempt < ATTEMPTS
                 if error.status is None and "timed out" in str(error):
-                    raise UserError(
+                    raise StillLoadingError(
                         f"{system} is not loaded within READY_TIMEOUT={self.timeout}: it goes on loading. "
                         "`make status` shows when it is ready, `make logs` what it does"
                     ) from None

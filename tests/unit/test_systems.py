@@ -20,11 +20,12 @@ class StandIn:
 
     def __init__(self):
         self.loaded: list[str] = []
+        self.loading: list[str] = []
         self.calls: list[tuple[str, str]] = []
         self.failures: dict[str, list[Exception]] = {}
 
     def index(self):
-        return {name: ("READY", "") for name in self.loaded}
+        return {name: ("READY", "") for name in self.loaded} | {name: ("LOADING", "") for name in self.loading}
 
     def composing(self, name):
         if name not in self.loaded:
@@ -35,6 +36,7 @@ class StandIn:
         self.calls.append(("load", name))
         if self.failures.get(name):
             raise self.failures[name].pop(0)
+        self.loading.clear()
         self.loaded.append(name)
 
     def unload(self, name):
@@ -129,6 +131,40 @@ def test_system_that_is_not_loaded_is_only_unlisted(control, triton):
     control.served.write(["spam"])
     control.unload(["spam"])
     assert (triton.calls, control.served.read()) == ([], [])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TritonError("http://127.0.0.1:8000: timed out")])
+def test_load_that_was_not_seen_to_end_is_waited_for_and_unloaded(control, triton, error):
+    triton.failures["spam"] = [error]
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        control.serve(["spam"], [])
+    triton.loading = ["encoder"]  # Triton goes on with the steps, and does not know the ensemble yet
+    assert (control.served.read(), control.served.unfinished()) == ([], ["spam"])
+    control.unload(["spam"])
+    assert triton.calls == [*[("load", "spam")] * 2, *(("unload", model) for model in ["spam", "tokenizer", "encoder"])]
+    assert control.served.unfinished() == []
+
+
+def test_load_that_goes_on_beyond_the_timeout_stays_noted(control, triton):
+    control.served.begin("spam")
+    triton.loading = ["encoder"]
+    triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: timed out")]
+    with pytest.raises(TritonError):
+        control.unload(["spam"])
+    assert control.served.unfinished() == ["spam"]
+
+
+def test_ended_loads_are_not_noted(control, triton):
+    triton.failures["ham"] = [TritonError("bad config", 400)]
+    with pytest.raises(UserError):
+        control.serve(["spam", "ham"], [])
+    assert control.served.unfinished() == []
+
+
+def test_interrupted_load_of_a_server_that_restarted_is_only_forgotten(control, triton):
+    control.served.begin("spam")
+    control.unload(["spam"])
+    assert (triton.calls, control.served.unfinished()) == ([], [])
 
 
 def test_list_of_systems_is_readable_by_the_containers_user(tmp_path):

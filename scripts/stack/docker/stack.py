@@ -154,7 +154,7 @@ class DockerStack(Stack):
         if images := sorted(set(built.split())):
             preflight.run("docker", "image", "rm", "--force", *images, timeout=None)
         remove_all(self.settings)
-        files = (MODELS_LOCK, LOADTEST_LOCK, self.compose.devices_file, self.record, self.served.path)
+        files = (MODELS_LOCK, LOADTEST_LOCK, self.compose.devices_file, self.record, *self.served.files)
         for path in (self.state / file for file in files):
             path.unlink(missing_ok=True)
         for folder in (self.sboms, self.state / "traces"):
