@@ -65,7 +65,9 @@ def build(config: Config, settings: Settings | None = None) -> Admission:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         inference = Inference(config.triton)
         short_requests = (
-            ShortRequests(config.triton_http, counters, config.limits.timeout) if config.triton_http else None
+            ShortRequests(config.triton_http, inference, counters, config.limits.timeout)
+            if config.triton_http
+            else None
         )
         app.state.gateway = Gateway(
             config, inference, short_requests, Served(config, inference), Monitoring(settings), counters

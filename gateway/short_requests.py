@@ -18,7 +18,7 @@ import httptools
 import msgspec
 
 from gateway.counters import Counters
-from gateway.inference import Outputs, Tensor, rpc_error
+from gateway.inference import Inference, Outputs, Tensor, rpc_error
 
 # HTTP status of Triton -> the status of the same error over gRPC.
 STATUSES = {
@@ -28,15 +28,19 @@ STATUSES = {
 }
 # The address of a replica that is gone may answer nothing at all. Then another replica is asked.
 CONNECT_S = 2.0
+# A Triton that gets SIGTERM refuses new connections and waits until the old ones are closed, up to 10 seconds. So no
+# connection is used for long.
+MAX_AGE_S = 1.0
 HEADER_LENGTH = b"inference-header-content-length"
 
 
 class ShortRequests:
     """Connections to Triton, as many as there are requests at a time. Methods raise grpc.RpcError, as over gRPC."""
 
-    def __init__(self, address: str, counters: Counters, timeout: float) -> None:
+    def __init__(self, address: str, inference: Inference, counters: Counters, timeout: float) -> None:
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
+        self._inference = inference
         self._counters = counters
         self._timeout = timeout  # seconds for a request whose client left
         self._idle: dict[str, list[_Connection]] = {self._host: []}  # by the address of the replica
@@ -52,6 +56,7 @@ class ShortRequests:
         _close(self._idle)
 
     async def infer(self, model: str, tensors: Iterable[Tensor], outputs: Iterable[str]) -> Outputs:
+        tensors, outputs = list(tensors), list(outputs)
         request = encoded(self._host, model, tensors, outputs)
         addresses = list(self._idle)
         turn = next(self._turns) % len(addresses)
@@ -73,13 +78,25 @@ class ShortRequests:
             try:
                 return await self._exchange(connection, request)
             except OSError as error:
-                raise rpc_error(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+                # A Triton that is about to end closes new connections at once, and still answers over gRPC. One that
+                # crashed, perhaps because of this request, must not get it again, nor must another replica.
+                ends = isinstance(error, ConnectionError) and len(addresses) == 1
+                if not ends or not await self._answers_over_grpc():
+                    raise rpc_error(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+            return await self._inference.infer(model, tensors, outputs)
         raise rpc_error(grpc.StatusCode.UNAVAILABLE, f"failed to connect: {refusal}")
+
+    async def _answers_over_grpc(self) -> bool:
+        try:
+            return await self._inference.server_ready()
+        except grpc.RpcError:
+            return False
 
     async def _connect(self, address: str) -> _Connection:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_S):
             _, connection = await loop.create_connection(lambda: _Connection(address), address, self._port)
+        loop.call_later(MAX_AGE_S, self._retire, connection)
         return connection
 
     async def _exchange(self, connection: _Connection, request: bytes) -> Outputs:
@@ -91,13 +108,21 @@ class ShortRequests:
             limit = asyncio.get_running_loop().call_later(self._timeout, connection.transport.abort)
             response.add_done_callback(lambda ended: self._forget(ended, connection, limit))
             raise
-        if connection.address in self._idle:
+        if connection.address in self._idle and not connection.is_retired:
             self._idle[connection.address].append(connection)
         else:
             connection.transport.close()
         if status != 200:
             raise rpc_error(STATUSES.get(status, grpc.StatusCode.INTERNAL), _message(body))
         return decoded(body, header_length)
+
+    def _retire(self, connection: _Connection) -> None:
+        """Close the connection now, or after its request."""
+        connection.is_retired = True
+        idle = self._idle.get(connection.address, [])
+        if connection in idle:
+            idle.remove(connection)
+            connection.transport.close()
 
     def _forget(self, response: asyncio.Future[Any], connection: _Connection, limit: asyncio.TimerHandle) -> None:
         response.exception()  # or asyncio logs that nobody asked for it
@@ -110,6 +135,7 @@ class _Connection(asyncio.Protocol):
     """One connection, with one request at a time."""
 
     transport: asyncio.Transport
+    is_retired = False
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -130,7 +156,9 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except httptools.HttpParserError as error:
+            if self._response and not self._response.done():
+                self._response.set_exception(OSError(f"no HTTP: {error}"))
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

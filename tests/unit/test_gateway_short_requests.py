@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
+from typing import cast
 
+import grpc
 import pytest
 
-from gateway import outages
+from gateway import outages, short_requests
 from gateway.config import Config, Limits
+from gateway.counters import Counters
+from gateway.inference import Inference, rpc_error
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_http_stand_in import http_before
 from tests.support.triton_stand_in import TritonStandIn, embedding
 
 PATH = "/v1/embeddings"
 ONE_TEXT = {"model": "embedding", "input": "two words"}
+
+
+@pytest.fixture(autouse=True)
+def lasting_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_requests, "MAX_AGE_S", 3600)
 
 
 @pytest.fixture
@@ -60,6 +70,58 @@ def test_connection_that_triton_closed_is_replaced(triton: TritonStandIn) -> Non
             connections(http)[-1].connection.shutdown(socket.SHUT_RDWR)
 
 
+def test_old_connection_is_closed_after_its_request(triton: TritonStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_requests, "MAX_AGE_S", 0)
+    model = triton.models["embedding"]
+    with http_before(triton.address) as http, gateway_of(triton, http) as gateway:
+        model.gate.clear()
+        with gateway.sent("POST", PATH, ONE_TEXT) as response:
+            triton.wait_until(lambda: triton.running == ["embedding"])
+            model.gate.set()
+            assert response().status == 200
+        gateway.wait_until(lambda: connections(http)[0].rfile.closed)
+        assert gateway.post(PATH, ONE_TEXT).status == 200
+        assert len(connections(http)) == 2
+
+
+def test_old_connection_without_a_request_is_closed(triton: TritonStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_requests, "MAX_AGE_S", 0.5)
+    with http_before(triton.address) as http, gateway_of(triton, http) as gateway:
+        assert gateway.post(PATH, ONE_TEXT).status == 200
+        gateway.wait_until(lambda: connections(http)[0].rfile.closed)
+
+
+class StandInInference:
+    """gRPC to a server that still answers there, or that has crashed."""
+
+    def __init__(self, crashed: bool) -> None:
+        self.crashed = crashed
+
+    async def server_ready(self) -> bool:
+        if self.crashed:
+            raise rpc_error(grpc.StatusCode.UNAVAILABLE, "failed to connect")
+        return True
+
+    async def infer(self, *request: object) -> str:
+        return "an answer over gRPC"
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_request_goes_over_grpc_if_triton_closes_new_connections_but_not_if_it_crashed(crashed: bool) -> None:
+    async def answer() -> object:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        async with server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            inference = cast(Inference, StandInInference(crashed))
+            return await short_requests.ShortRequests(address, inference, Counters(), 1.0).infer("embedding", [], [])
+
+    if crashed:
+        with pytest.raises(grpc.RpcError, match=r"Triton closed the connection|reset by peer"):
+            asyncio.run(answer())
+    else:
+        assert asyncio.run(answer()) == "an answer over gRPC"
+
+
 def test_restart_of_triton_is_a_503_until_it_answers(triton: TritonStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outages, "LIMIT_S", 0)
     with http_before(triton.address) as http, gateway_of(triton, http) as gateway:
@@ -83,6 +145,7 @@ def test_response_that_is_not_http_is_a_503(triton: TritonStandIn) -> None:
         gateway.sent("POST", PATH, ONE_TEXT) as response,
     ):
         connection, _ = listener.accept()
+        connection.recv(1)
         connection.sendall(b"no HTTP\r\n\r\n")
         assert response().status == 503
         connection.close()
