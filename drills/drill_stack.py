@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import shutil
 import signal
@@ -20,7 +19,8 @@ import psutil
 from drills.steady_load import Clients, Vector, answers_on_every_route, known_answers
 from scripts.bench.server import environment, with_names
 from scripts.common.http import answers as is_up
-from scripts.common.settings import ROOT, Settings, UserError
+from scripts.common.make_process import Make
+from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Triton, TritonError
 from scripts.stack.local.supervisor import Supervisor
 
@@ -39,15 +39,6 @@ class NotRunError(Exception):
 
 class BrokenError(Exception):
     """A command or a program did something that it should not do."""
-
-
-class Make(subprocess.Popen[str]):
-    """A `make` that runs in the background, in a process group of its own."""
-
-    def end(self, number: int) -> str:
-        """Send a signal to the whole group, as a terminal does; return what the command printed."""
-        os.killpg(self.pid, number)
-        return self.communicate(timeout=COMMAND_S)[0]
 
 
 class DrillStack:
@@ -92,35 +83,28 @@ class DrillStack:
         return with_names(own | settings)
 
     def start_make(self, target: str, **settings: str) -> Make:
-        return Make(
-            ["make", *target.split()],
-            cwd=ROOT,
-            env=self.environment(**settings),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return Make(target, self.environment(**settings))
 
     def make(self, target: str, **settings: str) -> str:
         """Run a command that must succeed."""
-        code, text = self._run(target, settings)
+        code, text = self.run(target, **settings)
         if code:
             raise BrokenError(f"`make {target}` ended with {code}: {text[-300:]}")
         return text
 
     def refused(self, target: str, reason: str, **settings: str) -> None:
         """Run a command that must fail, with this reason and without a traceback."""
-        code, text = self._run(target, settings)
+        code, text = self.run(target, **settings)
         if not code or reason not in text or "Traceback" in text:
             raise BrokenError(f"`make {target}` ended with {code}, not with '{reason}': {text[-300:]}")
 
-    def _run(self, target: str, settings: dict[str, str]) -> tuple[int, str]:
+    def run(self, target: str, **settings: str) -> tuple[int, str]:
+        """Run a command, and return its exit code and what it printed."""
         with self.start_make(target, **settings) as process:
             try:
                 text = process.communicate(timeout=COMMAND_S)[0]
             except subprocess.TimeoutExpired:
-                process.end(signal.SIGKILL)
+                process.end(signal.SIGKILL, COMMAND_S)
                 raise BrokenError(f"`make {target}` did not end within {COMMAND_S} s") from None
         return process.returncode, text
 

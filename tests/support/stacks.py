@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 from dotenv import dotenv_values
 
+from scripts.common.make_process import Make
 from scripts.common.ports import free_ports
 from scripts.common.settings import EXAMPLE, ROOT
 from scripts.common.triton import Triton
@@ -32,7 +33,7 @@ SYSTEM = ("embedding", "tokenizer", "encoder")
 SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 
 
-class Make(subprocess.Popen[str]):
+class FollowedMake(Make):
     """A `make` that runs in the background. After follow(), wait() returns once `lines` has all that it printed."""
 
     reader: threading.Thread | None = None
@@ -120,21 +121,11 @@ class TestStack:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def start_make(self, target: str, **settings: object) -> Make:
+    def start_make(self, target: str, **settings: object) -> FollowedMake:
         """Start `make` in its own process group, so that a test can send Ctrl-C."""
-        return Make(
-            ["make", target],
-            cwd=ROOT,
-            env=self.variables(**settings),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            # A shell that runs the tests in the background ignores SIGINT, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        return FollowedMake(target, self.variables(**settings))
 
-    def follow_make(self, target: str, **settings: object) -> tuple[Make, list[str]]:
+    def follow_make(self, target: str, **settings: object) -> tuple[FollowedMake, list[str]]:
         """Start `make` as start_make does; return it with the lines that it prints from now on."""
         process = self.start_make(target, **settings)
         return process, process.follow()

@@ -1,0 +1,31 @@
+"""A `make` that runs in the background, for programs that drive the stack from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+from scripts.common.settings import ROOT
+
+
+class Make(subprocess.Popen[str]):
+    """A `make` in a process group of its own, so that it can get Ctrl-C alone. Its output is in one pipe."""
+
+    def __init__(self, target: str, environment: dict[str, str]) -> None:
+        super().__init__(
+            ["make", *target.split()],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            # A shell that runs its caller in the background ignores SIGINT, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def end(self, number: int, timeout: float | None = None) -> str:
+        """Send a signal to the whole group, as a terminal does; return what the command printed."""
+        os.killpg(self.pid, number)
+        return self.communicate(timeout=timeout)[0]
