@@ -43,6 +43,11 @@ def server_aborted(stack: DrillStack) -> None:
     stack.program("triton").send_signal(signal.SIGSEGV)
 
 
+@drill("tritonserver gets SIGTERM from another program", SERVER)
+def server_terminated(stack: DrillStack) -> None:
+    stack.program("triton").terminate()
+
+
 @drill("kill -9 of revive.py, which reloads models, and 5 s later of the Python process of the tokenizer", SERVER)
 def watcher_killed(stack: DrillStack) -> None:
     for watcher in stack.processes("revive.py"):
