@@ -16,7 +16,7 @@ import psutil
 from rich.markup import escape
 from rich.table import Table
 
-from drills import attacks, commands, crashes, shortages
+from drills import attacks, clock, commands, crashes, shortages
 from drills.drill_stack import DrillStack, repository_of
 from drills.harness import DRILLS, Drill, result
 from drills.outcomes import Result
@@ -24,7 +24,7 @@ from scripts.common.cli import one_interrupt, out, run
 from scripts.common.files import write_atomically
 from scripts.common.settings import Settings, UserError
 
-MODULES = (crashes, commands, shortages, attacks)  # their import adds the drills
+MODULES = (crashes, commands, shortages, attacks, clock)  # their import adds the drills
 COLUMNS = ("drill", "what is done", "requests", "failed", "wrong", "lost", "recovery", "bound", "held")
 
 
@@ -33,6 +33,11 @@ def chosen(names: list[str]) -> list[Drill]:
     if unknown := [name for name in names if name not in DRILLS]:
         raise UserError(f"no drill {', '.join(unknown)}; make drill LIST=1 lists them")
     return [DRILLS[name] for name in names] if names else list(DRILLS.values())
+
+
+def not_named(drill: Drill) -> Result:
+    reason = f"it concerns every program of this machine; name it: make drill DRILL={drill.name}"
+    return Result(drill.name, drill.done, drill.bound, not_run=reason)
 
 
 def row(result: Result) -> list[str]:
@@ -90,7 +95,8 @@ def main() -> int:
     results: list[Result] = []
     with one_interrupt(), DrillStack(repository_of(settings), settings.path("LOCAL_STATE")) as stack:
         for drill in drills:
-            results.append(result(drill, stack))
+            skipped = drill.named_only and not arguments.names
+            results.append(not_named(drill) if skipped else result(drill, stack))
             report(results[-1])
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in COLUMNS:

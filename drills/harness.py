@@ -29,19 +29,31 @@ class Drill:
     done: str
     bound: Bound
     run: Callable[[DrillStack], None]
+    named_only: bool = False  # it concerns more than the drills' own stack
 
 
 DRILLS: dict[str, Drill] = {}
 
 
-def add(name: str, done: str, run: Callable[[DrillStack], None], bound: Bound = Bound()) -> None:  # noqa: B008
+NOTHING_FAILS = Bound()
+
+
+def add(
+    name: str,
+    done: str,
+    run: Callable[[DrillStack], None],
+    bound: Bound = NOTHING_FAILS,
+    named_only: bool = False,
+) -> None:
     """Add a drill. `done` is what it does to the stack."""
-    DRILLS[name] = Drill(name, done, bound, run)
+    DRILLS[name] = Drill(name, done, bound, run, named_only)
 
 
-def drill(done: str, *bound: Bound) -> Callable[[Callable[[DrillStack], None]], None]:
+def drill(
+    done: str, bound: Bound = NOTHING_FAILS, named_only: bool = False
+) -> Callable[[Callable[[DrillStack], None]], None]:
     """Add the decorated function to the drills."""
-    return lambda run: add(run.__name__.replace("_", "-"), done, run, *bound)
+    return lambda run: add(run.__name__.replace("_", "-"), done, run, bound, named_only)
 
 
 def result(chosen: Drill, stack: DrillStack) -> Result:

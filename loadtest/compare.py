@@ -215,7 +215,9 @@ class Comparison:
         if not (folder := self.settings.traces()):
             return None
         last = self.windows[-1]
-        time.sleep(max(0.0, last.began_at + last.end - last.start + waterfalls.ARRIVAL_S - time.time()))
+        arrived_at = last.began_at + last.end - last.start + waterfalls.ARRIVAL_S
+        # The clock may have been set back since.
+        time.sleep(min(max(0.0, arrived_at - time.time()), waterfalls.ARRIVAL_S))
         try:
             return waterfalls.slowest(folder, self.plan.system, self.windows)
         except Exception as error:  # the measurements matter more than any error here

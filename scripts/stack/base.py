@@ -369,7 +369,8 @@ class Stack(ABC):
         for name in self.programs():
             process = self.process(name)
             healthy &= process.running
-            age = _duration(int(process.seconds)) if process.running else "-"
+            # The clock may have been set back since the start.
+            age = _duration(max(0, int(process.seconds))) if process.running else "-"
             table.add_row(name, _colour(process.state, process.running), age, str(process.crashes))
         out.print(table)
         out.print()

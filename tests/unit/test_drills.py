@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from drills import harness, steady_load
-from drills.__main__ import chosen, markdown, write
+from drills.__main__ import chosen, markdown, not_named, write
 from drills.drill_stack import BrokenError, NotRunError
 from drills.harness import DRILLS, Drill
 from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Bound, Outcome, Result, counted, recovery_s
@@ -251,3 +251,11 @@ def test_drill_does_not_begin_on_a_broken_stack(stack: FakeStack) -> None:
     stack.settled = False
     result = run(stack, lambda stack: pytest.fail("it began"))
     assert "was not whole before: `make up` failed" in result.problem
+
+
+def test_drill_that_concerns_the_whole_machine_runs_only_by_name() -> None:
+    assert [name for name, one in DRILLS.items() if one.named_only] == ["clock-set-back"]
+    result = not_named(DRILLS["clock-set-back"])
+    assert not result.held
+    assert not result.broken
+    assert "name it: make drill DRILL=clock-set-back" in result.not_run
