@@ -32,6 +32,7 @@ from loadtest.users import LIGHT, GatewayUser, Job
 from loadtest.workload import POOL_SPAWN_RATE
 from scripts.common.cli import err, out
 from scripts.common.figures import PALETTES
+from scripts.common.files import complete_folder, write_json
 from scripts.common.pages import page
 from scripts.common.settings import Settings, UserError
 
@@ -280,8 +281,8 @@ def sentence(results: Results) -> str:
 
 def write(results: Results, reports: Path) -> Path:
     """Write reports/<UTC time>-<system>-overload/ in full or not at all."""
-    with report.complete_folder(reports / f"{results['run']}-{results['system']}-overload", LATEST) as work:
-        report.write_json(results, work / "results.json")
+    with complete_folder(reports / f"{results['run']}-{results['system']}-overload", LATEST) as work:
+        write_json(results, work / "results.json")
         content = page(
             "loadtest",
             "overload.html.j2",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,8 @@ from loadtest.statistics import Results, write_csv
 from loadtest.table import columns, left_out, rows, sentence
 from loadtest.telemetry import LAST_SCRAPE_S
 from loadtest.windows import Window
-from scripts.common.figures import LIGHT, PALETTES, Chart, render, svg_data_urls
+from scripts.common.figures import PALETTES, Chart, images, write_charts
+from scripts.common.files import WRITING, complete_folder, write_json
 from scripts.common.pages import page
 from scripts.common.prometheus import Prometheus, PrometheusError
 from scripts.common.settings import EXAMPLE, Settings
@@ -27,7 +24,6 @@ from scripts.dashboards.render.draw import draw
 from scripts.dashboards.render.evaluate import BATCHING, Range, load
 
 LATEST = "latest"
-WRITING = ".writing"
 
 # The only settings that a report shows: those that change what is served or measured. People share reports, so nothing
 # that can hold a token or a password belongs here: no keys, no URLs (TRANSFORMERS, TORCH_INDEX), no paths.
@@ -71,44 +67,6 @@ def write(results: Results, windows: list[Window], reports: Path, dashboard: Mar
         write_charts(charts, work)
         (work / "report.html").write_text(html(results, charts, dashboard), encoding="utf-8")
     return target
-
-
-@contextlib.contextmanager
-def complete_folder(target: Path, latest: str) -> Iterator[Path]:
-    """Yield a folder to fill, move it to `target`, and let the link `latest` beside it point there.
-
-    After an error the folder is deleted, and the link stays as it was.
-    """
-    work = target.with_name(f".{target.name}{WRITING}")
-    work.mkdir(parents=True)
-    try:
-        yield work
-        work.rename(target)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    link = target.with_name(f".{latest}.new")
-    link.unlink(missing_ok=True)
-    link.symlink_to(target.name)
-    os.replace(link, target.with_name(latest))
-
-
-def write_json(results: Results, path: Path) -> None:
-    path.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n")
-
-
-def write_charts(charts: dict[str, Chart], folder: Path) -> None:
-    """Write each chart as a PNG file for a light page."""
-    for title, chart in charts.items():
-        (folder / f"{title}.png").write_bytes(render(chart.draw, chart.wide, LIGHT, "png"))
-
-
-def images(charts: dict[str, Chart]) -> dict[str, dict[str, dict[str, str]]]:
-    """Return each chart as data: URLs for a wide page and for a phone, light and dark."""
-    return {
-        title: {"wide": svg_data_urls(chart.draw, chart.wide), "narrow": svg_data_urls(chart.draw, chart.narrow)}
-        for title, chart in charts.items()
-    }
 
 
 def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:

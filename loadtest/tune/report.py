@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtest.report import complete_folder, images, write_charts, write_json
 from loadtest.statistics import Results
 from loadtest.tune import table
 from loadtest.tune.charts import all_charts
 from loadtest.tune.goal import LATEST
-from scripts.common.figures import PALETTES, Chart
+from scripts.common.figures import PALETTES, Chart, images, write_charts
+from scripts.common.files import complete_folder, write_json
 from scripts.common.pages import page
 
 

@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -82,4 +83,18 @@ def svg_data_urls(draw: Callable[[Figure, Palette], None], size: tuple[float, fl
     return {
         theme: "data:image/svg+xml;base64," + base64.b64encode(render(draw, size, palette, "svg")).decode()
         for theme, palette in PALETTES.items()
+    }
+
+
+def write_charts(charts: dict[str, Chart], folder: Path) -> None:
+    """Write each chart as a PNG file for a light page."""
+    for title, chart in charts.items():
+        (folder / f"{title}.png").write_bytes(render(chart.draw, chart.wide, LIGHT, "png"))
+
+
+def images(charts: dict[str, Chart]) -> dict[str, dict[str, dict[str, str]]]:
+    """Return each chart as data: URLs for a wide page and for a phone, light and dark."""
+    return {
+        title: {"wide": svg_data_urls(chart.draw, chart.wide), "narrow": svg_data_urls(chart.draw, chart.narrow)}
+        for title, chart in charts.items()
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from scripts.common.triton import Triton
 
 # `make loadtest` and `make tune` hold the same lock.
 ANOTHER_COMPARISON = "another comparison or search is running against this stack"
+# Ends the name of a folder that is not complete yet.
+WRITING = ".writing"
 
 
 @contextlib.contextmanager
@@ -52,3 +56,27 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def complete_folder(target: Path, latest: str) -> Iterator[Path]:
+    """Yield a folder to fill, move it to `target`, and let the link `latest` beside it point there.
+
+    After an error the folder is deleted, and the link stays as it was.
+    """
+    work = target.with_name(f".{target.name}{WRITING}")
+    work.mkdir(parents=True)
+    try:
+        yield work
+        work.rename(target)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    link = target.with_name(f".{latest}.new")
+    link.unlink(missing_ok=True)
+    link.symlink_to(target.name)
+    os.replace(link, target.with_name(latest))
+
+
+def write_json(content: object, path: Path) -> None:
+    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from loadtest import charts, compare, report, statistics, table
 from loadtest.compare import Comparison
+from scripts.common import figures
 from scripts.common import settings as settings_module
 from scripts.common.figures import DARK, LIGHT, render, svg_data_urls
 from scripts.common.settings import EXAMPLE, MODES, Settings
@@ -35,8 +36,8 @@ def drawn(dotenv) -> Comparison:
 @pytest.fixture
 def blank_charts(monkeypatch):
     """Leave the charts of a report blank, because drawing them takes seconds."""
-    monkeypatch.setattr(report, "render", lambda *_: b"")
-    monkeypatch.setattr(report, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
+    monkeypatch.setattr(figures, "render", lambda *_: b"")
+    monkeypatch.setattr(figures, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def page(comparison: Comparison, results: dict | None = None) -> str:
 def test_page_is_self_contained_and_escaped(drawn, monkeypatch):
     one = charts.all_charts(drawn.results(), drawn.windows)["time"]
     drawing = svg_data_urls(one.draw, one.wide)
-    monkeypatch.setattr(report, "svg_data_urls", lambda *_: drawing)  # drawing all of them takes seconds
+    monkeypatch.setattr(figures, "svg_data_urls", lambda *_: drawing)  # drawing all of them takes seconds
     drawn.settings["SYSTEMS"] = "<script>"
     html = page(drawn)
     sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', html)

@@ -13,6 +13,7 @@ from rich.console import Console
 from loadtest import report as comparison_report
 from loadtest.host import host
 from loadtest.tune import charts, report, table
+from scripts.common import figures
 from scripts.common import settings as settings_module
 from scripts.common.figures import DARK, LIGHT, render, svg_data_urls
 from scripts.common.settings import EXAMPLE, Settings
@@ -145,8 +146,8 @@ def at_rate(result: dict) -> dict:
 @pytest.fixture
 def blank_charts(monkeypatch):
     """Leave the charts of a report blank, because drawing them takes seconds."""
-    monkeypatch.setattr(comparison_report, "render", lambda *_: b"")
-    monkeypatch.setattr(comparison_report, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
+    monkeypatch.setattr(figures, "render", lambda *_: b"")
+    monkeypatch.setattr(figures, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
 
 
 def page(result: dict) -> str:
@@ -304,7 +305,7 @@ def test_page_names_the_goal(result, blank_charts):
 def test_page_is_self_contained_and_escaped(result, monkeypatch):
     one = charts.all_charts(result)["latency"]
     drawing = svg_data_urls(one.draw, one.narrow)
-    monkeypatch.setattr(comparison_report, "svg_data_urls", lambda *_: drawing)  # drawing all of them takes seconds
+    monkeypatch.setattr(figures, "svg_data_urls", lambda *_: drawing)  # drawing all of them takes seconds
     result["arms"][0]["label"] = result["diff"] = result["notes"][0] = "<script>"
     html = page(result)
     sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', html)
