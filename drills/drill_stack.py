@@ -73,8 +73,8 @@ class DrillStack:
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.port(name)}"
 
-    def clients(self) -> Clients:
-        return Clients(*map(self.port, ("GATEWAY_PORT", "TRITON_HTTP_PORT", "TRITON_GRPC_PORT")))
+    def clients(self, keep: bool = False) -> Clients:
+        return Clients(self.port("GATEWAY_PORT"), self.port("TRITON_HTTP_PORT"), self.port("TRITON_GRPC_PORT"), keep)
 
     # --- commands ---------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,9 @@ LOST_S = 30.0
 # Engines differ in the last digits between batches. Two of the texts have a cosine of at most 0.9.
 MIN_COSINE = 0.99
 TEXTS = MIXED.texts[:64:4]
-OUTPUT = "output__0"
+INFER, OUTPUT = "/v2/models/embedding/infer", "output__0"
+# gRPC's channels to one address share a connection, unless each has subchannels of its own.
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 
 Vector = npt.NDArray[Any]
 
@@ -38,53 +40,82 @@ class RefusedError(Exception):
 
 
 class Clients:
-    """One request on each route to a stack."""
+    """One request on each route to a stack.
 
-    def __init__(self, gateway_port: int, http_port: int, grpc_port: int) -> None:
-        self._gateway_port, self._http_port = gateway_port, http_port
-        self._inference = Inference(f"127.0.0.1:{grpc_port}")
-        self.routes: dict[str, Callable[[str], Awaitable[Vector]]] = {
+    With `keep`, its connections belong to this object alone and stay open. Otherwise each HTTP request has its own.
+    """
+
+    def __init__(self, gateway_port: int, http_port: int, grpc_port: int, keep: bool = False) -> None:
+        self.gateway, self.http = Connections(gateway_port, keep), Connections(http_port, keep)
+        self.inference = Inference(f"127.0.0.1:{grpc_port}", OWN_CONNECTION if keep else ())
+        self.routes: dict[str, Callable[[Sequence[str]], Awaitable[Vector]]] = {
             GATEWAY: self._through_gateway,
             HTTP: self._over_http,
             GRPC: self._over_grpc,
         }
 
     async def close(self) -> None:
-        await self._inference.close()
+        self.gateway.close()
+        self.http.close()
+        await self.inference.close()
 
-    async def _through_gateway(self, text: str) -> Vector:
-        answer = await post(self._gateway_port, "/v1/embeddings", {"model": "embedding", "input": text})
-        return np.array(answer["data"][0]["embedding"])
+    async def _through_gateway(self, texts: Sequence[str]) -> Vector:
+        answer = await self.gateway.post("/v1/embeddings", {"model": "embedding", "input": texts})
+        return np.array([item["embedding"] for item in answer["data"]])
 
-    async def _over_http(self, text: str) -> Vector:
-        tensor = {"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": [text]}
-        body = {"inputs": [tensor], "outputs": [{"name": OUTPUT}]}
-        answer = await post(self._http_port, "/v2/models/embedding/infer", body)
-        return np.array(answer["outputs"][0]["data"])
+    async def _over_http(self, texts: Sequence[str]) -> Vector:
+        tensor = {"name": "input_text", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
+        answer = await self.http.post(INFER, {"inputs": [tensor], "outputs": [{"name": OUTPUT}]})
+        (output,) = answer["outputs"]
+        return np.array(output["data"]).reshape(output["shape"])
 
-    async def _over_grpc(self, text: str) -> Vector:
-        tensor = Tensor.from_texts("input_text", [text], [1, 1])
-        return (await self._inference.infer("embedding", [tensor], [OUTPUT]))[OUTPUT].array().ravel()
+    async def _over_grpc(self, texts: Sequence[str]) -> Vector:
+        tensor = Tensor.from_texts("input_text", texts, [len(texts), 1])
+        return (await self.inference.infer("embedding", [tensor], [OUTPUT]))[OUTPUT].array()
+
+
+class Connections:
+    """HTTP connections to one port. With `keep`, a request takes one that is idle."""
+
+    def __init__(self, port: int, keep: bool = False) -> None:
+        self._port, self._keep = port, keep
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Send a request, and return the JSON of the response. Raise RefusedError for others."""
+        while self._idle and (self._idle[-1][0].at_eof() or self._idle[-1][1].is_closing()):
+            self._idle.pop()[1].close()
+        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
+        reusable = False
+        try:
+            data = json.dumps(body).encode()
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(data)}\r\n" + ("" if self._keep else "Connection: close\r\n")
+            writer.write(f"{head}\r\n".encode() + data)
+            # Do not wait for the end of the connection: it is not what a client waits for.
+            response = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: *(\d+)", response, re.IGNORECASE)
+            content = await reader.readexactly(int(length[1]) if length else 0)
+            reusable = self._keep and not re.search(rb"connection: *close", response, re.IGNORECASE)
+        except asyncio.IncompleteReadError:
+            raise ConnectionResetError("the connection was closed without an answer") from None
+        finally:
+            if reusable:
+                self._idle.append((reader, writer))
+            else:
+                writer.close()
+        if (status := response.split()[1]) != b"200":
+            raise RefusedError(f"{status.decode()} {content[:120].decode(errors='replace')}")
+        return json.loads(content)
 
 
 async def post(port: int, path: str, body: dict[str, Any]) -> Any:
     """Send a request on a connection of its own, and return the JSON of the response. Raise RefusedError for others."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-        # Do not wait for the end of the connection: it is not what a client waits for.
-        response = await reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"content-length: *(\d+)", response, re.IGNORECASE)
-        content = await reader.readexactly(int(length[1]) if length else 0)
-    except asyncio.IncompleteReadError:
-        raise ConnectionResetError("the connection was closed without an answer") from None
-    finally:
-        writer.close()
-    if (status := response.split()[1]) != b"200":
-        raise RefusedError(f"{status.decode()} {content[:120].decode(errors='replace')}")
-    return json.loads(content)
+    return await Connections(port).post(path, body)
 
 
 class SteadyLoad:
@@ -121,7 +152,7 @@ class SteadyLoad:
 
     async def _send(self, clients: Clients, route: str, index: int) -> None:
         sent_at = time.monotonic()
-        kind, error = await outcome(clients.routes[route](TEXTS[index]), self._answers[index])
+        kind, error = await outcome(clients.routes[route]([TEXTS[index]]), self._answers[index])
         self.outcomes.append(Outcome(route, sent_at, time.monotonic() - sent_at, kind, error))
 
 
@@ -138,15 +169,16 @@ async def outcome(answer: Awaitable[Vector], expected: Vector, timeout: float = 
         return FAILED, str(error)
     except (ValueError, KeyError, IndexError, TypeError) as error:
         return WRONG, f"the answer cannot be read ({error})"
-    if vector.shape != expected.shape or not float(vector @ expected) >= MIN_COSINE:
+    if vector.shape != expected.shape or not (vector * expected).sum(-1).min() >= MIN_COSINE:
         return WRONG, "another vector than before"
     return RIGHT, ""
 
 
 async def known_answers(clients: Clients) -> list[Vector]:
     """Return the answer to each text, alone. Raise if Triton gives two texts the same one."""
-    answers = [await clients.routes[GRPC](text) for text in TEXTS]
-    cosines = np.array(answers) @ np.array(answers).T - 2 * np.eye(len(answers))
+    answers = [await clients.routes[GRPC]([text]) for text in TEXTS]
+    rows = np.concatenate(answers)
+    cosines = rows @ rows.T - 2 * np.eye(len(rows))
     if cosines.max() >= MIN_COSINE - 0.05:
         raise ValueError("two of the texts have nearly the same answer, so a wrong one would not be seen")
     return answers
@@ -154,5 +186,5 @@ async def known_answers(clients: Clients) -> list[Vector]:
 
 async def answers_on_every_route(clients: Clients, answers: Sequence[Vector], timeout: float) -> bool:
     """Return whether each route gives the right answer now."""
-    ends = [outcome(send(TEXTS[0]), answers[0], timeout) for send in clients.routes.values()]
+    ends = [outcome(send(TEXTS[:1]), answers[0], timeout) for send in clients.routes.values()]
     return all(kind == RIGHT for kind, _ in await asyncio.gather(*ends))

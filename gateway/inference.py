@@ -82,14 +82,14 @@ Outputs = Mapping[str, Tensor]
 class Inference:
     """The connection to Triton. Methods raise grpc.RpcError, which the app turns into a response."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, options: Mapping[str, int] | None = None) -> None:
         self._address = address
+        self._options = {**dict(OPTIONS), "grpc.default_authority": address, **(options or {})}
         self._connect(address)
         self._closing: set[asyncio.Task[None]] = set()
 
     def _connect(self, target: str) -> None:
-        options = (*OPTIONS, ("grpc.default_authority", self._address))
-        self._channel = grpc.aio.insecure_channel(target, options=options)
+        self._channel = grpc.aio.insecure_channel(target, options=list(self._options.items()))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def use(self, addresses: Sequence[str]) -> None:
