@@ -111,7 +111,7 @@ loadtest: packages ## Serve SYSTEM, compare dynamic batching with the modes with
 tune: packages ## Find the fastest configuration for a latency target on the running server: P95=100 or RATE=200, MINUTES, APPLY
 	@$(stack) tune
 
-drill: $(all) ## Crash, starve and attack a stack of its own under a steady load, and print what that cost: DRILL="name name", LIST=1
+drill: $(all) ## Crash, starve and attack a stack of its own under a steady load, and print what that cost: DRILL="name name", LIST=1; or watch it for growth: SOAK=30 (minutes), USERS
 	@$(if $(filter 1,$(LIST)),,$(MAKE) models RUNTIME=local SYSTEMS=embedding)
 	@$(python) -m drills $(if $(filter 1,$(LIST)),--list) $(DRILL)
 

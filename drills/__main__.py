@@ -1,4 +1,4 @@
-"""Run drills against a stack of their own, print their table and write it.
+"""Run drills against a stack of their own, or with SOAK many clients, print the table and write it.
 
 python -m drills [--list] [NAME ...]
 """
@@ -20,6 +20,7 @@ from drills import attacks, clock, commands, crashes, shortages
 from drills.drill_stack import DrillStack, repository_of
 from drills.harness import DRILLS, Drill, result
 from drills.outcomes import Result
+from drills.soak.soaking import soak
 from scripts.common.cli import one_interrupt, out, run
 from scripts.common.files import write_atomically
 from scripts.common.settings import Settings, UserError
@@ -92,6 +93,10 @@ def main() -> int:
             out.print(f"{drill.name:<28}{drill.done}")
         return 0
     settings = Settings.load()
+    if settings["SOAK"]:
+        if arguments.names:
+            raise UserError("DRILL and SOAK are both set: run one after the other")
+        return soak(settings)
     results: list[Result] = []
     with one_interrupt(), DrillStack(repository_of(settings), settings.path("LOCAL_STATE")) as stack:
         for drill in drills:

@@ -195,7 +195,7 @@ RULES: dict[str, Rule] = {
     "WORKLOAD": _choice("mixed", "published"),
     "PROTOCOL": _choice("http", "grpc", "openai"),
     "ROUNDS": _integer(2),
-    **dict.fromkeys(("RATE", "SPAWN_RATE", "GATEWAY_TIMEOUT"), _decimal(0.1)),
+    **dict.fromkeys(("RATE", "SPAWN_RATE", "GATEWAY_TIMEOUT", "SOAK"), _decimal(0.1)),
     "ARRIVALS": _choice("poisson", "constant"),
     **dict.fromkeys(("WINDOW", "MINUTES", "P95", "OVERLOAD"), _decimal(1)),
     **dict.fromkeys(("WARMUP", "MIN_RATIO"), _decimal()),

@@ -1,20 +1,28 @@
-"""`make drill` without drills: their list, and a wrong name."""
+"""`make drill`: the list of the drills, a wrong name, and short soaks."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
 import subprocess
+
+import psutil
 
 from scripts.common.settings import ROOT
 
 NAMES = ["prometheus-killed", "config-broken", "wrong-requests-to-gateway"]
 
 
-def make_drill(folder, **variables: str) -> subprocess.CompletedProcess[str]:
+def environment(folder) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    own |= {"TRITON_SETTINGS_FILE": f"{folder}/.env", "COLUMNS": "200"}
+    return own | {"TRITON_SETTINGS_FILE": f"{folder}/.env", "COLUMNS": "200"}
+
+
+def make_drill(folder, **variables: str) -> subprocess.CompletedProcess[str]:
     command = ["make", "drill", f"REPORTS={folder}/reports", *(f"{name}={value}" for name, value in variables.items())]
-    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=1000)
+    return subprocess.run(command, cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=1000)
 
 
 def test_drills_are_listed_without_starting_anything(tmp_path):
@@ -29,3 +37,54 @@ def test_unknown_drill_is_one_sentence(tmp_path):
     assert done.returncode != 0
     assert "error: no drill nothing; make drill LIST=1 lists them" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_short_soak_answers_everything_and_judges_no_slope(tmp_path):
+    done = make_drill(tmp_path, SOAK="0.2", USERS="30", WAIT="0.2,0.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "That is too short to judge a slope." in done.stdout
+    content = json.loads((tmp_path / "reports/latest-soak/soak.json").read_text())
+    good, bad = content["requests"]["good"], content["requests"]["bad"]
+    assert good["requests"] > 100 and bad["requests"]
+    assert not good["errors"] and not bad["errors"]
+    by_name = {one["name"]: one for one in content["series"]}
+    assert {one["outcome"] for one in by_name.values()} == {"too short to judge"}
+    for process in ("tritonserver", "tokenizer", "encoder", "gateway", "prometheus", "supervisord", "revive.py"):
+        for kind in ("memory", "descriptors", "threads"):
+            assert min(by_name[f"{kind} of {process}"]["values"]) > 0
+    assert by_name["/dev/shm"]["values"][-1] > 100  # 64 MiB for each of two Python processes
+    assert by_name["series in Prometheus"]["values"][-1] > 100
+    assert "<h2>Threads</h2>" in (tmp_path / "reports/latest-soak/soak.html").read_text()
+
+
+def test_soak_stops_everything_and_writes_its_report_after_ctrl_c(tmp_path):
+    command = ["make", "drill", f"REPORTS={tmp_path}/reports", "SOAK=30", "USERS=10"]
+    marked = environment(tmp_path) | {"STARTED_BY": str(tmp_path)}
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=marked,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        # A shell that runs the tests in the background ignores SIGINT, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("10 clients for 30 minutes"):
+                os.killpg(process.pid, signal.SIGINT)
+    text = "".join(lines)
+    assert process.returncode, text
+    assert "of 30 minutes; what was sampled until then is kept" in text
+    assert json.loads((tmp_path / "reports/latest-soak/soak.json").read_text())["stopped"]
+    assert (tmp_path / "reports/latest-soak/soak.html").exists()
+    assert not [one for one in psutil.process_iter() if started_by(one, tmp_path)]
+
+
+def started_by(process: psutil.Process, folder) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get("STARTED_BY") == str(folder)
+    return False

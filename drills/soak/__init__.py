@@ -1,0 +1,1 @@
+"""make drill SOAK=30: many clients for that many minutes, and proof that nothing in the stack grows meanwhile."""

@@ -1,0 +1,144 @@
+"""The files of a soak: soak.json, soak.html, and its charts as PNG."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from drills.outcomes import counted
+from drills.soak.many_clients import Load, ManyClients
+from drills.soak.series import ERROR_RATE, SAMPLE_S, SHORT, Series, first_judged, verdicts
+from drills.soak.soak_charts import all_charts
+from loadtest.host import host
+from scripts.common.figures import PALETTES, images, write_charts
+from scripts.common.files import complete_folder, write_json
+from scripts.common.pages import page
+
+# The content of soak.json.
+Results = dict[str, Any]
+
+LATEST = "latest-soak"
+COLUMNS = ("", "start", "end", "slope per hour", "interval", "verdict")
+
+
+def command(load: Load, minutes: float) -> str:
+    """Return the command that repeats the soak."""
+    return f"make drill SOAK={minutes:g} USERS={load.clients} WAIT={load.wait[0]:g},{load.wait[1]:g} SEED={load.seed}"
+
+
+def results_of(
+    load: Load,
+    minutes: float,
+    series: Sequence[Series],
+    clients: ManyClients,
+    seconds: float,
+    began: datetime,
+    problems: Sequence[str],
+    stopped: str,
+) -> Results:
+    good, bad = counted(clients.outcomes), counted(clients.refusals)
+    count = len(series[0].values)
+    results = {
+        "run": f"{began:%Y%m%dT%H%M%SZ}",
+        "command": command(load, minutes),
+        "host": host(),
+        "minutes": seconds / 60,
+        "clients": load.clients,
+        "wait_s": load.wait,
+        "sample_s": SAMPLE_S,
+        "judged_from_s": (first_judged(count) + 1) * SAMPLE_S,
+        "error_rate": ERROR_RATE,
+        "stopped": stopped,
+        "problems": list(problems),
+        "requests": {"good": good, "bad": bad},
+        "series": [verdict.as_json() for verdict in verdicts(series)],
+    }
+    return results | {"complaints": complaints(results)}
+
+
+def complaints(results: Results) -> list[str]:
+    """Return why the soak fails; without complaints its exit code is 0."""
+    found = list(results["problems"])
+    if results["stopped"]:
+        found.append(f"{results['stopped']}; what was sampled until then is kept")
+    if failing := [series["name"] for series in results["series"] if series["fails"]]:
+        found.append(f"not flat: {', '.join(failing)}. A longer SOAK shows if that goes on")
+    for kind, figures in results["requests"].items():
+        wrong = {
+            "failed": figures["failed_gateway"] + figures["failed_direct"],
+            "wrong": figures["wrong"],
+            "lost": figures["lost"],
+        }
+        if any(wrong.values()):
+            numbers = ", ".join(f"{count} {what}" for what, count in wrong.items() if count)
+            errors = sorted(figures["errors"].items(), key=lambda item: -item[1])[:3]
+            reasons = "; ".join(f"{count} x {text}" for text, count in errors)
+            found.append(f"of {figures['requests']:,} {kind} requests {numbers}: {reasons}")
+    if not results["requests"]["good"]["requests"]:
+        found.append("no request was sent: set a longer SOAK, more USERS, or a shorter WAIT")
+    return found
+
+
+def outcome(results: Results) -> str:
+    if any(series["fails"] for series in results["series"]):
+        return "not flat"
+    return SHORT if any(series["outcome"] == SHORT for series in results["series"]) else "flat"
+
+
+def headline(results: Results) -> str:
+    good, bad = (results["requests"][kind]["requests"] for kind in ("good", "bad"))
+    ends = {
+        "flat": "Every series is flat.",
+        "not flat": "Not every series is flat.",
+        SHORT: "That is too short to judge a slope.",
+    }
+    return (
+        f"In {results['minutes']:.3g} minutes, {results['clients']} clients sent {good:,} requests and {bad:,} bad "
+        f"ones. {ends[outcome(results)]}"
+    )
+
+
+def number(value: float | None) -> str:
+    """Return a figure with three digits; from 100 on with all digits before the point."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{float(f'{value:.3g}') + 0.0:g}"  # the sum turns -0 into 0
+
+
+def cells(series: Results) -> list[str]:
+    """Return a series' row of the table."""
+    interval = series["interval_per_hour"]
+    unit = f" {series['unit']}" if series["unit"] else ""
+    return [
+        series["name"],
+        *(f"{number(series[key])}{unit}" if series[key] is not None else "" for key in ("start", "end")),
+        number(series["slope_per_hour"]),
+        f"{number(interval[0])} to {number(interval[1])}" if interval else "",
+        series["outcome"],
+    ]
+
+
+def write(results: Results, reports: Path) -> str:
+    """Write reports/<UTC time>-soak/ in full or not at all; return its path from the current folder."""
+    target = reports / f"{results['run']}-soak"
+    with complete_folder(target, LATEST) as work:
+        write_json(results, work / "soak.json")
+        charts = all_charts(results)
+        write_charts(charts, work)
+        content = page(
+            "drills",
+            "soak/soak.html.j2",
+            inherits="loadtest",
+            results=results,
+            outcome=outcome(results),
+            headline=headline(results),
+            columns=COLUMNS,
+            rows=[(series["fails"], cells(series)) for series in results["series"]],
+            palettes=PALETTES,
+            images=images(charts),
+        )
+        (work / "soak.html").write_text(content, encoding="utf-8")
+    return os.path.relpath(target)

@@ -1,0 +1,144 @@
+"""make drill SOAK=30: run the clients against a stack of its own, sample it, and report what is not flat."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from drills.drill_stack import DrillStack, repository_of
+from drills.outcomes import RIGHT, Outcome, counted
+from drills.soak.many_clients import Load, ManyClients
+from drills.soak.process_samples import Watch
+from drills.soak.series import (
+    BY_PROCESS,
+    LATENCY,
+    MEMORY,
+    METRICS,
+    OF_THE_STACK,
+    PROCESSES,
+    SAMPLE_S,
+    SHARED,
+    Kind,
+    Series,
+)
+from drills.soak.soak_report import COLUMNS, Results, cells, headline, results_of, write
+from scripts.common.cli import err, one_interrupt, out
+from scripts.common.settings import Settings
+from scripts.common.triton import metrics_page
+
+CLIENTS = 500
+# Two cores answer these 25 requests per second with time to spare. Clients that think send less when the stack is slow,
+# so that a busy machine delays requests and does not pile them up.
+WAIT = (10.0, 30.0)
+REPORT_EVERY_S = 60.0
+INTERRUPTED = 130
+
+
+def load_of(settings: Settings) -> Load:
+    return Load(
+        settings.integer("USERS") if settings["USERS"] else CLIENTS,
+        settings.interval("WAIT") if settings["WAIT"] else WAIT,
+        settings.integer("SEED"),
+    )
+
+
+class Soak:
+    """The samples of a stack under load."""
+
+    def __init__(self, stack: DrillStack) -> None:
+        self._stack = stack
+        self._seen = 0  # outcomes of earlier samples
+        self.watch = Watch(stack.processes)
+        kinds = [kind for kind in OF_THE_STACK if kind is not METRICS or "prometheus" in self.watch.names]
+        self.by_process = [Series(kind, name) for kind in BY_PROCESS for name in self.watch.names]
+        self.of_the_stack = {kind: Series(kind) for kind in kinds}
+        self.seconds = 0.0
+
+    @property
+    def series(self) -> list[Series]:
+        return [*self.by_process, *self.of_the_stack.values()]
+
+    def sample_for(self, seconds: float, clients: ManyClients) -> None:
+        """Take a sample at every SAMPLE_S, and print a line of progress in each minute."""
+        begin = time.monotonic()
+        for number in range(1, int(seconds / SAMPLE_S) + 1):
+            time.sleep(max(0.0, begin + number * SAMPLE_S - time.monotonic()))
+            self.sample(clients.outcomes)
+            self.seconds = number * SAMPLE_S
+            if self.seconds % REPORT_EVERY_S == 0:
+                out.print(self.progress(seconds, clients))
+
+    def sample(self, outcomes: Sequence[Outcome]) -> None:
+        new = outcomes[self._seen :]
+        self._seen += len(new)
+        held = self.watch.sample()
+        for series in self.by_process:
+            process = held.get(series.process)
+            series.add(getattr(process, series.kind.name) if process else math.nan)
+        for kind, value in self._of_the_stack(new):
+            self.of_the_stack[kind].add(value)
+
+    def _of_the_stack(self, outcomes: Sequence[Outcome]) -> Iterator[tuple[Kind, float]]:
+        yield SHARED, self.watch.shared_memory()
+        yield PROCESSES, self.watch.count()
+        milliseconds = [outcome.seconds * 1000 for outcome in outcomes if outcome.kind == RIGHT]
+        yield LATENCY, float(np.percentile(milliseconds, 95)) if milliseconds else math.nan
+        if METRICS in self.of_the_stack:
+            page = metrics_page(self._stack.url("PROMETHEUS_PORT"))
+            count = re.search(r"^prometheus_tsdb_head_series (\S+)", page, re.MULTILINE)
+            yield METRICS, float(count[1]) if count else math.nan
+
+    def progress(self, seconds: float, clients: ManyClients) -> str:
+        figures = counted(clients.outcomes)
+        failed = figures["failed_gateway"] + figures["failed_direct"]
+        memory = sum(series.values[-1] for series in self.by_process if series.kind is MEMORY)
+        return (
+            f"{self.seconds / 60:3.0f} of {seconds / 60:g} min: {figures['requests']:,} requests, {failed} failed, "
+            f"{figures['wrong']} wrong, {figures['lost']} lost; {len(clients.refusals)} bad ones; "
+            f"p95 {self.of_the_stack[LATENCY].values[-1]:.0f} ms, memory {memory:.0f} MiB"
+        )
+
+
+def soak(settings: Settings) -> int:
+    """Run the soak, print and write what came out, and return the exit code."""
+    load, seconds = load_of(settings), settings.number("SOAK") * 60
+    began, stopped = datetime.now(UTC), ""
+    with one_interrupt():
+        with DrillStack(repository_of(settings), settings.path("LOCAL_STATE")) as stack:
+            run = Soak(stack)
+            clients = ManyClients(load, lambda: stack.clients(keep=True), stack.answers)
+            minimum, maximum = load.wait
+            out.print(f"{load.clients} clients for {seconds / 60:g} minutes; each thinks {minimum:g} to {maximum:g} s")
+            try:
+                with clients:
+                    run.sample_for(seconds, clients)
+            except KeyboardInterrupt:
+                stopped = f"stopped early, after {run.seconds / 60:.1f} of {seconds / 60:g} minutes"
+        results = results_of(load, seconds / 60, run.series, clients, run.seconds, began, run.watch.problems, stopped)
+        folder = write(results, settings.path("REPORTS"))
+    show(results)
+    out.print(f"\nreport  {folder}/soak.html  (numbers: {folder}/soak.json)")
+    for complaint in results["complaints"]:
+        err.print(f"[red]error:[/] {escape(complaint)}")
+    return INTERRUPTED if stopped else 1 if results["complaints"] else 0
+
+
+def show(results: Results) -> None:
+    """Print the table, and one sentence."""
+    rows = [cells(series) for series in results["series"]]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for number, column in enumerate(COLUMNS):
+        width = max(len(row[number]) for row in rows)  # also where the output is no terminal, and 80 columns wide
+        table.add_column(column, justify="right" if 0 < number < len(COLUMNS) - 1 else "left", min_width=width)
+    for row, series in zip(rows, results["series"], strict=True):
+        table.add_row(*row, style="red" if series["fails"] else "")
+    out.print()
+    out.print(table, crop=False)
+    out.print(f"\n[bold]{headline(results)}[/]")

@@ -1,0 +1,371 @@
+"""A soak without a stack: the statistic, the verdicts, the clients' bookkeeping, and the report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from scipy import stats
+
+from drills import __main__ as drill_command
+from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Outcome
+from drills.soak import many_clients
+from drills.soak.many_clients import Load, ManyClients, refusal
+from drills.soak.process_samples import Watch, held, name_of
+from drills.soak.series import (
+    BY_DESIGN,
+    DESCRIPTORS,
+    ENDED,
+    ERROR_RATE,
+    FALLS,
+    FLAT,
+    LATENCY,
+    MEMORY,
+    MIB,
+    RISES,
+    SAMPLE_S,
+    SHORT,
+    Series,
+    Verdict,
+    verdict,
+)
+from drills.soak.soak_report import cells, command, complaints, headline, number, outcome, results_of, write
+from drills.soak.trend import student_t, trend
+from drills.steady_load import GRPC, HTTP, TEXTS, RefusedError
+from gateway.inference import rpc_error
+from scripts.common.settings import Settings, UserError
+
+SEEDS = range(100)
+# Thirty minutes, of which twenty are judged.
+SAMPLES = int(1800 / SAMPLE_S)
+LOAD = Load(clients=6, wait=(0.0, 0.001), seed=1)
+
+
+def wandering(chance: np.random.Generator, persistence: float) -> np.ndarray:
+    """Return noise with a spread of 1, each value of which keeps this share of the one before. 1: a random walk."""
+    steps = chance.normal(size=SAMPLES + 500)
+    values = np.zeros(len(steps))
+    for i in range(1, len(steps)):
+        values[i] = persistence * values[i - 1] + steps[i]
+    return values[500:] * math.sqrt(1 - persistence**2 or 1)
+
+
+def judged(values: np.ndarray, kind=MEMORY, process: str = "gateway", series: int = 28) -> Verdict:
+    """Judge a series as one of so many."""
+    return verdict(Series(kind, process, list(map(float, values))), ERROR_RATE / series)
+
+
+@pytest.mark.parametrize("persistence", [0, 0.5, 0.8, 0.9, 0.95, 0.99, 1])
+def test_noise_is_flat_in_95_of_100_seeds(persistence: float) -> None:
+    failed = [seed for seed in SEEDS if judged(500 + 5 * wandering(np.random.default_rng(seed), persistence)).fails]
+    assert len(failed) <= 5, failed
+
+
+@pytest.mark.parametrize("persistence", [0, 0.9, 0.99, 1])
+def test_interval_covers_zero_in_19_of_20_cases(persistence: float) -> None:
+    intervals = [trend(wandering(np.random.default_rng(seed), persistence), 0.05) for seed in SEEDS]
+    assert sum(one.low <= 0 <= one.high for one in intervals) >= 90
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_few_steps_of_an_allocator_are_flat_in_95_of_100_seeds(steps: int) -> None:
+    def staircase(chance: np.random.Generator) -> np.ndarray:
+        return 100 + 20 * np.sum([np.arange(SAMPLES) > at for at in chance.uniform(0, SAMPLES, steps)], axis=0)
+
+    assert sum(judged(staircase(np.random.default_rng(seed))).fails for seed in SEEDS) <= 5
+
+
+@pytest.mark.parametrize("persistence", [0, 0.5, 0.8])
+def test_leak_within_noise_fails_in_95_of_100_seeds(persistence: float) -> None:
+    leak = np.linspace(0, 60, SAMPLES)
+    found = [judged(500 + leak + wandering(np.random.default_rng(seed), persistence)).outcome for seed in SEEDS]
+    assert found.count(RISES) >= 95
+
+
+def test_leak_in_many_small_steps_fails_in_95_of_100_seeds() -> None:
+    """A descriptor stays open every half a minute, at random."""
+    counts = [np.random.default_rng(seed).poisson(SAMPLE_S / 30, SAMPLES).cumsum() for seed in SEEDS]
+    assert sum(judged(50 + one, DESCRIPTORS).outcome == RISES for one in counts) >= 95
+
+
+def test_slope_is_per_hour_and_in_the_units_of_the_series() -> None:
+    series = Series(MEMORY, "gateway")
+    for i in range(SAMPLES):
+        series.add((100 + i) * MIB)
+    result = verdict(series, 0.05)
+    assert result.outcome == RISES
+    assert result.slope.slope == pytest.approx(3600 / SAMPLE_S)
+    assert (result.start, result.end) == (pytest.approx(224.5), pytest.approx(454.5))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "process", "expected"),
+    [
+        (np.full(SAMPLES, 3.1), MEMORY, "gateway", FLAT),
+        (np.linspace(0.3, 0.9, SAMPLES), MEMORY, "gateway", FLAT),  # less than an arena of Python
+        (np.linspace(10, 20, SAMPLES), MEMORY, "prometheus", BY_DESIGN),
+        (np.linspace(10, 20, SAMPLES), DESCRIPTORS, "prometheus", RISES),
+        (np.linspace(20, 10, SAMPLES), MEMORY, "gateway", FALLS),
+        (np.linspace(100, 105, SAMPLES), LATENCY, "", FLAT),
+        (np.linspace(100, 150, SAMPLES), LATENCY, "", RISES),
+        (np.r_[np.linspace(0, 50, SAMPLES // 3), np.full(2 * SAMPLES // 3, 50.0)], MEMORY, "gateway", FLAT),  # warm-up
+        (np.linspace(10, 1000, 100), MEMORY, "gateway", SHORT),
+        (np.r_[np.full(SAMPLES - 1, 10.0), math.nan], MEMORY, "gateway", ENDED),
+        (np.full(SAMPLES, math.nan), LATENCY, "", SHORT),
+        (np.array([]), MEMORY, "gateway", SHORT),
+    ],
+)
+def test_verdict(values: np.ndarray, kind, process: str, expected: str) -> None:
+    result = judged(values, kind, process)
+    assert (result.outcome, result.fails) == (expected, expected in (RISES, FALLS, ENDED))
+
+
+@pytest.mark.parametrize("probability", [0.95, 0.975, 0.999, 0.9995])
+def test_quantile_of_student(probability: float) -> None:
+    assert student_t(probability, 21) == pytest.approx(stats.t.ppf(probability, 21), rel=1e-3)
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+def test_growth_of_a_process_is_seen() -> None:
+    """A process that holds 64 MiB more, ten more descriptors and one more thread."""
+    code = """if True:
+        import os, sys, threading
+        sys.stdin.readline()
+        block = b"x" * (64 << 20)
+        pipes = [os.pipe() for _ in range(5)]
+        threading.Thread(target=sys.stdin.readline).start()
+        print("grown", flush=True)
+    """
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
+        before = held(child.pid)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "grown\n"
+        after = held(child.pid)
+        child.communicate("\n")
+    assert after.memory - before.memory > 60 * MIB
+    assert after.descriptors - before.descriptors >= 10
+    assert after.threads - before.threads == 1
+    with pytest.raises(OSError, match=r"ended|No such process|No such file"):
+        held(child.pid)
+
+
+def test_process_that_ends_is_a_problem() -> None:
+    with subprocess.Popen([sys.executable, "-m", "http.server", "0"], stdout=-3, stderr=-3) as child:
+        watch = Watch(lambda: [psutil.Process(), psutil.Process(child.pid)])
+        assert len(watch.sample()) == 2
+        child.kill()
+        child.wait()
+        assert len(watch.sample()) == 1
+    assert watch.problems == [f"http.server (process {child.pid}) ended during the soak"]
+
+
+def test_shared_memory_counts_after_its_process_has_ended(tmp_path) -> None:
+    code = (
+        "import mmap, sys; file = open(sys.argv[1], 'r+b'); m = mmap.mmap(file.fileno(), 0); print(flush=True); input()"
+    )
+    path = f"/dev/shm/{tmp_path.parent.name}-{os.getpid()}"
+    with open(path, "wb") as file:
+        file.write(bytes(MIB))
+    try:
+        with subprocess.Popen([sys.executable, "-c", code, path], stdin=-1, stdout=-1, text=True) as child:
+            child.stdout.readline()
+            watch = Watch(lambda: [psutil.Process(child.pid)])
+            assert watch.shared_memory() == MIB
+            child.communicate("\n")
+        assert watch.shared_memory() == MIB
+    finally:
+        os.unlink(path)
+    assert watch.shared_memory() == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("/a/tritonserver --model-repository=/b", "tritonserver"),
+        ("/a/triton_python_backend_stub /models/tokenizer/1/model.py region 64", "tokenizer"),
+        ("python3 -m gateway", "gateway"),
+        ("/venv/bin/python -m supervisor.supervisord -c /a/supervisord.conf", "supervisord"),
+        ("python3 /images/triton/revive.py 7", "revive.py"),
+        ("bash images/triton/serve.sh", "serve.sh"),
+        ("/usr/bin/prometheus --config.file=/a", "prometheus"),
+    ],
+)
+def test_name_of_a_process(line: str, name: str) -> None:
+    assert name_of(line.split()) == name
+
+
+# --- clients --------------------------------------------------------------------------------------------------------
+
+
+async def answered(value: object) -> object:
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+async def never() -> None:
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (answered(RefusedError("400 wrong type")), RIGHT),
+        (answered(RefusedError("404 no such model")), RIGHT),
+        (answered(RefusedError("500 crashed")), FAILED),
+        (answered(rpc_error(grpc.StatusCode.INVALID_ARGUMENT, "wrong type")), RIGHT),
+        (answered(rpc_error(grpc.StatusCode.INTERNAL, "crashed")), FAILED),
+        (answered(ConnectionResetError("reset")), FAILED),
+        (answered({"data": []}), WRONG),
+        (never(), LOST),
+    ],
+)
+def test_bad_request_must_be_refused_as_one(answer: Awaitable, kind: str) -> None:
+    result, error = asyncio.run(refusal(answer, timeout=0.05 if kind == LOST else 60))
+    assert (result, bool(error)) == (kind, kind != RIGHT)
+
+
+ANSWERS = [np.eye(len(TEXTS))[[i]] for i in range(len(TEXTS))]
+
+
+class FakeClients:
+    """Clients whose gateway is right, whose HTTP route gives the answers in the wrong order, whose gRPC route fails."""
+
+    def __init__(self) -> None:
+        def right(texts: list[str]) -> np.ndarray:
+            return np.concatenate([ANSWERS[TEXTS.index(text)] for text in texts])
+
+        self.routes: dict[str, Callable[[list[str]], Awaitable]] = {
+            GATEWAY: lambda texts: answered(right(texts)),
+            HTTP: lambda texts: answered(np.roll(right(texts), 1, axis=1)),
+            GRPC: lambda texts: answered(rpc_error(grpc.StatusCode.UNAVAILABLE, "gone")),
+        }
+
+    async def close(self) -> None:
+        pass
+
+
+def test_clients_send_good_and_bad_requests_on_every_route_and_check_each_text(monkeypatch) -> None:
+    refused = {route: [lambda: answered(RefusedError("400"))] for route in (GATEWAY, HTTP, GRPC)}
+    monkeypatch.setattr(many_clients, "bad_requests", lambda clients: refused)
+    with ManyClients(LOAD, FakeClients, ANSWERS) as clients:
+        while not (clients.refusals and len(clients.outcomes) > 100):
+            time.sleep(0.01)
+    kinds = {(one.route, one.kind) for one in clients.outcomes}
+    assert kinds == {(GATEWAY, RIGHT), (HTTP, WRONG), (GRPC, FAILED)}
+    assert {one.kind for one in clients.refusals} == {RIGHT}
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
+
+
+def results(*series: Series, outcomes: tuple[Outcome, ...] = (), refusals: tuple[Outcome, ...] = (), **changes) -> dict:
+    good = Outcome(GATEWAY, 0, 0.1, RIGHT)
+    clients = SimpleNamespace(outcomes=[good, *outcomes], refusals=list(refusals))
+    arguments = {"problems": [], "stopped": ""} | changes
+    return results_of(LOAD, 30, series, clients, 1800, datetime(2026, 1, 2, tzinfo=UTC), **arguments)
+
+
+def series_of(values: np.ndarray, kind=MEMORY, process: str = "gateway") -> Series:
+    return Series(kind, process, list(map(float, values)))
+
+
+LEVEL = series_of(np.full(SAMPLES, 40.0))
+LEAK = series_of(np.linspace(40, 90, SAMPLES), process="encoder")
+BRIEF = series_of(np.full(3, 40.0))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected", "reasons"),
+    [
+        (results(LEVEL), "flat", []),
+        (results(LEVEL, LEAK), "not flat", ["not flat: memory of encoder. A longer SOAK shows if that goes on"]),
+        (results(BRIEF), SHORT, []),
+        (
+            results(LEVEL, outcomes=(Outcome(HTTP, 0, 1, WRONG, "another"), Outcome(GATEWAY, 0, 30, LOST, "none"))),
+            "flat",
+            ["of 3 good requests 1 wrong, 1 lost: 1 x Triton's HTTP: another; 1 x gateway: none"],
+        ),
+        (
+            results(LEVEL, refusals=(Outcome(HTTP, 0, 1, FAILED, "500"), Outcome(HTTP, 0, 1, RIGHT))),
+            "flat",
+            ["of 2 bad requests 1 failed: 1 x Triton's HTTP: 500"],
+        ),
+        (results(LEVEL, problems=["gateway ended"]), "flat", ["gateway ended"]),
+        (results(BRIEF, stopped="stopped early"), SHORT, ["stopped early; what was sampled until then is kept"]),
+    ],
+)
+def test_complaints_decide_the_exit_code(content: dict, expected: str, reasons: list[str]) -> None:
+    assert (outcome(content), complaints(content), content["complaints"]) == (expected, reasons, reasons)
+
+
+def test_soak_without_requests_fails() -> None:
+    content = results(LEVEL)
+    content["requests"]["good"]["requests"] = 0
+    assert complaints(content) == ["no request was sent: set a longer SOAK, more USERS, or a shorter WAIT"]
+
+
+def test_report_has_every_series(tmp_path) -> None:
+    latency = series_of(np.r_[math.nan, np.full(SAMPLES - 1, 80.0)], LATENCY, "")
+    content = results(LEVEL, LEAK, latency, series_of(np.full(SAMPLES, 9.0), DESCRIPTORS))
+    content["series"].append(content["series"][0] | {"kind": "threads", "name": "threads of gateway"})
+    folder = tmp_path / "20260102T000000Z-soak"
+    write(content, tmp_path)
+    written = json.loads((folder / "soak.json").read_text())
+    assert written["series"][2]["values"][:2] == [None, 80]
+    assert [one["outcome"] for one in written["series"]] == [FLAT, RISES, FLAT, FLAT, FLAT]
+    page = (folder / "soak.html").read_text()
+    assert headline(content) in page and "memory of encoder" in page and command(LOAD, 30) in page
+    assert page.count('class="fails"') == 1
+    assert {path.stem for path in folder.glob("*.png")} == {"stack", "memory", "descriptors", "threads"}
+    assert (tmp_path / "latest-soak").resolve() == folder
+
+
+def test_report_of_a_soak_that_took_no_sample(tmp_path) -> None:
+    content = results(*(Series(kind, "gateway") for kind in (MEMORY, DESCRIPTORS)), Series(LATENCY))
+    content["series"].append(content["series"][0] | {"kind": "threads", "name": "threads of gateway"})
+    write(content, tmp_path)
+    assert (tmp_path / "latest-soak/soak.html").exists()
+
+
+def test_cells_of_a_row() -> None:
+    assert cells(results(LEAK)["series"][0])[:4] == ["memory of encoder", "57.3 MiB", "89.4 MiB", "100"]
+    assert cells(results(BRIEF)["series"][0]) == ["memory of gateway", "40 MiB", "40 MiB", "", "", SHORT]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (-0.0001, "-0.0001"),
+        (1.2345, "1.23"),
+        (123.4, "123"),
+        (-0.0, "0"),
+        (1234.4, "1,234"),
+    ],
+)
+def test_number(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_soak_and_drills_are_not_run_at_once(monkeypatch) -> None:
+    settings = Settings.load().replace(SOAK="1")
+    monkeypatch.setattr(drill_command.Settings, "load", lambda: settings)
+    monkeypatch.setattr(sys, "argv", ["drills", "gateway-killed"])
+    with pytest.raises(UserError, match="DRILL and SOAK are both set"):
+        drill_command.main()
