@@ -29,8 +29,12 @@ LOST_S = 30.0
 MIN_COSINE = 0.99
 TEXTS = MIXED.texts[:64:4]
 INFER, OUTPUT = "/v2/models/embedding/infer", "output__0"
-# gRPC's channels to one address share a connection, unless each has subchannels of its own.
-OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+OWN_CONNECTION = {
+    # gRPC's channels to one address share a connection, unless each has subchannels of its own.
+    "grpc.use_local_subchannel_pool": 1,
+    # The time to connect. The gateway's 100 ms are too short for new clients on a busy machine.
+    "grpc.min_reconnect_backoff_ms": 20_000,
+}
 
 Vector = npt.NDArray[Any]
 
@@ -47,7 +51,7 @@ class Clients:
 
     def __init__(self, gateway_port: int, http_port: int, grpc_port: int, keep: bool = False) -> None:
         self.gateway, self.http = Connections(gateway_port, keep), Connections(http_port, keep)
-        self.inference = Inference(f"127.0.0.1:{grpc_port}", OWN_CONNECTION if keep else ())
+        self.inference = Inference(f"127.0.0.1:{grpc_port}", OWN_CONNECTION if keep else None)
         self.routes: dict[str, Callable[[Sequence[str]], Awaitable[Vector]]] = {
             GATEWAY: self._through_gateway,
             HTTP: self._over_http,
