@@ -32,7 +32,7 @@ from scripts.common.settings import Settings, UserError
 # How long to wait for a response. One at a time, a text waits until those of all other users are generated.
 TIMEOUT_S, GENERATING_TIMEOUT_S = 60.0, 600.0
 NO_TENSOR = "the response has no binary tensor"
-LIGHT = "openai-light"  # the protocol of LightGatewayUser
+LIGHT = "openai-light"  # the protocol of LightGatewayUser, which only OVERLOAD uses
 # Shorter than the gateway keeps an idle connection (KEEP_ALIVE_S), which it could close under the next request.
 IDLE_S = 60.0
 CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)

@@ -17,6 +17,7 @@ from loadtest.switching import Switch, plan
 from loadtest.users import Job, Traffic, user_class
 from loadtest.windows import Experiment, Plan
 from loadtest.workload import Workload
+from scripts.common import figures
 from scripts.common.figures import LIGHT, render
 from scripts.common.settings import MODES, Settings, UserError
 from scripts.common.triton import TritonError
@@ -310,7 +311,7 @@ RATES = [(20, 100), (22, 99), (18, 101)]
 
 @pytest.fixture
 def measured(monkeypatch) -> Comparison:
-    monkeypatch.setattr(report, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
+    monkeypatch.setattr(figures, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
     return comparison(Settings(Settings.load() | {"USERS": "8", "SYSTEM": "story"}), generating_rounds(RATES))
 
 
