@@ -83,7 +83,7 @@ generate: packages ## Have the running model continue PROMPT="...": SYSTEM=gpt2_
 package: models ## Pack the models of SYSTEMS into one zip, for a cloud's model catalogue
 	@$(python) -m scripts.models.package
 
-build: packages-sboms ## Build the images of PROFILE, as `make up` does, with all output, and list what is in each; TAG=name: an image with only what SYSTEMS need
+build: packages-sboms ## Build the images of PROFILE and list what is in each; TAG=name: an image with only what SYSTEMS need
 	@$(stack) build
 
 build-cpu: ## Build the images of PROFILE=cpu
@@ -111,7 +111,7 @@ loadtest: packages ## Serve SYSTEM, compare dynamic batching with the modes with
 tune: packages ## Find the fastest configuration for a latency target on the running server: P95=100 or RATE=200, MINUTES, APPLY
 	@$(stack) tune
 
-drill: $(all) ## Crash, starve and attack a stack of its own under a steady load, and print what that cost: DRILL="name name", LIST=1; or watch it for growth: SOAK=30 (minutes), USERS
+drill: $(all) ## Break a stack of its own under load, and print what that cost: DRILL="name name", LIST=1; or soak it: SOAK=30 (minutes), USERS
 	@$(if $(filter 1,$(LIST)),,$(MAKE) models RUNTIME=local SYSTEMS=embedding)
 	@$(python) -m drills $(if $(filter 1,$(LIST)),--list) $(DRILL)
 
@@ -121,7 +121,7 @@ locust: packages ## Serve SYSTEM and Locust's own web page, for tests against th
 dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE, UNTIL
 	@$(stack) dashboards
 
-bench: $(all) ## Measure the figures of the docs on this machine: BENCH=embedding (30 minutes), engines, generation, gpt2, text-formats, vision-formats; compare with other servers: peers; the gateway with Triton: gateway; TRACE=1 with TRACE=0: tracing; what Kubernetes can scale on: autoscaling; or models with their libraries: architectures
+bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generation, gpt2, text-formats, vision-formats, architectures, peers, gateway, tracing, autoscaling
 	@$(python) -m scripts.bench $(or $(BENCH),embedding)
 
 ##@ Working on it
@@ -134,7 +134,7 @@ test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that
 
 test-all: lint test-unit-all test-stack-all ## All tests that need no Docker engine, as CI runs them
 
-lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint; the dashboards and Kubernetes' rules are as committed
+lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, and generated files are as committed
 	@$(venv)/bin/ruff check
 	@$(venv)/bin/ruff format --check
 	@$(venv)/bin/lint-imports --no-logo >/dev/null || $(venv)/bin/lint-imports --no-logo
@@ -159,7 +159,7 @@ test-stack: $(all) ## Quick tests on the real Triton, Prometheus and Locust, on 
 	@$(assemble_embedding)
 	@$(pytest) -m "not slow" tests/stack
 
-test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow for SavedModels too, OPENAI_CLIENTS=.local/openai-clients for the gateway's clients
+test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients OpenAI's clients
 	@$(if $(TENSORFLOW),tests/packages.sh tests/tensorflow.lock $(TENSORFLOW))
 	@$(if $(OPENAI_CLIENTS),tests/packages.sh tests/openai_clients.lock $(OPENAI_CLIENTS) openai@7.57.0)
 	@$(assemble_embedding)
