@@ -440,6 +440,7 @@ def test_check_of_the_rules_finds_a_difference(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["rules", "--check"])
     assert rules.main() == 0
     target = ROOT / ".local/rules-of-a-test.yaml"
+    target.parent.mkdir(exist_ok=True)
     target.write_text(rules.objects() + "\n")
     monkeypatch.setattr(rules, "TARGET", target)
     try:
