@@ -127,13 +127,13 @@ def test_slope_is_per_hour_and_in_the_units_of_the_series() -> None:
         (np.array([]), MEMORY, "gateway", SHORT),
     ],
 )
-def test_verdict(values: np.ndarray, kind, process: str, expected: str) -> None:
+def test_series_gets_its_verdict(values: np.ndarray, kind, process: str, expected: str) -> None:
     result = judged(values, kind, process)
     assert (result.outcome, result.fails) == (expected, expected in (RISES, FALLS, ENDED))
 
 
 @pytest.mark.parametrize("probability", [0.95, 0.975, 0.999, 0.9995])
-def test_quantile_of_student(probability: float) -> None:
+def test_quantile_of_student_is_that_of_scipy(probability: float) -> None:
     assert student_t(probability, 21) == pytest.approx(stats.t.ppf(probability, 21), rel=1e-3)
 
 
@@ -205,7 +205,7 @@ def test_shared_memory_counts_after_its_process_has_ended(tmp_path) -> None:
         ("/usr/bin/prometheus --config.file=/a", "prometheus"),
     ],
 )
-def test_name_of_a_process(line: str, name: str) -> None:
+def test_process_is_named_for_its_program(line: str, name: str) -> None:
     assert name_of(line.split()) == name
 
 
@@ -343,7 +343,7 @@ def test_report_of_a_soak_that_took_no_sample(tmp_path) -> None:
     assert (tmp_path / "latest-soak/soak.html").exists()
 
 
-def test_cells_of_a_row() -> None:
+def test_row_shows_values_slope_and_verdict() -> None:
     assert cells(results(LEAK)["series"][0])[:4] == ["memory of encoder", "57.3 MiB", "89.4 MiB", "100"]
     assert cells(results(BRIEF)["series"][0]) == ["memory of gateway", "40 MiB", "40 MiB", "", "", SHORT]
 
@@ -359,7 +359,7 @@ def test_cells_of_a_row() -> None:
         (1234.4, "1,234"),
     ],
 )
-def test_number(value: float, text: str) -> None:
+def test_number_is_rounded(value: float, text: str) -> None:
     assert number(value) == text
 
 
