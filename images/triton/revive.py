@@ -439,7 +439,8 @@ def main() -> None:
     started = start_time(server)
     for work, *arguments in ((load_systems, Triton()), (end_hung_loads, server, Triton())):
         threading.Thread(target=work, args=arguments, daemon=True).start()
-    keeper = threading.Thread(target=keep_regions, args=(server, started))
+    # A daemon, so that it does not keep this program from ending, and from being started again, after an error below.
+    keeper = threading.Thread(target=keep_regions, args=(server, started), daemon=True)
     keeper.start()
     watch = Watch(Triton())
     while started and start_time(server) == started:

@@ -371,3 +371,27 @@ def test_systems_that_the_server_loads_itself_are_loaded_again_if_a_process_did_
     triton.index = [{"name": "ham", "state": "READY"}, {"name": "spam"}, step]
     revive.load_systems(triton)
     assert triton.loads == loads
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+BROKEN_WATCH = """
+import sys
+sys.path.append(sys.argv.pop(1))
+import revive
+revive.POLL_S, revive.load_systems = 0.01, lambda triton: None
+revive.Watch.poll = lambda watch, stubs: 1 / 0
+revive.main()
+"""
+
+
+def test_program_ends_after_an_unknown_error_so_that_it_is_started_again(child):
+    command = [sys.executable, "-c", BROKEN_WATCH, str(ROOT / "images/triton"), str(child.pid)]
+    environment = os.environ | {
+        "BIND_ADDRESS": "127.0.0.1",
+        "TRITON_ADMIN_KEY": "key",
+        "TRITON_HOME": str(ROOT / "images/triton"),
+    }
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 1
+    assert "ZeroDivisionError" in ended.stderr
