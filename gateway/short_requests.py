@@ -70,6 +70,8 @@ class ShortRequests:
                         return await self._exchange(connection, request)
                     except ConnectionError:
                         pass  # Triton closed it at the same moment, before it read the request
+                    except OSError as error:  # no HTTP
+                        raise rpc_error(grpc.StatusCode.UNAVAILABLE, str(error)) from None
             try:
                 connection = await self._connect(address)
             except OSError as error:  # TimeoutError is one

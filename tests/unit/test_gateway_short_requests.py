@@ -151,6 +151,26 @@ def test_response_that_is_not_http_is_a_503(triton: TritonStandIn) -> None:
         connection.close()
 
 
+def test_later_response_that_is_not_http_is_a_503(triton: TritonStandIn) -> None:
+    refusal = b'HTTP/1.1 400 Bad Request\r\ncontent-length: 13\r\n\r\n{"error": ""}'
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        running_gateway(
+            Config(triton=triton.address, triton_http=f"127.0.0.1:{listener.getsockname()[1]}", systems=("embedding",))
+        ) as gateway,
+    ):
+        with gateway.sent("POST", PATH, ONE_TEXT) as response:
+            connection, _ = listener.accept()
+            connection.recv(65_536)
+            connection.sendall(refusal)
+            assert response().status == 400
+        with gateway.sent("POST", PATH, ONE_TEXT) as response:
+            connection.recv(65_536)
+            connection.sendall(b"no HTTP\r\n\r\n")
+            assert response().status == 503
+        connection.close()
+
+
 def test_left_request_counts_as_in_flight_until_triton_answers(triton: TritonStandIn) -> None:
     model = triton.models["embedding"]
     with http_before(triton.address) as http, gateway_of(triton, http, Limits(in_flight=1)) as gateway:
