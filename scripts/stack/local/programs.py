@@ -23,6 +23,10 @@ GRAFANA_NAMES = ("grafana", "grafana-server")
 MIN_GRAFANA = 11  # the dashboards use its schema
 
 
+def triton_home(state: Path) -> Path:
+    return state / "triton/pytriton/tritonserver"
+
+
 def triton(state: Path) -> Path:
     """Make a TRITON_HOME of links to PyPI's server, its Python backend with this Python's stub, and our backends.
 
@@ -33,7 +37,7 @@ def triton(state: Path) -> Path:
     stub = wheel / f"python_backend_stubs/{sys.version_info.major}.{sys.version_info.minor}/triton_python_backend_stub"
     if not stub.exists():
         raise UserError(f"the Triton wheel has no stub for Python {sys.version_info.major}.{sys.version_info.minor}")
-    home = state / "triton/pytriton/tritonserver"
+    home = triton_home(state)
     shutil.rmtree(state / "triton", ignore_errors=True)
     python = home / "backends/python"
     shutil.copytree(wheel / "backends/python", python)

@@ -243,6 +243,7 @@ class LocalStack(Stack):
         before = self.recorded()["settings"]
         if before and self.supervisor.program("triton")["statename"] == "RUNNING":
             own = {name: before[name] for name in ("BIND_ADDRESS", "TRITON_HTTP_PORT", "TRITON_ADMIN_KEY")}
+            own["TRITON_HOME"] = str(programs.triton_home(self.state))
             done = subprocess.run([sys.executable, DRAIN], env=os.environ | own, capture_output=True, text=True)
             if done.returncode:
                 err.print(f"[yellow]{escape(done.stderr.strip())}[/]")
