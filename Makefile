@@ -26,7 +26,7 @@ tools := $(venv)/.installed-tools
 installed = $(if $(filter docker,$(runtime)),$(tools),$(all))
 # The commands for Oracle Cloud need its SDK too.
 installed_oci = $(if $(filter docker,$(runtime)),$(venv)/.installed-oci,$(all))
-# What writes the bills of materials of images.
+# `make build` writes bills of materials, with packages of their own.
 installed_sboms = $(if $(filter docker,$(runtime)),$(venv)/.installed-sboms,$(all))
 
 # As a prerequisite, $(installed) would work out the runtime for every target, because make expands it as it reads this.

@@ -16,7 +16,7 @@ SHARED_MEMORY = "/dev/shm/"
 
 @dataclass(frozen=True)
 class Held:
-    """What one process holds."""
+    """The memory, descriptors and threads of one process."""
 
     memory: float  # bytes
     descriptors: float

@@ -59,7 +59,7 @@ STOPPED = -2
 CORES = "NEURON_CORE_START_INDEX"
 # How often to tell Triton that a process is alive. Triton gives up on one of which it hears nothing for a second.
 ALIVE_POLL_S = 0.2
-# For this many of these polls a process may stay stopped by a signal.
+# A process may stay stopped by a signal for this many of these polls.
 STOPPED_POLLS = 25
 
 

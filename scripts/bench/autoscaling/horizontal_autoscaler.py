@@ -35,7 +35,7 @@ class Behavior:
     down: tuple[Policy, ...] = (Policy(100, 15, is_percent=True),)
 
 
-# --- what a metric proposes -------------------------------------------------------------------------------------------
+# --- the proposal of a metric -----------------------------------------------------------------------------------------
 
 
 def for_average_value(total: float, target: float, tolerance: float, replicas: int) -> int:
@@ -62,7 +62,7 @@ def for_utilization(utilization: float, target: float, tolerance: float, replica
     return max(replicas, math.ceil(with_idle * replicas))
 
 
-# --- what the autoscaler makes of it ----------------------------------------------------------------------------------
+# --- the decision -----------------------------------------------------------------------------------------------------
 
 
 class HorizontalAutoscaler:

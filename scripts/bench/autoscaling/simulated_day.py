@@ -28,7 +28,7 @@ CPU, QUEUE, IN_FLIGHT, ROOT, RATE = "CPU", "queue / compute", "in flight", "root
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How old a metric is when the autoscaler reads it, and over which time it is averaged."""
+    """The age of a metric when the autoscaler reads it, and the time over which it is averaged."""
 
     delay_s: int
     window_s: int
@@ -86,7 +86,7 @@ def arrivals(peak: float, seed: int) -> np.ndarray:
 
 
 def simulate(table: Table, scalers: Sequence[Scaler], rates: np.ndarray, start_s: float) -> list[Outcome]:
-    """Return what each autoscaler makes of the day. A new replica serves `start_s` seconds after the decision."""
+    """Return the day of each autoscaler. A new replica serves `start_s` seconds after the decision."""
     count, slots, columns = len(scalers), np.arange(MAXIMUM), np.arange(len(scalers))
     first = min(max(math.ceil(rates[0] / table.capacity * 1.5), MINIMUM), MAXIMUM)
     autoscalers = [HorizontalAutoscaler(scaler.behavior, MINIMUM, MAXIMUM, first) for scaler in scalers]
@@ -97,7 +97,7 @@ def simulate(table: Table, scalers: Sequence[Scaler], rates: np.ndarray, start_s
     sums = np.zeros((KEPT_S, 5, count))
     seconds_used = np.zeros(count)
     visits = np.zeros((count, len(SHARES)))  # requests of the hour by row of the table
-    late = np.zeros((count, len(EDGES)))  # and those of a saturated replica, by latency
+    late = np.zeros((count, len(EDGES)))  # requests of the hour to a saturated replica, by latency
     whole_day = np.zeros((count, len(EDGES)))
     worst = np.zeros(count)
     history = np.zeros((count, math.ceil(len(rates) / 60)))

@@ -51,7 +51,7 @@ STARTED_WITH = (
     "NEURON_CHIP",
     "NEURON_DEVICES",
 )
-# Other containers reach these ports in the stack's own network.
+# Only other containers reach these ports, in the stack's own network.
 UNPUBLISHED = {"GATEWAY_METRICS_PORT", "TRACE_PORT"}
 # They run only with TRACE=1 and without a TRACE_URL.
 TRACING = ("traces", "jaeger")
@@ -167,7 +167,7 @@ class DockerStack(Stack):
 
     def build(self) -> None:
         """Build the images of the profile, show Docker's own progress, and write the bills of materials."""
-        # Only `make build` installs what this module needs.
+        # Only `make build` installs the packages of this module.
         from scripts.stack.docker import sboms
 
         preflight.check_build(self.settings, self.compose.nvidia_image)
