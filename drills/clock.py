@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 from drills.clock_holder import NS, offset_ns, set_offset_ns
 from drills.commands import batcher_of, check_compared, check_restored, started_comparison
-from drills.drill_stack import DrillStack, NotRunError
+from drills.drill_stack import COMMAND_S, BrokenError, DrillStack, NotRunError
 from drills.harness import drill
 from scripts.common.prometheus import Prometheus
 from scripts.common.settings import ROOT
@@ -50,9 +51,13 @@ def clock_set_back_by(seconds: float) -> Iterator[None]:
 def clock_set_back(stack: DrillStack) -> None:
     before = batcher_of(stack)
     command = started_comparison(stack)
-    with clock_set_back_by(BACK_S):
-        time.sleep(HELD_S)
-        stack.make("status")
+    try:
+        with clock_set_back_by(BACK_S):
+            time.sleep(HELD_S)
+            stack.make("status")
+    except (NotRunError, BrokenError):
+        command.end(signal.SIGINT, COMMAND_S)  # or it would disturb the next drill
+        raise
     stack.mark()
     check_compared(command.communicate()[0], command.returncode)
     check_restored(stack, before)

@@ -13,6 +13,7 @@ import pytest
 from drills import clock, clock_holder
 from drills.clock_holder import NS
 from drills.drill_stack import NotRunError
+from drills.harness import DRILLS
 
 
 class Clocks:
@@ -106,3 +107,16 @@ def test_drill_is_not_run_where_the_clock_cannot_be_set(clocks: Clocks, monkeypa
     monkeypatch.setattr(clock.subprocess, "Popen", lambda *_, **__: Holder(clocks, b"", killed=True))
     with pytest.raises(NotRunError, match="only root may set the clock"), clock.clock_set_back_by(90):
         pytest.fail("it went on")
+
+
+def test_drill_ends_its_comparison_where_the_clock_cannot_be_set(
+    clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    comparison = SimpleNamespace(end=lambda number, _timeout: ended.append(number))
+    monkeypatch.setattr(clock, "batcher_of", lambda _stack: "")
+    monkeypatch.setattr(clock, "started_comparison", lambda _stack: comparison)
+    monkeypatch.setattr(clock.subprocess, "Popen", lambda *_, **__: Holder(clocks, b"", killed=True))
+    with pytest.raises(NotRunError):
+        DRILLS["clock-set-back"].run(SimpleNamespace())
+    assert ended == [signal.SIGINT]
