@@ -27,8 +27,9 @@ class Replicas:
     async def watch(self) -> None:
         """Tell the clients about every change of the addresses, until the task is cancelled."""
         while not is_address(self._host):
-            # While the name has no address, because no replica is ready, the last ones stay.
-            with contextlib.suppress(OSError):
+            # While the name has no address, because no replica is ready, the last ones stay. UnicodeError: the name is
+            # none that a name server knows.
+            with contextlib.suppress(OSError, UnicodeError):
                 self._use(await resolved(self._host))
             await asyncio.sleep(RESOLVE_S)
 
@@ -40,9 +41,13 @@ class Replicas:
 
 
 async def resolved(host: str) -> list[str]:
-    """Return the addresses of the host: those of the family that the system prefers. Raise OSError if there is none."""
+    """Return the IPv4 addresses of the host; those of IPv6 if it has no others. Raise OSError if it has none.
+
+    gRPC takes addresses of one family, and Triton listens on IPv4 by default.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return sorted({str(address[0]) for family, *_, address in found if family == found[0][0]})
+    families = {family: {str(address[0]) for other, *_, address in found if other == family} for family, *_ in found}
+    return sorted(families.get(socket.AF_INET) or families[found[0][0]])
 
 
 def is_address(host: str) -> bool:

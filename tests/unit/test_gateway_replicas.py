@@ -119,3 +119,34 @@ def test_replica_that_refuses_connections_fails_no_request(gateway, tritons, nam
 def test_address_is_not_looked_up(names, address):
     asyncio.run(replicas.Replicas(address, []).watch())
     assert names.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "addresses"),
+    [
+        (["::2", "10.0.0.2", "::1", "10.0.0.1"], ["10.0.0.1", "10.0.0.2"]),
+        (["::2", "::1"], ["::1", "::2"]),
+    ],
+)
+def test_ipv4_comes_before_ipv6(monkeypatch, found, addresses):
+    answers = [
+        (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
+        for address in found
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: answers)
+    assert asyncio.run(replicas.resolved("triton-pods")) == addresses
+
+
+def test_impossible_name_does_not_end_the_watch(monkeypatch):
+    asked = []
+
+    async def resolved(host: str) -> list[str]:
+        asked.append(host)
+        if len(asked) == 3:
+            raise asyncio.CancelledError
+        raise UnicodeError("label too long")
+
+    monkeypatch.setattr(replicas, "resolved", resolved)
+    monkeypatch.setattr(replicas, "RESOLVE_S", 0)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(replicas.Replicas("a" * 64, []).watch())
