@@ -10,6 +10,7 @@ Standard library only: it runs in every image.
 
 from __future__ import annotations
 
+import http.client
 import signal
 import sys
 import time
@@ -37,7 +38,7 @@ def drain(triton: Triton) -> None:
     models = models_in(triton, "READY")
     order = TopologicalSorter({model: () for model in models})
     for caller in models:
-        for model in called(triton.call(f"/v2/models/{caller}/config")) & models:
+        for model in called(triton.call(f"/v2/models/{caller}/config")) & models - {caller}:
             order.add(model, caller)
     order.prepare()
     while order.is_active():
@@ -55,7 +56,7 @@ def main() -> None:
     signal.alarm(LIMIT_S)
     try:
         drain(Triton())
-    except OSError as error:  # HTTPError is one
+    except (OSError, http.client.HTTPException) as error:  # HTTPError is an OSError
         sys.exit(f"drain: Triton does not answer: {error}")
 
 

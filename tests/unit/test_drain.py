@@ -70,6 +70,12 @@ def test_caller_is_unloaded_before_the_models_that_it_calls(drain):
     assert order("generate") < order("step")
 
 
+def test_model_that_names_itself_is_unloaded(drain):
+    triton = StandIn(echo={"parameters": {"model": {"string_value": "echo"}}})
+    drain.drain(triton)
+    assert triton.unloaded == ["echo"]
+
+
 def test_drain_waits_until_the_last_model_is_unloaded(drain):
     triton = StandIn(step={}, outer=ensemble("step"))
     drain.drain(triton)
