@@ -28,8 +28,8 @@ MAX_FILE = 128 << 20
 MAX_BODY = 8 << 20
 # Seconds until an idle connection is closed.
 IDLE_S = 60
-# Messages that wait to be passed on. Further ones are dropped.
-MAX_WAITING = 100
+# Messages that wait to be passed on. Further ones are dropped. All of them fit into the memory of the container.
+MAX_WAITING = 32
 FORWARD_TIMEOUT_S = 5
 
 
