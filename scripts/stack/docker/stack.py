@@ -123,6 +123,8 @@ class DockerStack(Stack):
         if self.started_at("gateway") and (changed_gateway := self.changed_gateway()):
             out.print(f"settings changed ({', '.join(changed_gateway)}): restarting the gateway")
         self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
+        if changed or not before:  # this Triton will be replaced, or perhaps one of another profile
+            self.drain_triton()
         self.compose.run("rm", "--stop", "--force", *others, profile="*")
         with err.status("starting"):
             self.compose.run("up", "--detach", "--remove-orphans")
@@ -140,13 +142,18 @@ class DockerStack(Stack):
     def stop(self) -> None:
         # Compose would stop all services at once, and the gateway has requests that Triton must answer.
         self.compose.run("stop", "gateway")
-        if self.started_at("triton"):
-            try:
-                self.compose.run("exec", "-T", self.service("triton"), "python3", "/opt/triton-transformers/drain.py")
-            except UserError as error:
-                err.print(f"[yellow]{escape(str(error))}[/]")
+        self.drain_triton()
         self.compose.run("down", "--remove-orphans", profile="*")
         self.record.unlink(missing_ok=True)
+
+    def drain_triton(self) -> None:
+        """Wait until Triton has answered what it accepted. Its profile may differ from that of this command."""
+        for service in self.compose.run("ps", "--services", "--status", "running", profile="*").split():
+            if service.startswith("triton-"):
+                try:
+                    self.compose.run("exec", "-T", service, "python3", "/opt/triton-transformers/drain.py", profile="*")
+                except UserError as error:
+                    err.print(f"[yellow]{escape(str(error))}[/]")
 
     def clean(self) -> None:
         self.compose.run("down", "--remove-orphans", "--volumes", profile="*")
