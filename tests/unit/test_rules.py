@@ -92,6 +92,13 @@ def test_recorded_series_has_a_case(name):
     assert any(whole.search(case["expr"]) and case["exp_samples"] for case in cases)
 
 
+@pytest.mark.parametrize("targets", sorted((FOLDER / "targets").iterdir()), ids=lambda path: path.stem)
+def test_target_down_watches_each_target_but_the_load_generator(targets):
+    (named,) = re.findall(r'up\{job=~"([\w|]+)"\} == 0', ALERTS["TargetDown"]["expr"])
+    jobs = {group["labels"]["job"] for group in json.loads(targets.read_text())}
+    assert jobs - set(named.split("|")) == {"loadtest"}
+
+
 @pytest.mark.parametrize("name", ALERTS)
 def test_alert_has_a_case_that_fires_and_one_that_does_not(name):
     cases = [case for test in loaded("tests/alerts.yml")["tests"] for case in test["alert_rule_test"]]
