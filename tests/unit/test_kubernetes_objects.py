@@ -471,7 +471,8 @@ def test_targets_have_the_names_of_the_rules(combined):
     jobs = {
         group["labels"]["job"] for group in json.loads((ROOT / "monitoring/prometheus/targets/cpu.json").read_text())
     }
-    objects = combined["cpu monitoring/cpu"]
+    objects = combined["cpu loadtest monitoring/cpu"]
+    scraped = set()
     for monitor in (each["spec"] for each in objects if each["kind"] == "ServiceMonitor"):
         labels = monitor["selector"]["matchLabels"]
         (found,) = (
@@ -479,10 +480,11 @@ def test_targets_have_the_names_of_the_rules(combined):
             for each in objects
             if each["kind"] == "Service" and labels.items() <= each["metadata"]["labels"].items()
         )
-        assert found["metadata"]["labels"][monitor["jobLabel"]] in jobs
+        scraped.add(found["metadata"]["labels"][monitor["jobLabel"]])
         assert {endpoint["port"] for endpoint in monitor["endpoints"]} <= {
             port["name"] for port in found["spec"]["ports"]
         }
+    assert scraped == jobs
 
 
 def test_kserve_example_runs_the_same_server(combined):
