@@ -10,6 +10,7 @@ import contextlib
 import random
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -94,6 +95,7 @@ class ManyClients:
         self._started = threading.Event()
         self.outcomes: list[Outcome] = []  # of good requests
         self.refusals: list[Outcome] = []  # of bad requests
+        self.problems: list[str] = []  # errors that ended the load
 
     def __enter__(self) -> ManyClients:
         self._thread.start()
@@ -107,9 +109,15 @@ class ManyClients:
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._started.set()
-        async with asyncio.TaskGroup() as group:
-            for number in range(self._load.clients):
-                group.create_task(self._client(number))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(self._load.clients):
+                    group.create_task(self._client(number))
+        except* Exception as errors:
+            error = errors.exceptions[0]
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self.problems.append(f"the clients stopped: {error!r} at {place.filename}:{place.lineno}")
+            await self._stop.wait()  # the end of the `with` block needs the loop
 
     async def _client(self, number: int) -> None:
         chance = random.Random(f"{self._load.seed} {number}")

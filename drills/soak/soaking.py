@@ -66,10 +66,12 @@ class Soak:
         return [*self.by_process, *self.of_the_stack.values()]
 
     def sample_for(self, seconds: float, clients: ManyClients) -> None:
-        """Take a sample at every SAMPLE_S, and print a line of progress in each minute."""
+        """Take a sample at every SAMPLE_S, and print a line of progress in each minute. Stop if the clients did."""
         begin = time.monotonic()
         for number in range(1, int(seconds / SAMPLE_S) + 1):
             time.sleep(max(0.0, begin + number * SAMPLE_S - time.monotonic()))
+            if clients.problems:
+                return
             self.sample(clients.outcomes)
             self.seconds = number * SAMPLE_S
             if self.seconds % REPORT_EVERY_S == 0:
@@ -121,7 +123,8 @@ def soak(settings: Settings) -> int:
                     run.sample_for(seconds, clients)
             except KeyboardInterrupt:
                 stopped = f"stopped early, after {run.seconds / 60:.1f} of {seconds / 60:g} minutes"
-        results = results_of(load, seconds / 60, run.series, clients, run.seconds, began, run.watch.problems, stopped)
+        problems = [*run.watch.problems, *clients.problems]
+        results = results_of(load, seconds / 60, run.series, clients, run.seconds, began, problems, stopped)
         folder = write(results, settings.path("REPORTS"))
     show(results)
     out.print(f"\nreport  {folder}/soak.html  (numbers: {folder}/soak.json)")

@@ -21,7 +21,7 @@ from scipy import stats
 
 from drills import __main__ as drill_command
 from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Outcome
-from drills.soak import many_clients
+from drills.soak import many_clients, soaking
 from drills.soak.many_clients import Load, ManyClients, refusal
 from drills.soak.process_samples import Watch, held, name_of
 from drills.soak.series import (
@@ -269,6 +269,40 @@ def test_clients_send_good_and_bad_requests_on_every_route_and_check_each_text(m
     kinds = {(one.route, one.kind) for one in clients.outcomes}
     assert kinds == {(GATEWAY, RIGHT), (HTTP, WRONG), (GRPC, FAILED)}
     assert {one.kind for one in clients.refusals} == {RIGHT}
+
+
+class FakeStack:
+    """A stack of this process, whose clients meet an error that they do not expect."""
+
+    answers = ANSWERS
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> FakeStack:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def processes(self) -> list[psutil.Process]:
+        return [psutil.Process()]
+
+    def clients(self, keep: bool) -> FakeClients:
+        clients = FakeClients()
+        clients.routes = {route: lambda _: answered(RuntimeError("unexpected")) for route in clients.routes}
+        return clients
+
+
+def test_unexpected_error_of_a_client_stops_the_soak_and_is_reported(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(soaking, "DrillStack", FakeStack)
+    monkeypatch.setattr(soaking, "repository_of", lambda _settings: tmp_path)
+    monkeypatch.setattr(soaking, "SAMPLE_S", 0.5)
+    settings = Settings.load().replace(SOAK="1", USERS="3", WAIT="0,0.001", REPORTS=str(tmp_path))
+    assert soaking.soak(settings) == 1
+    content = json.loads((tmp_path / "latest-soak/soak.json").read_text())
+    assert content["minutes"] < 1
+    (problem,) = content["problems"]
+    assert problem.startswith("the clients stopped: RuntimeError('unexpected') at ")
+    assert problem in content["complaints"]
 
 
 # --- the report -----------------------------------------------------------------------------------------------------
