@@ -56,8 +56,10 @@ class Watch:
         self._processes = processes
         self._pids: dict[str, int] = {}
         for process in processes():
-            name = name_of(process.cmdline())
-            self._pids[f"{name} {process.pid}" if name in self._pids else name] = process.pid
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if command := process.cmdline():  # a process that has just ended has none
+                    name = name_of(command)
+                    self._pids[f"{name} {process.pid}" if name in self._pids else name] = process.pid
         self._regions: set[Path] = set()
         self.problems: list[str] = []
 

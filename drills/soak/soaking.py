@@ -100,11 +100,15 @@ class Soak:
     def progress(self, seconds: float, clients: ManyClients) -> str:
         figures = counted(clients.outcomes)
         failed = figures["failed_gateway"] + figures["failed_direct"]
-        memory = sum(series.values[-1] for series in self.by_process if series.kind is MEMORY)
+        latest = {series.process: series.values[-1] for series in self.by_process if series.kind is MEMORY}
+        ended = [name for name, memory in latest.items() if math.isnan(memory)]
+        p95 = self.of_the_stack[LATENCY].values[-1]
+        latency = "no right answer" if math.isnan(p95) else f"p95 {p95:.0f} ms"
         return (
             f"{self.seconds / 60:3.0f} of {seconds / 60:g} min: {figures['requests']:,} requests, {failed} failed, "
             f"{figures['wrong']} wrong, {figures['lost']} lost; {len(clients.refusals)} bad ones; "
-            f"p95 {self.of_the_stack[LATENCY].values[-1]:.0f} ms, memory {memory:.0f} MiB"
+            f"{latency}, memory {np.nansum(list(latest.values())):.0f} MiB"
+            + (f"; ended: {', '.join(ended)}" if ended else "")
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -42,6 +43,7 @@ from drills.soak.series import (
     verdict,
 )
 from drills.soak.soak_report import cells, command, complaints, headline, number, outcome, results_of, write
+from drills.soak.soaking import Soak
 from drills.soak.trend import student_t, trend
 from drills.steady_load import GRPC, HTTP, TEXTS, RefusedError
 from gateway.inference import rpc_error
@@ -172,6 +174,26 @@ def test_process_that_ends_is_a_problem() -> None:
         child.wait()
         assert len(watch.sample()) == 1
     assert watch.problems == [f"http.server (process {child.pid}) ended during the soak"]
+
+
+def test_processes_that_end_while_they_are_listed_are_skipped() -> None:
+    with subprocess.Popen(["true"]) as child:
+        ended = psutil.Process(child.pid)
+    ending = SimpleNamespace(pid=child.pid, cmdline=list)
+    assert len(Watch(lambda: [ended, ending, psutil.Process()]).names) == 1
+
+
+def test_progress_names_processes_that_have_ended() -> None:
+    with subprocess.Popen([sys.executable, "-m", "http.server", "0"], stdout=-3, stderr=-3) as child:
+        processes = [psutil.Process(), psutil.Process(child.pid)]
+        run = Soak(SimpleNamespace(processes=lambda: processes))
+        run.sample([Outcome(GATEWAY, 0, 0.1, RIGHT)])
+        clients = SimpleNamespace(outcomes=[], refusals=[])
+        assert re.search(r"; p95 100 ms, memory \d+ MiB$", run.progress(60, clients))
+        child.kill()
+        child.wait()
+        run.sample([])
+    assert re.search(r"; no right answer, memory \d+ MiB; ended: http.server$", run.progress(60, clients))
 
 
 def test_shared_memory_counts_after_its_process_has_ended(tmp_path) -> None:
