@@ -172,6 +172,9 @@ fuzz: $(all) ## Send a real stack bad requests over each protocol, and good ones
 test-docker: $(all) ## Tests on a real Docker engine; if none answers, asks to install Docker system-wide, and stops it afterwards: INSTALL_DOCKER=1
 	@tests/docker/run.sh
 
+test-k8s: $(all) ## Tests on the cluster of KUBECONFIG, if KUBE_CONTEXT names its current context; in a namespace of their own
+	@$(python) -m pytest --capture no --exitfirst --durations 15 tests/kubernetes
+
 audit: $(all) ## Compare the pinned packages and Tritons with known vulnerabilities: OSV_DATABASE=all.zip if offline
 	@$(python) -m scripts.audit
 
@@ -192,4 +195,4 @@ clean: ## Stop everything; remove what make created, except .env and the reports
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all fuzz test-docker audit dashboards-json kubernetes-rules lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all fuzz test-docker test-k8s audit dashboards-json kubernetes-rules lock deploy-oci predict-oci destroy-oci clean help
