@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import dataclasses
 import http.client
 import itertools
 import json
@@ -102,7 +101,7 @@ class Clients:
     def report(self) -> None:
         with self.lock:
             self.totals.time = time.time()
-            print(json.dumps(dataclasses.asdict(self.totals)), flush=True)
+            print(json.dumps(vars(self.totals)), flush=True)
 
 
 class RefusedError(Exception):
