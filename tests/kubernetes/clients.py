@@ -66,12 +66,12 @@ class Clients:
         """Wait until the stack answers, and learn the right vector of each text. Raise if two are nearly equal."""
         while not self.totals.first_answer:
             try:
-                OverHttp().send(TEXTS[:1], "")
+                OverHttp().send(TEXTS[:1])
                 self.totals.first_answer = time.time()
             except (OSError, http.client.HTTPException, RefusedError):
                 time.sleep(0.2)
         gateway = OverHttp()
-        self.expected = np.concatenate([gateway.send([text], "") for text in TEXTS])
+        self.expected = np.concatenate([gateway.send([text])[0] for text in TEXTS])
         cosines = self.expected @ self.expected.T - 2 * np.eye(len(TEXTS))
         if cosines.max() >= MIN_COSINE - 0.05:
             raise ValueError("two of the texts have nearly the same vector, so a wrong one would not be seen")
@@ -83,20 +83,23 @@ class Clients:
             self.totals.sent += 1
         return f"request-{number}", [(number + offset) % len(TEXTS) for offset in range(size)]
 
-    def end(self, id: str, chosen: list[int], began: float, vectors: Vectors | None, error: str = "") -> None:
+    def succeed(self, id: str, chosen: list[int], began: float, vectors: Vectors, answered: str) -> None:
+        """Count the response to the request `id`. It names the request `answered`."""
+        expected = self.expected[chosen]
+        is_right = vectors.shape == expected.shape and (np.sum(vectors * expected, 1) >= MIN_COSINE).all()
+        is_right = is_right and answered == id
         with self.lock:
-            totals = self.totals
-            totals.slowest_s = max(totals.slowest_s, time.monotonic() - began)
-            if vectors is None:
-                totals.failed += 1
-                totals.errors[error[:200]] += 1
-                return
-            expected = self.expected[chosen]
-            right = vectors.shape == expected.shape and (np.sum(vectors * expected, 1) >= MIN_COSINE).all()
-            totals.right += bool(right)
-            totals.wrong += not right
-            totals.duplicated += id in self.answered
-            self.answered.add(id)
+            self.totals.slowest_s = max(self.totals.slowest_s, time.monotonic() - began)
+            self.totals.right += bool(is_right)
+            self.totals.wrong += not is_right
+            self.totals.duplicated += answered in self.answered
+            self.answered.add(answered)
+
+    def fail(self, began: float, error: str) -> None:
+        with self.lock:
+            self.totals.slowest_s = max(self.totals.slowest_s, time.monotonic() - began)
+            self.totals.failed += 1
+            self.totals.errors[error[:200]] += 1
 
     def report(self) -> None:
         with self.lock:
@@ -105,7 +108,7 @@ class Clients:
 
 
 class RefusedError(Exception):
-    """An answer other than 200, or one to another request."""
+    """A status other than 200."""
 
 
 class OverHttp:
@@ -115,16 +118,16 @@ class OverHttp:
         self.connection = http.client.HTTPConnection("gateway", 8080, timeout=TIMEOUT_S)
         self.headers = {"content-type": "application/json", "authorization": f"Bearer {os.environ['API_KEYS']}"}
 
-    def send(self, texts: list[str], id: str) -> Vectors:
+    def send(self, texts: list[str], id: str = "learning") -> tuple[Vectors, str]:
+        """Return the vectors of the texts, and the id of the request that the response names."""
         body = json.dumps({"model": "embedding", "input": texts})
         self.connection.request("POST", "/v1/embeddings", body, self.headers | {"x-request-id": id})
         response = self.connection.getresponse()
         content = response.read()
         if response.status != 200:
             raise RefusedError(f"{response.status} {content[:150]!r}")
-        if id and response.headers["x-request-id"] != id:
-            raise RefusedError(f"{response.headers['x-request-id']} answered {id}")
-        return np.array([row["embedding"] for row in json.loads(content)["data"]], np.float32)
+        vectors = np.array([row["embedding"] for row in json.loads(content)["data"]], np.float32)
+        return vectors, response.headers["x-request-id"]
 
 
 def run_http(clients: Clients, size: int) -> None:
@@ -133,9 +136,9 @@ def run_http(clients: Clients, size: int) -> None:
         id, chosen = clients.begin(size)
         began = time.monotonic()
         try:
-            clients.end(id, chosen, began, gateway.send([TEXTS[i] for i in chosen], id))
+            clients.succeed(id, chosen, began, *gateway.send([TEXTS[i] for i in chosen], id))
         except (OSError, http.client.HTTPException, RefusedError) as error:
-            clients.end(id, chosen, began, None, f"http, {size} texts: {error!r}")
+            clients.fail(began, f"http, {size} texts: {error!r}")
             gateway.connection.close()
         time.sleep(PAUSE_S)
 
@@ -148,10 +151,10 @@ async def run_grpc(clients: Clients) -> None:
             try:
                 tensor = Tensor.from_texts("input_text", [TEXTS[chosen]], [1, 1])
                 outputs = await asyncio.wait_for(inference.infer("embedding", [tensor], [OUTPUT]), TIMEOUT_S)
-                clients.end(id, [chosen], began, outputs[OUTPUT].array())
+                clients.succeed(id, [chosen], began, outputs[OUTPUT].array(), id)
             except (grpc.RpcError, TimeoutError) as error:
                 reason = f"{error.code().name} {error.details()}" if isinstance(error, grpc.RpcError) else "timeout"
-                clients.end(id, [chosen], began, None, f"grpc: {reason}")
+                clients.fail(began, f"grpc: {reason}")
             await asyncio.sleep(PAUSE_S)
 
     inference = Inference("triton-pods:8001")

@@ -118,9 +118,11 @@ class Cluster:
     # --- the clients ------------------------------------------------------------------------------------------------
 
     def totals(self) -> dict[str, Any]:
-        """Return the clients' last report."""
-        # gRPC may log lines of its own between the reports.
+        """Return the clients' last report. Raise AssertionError if they have ended."""
         lines = self.kubectl("logs", "job/clients", "--tail=100").splitlines()
+        failures = self.kubectl("get", "job/clients", "--output=jsonpath={.status.failed}")
+        assert not failures, "the clients ended: " + "\n".join(lines[-20:])
+        # gRPC may log lines of its own between the reports.
         return json.loads(next((line for line in reversed(lines) if line.startswith("{")), "{}"))
 
     @contextmanager
