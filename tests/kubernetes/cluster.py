@@ -18,7 +18,7 @@ from scripts.common.settings import ROOT, UserError
 from tests.support.kustomize import kubectl
 
 NAMESPACE = "triton-transformers-test"
-CLIENTS = Path(__file__).with_name("clients.yaml")
+CLIENTS = Path(__file__).with_name("cluster_clients.yaml")
 WAIT_S = 600
 # The clients report once a second: after that many seconds a report has every request that ended before.
 REPORTED_S = 3
@@ -56,14 +56,15 @@ class Cluster:
     def apply(self) -> None:
         """Apply the overlay with the clients, in the test's namespace and with keys of its own."""
         overlay = ROOT / (os.environ.get("KUBE_OVERLAY") or "deploy/kubernetes/overlays/cpu")
-        (self.folder / "clients.yaml").write_text(CLIENTS.read_text())
-        (self.folder / "clients.py").write_text(CLIENTS.with_suffix(".py").read_text())
+        program = CLIENTS.with_suffix(".py")
+        for file in (CLIENTS, program):
+            (self.folder / file.name).write_text(file.read_text())
         keys = [f"{name}={secrets.token_hex(16)}" for name in ("TRITON_ADMIN_KEY", "API_KEYS")]
         kustomization = {
             "namespace": NAMESPACE,
-            "resources": [os.path.relpath(overlay, self.folder), "clients.yaml"],
+            "resources": [os.path.relpath(overlay, self.folder), CLIENTS.name],
             "secretGenerator": [{"name": "keys", "literals": keys, "options": {"disableNameSuffixHash": True}}],
-            "configMapGenerator": [{"name": "clients", "files": ["clients.py"]}],
+            "configMapGenerator": [{"name": "clients", "files": [program.name]}],
         }
         (self.folder / "kustomization.yaml").write_text(json.dumps(kustomization))
         self.kubectl("apply", "--kustomize", str(self.folder))
@@ -132,7 +133,7 @@ class Cluster:
         counts = Counts()
         yield counts
         ended = time.time() + REPORTED_S
-        after = self.wait(lambda: now if (now := self.totals())["time"] > ended else None)
+        after = self.wait(lambda: totals if (totals := self.totals())["time"] > ended else {})
         for name in vars(counts):
             setattr(counts, name, after[name] - before[name])
         errors = {text: n - before["errors"].get(text, 0) for text, n in after["errors"].items()}
