@@ -22,7 +22,7 @@ def missing(system: str, repository: Path) -> str:
     except (OSError, ValueError):
         return str(record)
     if content["recipe"] == "unfinished":
-        return f"the end of {record}'s export"
+        return f"the export that {record} lists as unfinished"
     return next((str(repository / file) for file in content["files"] if not (repository / file).exists()), "")
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
+import urllib.error
 from collections import Counter
+from email.message import Message
 from types import ModuleType
 
 import pytest
@@ -42,6 +45,8 @@ class StandIn:
             return [
                 {"name": name, "state": "UNAVAILABLE" if name == self.unloaded else "READY"} for name in self.backends
             ]
+        if path.endswith("/ready"):
+            return None
         return {"backend": self.backends[path.split("/")[3]]}
 
     def required_processes(self, model: str) -> int:
@@ -54,6 +59,21 @@ def short(scripts, tmp_path, monkeypatch):
     (tmp_path / "packed_onnx/model.py").touch()
     monkeypatch.setattr(scripts["healthcheck"], "BACKENDS", tmp_path)
     return scripts["healthcheck"].short_of_processes
+
+
+@pytest.fixture
+def check(scripts, short, monkeypatch):
+    """Return a function that runs the check against a stand-in."""
+    # pytest's own timeout needs the alarm.
+    monkeypatch.setattr(signal, "alarm", lambda _: 0)
+    before = signal.getsignal(signal.SIGALRM)
+
+    def run(triton: StandIn) -> None:
+        monkeypatch.setattr(scripts["healthcheck"], "Triton", lambda: triton)
+        scripts["healthcheck"].main()
+
+    yield run
+    signal.signal(signal.SIGALRM, before)
 
 
 def test_model_without_its_process_is_found(short):
@@ -70,12 +90,55 @@ def test_model_that_is_not_loaded_needs_no_process(short):
     assert short(StandIn(unloaded="encoder"), Counter(tokenizer=2)) == []
 
 
+class UnloadingStandIn(StandIn):
+    """A Triton that unloads the encoder after the first answer about its models."""
+
+    def call(self, path: str, body: object = None) -> object:
+        if path == "/v2/models/encoder/config":
+            raise urllib.error.HTTPError(f"http://triton{path}", 400, "Bad Request", Message(), None)
+        answer = super().call(path, body)
+        self.unloaded = "encoder"
+        return answer
+
+
+def test_model_that_is_unloaded_during_the_check_needs_no_process(short):
+    assert short(UnloadingStandIn(), Counter(tokenizer=2)) == []
+    assert short(UnloadingStandIn(), Counter(tokenizer=1)) == ["tokenizer"]
+
+
+class FailingStandIn(StandIn):
+    """A Triton that has no answer about the encoder, which it calls loaded."""
+
+    def call(self, path: str, body: object = None) -> object:
+        if path == "/v2/models/encoder/config":
+            raise urllib.error.HTTPError(f"http://triton{path}", 500, "Internal Server Error", Message(), None)
+        return super().call(path, body)
+
+
+def test_failed_request_is_named(check):
+    with pytest.raises(SystemExit, match=r"^http://triton/v2/models/encoder/config: HTTP Error 500"):
+        check(FailingStandIn())
+
+
+class SlowStandIn(StandIn):
+    """A Triton that does not answer in time."""
+
+    def call(self, path: str, body: object = None) -> object:
+        signal.raise_signal(signal.SIGALRM)
+        return super().call(path, body)
+
+
+def test_timeout_is_reported(check):
+    with pytest.raises(SystemExit, match=r"^not checked within 4 s"):
+        check(SlowStandIn())
+
+
 def test_wait_ends_with_the_last_file_of_the_export(scripts, tmp_path):
     missing = scripts["wait_for_models"].missing
     record = Record("embedding", (), "sentence-similarity", "onnx", "1", ("encoder/1/model.onnx",), "MiniLM", "1110a24")
     assert missing("embedding", tmp_path).endswith("embedding/1/assembled.json")
     record.unfinished(None).write(tmp_path)
-    assert "the end of" in missing("embedding", tmp_path)
+    assert missing("embedding", tmp_path).endswith("embedding/1/assembled.json lists as unfinished")
     record.write(tmp_path)
     assert missing("embedding", tmp_path).endswith("encoder/1/model.onnx")
     (tmp_path / "encoder/1").mkdir(parents=True)
