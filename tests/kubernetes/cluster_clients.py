@@ -12,6 +12,7 @@ import http.client
 import itertools
 import json
 import os
+import select
 import threading
 import time
 from dataclasses import dataclass, field
@@ -121,6 +122,9 @@ class OverHttp:
     def send(self, texts: list[str], id: str = "learning") -> tuple[Vectors, str]:
         """Return the vectors of the texts, and the id of the request that the response names."""
         body = json.dumps({"model": "embedding", "input": texts})
+        # A server may close an idle connection. Clients look before they send, and http.client does not.
+        if self.connection.sock and select.select([self.connection.sock], [], [], 0)[0]:
+            self.connection.close()
         self.connection.request("POST", "/v1/embeddings", body, self.headers | {"x-request-id": id})
         response = self.connection.getresponse()
         content = response.read()
