@@ -327,6 +327,13 @@ def test_command_by_hand_works_in_a_fresh_clone(clone):
     assert (clone / ".env").stat().st_mode & 0o077 == 0
 
 
+def test_each_documented_command_has_the_files_and_the_profile():
+    prefix = documented_commands()[-1].removesuffix("up --build")
+    commands = re.findall(r"docker compose (?:--env-file|stop|exec).*", (ROOT / "docs/docker.md").read_text())
+    assert len(commands) == 4
+    assert [command for command in commands if not command.startswith(prefix)] == []
+
+
 def test_compose_file_names_the_same_command():
     head = (ROOT / "compose.yaml").read_text()
     for command in documented_commands():
