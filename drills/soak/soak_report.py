@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,32 +31,39 @@ def command(load: Load, minutes: float) -> str:
     return f"make drill SOAK={minutes:g} USERS={load.clients} WAIT={load.wait[0]:g},{load.wait[1]:g} SEED={load.seed}"
 
 
-def results_of(
-    load: Load,
-    minutes: float,
-    series: Sequence[Series],
-    clients: ManyClients,
-    seconds: float,
-    began: datetime,
-    problems: Sequence[str],
-    stopped: str,
-) -> Results:
-    good, bad = counted(clients.outcomes), counted(clients.refusals)
-    count = len(series[0].values)
+@dataclass(frozen=True)
+class SoakRun:
+    """A soak that has ended: what it was to do, and what it found."""
+
+    load: Load
+    minutes: float
+    series: Sequence[Series]
+    clients: ManyClients
+    seconds: float  # until the last sample
+    began: datetime
+    problems: Sequence[str]
+    stopped: str  # the time of an interrupt, as a text
+
+
+def results_of(run: SoakRun) -> Results:
+    """Return the content of soak.json, with a verdict on each series."""
+    good, bad = counted(run.clients.outcomes), counted(run.clients.refusals)
+    count = len(run.series[0].values)
     results = {
-        "run": f"{began:%Y%m%dT%H%M%SZ}",
-        "command": command(load, minutes),
+        "run": f"{run.began:%Y%m%dT%H%M%SZ}",
+        "command": command(run.load, run.minutes),
         "host": host(),
-        "minutes": seconds / 60,
-        "clients": load.clients,
-        "wait_s": load.wait,
+        "minutes": run.seconds / 60,
+        "clients": run.load.clients,
+        "wait_s": run.load.wait,
         "sample_s": SAMPLE_S,
         "judged_from_s": (first_judged(count) + 1) * SAMPLE_S,
         "error_rate": ERROR_RATE,
-        "stopped": stopped,
-        "problems": list(problems),
+        "stopped": run.stopped,
+        "problems": list(run.problems),
         "requests": {"good": good, "bad": bad},
-        "series": [verdict.as_json() for verdict in verdicts(series)],
+        "good_by_route": dict(Counter(outcome.route for outcome in run.clients.outcomes)),
+        "series": [verdict.as_json() for verdict in verdicts(run.series)],
     }
     return results | {"complaints": complaints(results)}
 

@@ -28,7 +28,7 @@ from drills.soak.series import (
     Kind,
     Series,
 )
-from drills.soak.soak_report import COLUMNS, Results, cells, headline, results_of, write
+from drills.soak.soak_report import COLUMNS, Results, SoakRun, cells, headline, results_of, write
 from scripts.common.cli import err, one_interrupt, out
 from scripts.common.settings import Settings
 from scripts.common.triton import metrics_page
@@ -128,7 +128,7 @@ def soak(settings: Settings) -> int:
             except KeyboardInterrupt:
                 stopped = f"stopped early, after {run.seconds / 60:.1f} of {seconds / 60:g} minutes"
         problems = [*run.watch.problems, *clients.problems]
-        results = results_of(load, seconds / 60, run.series, clients, run.seconds, began, problems, stopped)
+        results = results_of(SoakRun(load, seconds / 60, run.series, clients, run.seconds, began, problems, stopped))
         folder = write(results, settings.path("REPORTS"))
     show(results)
     out.print(f"\nreport  {folder}/soak.html  (numbers: {folder}/soak.json)")

@@ -10,6 +10,8 @@ import subprocess
 
 import psutil
 
+from drills.outcomes import GATEWAY
+from drills.steady_load import GRPC, HTTP
 from scripts.common.settings import ROOT
 
 NAMES = ["prometheus-killed", "config-broken", "wrong-requests-to-gateway"]
@@ -40,12 +42,13 @@ def test_unknown_drill_is_one_sentence(tmp_path):
 
 
 def test_short_soak_answers_everything_and_judges_no_slope(tmp_path):
-    done = make_drill(tmp_path, SOAK="0.2", USERS="30", WAIT="0.2,0.5")
+    done = make_drill(tmp_path, SOAK="0.2", USERS="30", WAIT="0.2,0.5", SEED="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "That is too short to judge a slope." in done.stdout
     content = json.loads((tmp_path / "reports/latest-soak/soak.json").read_text())
     good, bad = content["requests"]["good"], content["requests"]["bad"]
-    assert good["requests"] > 100 and bad["requests"]
+    assert set(content["good_by_route"]) == {GATEWAY, HTTP, GRPC}
+    assert bad["requests"]  # with SEED=1, two of the clients have a bad one among their first four
     assert not good["errors"] and not bad["errors"]
     by_name = {one["name"]: one for one in content["series"]}
     assert {one["outcome"] for one in by_name.values()} == {"too short to judge"}

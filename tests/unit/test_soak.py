@@ -42,7 +42,7 @@ from drills.soak.series import (
     Verdict,
     verdict,
 )
-from drills.soak.soak_report import cells, command, complaints, headline, number, outcome, results_of, write
+from drills.soak.soak_report import SoakRun, cells, command, complaints, headline, number, outcome, results_of, write
 from drills.soak.soaking import Soak
 from drills.soak.trend import student_t, trend
 from drills.steady_load import GRPC, HTTP, TEXTS, RefusedError
@@ -334,7 +334,7 @@ def results(*series: Series, outcomes: tuple[Outcome, ...] = (), refusals: tuple
     good = Outcome(GATEWAY, 0, 0.1, RIGHT)
     clients = SimpleNamespace(outcomes=[good, *outcomes], refusals=list(refusals))
     arguments = {"problems": [], "stopped": ""} | changes
-    return results_of(LOAD, 30, series, clients, 1800, datetime(2026, 1, 2, tzinfo=UTC), **arguments)
+    return results_of(SoakRun(LOAD, 30, series, clients, 1800, datetime(2026, 1, 2, tzinfo=UTC), **arguments))
 
 
 def series_of(values: np.ndarray, kind=MEMORY, process: str = "gateway") -> Series:
@@ -384,6 +384,7 @@ def test_report_has_every_series(tmp_path) -> None:
     write(content, tmp_path)
     written = json.loads((folder / "soak.json").read_text())
     assert written["series"][2]["values"][:2] == [None, 80]
+    assert written["good_by_route"] == {GATEWAY: 1}
     assert [one["outcome"] for one in written["series"]] == [FLAT, RISES, FLAT, FLAT, FLAT]
     page = (folder / "soak.html").read_text()
     assert headline(content) in page and "memory of encoder" in page and command(LOAD, 30) in page
