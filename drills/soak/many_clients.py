@@ -21,7 +21,7 @@ from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Outcome
 from drills.steady_load import GRPC, HTTP, INFER, LOST_S, TEXTS, Clients, RefusedError, Vector, outcome
 from gateway.inference import Tensor
 
-MOST_TEXTS = 8
+MAXIMUM_TEXTS = 8
 BAD_SHARE = 0.01
 # Requests of a client before it leaves: a stack that keeps something of each connection shows that too.
 REQUESTS_PER_VISIT = 10
@@ -143,6 +143,6 @@ class ManyClients:
             kind, error = await refusal(chance.choice(bad_requests(clients)[route])())
             self.refusals.append(Outcome(route, sent_at, time.monotonic() - sent_at, kind, error))
             return
-        chosen = chance.choices(range(len(TEXTS)), k=chance.randint(1, MOST_TEXTS))
+        chosen = chance.choices(range(len(TEXTS)), k=chance.randint(1, MAXIMUM_TEXTS))
         kind, error = await outcome(clients.routes[route]([TEXTS[i] for i in chosen]), self._answers[chosen])
         self.outcomes.append(Outcome(route, sent_at, time.monotonic() - sent_at, kind, error))

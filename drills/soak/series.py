@@ -32,19 +32,19 @@ class Kind:
     name: str
     unit: str
     size: float = 1.0  # of the unit
-    least: float = 0.0
-    least_share: float = 0.0
+    minimum_growth: float = 0.0
+    minimum_share: float = 0.0
 
 
 # Python takes memory from the system in arenas of 1 MiB, so less than one is no growth.
-MEMORY = Kind("memory", "MiB", MIB, least=1.0)
-DESCRIPTORS = Kind("descriptors", "", least=1.0)
-THREADS = Kind("threads", "", least=1.0)
-SHARED = Kind("/dev/shm", "MiB", MIB, least=1.0)
-PROCESSES = Kind("processes", "", least=1.0)
-METRICS = Kind("series in Prometheus", "", least=1.0)
+MEMORY = Kind("memory", "MiB", MIB, minimum_growth=1.0)
+DESCRIPTORS = Kind("descriptors", "", minimum_growth=1.0)
+THREADS = Kind("threads", "", minimum_growth=1.0)
+SHARED = Kind("/dev/shm", "MiB", MIB, minimum_growth=1.0)
+PROCESSES = Kind("processes", "", minimum_growth=1.0)
+METRICS = Kind("series in Prometheus", "", minimum_growth=1.0)
 # Other programs on shared cores move the latency as much.
-LATENCY = Kind("p95", "ms", least_share=0.1)
+LATENCY = Kind("p95", "ms", minimum_share=0.1)
 BY_PROCESS = (MEMORY, DESCRIPTORS, THREADS)
 OF_THE_STACK = (SHARED, PROCESSES, METRICS, LATENCY)
 # Prometheus keeps the samples of the last two to three hours in memory, so that its memory grows for so long. Samples
@@ -120,7 +120,7 @@ def verdict(series: Series, error_rate: float, sample_s: float = SAMPLE_S) -> Ve
     blocks = np.array_split(known, BLOCKS)
     per_sample = trend(known, error_rate)
     growth = abs(per_sample.slope) * len(known)
-    counts = growth >= max(series.kind.least, series.kind.least_share * float(known.mean()))
+    counts = growth >= max(series.kind.minimum_growth, series.kind.minimum_share * float(known.mean()))
     if (series.kind.name, series.process) in GROWS_BY_DESIGN:
         outcome = BY_DESIGN
     elif not counts or per_sample.low <= 0 <= per_sample.high:

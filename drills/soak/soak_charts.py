@@ -17,7 +17,7 @@ from scripts.common.figures import Chart, Palette
 STACK = "stack"
 HEIGHT = 1.35  # of a small chart, in inches
 # The part of the axis that is shown, at least, as a share of the highest value.
-LEAST_SPAN = 0.1
+MINIMUM_SPAN = 0.1
 
 
 def all_charts(results: dict[str, Any]) -> dict[str, Chart]:
@@ -70,11 +70,11 @@ def draw_series(results: dict[str, Any], series: dict[str, Any], axes: Axes, pal
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
 
 
-def scale(axes: Axes, values: np.ndarray[Any, Any], least: float) -> None:
-    """Show so much of the axis, and at least LEAST_SPAN of the level, so that a flat line looks flat."""
+def scale(axes: Axes, values: np.ndarray[Any, Any], minimum: float) -> None:
+    """Show so much of the axis, and at least MINIMUM_SPAN of the level, so that a flat line looks flat."""
     if not len(values):
         return
     low, high = float(values.min()), float(values.max())
-    span = max(high - low, LEAST_SPAN * high, least) * 1.2
+    span = max(high - low, MINIMUM_SPAN * high, minimum) * 1.2
     bottom = max(0.0, (low + high - span) / 2)
     axes.set_ylim(bottom, bottom + span)

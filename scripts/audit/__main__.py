@@ -85,7 +85,7 @@ def bulletins(found: Mapping[str, str], known: Mapping[str, Any]) -> list[Findin
     return findings
 
 
-def of_images(folder: Path, pinned: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
+def image_packages(folder: Path, pinned: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
     """Return the Python packages of the images with bills of materials, by the image, that are not those of the lock.
 
     If an image has two versions of a package, it gets two dictionaries.
@@ -109,7 +109,7 @@ def of_images(folder: Path, pinned: Mapping[str, str]) -> dict[str, list[dict[st
 
 def packages(pinned: Mapping[str, str], database: Path | None, image: str = "") -> list[Finding]:
     """Return the known vulnerabilities of the packages: of the database, or else of OSV's service."""
-    found = osv.vulnerabilities(database, pinned) if database else asked(pinned)
+    found = osv.vulnerabilities(database, pinned) if database else reported_by_osv(pinned)
     merged: list[Finding] = []
     for name, ids, fixed in found:
         # Several databases describe the same vulnerability.
@@ -120,7 +120,7 @@ def packages(pinned: Mapping[str, str], database: Path | None, image: str = "") 
     return merged
 
 
-def asked(pinned: Mapping[str, str], service: str = SERVICE) -> Iterable[tuple[str, list[str], list[str]]]:
+def reported_by_osv(pinned: Mapping[str, str], service: str = SERVICE) -> Iterable[tuple[str, list[str], list[str]]]:
     """Return what pip-audit reports on the packages. Raise UserError if the service does not answer."""
     with err.status("asking OSV for known vulnerabilities"), NamedTemporaryFile("w", suffix=".txt") as file:
         file.writelines(f"{name}=={version}\n" for name, version in pinned.items())
@@ -167,7 +167,7 @@ def main() -> int:
     tritons = releases(images, pinned, known)
     findings = bulletins(tritons, known)
     database = settings.path("OSV_DATABASE") if settings["OSV_DATABASE"] else None
-    built = of_images(settings.path("LOCAL_STATE") / SBOMS, pinned)
+    built = image_packages(settings.path("LOCAL_STATE") / SBOMS, pinned)
     try:
         findings += packages(pinned, database)
         for image, versions in built.items():

@@ -141,7 +141,7 @@ def test_packages_of_images_that_differ_from_the_lock_are_compared(database, tmp
     bill = {"metadata": {"component": {"name": "triton:cuda"}}, "components": components}
     (tmp_path / "sboms").mkdir()
     (tmp_path / "sboms/triton-cuda.cdx.json").write_text(json.dumps(bill))
-    assert audit.of_images(tmp_path / "sboms", audit.locked()) == {
+    assert audit.image_packages(tmp_path / "sboms", audit.locked()) == {
         "triton:cuda": [{"torch": "2.9"}, {"torch": "1.13.1"}]
     }
     path = database(advisory("PYSEC-1", "torch") | {"affected": [affected("torch", "1.13.1")]})
@@ -180,7 +180,7 @@ def test_pip_audit_finds_what_the_service_knows():
     with ThreadingHTTPServer(("127.0.0.1", 0), Osv) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         try:
-            assert audit.asked(pinned, f"http://127.0.0.1:{server.server_port}/") == [
+            assert audit.reported_by_osv(pinned, f"http://127.0.0.1:{server.server_port}/") == [
                 ("jinja2", ["PYSEC-1", "CVE-1"], [])
             ]
         finally:
@@ -191,7 +191,7 @@ def test_service_that_does_not_answer_is_one_sentence():
     with pytest.raises(
         UserError, match=r"^pip-audit could not ask http://\S+ \(requests\S+\): .*OSV_DATABASE=all\.zip$"
     ):
-        audit.asked({"jinja2": JINJA}, f"http://127.0.0.1:{free_ports(1)[0]}/")
+        audit.reported_by_osv({"jinja2": JINJA}, f"http://127.0.0.1:{free_ports(1)[0]}/")
 
 
 # --- NVIDIA's bulletins -----------------------------------------------------------------------------------------------

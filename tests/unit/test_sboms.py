@@ -133,10 +133,10 @@ def test_missing_image_is_one_sentence(engine, tmp_path):
 
 def test_images_of_a_build_are_those_of_its_arguments():
     arguments = {"DEBIAN_IMAGE": "debian:12", "TRITON_IMAGE": "triton:1", "TORCH_INDEX": "https://torch"}
-    assert base_images.of_build("images/gateway/Dockerfile", arguments) == ["debian:12"]
+    assert base_images.base_images_of("images/gateway/Dockerfile", arguments) == ["debian:12"]
     nvidia = "images/triton/Dockerfile.nvidia"
-    assert base_images.of_build(nvidia, arguments) == ["triton:1"]
-    assert base_images.of_build(nvidia, arguments | {"TRITON_MIN_IMAGE": "triton:1-min"}) == [
+    assert base_images.base_images_of(nvidia, arguments) == ["triton:1"]
+    assert base_images.base_images_of(nvidia, arguments | {"TRITON_MIN_IMAGE": "triton:1-min"}) == [
         "triton:1",
         "triton:1-min",
     ]

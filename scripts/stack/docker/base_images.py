@@ -10,7 +10,7 @@ from scripts.common.settings import ROOT, UserError
 from scripts.stack.docker import preflight
 
 
-def of_build(dockerfile: str, arguments: Mapping[str, str]) -> list[str]:
+def base_images_of(dockerfile: str, arguments: Mapping[str, str]) -> list[str]:
     """Return the images that a Dockerfile of ours builds on, by the arguments of its build."""
     names = re.findall(r"^ARG (\w+_IMAGE)\b", (ROOT / dockerfile).read_text(), re.MULTILINE)
     return [arguments[name] for name in names if name in arguments]

@@ -49,7 +49,7 @@ def build(settings: Settings, environment: dict[str, str]) -> dict[str, list[str
     arguments = dict(environment)
     if target(profile, environment["TRITON_SOURCE"], used) != "slim":
         del arguments["TRITON_MIN_IMAGE"]
-    built_on = base_images.of_build(dockerfile(profile, environment["TRITON_SOURCE"]), arguments)
+    built_on = base_images.base_images_of(dockerfile(profile, environment["TRITON_SOURCE"]), arguments)
     base_images.pull(built_on)
     line = command(settings["TAG"], profile, backends, environment, used)
     if subprocess.run(line, env=environment, cwd=ROOT).returncode:

@@ -201,7 +201,7 @@ class DockerStack(Stack):
         images = {}
         for name in services:
             build = composed[name]["build"]
-            images[composed[name]["image"]] = base_images.of_build(build["dockerfile"], build["args"])
+            images[composed[name]["image"]] = base_images.base_images_of(build["dockerfile"], build["args"])
         base_images.pull(sorted(set().union(*images.values())))
         command = self.compose.command("build", *services, profile="*")
         if subprocess.run(command, env=self.compose.environment, cwd=ROOT).returncode:
