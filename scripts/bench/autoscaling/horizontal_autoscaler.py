@@ -92,7 +92,7 @@ class HorizontalAutoscaler:
         self.proposals.append((now, proposed))
         return min(max(replicas, low), high)
 
-    def limit(self, now: float, replicas: int, wanted: int) -> int:
+    def limit(self, now: float, replicas: int, required: int) -> int:
         self.changes = [(at, change) for at, change in self.changes if now - at < self.longest_s]
 
         def allowed(policies: Sequence[Policy], choose: Callable[[list[int]], int], name: str) -> int:
@@ -102,8 +102,8 @@ class HorizontalAutoscaler:
                 limits.append(getattr(policy, name)(before))
             return choose(limits)
 
-        if wanted > replicas:
-            wanted = min(wanted, max(replicas, allowed(self.behavior.up, max, "above")))
-        elif wanted < replicas:
-            wanted = max(wanted, min(replicas, allowed(self.behavior.down, min, "below")))
-        return min(max(wanted, self.minimum), self.maximum)
+        if required > replicas:
+            required = min(required, max(replicas, allowed(self.behavior.up, max, "above")))
+        elif required < replicas:
+            required = max(required, min(replicas, allowed(self.behavior.down, min, "below")))
+        return min(max(required, self.minimum), self.maximum)

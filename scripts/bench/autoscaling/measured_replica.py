@@ -119,7 +119,7 @@ def listener(port: int) -> psutil.Process:
 
 def cpu_seconds(process: psutil.Process) -> float:
     """Return the CPU time of a process and its descendants, which are the models' Python processes."""
-    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(used.user + used.system for used in times)
 
 

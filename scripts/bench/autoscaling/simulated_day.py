@@ -90,7 +90,7 @@ def simulate(table: Table, scalers: Sequence[Scaler], rates: np.ndarray, start_s
     count, slots, columns = len(scalers), np.arange(MAXIMUM), np.arange(len(scalers))
     first = min(max(math.ceil(rates[0] / table.capacity * 1.5), MINIMUM), MAXIMUM)
     autoscalers = [HorizontalAutoscaler(scaler.behavior, MINIMUM, MAXIMUM, first) for scaler in scalers]
-    wanted = np.full(count, first)
+    required = np.full(count, first)
     ready_at = np.zeros((count, MAXIMUM))
     backlog = np.zeros((count, MAXIMUM))
     # Sums since the start, in each second: waiting, computing, busy cores, answers, ready replicas.
@@ -103,21 +103,21 @@ def simulate(table: Table, scalers: Sequence[Scaler], rates: np.ndarray, start_s
     history = np.zeros((count, math.ceil(len(rates) / 60)))
     full = table.waiting[-1] + table.computing[-1]
     for second, rate in enumerate(rates):
-        ready = (slots < wanted[:, None]) & (ready_at <= second)
+        ready = (slots < required[:, None]) & (ready_at <= second)
         serving = ready.sum(axis=1)
-        each = rate / serving
+        rate_per_replica = rate / serving
         # One replica with a backlog makes all of its kind count as saturated.
-        row = np.where(backlog.any(axis=1), len(SHARES) - 1, table.row(each))
+        row = np.where(backlog.any(axis=1), len(SHARES) - 1, table.row(rate_per_replica))
         carried = np.zeros(count)
-        if (each > table.capacity).any() or backlog.any():
+        if (rate_per_replica > table.capacity).any() or backlog.any():
             delayed = (backlog > 0) & ready
             at, slot = np.nonzero(delayed)
             waits = (backlog[at, slot] + full) / table.capacity
-            np.add.at(late, (at, bins(waits)), each[at])
-            np.add.at(visits, (columns, row), rate - each * delayed.sum(axis=1))
-            backlog = np.maximum(backlog + (each - table.capacity)[:, None] * ready, 0) * ready
+            np.add.at(late, (at, bins(waits)), rate_per_replica[at])
+            np.add.at(visits, (columns, row), rate - rate_per_replica * delayed.sum(axis=1))
+            backlog = np.maximum(backlog + (rate_per_replica - table.capacity)[:, None] * ready, 0) * ready
             # Counters count a request when it is answered. While a queue grows, they lag behind it.
-            carried = backlog.sum(axis=1) * np.minimum(1, table.capacity / each)
+            carried = backlog.sum(axis=1) * np.minimum(1, table.capacity / rate_per_replica)
         else:
             visits[columns, row] += rate
         now = np.stack(
@@ -125,16 +125,16 @@ def simulate(table: Table, scalers: Sequence[Scaler], rates: np.ndarray, start_s
                 table.waiting[row] * serving + carried,
                 table.computing[row] * serving,
                 table.busy[row] * serving,
-                np.minimum(each, table.capacity) * serving,
+                np.minimum(rate_per_replica, table.capacity) * serving,
                 serving,
             ]
         )
         sums[second % KEPT_S] = sums[(second - 1) % KEPT_S] + now
-        seconds_used += wanted
+        seconds_used += required
         if second % 60 == 0:
-            history[:, second // 60] = wanted
+            history[:, second // 60] = required
         if second % SYNC_S == 0 and second >= KEPT_S:
-            sync(second, autoscalers, scalers, sums, wanted, ready_at, start_s, serving)
+            sync(second, autoscalers, scalers, sums, required, ready_at, start_s, serving)
         if second % HOUR_S == HOUR_S - 1 or second == len(rates) - 1:
             hour = visits @ table.latencies + late
             worst = np.maximum(worst, [percentile(histogram, 0.95) for histogram in hour])
@@ -158,18 +158,18 @@ def sync(
     autoscalers: Sequence[HorizontalAutoscaler],
     scalers: Sequence[Scaler],
     sums: np.ndarray,
-    wanted: np.ndarray,
+    required: np.ndarray,
     ready_at: np.ndarray,
     start_s: float,
     serving: np.ndarray,
 ) -> None:
-    """Let each autoscaler read its metric and decide. `wanted` and `ready_at` change in place."""
+    """Let each autoscaler read its metric and decide. `required` and `ready_at` change in place."""
     growth = {
         signal: sums[(second - pipe.delay_s) % KEPT_S] - sums[(second - pipe.delay_s - pipe.window_s) % KEPT_S]
         for signal, pipe in PIPELINES.items()
     }
     for i, (scaler, autoscaler) in enumerate(zip(scalers, autoscalers, strict=True)):
-        replicas, now_serving = int(wanted[i]), int(serving[i])
+        replicas, now_serving = int(required[i]), int(serving[i])
         pipe, target, tolerance = PIPELINES[scaler.signal], scaler.target, scaler.behavior.tolerance
         waiting, computing, cores, answered, ready = growth[scaler.signal][:, i]
         if scaler.signal == CPU:
@@ -186,4 +186,4 @@ def sync(
         decided = autoscaler.decide(second, replicas, proposed)
         if decided > replicas:
             ready_at[i, replicas:decided] = second + start_s
-        wanted[i] = decided
+        required[i] = decided
