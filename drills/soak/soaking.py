@@ -121,8 +121,10 @@ def soak(settings: Settings) -> int:
             run = Soak(stack)
             clients = ManyClients(load, lambda: stack.clients(keep=True), stack.answers)
             minimum, maximum = load.wait
-            out.print(f"{load.clients} clients for {seconds / 60:g} minutes; each thinks {minimum:g} to {maximum:g} s")
             try:
+                out.print(
+                    f"{load.clients} clients for {seconds / 60:g} minutes; each thinks {minimum:g} to {maximum:g} s"
+                )
                 with clients:
                     run.sample_for(seconds, clients)
             except KeyboardInterrupt:
