@@ -12,6 +12,7 @@ import psutil
 
 from drills.outcomes import GATEWAY
 from drills.steady_load import GRPC, HTTP
+from scripts.common.make_process import Make
 from scripts.common.settings import ROOT
 
 NAMES = ["prometheus-killed", "config-broken", "wrong-requests-to-gateway"]
@@ -61,19 +62,8 @@ def test_short_soak_answers_everything_and_judges_no_slope(tmp_path):
 
 
 def test_soak_stops_everything_and_writes_its_report_after_ctrl_c(tmp_path):
-    command = ["make", "drill", f"REPORTS={tmp_path}/reports", "SOAK=30", "USERS=10"]
     marked = environment(tmp_path) | {"STARTED_BY": str(tmp_path)}
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=marked,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        # A shell that runs the tests in the background ignores SIGINT, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
+    with Make(f"drill REPORTS={tmp_path}/reports SOAK=30 USERS=10", marked) as process:
         lines = []
         for line in process.stdout:
             lines.append(line)

@@ -22,20 +22,11 @@ from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Bound, Outcome,
 from drills.steady_load import GRPC, HTTP, RefusedError, SteadyLoad, outcome
 from gateway.inference import rpc_error
 from scripts.common.settings import UserError
+from tests.support.awaitables import answered, never
 
 ANSWER = np.array([0.6, 0.8])
 BOUND = Bound(gateway=1, direct=2)
 GOOD = Result("a", "a fault", BOUND, requests=10, failed_gateway=1, failed_direct=2, recovery_s=10.0)
-
-
-async def answered(value: object) -> object:
-    if isinstance(value, Exception):
-        raise value
-    return value
-
-
-async def never() -> None:
-    await asyncio.sleep(3600)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from drills.soak.trend import student_t, trend
 from drills.steady_load import GRPC, HTTP, TEXTS, RefusedError
 from gateway.inference import rpc_error
 from scripts.common.settings import Settings, UserError
+from tests.support.awaitables import answered, never
 
 SEEDS = range(100)
 # Thirty minutes, of which twenty are judged.
@@ -232,16 +233,6 @@ def test_process_is_named_for_its_program(line: str, name: str) -> None:
 
 
 # --- clients --------------------------------------------------------------------------------------------------------
-
-
-async def answered(value: object) -> object:
-    if isinstance(value, Exception):
-        raise value
-    return value
-
-
-async def never() -> None:
-    await asyncio.sleep(3600)
 
 
 @pytest.mark.parametrize(
