@@ -335,13 +335,13 @@ class LightGatewayUser(TritonUser):
         except OSError as error:
             exception = error
         if exception:
-            self.on_stop()  # the next arrival is of another client
+            self.disconnect()  # the next arrival is of another client
         self.report(since, exception, len(body))
 
     def exchange(self, request: bytes) -> tuple[int, bytes]:
         """Send a request; return the status and the body of its response."""
         if time.monotonic() - self.used_at > IDLE_S:
-            self.on_stop()
+            self.disconnect()
         if self.connection is None:
             job = self.traffic.job
             url = urlsplit(job.url)
@@ -358,6 +358,9 @@ class LightGatewayUser(TritonUser):
         raise ConnectionError("the gateway closed the connection")
 
     def on_stop(self) -> None:
+        self.disconnect()
+
+    def disconnect(self) -> None:
         if self.connection:
             self.connection.close()
             self.connection = None
