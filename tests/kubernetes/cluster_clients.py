@@ -54,7 +54,7 @@ class Totals:
 
 
 class Clients:
-    """What all clients share: the totals, and the right answers."""
+    """The totals and the right answers, which all clients share."""
 
     def __init__(self) -> None:
         self.totals = Totals()

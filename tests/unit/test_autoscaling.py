@@ -58,7 +58,7 @@ def test_cpu_counts_starting_replicas_as_idle_to_scale_out():
 
 
 def test_policies_of_the_documentation_remove_a_tenth_or_four_per_minute():
-    """From 80 to 10: 8 first, then 10 % of 72 rounded up, and 4 at a time below 40."""
+    """Scale in from 80 to 10: 8 first, then 10 % of 72 rounded up, and 4 at a time below 40."""
     behavior = Behavior(down_window_s=0, down=(Policy(4, 60), Policy(10, 60, is_percent=True)))
     autoscaler = HorizontalAutoscaler(behavior, 1, 100, 80)
     seen = [80]

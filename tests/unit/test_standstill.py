@@ -1,4 +1,4 @@
-"""What Triton's Python processes and revive.py read and write in the memory that they share with Triton."""
+"""The memory that Triton shares with its Python processes and revive.py: how both read it and write into it."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ STARTED_WITH = (
 )
 # Only other containers reach these ports, in the stack's own network.
 UNPUBLISHED = {"GATEWAY_METRICS_PORT", "TRACE_PORT"}
-# They run only with TRACE=1 and without a TRACE_URL.
+# These services run only with TRACE=1 and without a TRACE_URL.
 TRACING = ("traces", "jaeger")
 # A container that Docker restarted this often without success has given up.
 MAX_RESTARTS = 3
