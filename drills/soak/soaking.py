@@ -132,10 +132,10 @@ def soak(settings: Settings) -> int:
         problems = [*run.watch.problems, *clients.problems]
         results = results_of(SoakRun(load, seconds / 60, run.series, clients, run.seconds, began, problems, stopped))
         folder = write(results, settings.path("REPORTS"))
-    show(results)
-    out.print(f"\nreport  {folder}/soak.html  (numbers: {folder}/soak.json)")
-    for complaint in results["complaints"]:
-        err.print(f"[red]error:[/] {escape(complaint)}")
+        show(results)
+        out.print(f"\nreport  {folder}/soak.html  (numbers: {folder}/soak.json)")
+        for complaint in results["complaints"]:
+            err.print(f"[red]error:[/] {escape(complaint)}")
     return INTERRUPTED if stopped else 1 if results["complaints"] else 0
 
 

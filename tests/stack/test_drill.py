@@ -64,12 +64,10 @@ def test_short_soak_answers_everything_and_judges_no_slope(tmp_path):
 def test_soak_stops_everything_and_writes_its_report_after_ctrl_c(tmp_path):
     marked = environment(tmp_path) | {"STARTED_BY": str(tmp_path)}
     with Make(f"drill REPORTS={tmp_path}/reports SOAK=30 USERS=10", marked) as process:
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("10 clients for 30 minutes"):
-                os.killpg(process.pid, signal.SIGINT)
-    text = "".join(lines)
+        lines = iter(process.stdout)
+        begun = next(line for line in lines if line.startswith("10 clients for 30 minutes"))
+        os.killpg(process.pid, signal.SIGINT)
+        text = begun + "".join(lines)
     assert process.returncode, text
     assert "of 30 minutes; what was sampled until then is kept" in text
     assert json.loads((tmp_path / "reports/latest-soak/soak.json").read_text())["stopped"]
