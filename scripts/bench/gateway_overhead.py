@@ -112,11 +112,13 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 def print_table(columns: Sequence[str], lines: dict[str, list[str]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, cells in lines.items():
-        table.add_row(name, *cells)
-    out.print(table, width=100)
+    rows = [[name, *cells] for name, cells in lines.items()]
+    for column, *cells in zip(columns, *rows, strict=True):
+        width = max(map(len, cells))  # also where the output is no terminal, and 80 columns wide
+        table.add_column(column, justify="right" if column else "left", no_wrap=True, min_width=width)
+    for row in rows:
+        table.add_row(*row)
+    out.print(table, crop=False)
 
 
 def only_successes(window: Window) -> Window:
