@@ -38,7 +38,7 @@ from tests.support.stacks import TestStack, bring_up
 EXAMPLES = int(os.environ.get("FUZZ") or 1000)
 SEED = int(os.environ.get("FUZZ_SEED") or 18)
 TIMEOUT_S = 300
-# Of the small models: long enough for a bad and a good request that are sent at once to share a batch.
+# The small models wait this long for a batch, so that a bad and a good request that arrive together share one.
 QUEUE_DELAY_US = 20_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200 + EXAMPLES)]

@@ -309,7 +309,7 @@ def test_langchain_embeds(served, url):
 
 
 def test_langchain_is_told_the_option_that_it_needs(openai, url, monkeypatch):
-    """By default, LangChain sends tokens of an OpenAI tokenizer, which it downloads."""
+    """Name the option: by default, LangChain sends tokens of an OpenAI tokenizer, which it downloads."""
     import tiktoken
     from langchain_openai import OpenAIEmbeddings
 

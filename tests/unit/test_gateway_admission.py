@@ -627,7 +627,7 @@ def test_idle_connection_does_not_delay_the_end(config: Config, monkeypatch: pyt
 def test_idle_connection_gets_one_more_answer_when_the_gateway_ends(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client may have sent the request before it can know of the end."""
+    """Answer a request that the client may have sent before it can know of the end."""
     monkeypatch.setattr(http_protocol, "FAREWELL_S", 3600)
     with running_gateway(config) as gateway, socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
         connection.sendall(post_of(BODY))
