@@ -114,7 +114,7 @@ def print_table(columns: Sequence[str], lines: dict[str, list[str]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     rows = [[name, *cells] for name, cells in lines.items()]
     for column, *cells in zip(columns, *rows, strict=True):
-        width = max(map(len, cells))  # also where the output is no terminal, and 80 columns wide
+        width = max(map(len, [column, *cells]))  # also where the output is no terminal, and 80 columns wide
         table.add_column(column, justify="right" if column else "left", no_wrap=True, min_width=width)
     for row in rows:
         table.add_row(*row)
