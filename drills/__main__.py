@@ -11,22 +11,23 @@ import math
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import fill
 
 import psutil
 from rich.markup import escape
-from rich.table import Table
 
 from drills import attacks, clock, commands, crashes, shortages
 from drills.drill_stack import DrillStack, repository_of
 from drills.harness import DRILLS, Drill, result
 from drills.outcomes import Result
 from drills.soak.soaking import soak
-from scripts.common.cli import one_interrupt, out, run
+from scripts.common.cli import one_interrupt, out, print_table, run
 from scripts.common.files import write_atomically
 from scripts.common.settings import Settings, UserError
 
 MODULES = (crashes, commands, shortages, attacks, clock)  # their import adds the drills
 COLUMNS = ("drill", "what is done", "requests", "failed", "wrong", "lost", "recovery", "bound", "held")
+CELL_WIDTH = 40
 
 
 def chosen(names: list[str]) -> list[Drill]:
@@ -103,13 +104,9 @@ def main() -> int:
             skipped = drill.named_only and not arguments.names
             results.append(not_named(drill) if skipped else result(drill, stack))
             report(results[-1])
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in COLUMNS:
-        table.add_column(column, no_wrap=column != COLUMNS[1], min_width=24 if column == COLUMNS[1] else None)
-    for one in results:
-        table.add_row(*map(escape, row(one)))
     out.print()
-    out.print(table, width=max(out.width, 140), crop=False)
+    rows = [[fill(escape(cell), CELL_WIDTH, break_on_hyphens=False) for cell in row(one)] for one in results]
+    print_table(COLUMNS, rows, words=(*COLUMNS[:2], *COLUMNS[-2:]))
     out.print("\nfailed, and its bound: through the gateway / directly to Triton")
     out.print(f"report  {write(results, settings.path('REPORTS'))}")
     return 1 if any(one.broken for one in results) else 0

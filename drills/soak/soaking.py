@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
 
 from drills.drill_stack import DrillStack, repository_of
 from drills.outcomes import RIGHT, Outcome, counted
@@ -29,7 +28,7 @@ from drills.soak.series import (
     Series,
 )
 from drills.soak.soak_report import COLUMNS, Results, SoakRun, cells, headline, results_of, write
-from scripts.common.cli import err, one_interrupt, out
+from scripts.common.cli import err, one_interrupt, out, print_table
 from scripts.common.settings import Settings
 from scripts.common.triton import metrics_page
 
@@ -141,13 +140,7 @@ def soak(settings: Settings) -> int:
 
 def show(results: Results) -> None:
     """Print the table, and one sentence."""
-    rows = [cells(series) for series in results["series"]]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for number, column in enumerate(COLUMNS):
-        width = max(len(row[number]) for row in rows)  # also where the output is no terminal, and 80 columns wide
-        table.add_column(column, justify="right" if 0 < number < len(COLUMNS) - 1 else "left", min_width=width)
-    for row, series in zip(rows, results["series"], strict=True):
-        table.add_row(*row, style="red" if series["fails"] else "")
     out.print()
-    out.print(table, crop=False)
+    rows = [[f"[red]{cell}[/]" if series["fails"] else cell for cell in cells(series)] for series in results["series"]]
+    print_table(COLUMNS, rows, words=(COLUMNS[0], COLUMNS[-1]))
     out.print(f"\n[bold]{headline(results)}[/]")

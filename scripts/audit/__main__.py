@@ -18,19 +18,17 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 from rich.markup import escape
-from rich.table import Table
 
 from scripts.audit import osv
-from scripts.common.cli import err, out, run
+from scripts.common.cli import err, out, print_table, run
 from scripts.common.settings import ROOT, Settings, UserError, pins
+from scripts.stack.base import SBOMS
 
 KNOWN = Path(__file__).with_name("known.toml")
 LOCK = ROOT / "requirements.lock"
 # The service that pip-audit asks. NVIDIA's wheel of Triton is in no such database, so known.toml has it.
 SERVICE = "https://api.osv.dev/v1/query"
 DATABASE = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"
-# The folder of the images' bills of materials, below LOCAL_STATE.
-SBOMS = "sboms"
 # Exit code if a check could not be made.
 UNKNOWN = 2
 
@@ -145,17 +143,19 @@ def reported_by_osv(pinned: Mapping[str, str], service: str = SERVICE) -> Iterab
 
 
 def show(findings: list[Finding], known: Mapping[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("pinned", "version", "known vulnerability", "fixed in", "accepted"):
-        table.add_column(column, no_wrap=True)
+    columns = ("pinned", "version", "known vulnerability", "fixed in", "accepted")
+    rows = []
     reasons: dict[str, None] = {}
     for finding in findings:
         if reason := finding.accepted(known):
             reasons[f"{finding.pin}: {reason}"] = None
         accepted = "yes" if reason else "[red]no[/]"
         where = f"{finding.pin} in {finding.image}" if finding.image else finding.pin
-        table.add_row(where, finding.version, finding.label, finding.fixed, accepted)
-    out.print(table if findings else "no known vulnerability")
+        rows.append([where, finding.version, finding.label, finding.fixed, accepted])
+    if rows:
+        print_table(columns, rows, words=columns)
+    else:
+        out.print("no known vulnerability")
     out.print(*(f"accepted: {escape(reason)}" for reason in reasons), sep="\n")
 
 

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.table import Table
-
 from scripts.bench import model_alone
 from scripts.bench.server import command, environment, folder, server, with_names
-from scripts.common.cli import err, out
+from scripts.common.cli import err, out, print_table
 from scripts.common.settings import MODES, ROOT, Settings, UserError
 from scripts.models.catalogue import SYSTEMS
 from scripts.models.sources import Package
@@ -86,10 +84,9 @@ def run(subject: Subject) -> None:
 
 def show(subject: Subject, results: Results, alone: list[dict[str, float]]) -> None:
     rates = {batch: statistics.median(one[batch] for one in alone) for batch in (alone[0] if alone else {})}
-    table = Table(box=None, pad_edge=False, header_style="dim")
     columns = ["system", "FORMAT", "users", *MODES, "ratio", "p95 none", "p95 dyn", "batch", "Locust"]
-    for column in columns + (["served/alone"] if alone else []):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns += ["served/alone"] if alone else []
+    rows = []
     for (system, users), runs in results.items():
         none, dynamic = (medians(runs, mode) for mode in ("none", "dynamic"))
         row = [system, subject.formats[system], str(users)]
@@ -97,8 +94,9 @@ def show(subject: Subject, results: Results, alone: list[dict[str, float]]) -> N
         row += [f"{figures['throughput_rps']:.1f}" if figures else "-" for figures in measured] + [ratio(runs)]
         row += [f"{none['p95_ms']:.0f}", f"{dynamic['p95_ms']:.0f}", f"{dynamic['mean_batch']:.1f}"]
         row += [f"{dynamic['cpu']:.2f}"]
-        table.add_row(*row, *([f"{dynamic['throughput_rps'] / max(rates.values()):.2f}"] if alone else []))
-    out.print(table)
+        row += [f"{dynamic['throughput_rps'] / max(rates.values()):.2f}"] if alone else []
+        rows.append(row)
+    print_table(columns, rows, words=("system", "FORMAT"))
     out.print(
         "none, instances, dynamic: requests per second; ratio: dynamic / the best other mode; p95: ms; batch: rows per "
         "execution; Locust: cores that it used"

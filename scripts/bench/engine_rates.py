@@ -18,13 +18,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from scripts.bench.peers import load
 from scripts.bench.peers.load import Load, Window
 from scripts.bench.peers.peer_options import VARIABLE, Options
 from scripts.bench.server import command, environment, folder, server
-from scripts.common.cli import err, out
+from scripts.common.cli import err, out, print_table
 from scripts.common.corpus import MIXED
 from scripts.common.settings import ROOT
 from scripts.common.triton import engines
@@ -42,27 +40,15 @@ Windows = dict[int, list[Window]]
 
 def run() -> None:
     cpus = sorted(os.sched_getaffinity(0))
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in (
-        "cores",
-        "TRITON_ENGINE",
-        "encoder",
-        "64 clients",
-        "p95",
-        "alone",
-        "served/alone",
-        "1 client",
-        "rest",
-    ):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("cores", "TRITON_ENGINE", "encoder", "64 clients", "p95", "alone", "served/alone", "1 client", "rest")
+    rows = []
     with folder() as work:
         models = {"MODEL_REPOSITORY": f"{work}/models", "SYSTEMS": "embedding"}
         command("models", environment(work) | models)
         for cores in (cores for cores in CORES if cores <= len(cpus)):
             client_cpus = ",".join(map(str, cpus[cores:] or cpus))
-            for row in compare(work, models, cpus[:cores], client_cpus):
-                table.add_row(str(cores), *row)
-    out.print(table)
+            rows += [[str(cores), *row] for row in compare(work, models, cpus[:cores], client_cpus)]
+    print_table(columns, rows, words=("TRITON_ENGINE", "encoder"))
     out.print(
         f"medians of {ROUNDS} interleaved windows. 64 clients: requests per second; p95: their ms.\n"
         f"alone: texts per second of the engine on one core, groups of {GROUP} texts sorted by length.\n"

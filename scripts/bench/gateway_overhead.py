@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from rich.table import Table
-
 from scripts.bench.generation_rates import prompts, save_checkpoint
 from scripts.bench.light_clients import Load, Window, measure
 from scripts.bench.server import command, environment, folder, server
 from scripts.bench.token_rates import spread
-from scripts.common.cli import err, out
+from scripts.common.cli import err, out, print_table
 from scripts.common.settings import UserError
 from scripts.common.triton import metrics_page
 
@@ -95,11 +93,11 @@ def compare_throughput(site: Site) -> None:
                     for name in ("process_cpu_seconds_total", "gateway_requests_total")
                 )
                 cpu_ms.append(1000 * cpu_s / requests)
-    lines = {
-        name: [*(spread(figures[way], digits) for way in loads), spread(ratios(figures[GATEWAY], figures[DIRECT]), 2)]
+    rows = [
+        [name, *(spread(figures[way], digits) for way in loads), spread(ratios(figures[GATEWAY], figures[DIRECT]), 2)]
         for name, figures, digits in (("requests/s", rates, 0), ("texts per run", batches, 1))
-    }
-    print_table(("", *loads, "gateway / direct"), lines)
+    ]
+    print_table(("", *loads, "gateway / direct"), rows, words=("",))
     out.print(
         f"{CLIENTS} clients, one text each; median (minimum to maximum) of {ROUNDS} interleaved rounds of "
         f"{WINDOW_S:.0f} s\nCPU time of the gateway per request: {spread(cpu_ms, 2)} ms\n"
@@ -108,17 +106,6 @@ def compare_throughput(site: Site) -> None:
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [own / other for own, other in zip(ours, theirs, strict=True)]
-
-
-def print_table(columns: Sequence[str], lines: dict[str, list[str]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    rows = [[name, *cells] for name, cells in lines.items()]
-    for column, *cells in zip(columns, *rows, strict=True):
-        width = max(map(len, [column, *cells]))  # also where the output is no terminal, and 80 columns wide
-        table.add_column(column, justify="right" if column else "left", no_wrap=True, min_width=width)
-    for row in rows:
-        table.add_row(*row)
-    out.print(table, crop=False)
 
 
 def only_successes(window: Window) -> Window:
@@ -149,11 +136,11 @@ def overload(site: Site) -> None:
         "failed": lambda window: len(window.failures),
         "maximum wait at the end, s": lambda window: window.oldest_s,
     }
-    lines = {
-        name: [spread([figure(window) for window in own], 1) for own in windows.values()]
+    rows = [
+        [name, *(spread([figure(window) for window in own], 1) for own in windows.values())]
         for name, figure in figures.items()
-    }
-    print_table(("", *(f"{clients} clients" for clients in windows)), lines)
+    ]
+    print_table(("", *(f"{clients} clients" for clients in windows)), rows, words=("",))
     few, many = ([p95(window.accepted) for window in own] for own in windows.values())
     out.print(
         f"at most {CLIENTS} requests in flight; p95 of accepted requests, {MANY_CLIENTS} clients / {CLIENTS}: "

@@ -19,11 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from scripts.bench.server import command, environment, folder, server
 from scripts.bench.token_rates import spread
-from scripts.common.cli import err, out
+from scripts.common.cli import err, out, print_table
 from scripts.common.corpus import MIXED
 from scripts.common.triton import Triton
 
@@ -105,14 +103,12 @@ def tokens_per_second(triton: Triton, system: str, texts: list[str], clients: in
 
 
 def show_rates(rates: Rates) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("clients", *WAYS, f"/ {ONE_AT_A_TIME}", "/ best transformers"):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = []
     for clients in CLIENTS:
         best = max(TRANSFORMERS, key=lambda way: statistics.median(rates[clients, way]))
         ratios = (ratio(rates[clients, TOGETHER], rates[clients, way]) for way in (ONE_AT_A_TIME, best))
-        table.add_row(str(clients), *(spread(rates[clients, way]) for way in WAYS), *ratios)
-    out.print(table)
+        rows.append([str(clients), *(spread(rates[clients, way]) for way in WAYS), *ratios])
+    print_table(("clients", *WAYS, f"/ {ONE_AT_A_TIME}", "/ best transformers"), rows)
     out.print(
         f"new tokens per second: median (minimum to maximum) of {ROUNDS} interleaved rounds; {NEW_TOKENS} new tokens "
         f"per text; transformers: its generate(), up to 32 texts padded together"

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rich.table import Table
-
 from scripts.bench.server import command, environment, folder, server
-from scripts.common.cli import out
+from scripts.common.cli import out, print_table
 from scripts.common.triton import Triton
 from scripts.stack.generate import ask, one_by_one
 
@@ -82,14 +80,12 @@ def tokens_per_second(generate: Callable[[str], object], prompts: list[str], cli
 
 
 def show(rates: Rates, ways: tuple[str, str], caption: str) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("clients", *ways, "ratio"):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = []
     for clients in sorted({clients for clients, _ in rates}):
         slow, fast = (rates[clients, way] for way in ways)
         ratio = statistics.median(f / s for s, f in zip(slow, fast, strict=True))
-        table.add_row(str(clients), spread(slow), spread(fast), f"{ratio:.2f}")
-    out.print(table)
+        rows.append([str(clients), spread(slow), spread(fast), f"{ratio:.2f}"])
+    print_table(("clients", *ways, "ratio"), rows)
     out.print(caption)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 
-from scripts.bench.gateway_overhead import only_successes, print_table, ratios, total
+from scripts.bench.gateway_overhead import only_successes, ratios, total
 from scripts.bench.light_clients import Load, measure
 from scripts.bench.server import command, environment, folder, server
 from scripts.bench.token_rates import spread
-from scripts.common.cli import err, out
+from scripts.common.cli import err, out, print_table
 from scripts.common.triton import metrics_page
 from scripts.stack.systems import ServedSystems
 
@@ -73,14 +73,11 @@ def compare(servers: dict[str, Server]) -> None:
                 window = only_successes(measure(Load(measured.url, "triton", CLIENTS, WARMUP_S, WINDOW_S)))
                 rates[name].append(window.rate)
                 cpu_ms[name].append(1000 * (measured.cpu_s() - cpu_s) / (measured.requests() - requests))
-    lines = {
-        title: [
-            *(spread(figures[name], digits) for name in servers),
-            spread(ratios(figures[TRACED], figures[PLAIN]), 2),
-        ]
-        for title, figures, digits in (("requests/s", rates, 0), ("CPU time per request, ms", cpu_ms, 2))
-    }
-    print_table(("", *servers, "ratio"), lines)
+    rows = [
+        [name, *(spread(own, digits) for own in figures.values()), spread(ratios(figures[TRACED], figures[PLAIN]), 2)]
+        for name, figures, digits in (("requests/s", rates, 0), ("CPU time per request, ms", cpu_ms, 2))
+    ]
+    print_table(("", *servers, "ratio"), rows, words=("",))
     out.print(
         f"{CLIENTS} clients, one text each; median (minimum to maximum) of {ROUNDS} interleaved rounds of "
         f"{WINDOW_S:.0f} s\nCPU time: of all programs of the stack, with the receiver of traces"

@@ -7,10 +7,12 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
 
 from scripts.common.prometheus import PrometheusError
 from scripts.common.settings import UserError
@@ -19,6 +21,18 @@ from scripts.common.triton import TritonError
 # No emoji: a text between colons must stay as the user wrote it.
 out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ()) -> None:
+    """Print a table. Its columns hold numbers, which end at the right, except those that `words` names."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="left" if column in words else "right")
+    for row in rows:
+        table.add_row(*row)
+    # rich would cut cells until the table fits the terminal, which has 80 columns where the output is none.
+    table.width = Measurement.get(out, out.options.update(width=10_000), table).maximum
+    out.print(table)
 
 
 def call(command: list[str], environment: dict[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""Commands that wait for another one."""
+"""What every command prints, and commands that wait for another one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from scripts.common.cli import print_table
 from scripts.common.settings import ROOT
 
 # Ends with the number of the signal that it receives.
@@ -31,3 +32,14 @@ def test_signal_reaches_the_command_that_is_waited_for(number):
         assert parent.stdout.readline() == "ready\n"
         parent.send_signal(number)
         assert parent.wait(60) == number
+
+
+def test_table_aligns_its_columns_and_is_never_cut(capsys):
+    """The output of a test is no terminal, so rich takes it for one of 80 columns."""
+    name = "a name of more than 80 characters, " * 3
+    print_table(("system", "requests/s"), [("embedding", "99.4"), (name, "[red]100.0[/]")], words=("system",))
+    assert capsys.readouterr().out.splitlines() == [
+        f"{'system':<{len(name)}}  requests/s",
+        f"{'embedding':<{len(name)}}        99.4",
+        f"{name}       100.0",
+    ]

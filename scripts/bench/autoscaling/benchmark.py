@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.table import Table as RichTable
 
 from loadtest.host import host
 from scripts.bench.autoscaling.horizontal_autoscaler import Behavior, Policy
@@ -30,7 +29,7 @@ from scripts.bench.autoscaling.simulated_day import (
     simulate,
 )
 from scripts.bench.autoscaling.steady_replica import SHARES, Replica, tabulate
-from scripts.common.cli import err, out
+from scripts.common.cli import err, out, print_table
 from scripts.common.figures import PALETTES, Palette, render
 from scripts.common.settings import Settings
 
@@ -139,13 +138,12 @@ def run() -> None:
 def show_replica(measurement: Measurement) -> None:
     replica, machine = measurement.replica, host()
     columns = ("clients", "requests/s", "requests/execution", "CPU ms/execution", "p95 ms")
-    table = RichTable(*columns, box=None, pad_edge=False)
-    for point in measurement.points:
-        table.add_row(
-            str(point.clients), f"{point.rate:.0f}", f"{point.batch:.1f}", f"{1000 * point.execution_s:.1f}",
-            f"{point.p95_ms:.0f}",
-        )  # fmt: skip
-    out.print(table)
+    rows = [
+        (str(point.clients), f"{point.rate:.0f}", f"{point.batch:.1f}", f"{1000 * point.execution_s:.1f}",
+         f"{point.p95_ms:.0f}")
+        for point in measurement.points
+    ]  # fmt: skip
+    print_table(columns, rows)
     out.print(
         f"one core of {machine['cpu']}: an execution takes {1000 * replica.fixed_s:.2f} ms + "
         f"{1000 * replica.each_s:.2f} ms per request (error at most {measurement.largest_error:.0%}); capacity "
@@ -156,11 +154,9 @@ def show_replica(measurement: Measurement) -> None:
 def show_best(replica: Replica, compared: Sequence[Candidate], costlier: Sequence[Candidate]) -> None:
     names = {behavior: name for name, behavior in BEHAVIORS.items()}
     cpu = next(candidate for candidate in compared if candidate.scaler.signal == CPU)
-    table = RichTable(box=None, pad_edge=False)
-    for name in ("scaled on", "target", "hours", "of CPU's", "p95 ms", "worst", "in time", "costlier"):
-        table.add_column(name, no_wrap=True, justify="left" if name == "scaled on" else "right")
-    for own, slower in zip(compared, costlier, strict=True):
-        table.add_row(
+    columns = ("scaled on", "target", "hours", "of CPU's", "p95 ms", "worst", "in time", "costlier")
+    rows = [
+        (
             own.scaler.signal,
             f"{own.scaler.target:.4g}",
             f"{own.replica_hours:.0f}",
@@ -170,7 +166,9 @@ def show_best(replica: Replica, compared: Sequence[Candidate], costlier: Sequenc
             f"{own.within(TARGET_S):.2%}",
             f"{1000 * slower.worst_hour_p95_s:.0f}",
         )
-    out.print(table)
+        for own, slower in zip(compared, costlier, strict=True)
+    ]
+    print_table(columns, rows, words=columns[:1])
     for own in compared:
         out.print(f"{own.scaler.signal}: {names[own.scaler.behavior]}")
     ideal = np.mean([day(replica, seed).sum() for seed in COMPARED_ON]) / replica.capacity / HOUR_S
@@ -184,15 +182,13 @@ def show_best(replica: Replica, compared: Sequence[Candidate], costlier: Sequenc
 
 
 def show_targets(by_start: dict[int, Sequence[Candidate]]) -> None:
-    table = RichTable(box=None, pad_edge=False)
-    for name in ("p95", "start", *TARGETS):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for target_s in TARGETS_S:
         for start_s, candidates in by_start.items():
             best = [cheapest(candidates, signal, target_s) for signal in TARGETS]
             cells = [f"{own.replica_hours:.0f}" if own else "-" for own in best]
-            table.add_row(f"{1000 * target_s:.0f} ms", f"{start_s} s", *cells)
-    out.print(table)
+            rows.append([f"{1000 * target_s:.0f} ms", f"{start_s} s", *cells])
+    print_table(("p95", "start", *TARGETS), rows)
     out.print(
         "replica hours of the cheapest setting with this p95 in every hour, if new replicas serve after that start, "
         "on the days on which it was chosen; -: no setting\n"

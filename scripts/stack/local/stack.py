@@ -23,7 +23,7 @@ from scripts.common.ports import check_free
 from scripts.common.settings import ROOT, SECRETS, Settings, UserError, command_environment
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
-from scripts.stack.base import GATEWAY_SETTINGS, PORTS, WOULD_RESTART, Process, Stack
+from scripts.stack.base import GATEWAY_SETTINGS, PORTS, SBOMS, WOULD_RESTART, Process, Stack
 from scripts.stack.local import preflight, programs
 from scripts.stack.local.supervisor import Supervisor
 
@@ -63,7 +63,7 @@ FOLDERS = (
     "log",
     "prometheus",
     "run",
-    "sboms",
+    SBOMS,
     "serving",
     "traces",
     "transformers",
