@@ -147,6 +147,7 @@ def test_growth_of_a_process_is_seen() -> None:
     """A process that holds 64 MiB more, ten more descriptors and one more thread."""
     code = """if True:
         import os, sys, threading
+        print("started", flush=True)
         sys.stdin.readline()
         block = b"x" * (64 << 20)
         pipes = [os.pipe() for _ in range(5)]
@@ -154,6 +155,7 @@ def test_growth_of_a_process_is_seen() -> None:
         print("grown", flush=True)
     """
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout.readline() == "started\n"  # an interpreter that starts has files open of its own
         before = held(child.pid)
         child.stdin.write("\n")
         child.stdin.flush()
