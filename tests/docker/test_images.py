@@ -21,7 +21,7 @@ from tests.support.onnx_models import save_lookup
 pytestmark = pytest.mark.timeout(1800)
 OURS = (
     "triton-transformers:cpu-pypi",
-    *(f"triton-transformers-{name}" for name in ("exporter", "gateway", "loadtest")),
+    *(f"triton-transformers-{name}:debian" for name in ("exporter", "gateway", "loadtest")),
 )
 
 
@@ -55,7 +55,7 @@ def test_cpu_image_is_small(built):
 
 
 def test_gateway_image_is_small_and_has_no_more_than_it_imports(built):
-    image = "triton-transformers-gateway"
+    image = "triton-transformers-gateway:debian"
     assert int(docker("image", "inspect", "--format", "{{.Size}}", image)) < 200e6
     # Everything that it imports is still there.
     assert run_in(image, "python3 -c 'import gateway.__main__, uvloop, httptools, ssl'") == ""
@@ -103,11 +103,11 @@ def test_bill_of_materials_has_tritons_wheel_and_binaries(built):
 
 
 def test_same_image_gets_the_same_bill_of_materials(built):
-    path = built.folder / "state/sboms/triton-transformers-gateway.cdx.json"
+    path = built.folder / "state/sboms/triton-transformers-gateway-debian.cdx.json"
     base = pins()["DEBIAN_IMAGE"]
     before = path.read_text()
     assert base in before
-    assert sboms.write(path.parent, "triton-transformers-gateway", [base]) == path
+    assert sboms.write(path.parent, "triton-transformers-gateway:debian", [base]) == path
     assert path.read_text() == before
 
 

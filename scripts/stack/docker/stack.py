@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 
@@ -23,7 +24,7 @@ from scripts.common.ports import check_free
 from scripts.common.settings import PROFILES, ROOT, Settings, UserError
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
-from scripts.stack.base import PORTS, WOULD_RESTART, Process, Stack
+from scripts.stack.base import PORTS, SBOMS, WOULD_RESTART, Process, Stack
 from scripts.stack.docker import base_images, preflight, slim
 from scripts.stack.docker.compose import Compose
 
@@ -164,7 +165,7 @@ class DockerStack(Stack):
         files = (MODELS_LOCK, LOADTEST_LOCK, self.compose.devices_file, self.record, *self.served.files)
         for path in (self.state / file for file in files):
             path.unlink(missing_ok=True)
-        for folder in (self.sboms, self.state / "traces"):
+        for folder in (self.state / SBOMS, self.state / "traces"):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (self.record.parent, self.served.folder, self.state):
             with contextlib.suppress(OSError):  # files of the local runtime are in it, or it does not exist
@@ -184,20 +185,15 @@ class DockerStack(Stack):
             images = self.build_services()
         for image, built_on in images.items():
             with err.status(f"listing what is in {image}"):
-                path = sboms.write(self.sboms, image, built_on)
+                path = sboms.write(self.state / SBOMS, image, built_on)
             out.print(f"contents of {image}: {os.path.relpath(path)}")
-
-    @property
-    def sboms(self) -> Path:
-        """Return the folder of the bills of materials."""
-        return self.state / "sboms"
 
     def build_services(self) -> dict[str, list[str]]:
         """Build the images of the services, and return each with the images that it is built on."""
         services = [self.service("triton"), "gateway", "loadtest"]
         if self.compose.image_tag != "neuron-inf1":  # `make models` does not compile for Inf1
             services.append(self.exporter)
-        composed = json.loads(self.compose.run("config", "--format", "json", profile="*"))["services"]
+        composed = self.composed()
         images = {}
         for name in services:
             build = composed[name]["build"]
@@ -207,6 +203,10 @@ class DockerStack(Stack):
         if subprocess.run(command, env=self.compose.environment, cwd=ROOT).returncode:
             raise UserError("the build failed; Docker's message is above")
         return images
+
+    def composed(self) -> dict[str, Any]:
+        """Return the services as compose reads them with the settings."""
+        return json.loads(self.compose.run("config", "--format", "json", profile="*"))["services"]
 
     def build_quietly(self, service: str) -> None:
         with err.status(f"building the image of {service} (minutes, the first time; `make build` shows more)"):
@@ -223,12 +223,10 @@ class DockerStack(Stack):
             if all_in_place(self.settings):
                 return
             preflight.check_compose()
-            image = "triton-transformers-exporter"
             if self.exporter == "exporter-neuron":
                 preflight.check_compiling(self.settings)
                 preflight.check_build(self.settings, self.compose.nvidia_image)
-                image += ":neuron"
-            preflight.warn_of_torch_index(self.settings["TORCH_INDEX"], image)
+            preflight.warn_of_torch_index(self.settings["TORCH_INDEX"], self.composed()[self.exporter]["image"])
             if self.settings["SOURCE"] and not self.settings.path("SOURCE").is_dir():
                 raise UserError(f"SOURCE={self.settings['SOURCE']}: there is no such folder")
             self.settings.path("MODEL_REPOSITORY").resolve().mkdir(parents=True, exist_ok=True)
