@@ -19,6 +19,7 @@ from tests.support.kustomize import kubectl
 
 NAMESPACE = "triton-transformers-test"
 CLIENTS = Path(__file__).with_name("cluster_clients.yaml")
+IMAGE = "spec.template.spec.containers.0.image"
 WAIT_S = 600
 # The clients report once a second: after that many seconds a report has every request that ended before.
 REPORTED_S = 3
@@ -65,6 +66,12 @@ class Cluster:
             "resources": [os.path.relpath(overlay, self.folder), CLIENTS.name],
             "secretGenerator": [{"name": "keys", "literals": keys, "options": {"disableNameSuffixHash": True}}],
             "configMapGenerator": [{"name": "clients", "files": [program.name]}],
+            "replacements": [
+                {
+                    "source": {"kind": "Deployment", "name": "gateway", "fieldPath": IMAGE},
+                    "targets": [{"select": {"kind": "Job", "name": "clients"}, "fieldPaths": [IMAGE]}],
+                }
+            ],
         }
         (self.folder / "kustomization.yaml").write_text(json.dumps(kustomization))
         self.kubectl("apply", "--kustomize", str(self.folder))

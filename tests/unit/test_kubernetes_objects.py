@@ -225,10 +225,14 @@ def is_in_namespace(objects: list[Object]) -> Iterator[str]:
 
 
 def pins_images(objects: list[Object]) -> Iterator[str]:
+    """Without a tag, Kubernetes pulls `latest`. A colon before a slash belongs to a registry's port."""
     for workload, pod in pods(objects):
-        for container in containers(pod):
-            if container["image"].endswith(":latest") or container.get("imagePullPolicy") != "IfNotPresent":
-                yield f"{workload}: {container['name']} may change its image with a restart"
+        images = [(each["name"], each["image"], each.get("imagePullPolicy")) for each in containers(pod)]
+        volumes = [(each["name"], each["image"]) for each in pod.get("volumes", []) if "image" in each]
+        images += [(name, image["reference"], image.get("pullPolicy")) for name, image in volumes]
+        for name, image, pull_policy in images:
+            if not re.search(r":(?!latest$)[^/]+$", image) or pull_policy != "IfNotPresent":
+                yield f"{workload}: {name} may change its image with a restart"
 
 
 def set_in(content: Object, path: str, value: object) -> None:
@@ -246,6 +250,7 @@ POD = "spec.template.spec"
 FIRST = f"{POD}.containers.0"
 HOOK = f"{FIRST}.lifecycle.preStop"
 TRITON_RULES = "spec.ingress.0"
+KEPT = {"pullPolicy": "IfNotPresent"}
 # policy, kind, name, field, value that the policy must refuse
 CASES: list[tuple[Callable[[list[Object]], Iterator[str]], str, str, str, object]] = [
     (runs_restricted, "Namespace", "triton-transformers", "metadata.labels", {}),
@@ -288,7 +293,11 @@ CASES: list[tuple[Callable[[list[Object]], Iterator[str]], str, str, str, object
     (is_in_namespace, "Service", "triton", "metadata.namespace", None),
     (is_in_namespace, "Job", "models", "metadata.namespace", "default"),
     (pins_images, "Deployment", "gateway", f"{FIRST}.imagePullPolicy", "Always"),
+    (pins_images, "Deployment", "triton", f"{POD}.initContainers.0.image", "triton-transformers"),
+    (pins_images, "Deployment", "triton", f"{POD}.volumes.0.image", KEPT | {"reference": "models"}),
+    (pins_images, "Deployment", "triton", f"{POD}.volumes.0.image", {"reference": "models:1"}),
     (pins_images, "Job", "models", f"{FIRST}.image", "triton-transformers-exporter:latest"),
+    (pins_images, "Job", "models", f"{FIRST}.image", "registry.example.com:5000/exporter"),
 ]
 POLICIES = tuple(dict.fromkeys(case[0] for case in CASES))
 
