@@ -130,7 +130,7 @@ bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generati
 # A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
 pytest := $(python) -m pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
 
-test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that are quick (10 minutes on 2 cores)
+test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that are quick (14 minutes on 2 cores)
 
 test-all: lint test-unit-all test-stack-all ## All tests that need no Docker engine, as CI runs them
 
