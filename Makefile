@@ -126,9 +126,10 @@ bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generati
 
 ##@ Working on it
 
-# Modules run side by side, each with servers of its own: at most four, for the memory's sake.
+# Modules run side by side, each with servers of its own: one more than there are cores, because tests also wait, and at
+# most four, for the memory's sake.
 # A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
-pytest := $(python) -m pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
+pytest := $(python) -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
 
 test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that are quick (14 minutes on 2 cores)
 

@@ -31,7 +31,7 @@ def kubectl() -> str:
 
 def render(folder: Path) -> list[Object]:
     """Return the objects of a kustomization."""
-    return list(yaml.safe_load_all(_output(kubectl(), "kustomize", folder)))
+    return list(yaml.load_all(_output(kubectl(), "kustomize", folder), yaml.CSafeLoader))
 
 
 def render_with(overlay: str, components: Iterable[str] = (), **fields: Any) -> list[Object]:

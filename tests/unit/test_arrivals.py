@@ -193,9 +193,9 @@ def test_stall_delays_every_request_that_arrives_meanwhile(server, pool):
     assert len(stalled) == pytest.approx((ended - begun - 0.04) * JOB.rate, abs=4)
     assert all(sample.at > ended for sample in stalled)
     assert max(latencies(stalled)) > 0.45
-    # Four users wait for responses, and the other requests for these users; 200 users are enough for all requests.
-    late = sum(sample.late_ms > 100 for sample in stalled)
-    assert (late > len(stalled) / 4) == (pool == 4)
+    # Each of four users waits for a response, and the other requests wait for these users; 200 users send on.
+    sent = sum(sample.arrived + sample.late_ms / 1000 < ended for sample in stalled)
+    assert (sent <= 4) == (pool == 4)
 
 
 def test_pause_waits_for_every_request_that_has_arrived(server):
@@ -268,6 +268,7 @@ def test_unanswered_requests_are_those_in_flight_at_a_moment():
     assert arrived_within(samples, 1.0) == [samples[1]]
 
 
+@pytest.mark.slow
 def test_workers_keep_the_rate_together(server):
     with started(MasterCrowd(replace(JOB, url=server.url), 2, lambda _: None), 20) as crowd:
         for rate in (200, 100):

@@ -116,6 +116,7 @@ def test_means_obey_little_s_law(share):
     assert state.waiting + state.computing == pytest.approx(rate * state.latencies.mean(), rel=0.02)
 
 
+@pytest.mark.slow
 def test_busy_server_has_half_as_much_waiting_as_computing(table):
     """Expect what arrives during a batch to wait half of it: the ratio cannot tell 70 % of the capacity from 90 %."""
     ratio = table.waiting[1:] / table.computing[1:]

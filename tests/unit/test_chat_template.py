@@ -130,6 +130,7 @@ def test_prompts_equal_those_of_transformers(weights, name):
     assert [answer(template, chat) for chat in CHATS] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["vllm", "openvino-fp32", "python"])
 @pytest.mark.parametrize("name", ["mistral", "chatml"])
 def test_assembled_model_reads_the_tokens_of_transformers(tmp_path, form, name):

@@ -334,6 +334,7 @@ def export(tmp_path, form: str, save=language.save_llama, **changes: object):
     return assemble(replace(job, **changes)), tmp_path / "made/mine/1"
 
 
+@pytest.mark.slow
 def test_int8_is_kept_only_if_perplexity_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(openvino_export, "rise", lambda before, after: 0.0)
     outcome, folder = export(tmp_path / "a", "openvino")
@@ -348,18 +349,21 @@ def test_int8_is_kept_only_if_perplexity_holds(tmp_path, monkeypatch):
     assert "weights in fp16, because in int8 its perplexity" in outcome.summary
 
 
+@pytest.mark.slow
 def test_model_without_a_limit_of_positions_is_exported(tmp_path):
     """Bloom's configuration has no max_position_embeddings."""
     _, folder = export(tmp_path, "openvino-fp16", language.save_bloom)
     assert json.loads((folder / "limits.json").read_text())["context"] is None
 
 
+@pytest.mark.slow
 def test_int4_is_what_the_user_asked_for(tmp_path):
     outcome, folder = export(tmp_path, "openvino-int4")
     assert "weights in int4: perplexity" in outcome.summary
     assert not list(folder.glob("tmp*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -374,6 +378,7 @@ def test_model_that_openvino_cannot_serve_is_refused(tmp_path, monkeypatch, spoi
         export(tmp_path, "openvino")
 
 
+@pytest.mark.slow
 def test_model_with_own_code_is_refused_if_the_code_is_trusted(tmp_path):
     def save(folder):
         config = json.loads((language.save_llama(folder) / "config.json").read_text())
@@ -428,6 +433,7 @@ def test_perplexity_that_is_no_number_is_no_success():
     assert not openvino_export.is_close(30.0, float("nan"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["openvino-fp16", "vllm"])
 def test_server_gets_the_tokenizer_that_transformers_makes(tmp_path, form):
     """The checkpoint's tokenizer.json adds no token; its tokenizer_config.json asks for one."""
@@ -447,6 +453,7 @@ def test_server_gets_the_tokenizer_that_transformers_makes(tmp_path, form):
     assert expected[0] == 0
 
 
+@pytest.mark.slow
 def test_missing_files_and_wrong_parameters_stop_the_load(served, tmp_path):
     served("llama")
     _, folder = export(tmp_path, "openvino-fp16")

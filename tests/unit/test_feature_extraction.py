@@ -20,6 +20,7 @@ TEXTS = ["a", *MIXED.texts[:6], "word " * 100]
 
 
 @torch.inference_mode()
+@pytest.mark.slow
 def test_decoder_without_padding_token_equals_transformers(tmp_path):
     weights = encoders.save_gpt2(tmp_path / "weights", "Model")
     run_recipe(RECIPES[TASK], Job("gpt", TASK, "onnx", weights, movable=False, folder=tmp_path), "gpt")

@@ -254,6 +254,7 @@ def test_killed_deployment_is_continued(machine, hanging_request, models, upload
     assert len(machine.cloud.bodies("POST .*/artifact$")) == uploads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hanging_request", "continues"), [("GET .*/workRequests/[^/]+$", True), ("POST .*/artifact$", False)]
 )
@@ -451,6 +452,7 @@ def test_destroy_deletes_deployment_and_models(machine):
     assert machine.deploy().lifecycle_state == "ACTIVE"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hanging_request", ["DELETE .*/modelDeployments", "GET .*/workRequests/[^/]+$", "DELETE .*/models"]
 )

@@ -173,6 +173,7 @@ def test_server_that_fails_is_a_row_with_the_reason(site, measured):
     assert (right.problem, right.variant, len(right.windows)) == ("", {"behaviour": "right"}, rotation.ROUNDS)
 
 
+@pytest.mark.slow
 def test_failed_install_is_refused_and_tried_again(tmp_path, monkeypatch):
     (tmp_path / "missing.txt").write_text("no-such-package==1\n")
     monkeypatch.setattr(known_peers, "REQUIREMENTS", tmp_path)

@@ -189,6 +189,8 @@ def test_processes_that_end_while_they_are_listed_are_skipped() -> None:
 def test_progress_names_processes_that_have_ended() -> None:
     with subprocess.Popen([sys.executable, "-m", "http.server", "0"], stdout=-3, stderr=-3) as child:
         processes = [psutil.Process(), psutil.Process(child.pid)]
+        while not processes[1].cmdline():  # empty until the kernel has started the program
+            time.sleep(0.01)
         run = Soak(SimpleNamespace(processes=lambda: processes))
         run.sample([Outcome(GATEWAY, 0, 0.1, RIGHT)])
         clients = SimpleNamespace(outcomes=[], refusals=[])
@@ -307,6 +309,7 @@ class FakeStack:
         return clients
 
 
+@pytest.mark.slow
 def test_unexpected_error_of_a_client_stops_the_soak_and_is_reported(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(soaking, "DrillStack", FakeStack)
     monkeypatch.setattr(soaking, "repository_of", lambda _settings: tmp_path)
@@ -369,6 +372,7 @@ def test_soak_without_requests_fails() -> None:
     assert complaints(content) == ["no request was sent: set a longer SOAK, more USERS, or a shorter WAIT"]
 
 
+@pytest.mark.slow
 def test_report_has_every_series(tmp_path) -> None:
     latency = series_of(np.r_[math.nan, np.full(SAMPLES - 1, 80.0)], LATENCY, "")
     content = results(LEVEL, LEAK, latency, series_of(np.full(SAMPLES, 9.0), DESCRIPTORS))

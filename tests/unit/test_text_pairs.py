@@ -76,6 +76,7 @@ def test_token_count_is_that_of_the_truncated_pair_without_padding(tmp_path):
     assert answer["token_count"].tolist() == [[length] for length in lengths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", [encoders.save_bert, encoders.save_roberta], ids=["wordpiece", "byte-level"])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_two_long_texts_are_truncated_as_by_the_library_in_few_parts(tmp_path, save, side):
@@ -104,6 +105,7 @@ def test_prompt_goes_before_the_query(tmp_path):
         np.testing.assert_allclose(answer["score"].ravel(), reference.predict(pairs, prompt_name=name), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_decoder_with_one_label_ranks(tmp_path):
     weights = language.save_llama_classifier(tmp_path / "weights", labels=1)
     reference, models = cross_encoder(weights), assemble(weights, tmp_path / "models", "python")
