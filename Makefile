@@ -19,33 +19,25 @@ with_runtime = RUNTIME='$(runtime)' TRITON_SETTINGS_NAMES='$(TRITON_SETTINGS_NAM
 venv := .venv
 python := $(venv)/bin/python
 stack = $(with_runtime) $(python) -m scripts.stack
-# Markers of what the virtual environment holds: all packages, or only those that make's own commands need.
-all := $(venv)/.installed
+# Markers of what the virtual environment holds: the packages of a group of pyproject.toml, or all of them.
+all := $(venv)/.installed-all
+# What serves, exports and measures models without Docker, and what make's own commands need of it.
+serving := $(venv)/.installed-stack
 tools := $(venv)/.installed-tools
 # With Docker, the other packages are in container images.
-installed = $(if $(filter docker,$(runtime)),$(tools),$(all))
-# The commands for Oracle Cloud need its SDK too.
-installed_oci = $(if $(filter docker,$(runtime)),$(venv)/.installed-oci,$(all))
-# `make build` writes bills of materials, with packages of their own.
-installed_sboms = $(if $(filter docker,$(runtime)),$(venv)/.installed-sboms,$(all))
+installed = $(if $(filter docker,$(runtime)),$(tools),$(serving))
 
 # As a prerequisite, $(installed) would work out the runtime for every target, because make expands it as it reads this.
 packages: ; @$(MAKE) --silent $(installed)
-packages-oci: ; @$(MAKE) --silent $(installed_oci)
-packages-sboms: ; @$(MAKE) --silent $(installed_sboms)
+# The commands for Oracle Cloud need its SDK too, and `make build` writes bills of materials.
+packages-oci packages-sboms: packages-%: ; @$(MAKE) --silent $(installed) $(venv)/.installed-$*
 .PHONY: packages packages-oci packages-sboms
 
-$(all): requirements.lock
-	@scripts/make/install.sh $(venv) requirements.lock
-	@touch $@ $(tools)
-
-$(tools): requirements.lock
-	@scripts/make/install.sh $(venv) requirements.lock tools
-	@touch $@
-
-$(venv)/.installed-oci $(venv)/.installed-sboms: $(venv)/.installed-%: $(tools)
+$(venv)/.installed-%: requirements.lock
 	@scripts/make/install.sh $(venv) requirements.lock $*
-	@touch $@
+	@touch $@ $(addprefix $(venv)/.installed-,$(holds_$*))
+holds_stack := tools
+holds_all := tools stack oci sboms
 
 # `down`, `status`, `logs` and `clean` must not trigger an install. Without any package, no runtime is worked out either.
 is_installed = $(and $(wildcard $(tools)),$(wildcard $(installed)))
@@ -111,7 +103,7 @@ loadtest: packages ## Serve SYSTEM, compare dynamic batching with the modes with
 tune: packages ## Find the fastest configuration for a latency target on the running server: P95=100 or RATE=200, MINUTES, APPLY
 	@$(stack) tune
 
-drill: $(all) ## Break a stack of its own under load, and print what that cost: DRILL="name name", LIST=1; or soak it: SOAK=30 (minutes), USERS
+drill: $(serving) ## Break a stack of its own under load, and print what that cost: DRILL="name name", LIST=1; or soak it: SOAK=30 (minutes), USERS
 	@$(if $(filter 1,$(LIST)),,$(MAKE) models RUNTIME=local SYSTEMS=embedding)
 	@$(python) -m drills $(if $(filter 1,$(LIST)),--list) $(DRILL)
 
@@ -121,7 +113,7 @@ locust: packages ## Serve SYSTEM and Locust's own web page, for tests against th
 dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE, UNTIL
 	@$(stack) dashboards
 
-bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generation, gpt2, text-formats, vision-formats, architectures, peers, gateway, tracing, autoscaling
+bench: $(serving) ## Measure figures of the docs: BENCH=embedding, engines, generation, gpt2, text-formats, vision-formats, architectures, peers, gateway, tracing, autoscaling
 	@$(python) -m scripts.bench $(or $(BENCH),embedding)
 
 ##@ Working on it

@@ -25,6 +25,11 @@ REFRESH_S = 0.25
 # Between two lines in a log file.
 LINE_S = 10
 PROBE_S = 5
+# What is installed with PyTorch -> its size on disk.
+WITH_TORCH = {
+    "stack": "2 GB, or 5 with PyTorch's CUDA build",
+    "all": "3 GB, or 6 with PyTorch's CUDA build",
+}
 # pip's lines about one package: a name with a version, or the path of a file.
 PACKAGE = re.compile(r"(?:Collecting|Processing|Requirement already satisfied:) (?:\S*/)?([\w.-]+)")
 
@@ -156,14 +161,14 @@ def make_venv(venv: Path, group: str) -> None:
     with suppress(OSError):
         usable = not subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode
         too_new = "import sys; sys.exit(sys.version_info >= (3, 13))"
-        if usable and (group or not subprocess.run([python, "-c", too_new]).returncode):
+        if usable and (group not in WITH_TORCH or not subprocess.run([python, "-c", too_new]).returncode):
             return
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
 
 
 def main() -> int:
-    """Install the packages of the lock, or those of one dependency group of pyproject.toml."""
-    venv, lock, group = Path(sys.argv[1]), sys.argv[2], "".join(sys.argv[3:])
+    """Install all packages of the lock, or those of one dependency group of pyproject.toml."""
+    venv, lock, group = Path(sys.argv[1]), *sys.argv[2:]
     with lock_of(venv):
         return install(venv, lock, group)
 
@@ -181,20 +186,28 @@ def lock_of(venv: Path) -> Iterator[None]:
 
 
 def install(venv: Path, lock: str, group: str) -> int:
-    if not group:
-        print(f"installing the packages of {lock} into {venv} (3 GB, or 6 with PyTorch's CUDA build; once)", flush=True)
+    if group in WITH_TORCH:
+        print(
+            f"installing {len(pins(lock, group))} packages of {lock} into {venv} ({WITH_TORCH[group]}; once)",
+            flush=True,
+        )
     make_venv(venv, group)
-    if group:
+    if group in WITH_TORCH:
+        install_torch(venv, lock)
+        code = pip_install(venv, "--constraint", lock, *pins(lock, group), total=len(pins(lock, group)))
+    else:
         # pip knows dependency groups from 25.1 on, and Debian's is older.
         names = tomllib.loads(Path("pyproject.toml").read_text())["dependency-groups"][group]
         code = pip_install(venv, "--constraint", lock, *names)
-    else:
-        install_torch(venv, lock)
-        total = len(re.findall(r"^\w", Path(lock).read_text(), re.MULTILINE))
-        code = pip_install(venv, "--requirement", lock, total=total)
     if code:
         sys.exit(f"error: pip could not install {lock}: see its message above. Run the same command again to continue")
     return 0
+
+
+def pins(lock: str, group: str) -> list[str]:
+    """Return the pins of the lock: those before its second heading for the group `stack`, else all."""
+    _, _, stack, rest = Path(lock).read_text().split("#")
+    return re.findall(r"^\w\S*==\S+$", stack if group == "stack" else stack + rest, re.MULTILINE)
 
 
 def _normalized(name: str) -> str:

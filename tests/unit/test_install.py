@@ -5,6 +5,7 @@ import pty
 import re
 import subprocess
 import threading
+import tomllib
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -45,12 +46,12 @@ def venv(tmp_path):
     return tmp_path
 
 
-def run_install(venv, *group, expected=(), **variables):
+def run_install(venv, group, expected=(), **variables):
     """Return the exit code and the output at a terminal. Each phase of pip lasts until its expected line came twice."""
     if expected:
         variables["PHASES"] = "1"
     ours, terminal = pty.openpty()
-    command = ["scripts/make/install.sh", str(venv), "requirements.lock", *group]
+    command = ["scripts/make/install.sh", str(venv), "requirements.lock", group]
     with subprocess.Popen(command, cwd=ROOT, env=os.environ | variables, stdout=terminal, stderr=terminal) as process:
         os.close(terminal)
         text = b""
@@ -129,12 +130,22 @@ def test_failed_pip_fails_the_install(venv):
 
 def test_only_torch_comes_from_its_index(venv):
     with index(200) as url:
-        code, text = run_install(venv, TORCH_INDEX=url, no_proxy="127.0.0.1")
+        code, text = run_install(venv, "all", TORCH_INDEX=url, no_proxy="127.0.0.1")
     assert code == 0, text
     torch, everything = (venv / "calls").read_text().splitlines()
     assert re.search(rf"--no-deps .*--index-url {url} torch==2\.", torch)
-    assert everything.endswith("--requirement requirements.lock")
+    assert re.search(r"--constraint requirements\.lock aiohappyeyeballs==\S+ .* types-requests==\S+$", everything)
     assert "index-url" not in everything
+
+
+def test_stack_has_its_groups_without_the_tools_of_development():
+    lock, stack = (install.pins(str(ROOT / "requirements.lock"), group) for group in ("all", "stack"))
+    assert set(stack) < set(lock)
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    names = {re.sub("[-_]+", "-", pin.partition("==")[0]).lower() for pin in stack}
+    for name in ("tools", "local", "server", "onnx", "export", "loadtest", "gateway"):
+        assert {re.split(r"[\[=]", pin)[0] for pin in groups[name] if isinstance(pin, str)} <= names
+    assert not {"oci", "mypy", "ruff", "selenium"} & names
 
 
 @pytest.mark.parametrize("status", [None, 403])
@@ -147,7 +158,7 @@ def test_failing_index_is_not_used(monkeypatch, status):
 
 def test_unreachable_index_falls_back_to_pypi_with_one_line(venv):
     url = f"http://127.0.0.1:{free_ports(1)[0]}/whl"
-    code, text = run_install(venv, TORCH_INDEX=url, no_proxy="127.0.0.1")
+    code, text = run_install(venv, "all", TORCH_INDEX=url, no_proxy="127.0.0.1")
     assert code == 0, text
     assert f"TORCH_INDEX={url} does not answer: PyTorch comes from PyPI" in text
     assert len((venv / "calls").read_text().splitlines()) == 1

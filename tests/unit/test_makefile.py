@@ -36,7 +36,7 @@ class Machine:
 
     def install(self):
         self.write_program("python", PRINT_SETTINGS.format(python=sys.executable))
-        for marker in (".installed", ".installed-tools", ".installed-oci", ".installed-sboms"):
+        for marker in (f".installed-{group}" for group in ("all", "stack", "tools", "oci", "sboms")):
             (self.folder / marker).touch()
 
     def run(self, *command, **exported):
@@ -149,7 +149,7 @@ def test_tests_assemble_the_default_system(installed_machine, arguments):
 
 def test_install_names_what_the_machine_lacks(tmp_path):
     done = subprocess.run(
-        ["scripts/make/install.sh", tmp_path / "venv", "requirements.lock"],
+        ["scripts/make/install.sh", tmp_path / "venv", "requirements.lock", "stack"],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "PYTHON": "no-such-python"},
         capture_output=True,

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ import pytest
 
 from scripts.common import settings as settings_module
 from scripts.common.settings import ROOT, Settings, UserError
+from scripts.make import install
 from scripts.stack import __main__ as commands
 from scripts.stack.local.stack import LocalStack
 
@@ -192,17 +194,34 @@ def test_add_and_remove_need_one_system_on_the_command_line(calls, command, envi
         calls(command, dotenv="SYSTEM=spam\n", **environment)
 
 
-def test_docker_commands_import_only_the_tools_group():
-    """A host with Docker installs no other package."""
-    script = """
-import importlib.metadata, sys, tomllib
-group = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["tools"]
-tools = {line.partition("==")[0] for line in group} | {"markdown-it-py", "mdurl", "Pygments", "pygments"}
-for module, packages in importlib.metadata.packages_distributions().items():
-    if not tools & set(packages) and module not in sys.modules:
-        sys.modules[module] = None  # importing it raises ImportError
+COMMANDS = {
+    # A host with Docker installs no other package.
+    "tools": """
 import scripts.models.package, scripts.stack.__main__, scripts.stack.docker.stack
 import scripts.stack.generate, scripts.stack.smoke
-"""
+""",
+    "stack": """
+import loadtest.__main__, loadtest.locust_page, loadtest.tune.__main__
+import drills.__main__, gateway.__main__, scripts.bench.__main__, scripts.models.__main__, scripts.models.package
+import scripts.dashboards.render.page, scripts.stack.__main__, scripts.stack.local.stack, scripts.traces.receiver
+import supervisor.supervisord, scripts.stack.generate, scripts.stack.smoke
+""",
+}
+
+
+@pytest.mark.parametrize("group", COMMANDS)
+def test_commands_import_only_the_packages_of_their_group(group):
+    if group == "tools":
+        lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][group]
+        lines += ["markdown-it-py", "mdurl", "pygments"]
+    else:
+        lines = [*install.pins(str(ROOT / "requirements.lock"), group), "setuptools"]
+    script = f"""
+import importlib.metadata, re, sys
+names = {{re.sub("[-_.]+", "-", line.partition("==")[0].lower()) for line in {lines}}}
+for module, packages in importlib.metadata.packages_distributions().items():
+    if not names & {{re.sub("[-_.]+", "-", package.lower()) for package in packages}} and module not in sys.modules:
+        sys.modules[module] = None  # importing it raises ImportError
+{COMMANDS[group]}"""
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
