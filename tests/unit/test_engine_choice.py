@@ -18,7 +18,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from scripts.models.exporters.served import BACKENDS
-from shared import engine_choice, engines, onnx_model
+from shared import engine_choice, engines, measurements, onnx_model
 from shared.errors import BadRequest, ConfigError
 from shared.packing import RunCost
 from tests.support.onnx_models import save, save_identity, value
@@ -143,7 +143,7 @@ def seconds(monkeypatch) -> dict[str, float]:
 
 
 @pytest.fixture
-def measurements(monkeypatch, seconds) -> list[str]:
+def measured_models(monkeypatch, seconds) -> list[str]:
     """Return the names of the models that were measured so far."""
     measured: list[str] = []
     measure = engine_choice._measure
@@ -196,26 +196,26 @@ def test_measured_engine_is_one_of_the_candidates(loader):
     assert loader.engine(POOLED) in ("onnxruntime f32", "openvino f32", "openvino bf16")
 
 
-def test_decision_is_remembered(loader, seconds, measurements, cache):
+def test_decision_is_remembered(loader, seconds, measured_models, cache):
     seconds["openvino-f32"] = 0.5
     first = loader.engine(POOLED)
     seconds["openvino-f32"] = 2.0
     assert loader.engine(POOLED) == first == "openvino f32"
-    assert measurements == ["model-1"]
+    assert measured_models == ["model-1"]
     assert "(measured before: onnxruntime 1000.0 ms; openvino-f32 500.0 ms" in loader.messages[1]
 
 
 @pytest.mark.parametrize("change", ["model", "weights", "cpu", "version", "engine", "damage", "unknown engine"])
-def test_decision_is_measured_again_after_a_change(loader, measurements, cache, monkeypatch, tmp_path, change):
+def test_decision_is_measured_again_after_a_change(loader, measured_models, cache, monkeypatch, tmp_path, change):
     loader.load(POOLED)
     if change == "model":
         save_encoder(tmp_path / "1/model.onnx")  # with other random numbers
     elif change == "weights":
         (tmp_path / "1/model.onnx.data").write_bytes(b"1")
     elif change == "cpu":
-        monkeypatch.setattr(engine_choice, "_cpu", lambda: {"model name": "another"})
+        monkeypatch.setattr(measurements, "cpu", lambda: {"model name": "another"})
     elif change == "version":
-        monkeypatch.setattr(engine_choice.importlib.metadata, "version", lambda _: "1.0")
+        monkeypatch.setattr(measurements.importlib.metadata, "version", lambda _: "1.0")
     elif change == "engine":
         monkeypatch.setenv("TRITON_ENGINE", "openvino")
         monkeypatch.setattr(engine_choice, "has_bf16", lambda: True)
@@ -224,12 +224,12 @@ def test_decision_is_measured_again_after_a_change(loader, measurements, cache, 
     else:
         cache.write_text(json.dumps(json.loads(cache.read_text()) | {"engine": "abacus"}))
     loader.load(POOLED)
-    assert measurements == ["model-1"] * 2
+    assert measured_models == ["model-1"] * 2
     loader.load(POOLED)
-    assert measurements == ["model-1"] * 2
+    assert measured_models == ["model-1"] * 2
 
 
-def test_concurrent_instances_measure_once(loader, measurements, cache):
+def test_concurrent_instances_measure_once(loader, measured_models, cache):
     barrier = threading.Barrier(4)
 
     def load(_: int) -> str:
@@ -238,16 +238,16 @@ def test_concurrent_instances_measure_once(loader, measurements, cache):
 
     with ThreadPoolExecutor(4) as instances:
         assert len(set(instances.map(load, range(4)))) == 1
-    assert measurements == ["model-1"]
+    assert measured_models == ["model-1"]
 
 
 @pytest.mark.parametrize("folder", ["", "/dev/null/engines", "/proc"])
-def test_missing_or_unwritable_cache_measures_at_each_load(loader, measurements, monkeypatch, folder):
+def test_missing_or_unwritable_cache_measures_at_each_load(loader, measured_models, monkeypatch, folder):
     monkeypatch.setenv("TRITON_ENGINE_CACHE", folder)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     for _ in range(2):
         loader.load(POOLED)
-    assert measurements == ["model-1"] * 2
+    assert measured_models == ["model-1"] * 2
 
 
 def test_model_that_openvino_cannot_read_runs_on_onnxruntime(loader, tmp_path):
@@ -392,14 +392,14 @@ def test_quantized_graph_is_int8(loader, tmp_path):
     assert loader.load(MATRICES, engine="onnxruntime").labels == {"engine": "onnxruntime", "precision": "int8"}
 
 
-def packed(pb_utils: ModuleType, folder: Path, engine: str) -> Any:
+def packed(pb_utils: ModuleType, folder: Path, engine: str, threads: str = "2") -> Any:
     """Return the backend packed_onnx with the encoder of the tests, whose vectors of tokens differ by position."""
     spec = importlib.util.spec_from_file_location("packed_onnx_of_tests", BACKENDS / "packed_onnx/model.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     config = POOLED | {
         "output": [*tensors(per_token=[-1, SIZE]), *tensors(begin=[SIZE])],
-        "parameters": {"engine": {"string_value": engine}, "intra_op_thread_count": {"string_value": "2"}},
+        "parameters": {"engine": {"string_value": engine}, "intra_op_thread_count": {"string_value": threads}},
     }
     backend = module.TritonPythonModel()
     backend.initialize(
@@ -414,6 +414,43 @@ def packed(pb_utils: ModuleType, folder: Path, engine: str) -> Any:
         }
     )
     return backend
+
+
+@pytest.fixture
+def measured_costs(monkeypatch) -> list[int]:
+    """Return the maximum number of rows of each measurement of the cost of a run so far."""
+    measured: list[int] = []
+    measure = RunCost.measure
+
+    def count(seconds_of, max_rows):
+        measured.append(max_rows)
+        return measure(seconds_of, max_rows)
+
+    monkeypatch.setattr(RunCost, "measure", count)
+    return measured
+
+
+def test_cost_of_a_run_is_remembered(pb_utils, tmp_path, cache, measured_costs):
+    save_encoder(tmp_path / "1/model.onnx")
+    costs = {packed(pb_utils, tmp_path, "onnxruntime").cost for _ in range(2)}
+    assert len(measured_costs) == len(costs) == 1
+
+
+@pytest.mark.parametrize("change", ["model", "cpu", "engine", "threads", "damage", "no folder"])
+def test_cost_of_a_run_is_measured_again_after_a_change(pb_utils, tmp_path, cache, measured_costs, monkeypatch, change):
+    save_encoder(tmp_path / "1/model.onnx")
+    packed(pb_utils, tmp_path, "onnxruntime")
+    if change == "model":
+        save_encoder(tmp_path / "1/model.onnx")  # with other random numbers
+    elif change == "cpu":
+        monkeypatch.setattr(measurements, "cpu", lambda: {"model name": "another"})
+    elif change == "damage":
+        memory = cache.with_name("model-1-cost.json")
+        memory.write_text(json.dumps(json.loads(memory.read_text()) | {"per_token": None}))
+    elif change == "no folder":
+        monkeypatch.delenv("TRITON_ENGINE_CACHE")
+    packed(pb_utils, tmp_path, F32 if change == "engine" else "onnxruntime", "3" if change == "threads" else "2")
+    assert len(measured_costs) == 2
 
 
 def test_packed_runs_of_openvino_have_few_lengths(pb_utils, tmp_path):

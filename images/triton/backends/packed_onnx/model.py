@@ -24,6 +24,7 @@ class TritonPythonModel(PackedEncoder):
         for name in model.request_inputs:
             if len(model.inputs[name].shape) != 2 or not np.issubdtype(model.inputs[name].type.numpy, np.integer):
                 raise ConfigError(f"input '{name}' of the model must be integers of shape [rows, tokens]")
+        on_gpu = args["model_instance_kind"] == "GPU"
         return Encoder(
             inputs={name: port.type.numpy for name, port in model.inputs.items()},
             outputs=[tensor["name"] for tensor in config["output"]],
@@ -33,7 +34,9 @@ class TritonPythonModel(PackedEncoder):
             # OpenVINO's first run of a shape takes up to twice as long as the next one.
             length_step=8 if model.engine.name == "openvino" else 1,
             # Runs on a GPU share one stream and would only queue.
-            parallel_runs=1 if args["model_instance_kind"] == "GPU" else onnx_model.intra_op_threads(config),
+            parallel_runs=1 if on_gpu else onnx_model.intra_op_threads(config),
+            # The CPU, which the cost depends on, tells nothing about a GPU.
+            cost_depends_on=None if on_gpu else model.cost_depends_on,
         )
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
-import importlib.metadata
-import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
+from shared import measurements
 from shared.engines import Engine, EngineError, OnnxRuntimeEngine, OpenVinoGraph, check_openvino
 from shared.errors import ConfigError
 from shared.parameters import choice_parameter
@@ -145,7 +140,7 @@ def difference(expected: Array, actual: Array) -> float:
 
 
 def has_bf16() -> bool:
-    return bool(BF16_FLAGS & set(_cpu().get("flags", "").split()))
+    return bool(BF16_FLAGS & set(measurements.cpu().get("flags", "").split()))
 
 
 def choose_engine(subject: Subject, choices: tuple[str, ...]) -> tuple[Engine, str]:
@@ -170,85 +165,27 @@ def choose_engine(subject: Subject, choices: tuple[str, ...]) -> tuple[Engine, s
 
 
 def _remembered_or_measured(subject: Subject, choices: tuple[str, ...]) -> tuple[Engine, str]:
-    folder = _cache_folder()
-    if folder is None:
-        return _measure(subject, choices)
-    memory, key = folder / f"{subject.name}.json", _key(subject, choices)
-    if (decision := _read(memory, key)) is None:
-        # One measurement at a time: another would take CPU from it, and the other instances want the same decision.
-        with _lock(folder):
-            if (decision := _read(memory, key)) is None:
-                engine, reason = _measure(subject, choices)
-                choice = engine.name if engine is subject.reference else f"{engine.name}-{engine.precision}"
-                _write(memory, {"key": key, "engine": choice, "reason": reason})
-                return engine, reason
-    choice, reason = decision["engine"], f"measured before: {decision['reason']}"
+    engine: Engine | None = None
+
+    def measure() -> measurements.Measured:
+        nonlocal engine
+        engine, reason = _measure(subject, choices)
+        choice = engine.name if engine is subject.reference else f"{engine.name}-{engine.precision}"
+        return {"engine": choice, "reason": reason}
+
+    def key() -> measurements.Measured:
+        # Threads are left out, so that all modes of a comparison use one engine.
+        own = {"measuring": VERSION, "outputs": list(subject.outputs), "choices": list(choices)}
+        return measurements.model_and_machine(subject.path) | own
+
+    decision = measurements.remembered(
+        subject.name, key, measure, lambda found: found["engine"] in CHOICES and bool(found["reason"])
+    )
+    choice, reason = decision["engine"], decision["reason"]
+    if engine:
+        return engine, reason
+    reason = f"measured before: {reason}"
     return (subject.reference if choice == ONNX_RUNTIME else subject.compile(subject.open_graph(), choice)), reason
-
-
-def _cache_folder() -> Path | None:
-    if not (setting := os.environ.get("TRITON_ENGINE_CACHE")):
-        return None
-    folder = Path(setting)
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder if os.access(folder, os.W_OK) else None
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time go on. The lock ends with its process."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _read(memory: Path, key: dict[str, Any]) -> dict[str, str] | None:
-    """Return the remembered decision, unless it is missing, damaged or depends on what has changed."""
-    try:
-        decision: dict[str, Any] = json.loads(memory.read_text())
-        return decision if decision["key"] == key and decision["engine"] in CHOICES and decision["reason"] else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write(memory: Path, decision: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # a full disk costs the next load some seconds, no more
-        unfinished = memory.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(decision, indent=1) + "\n")
-        unfinished.replace(memory)
-
-
-def _key(subject: Subject, choices: tuple[str, ...]) -> dict[str, Any]:
-    """Return all that a decision depends on. Threads are left out, so that all modes of a comparison use one engine."""
-    with subject.path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    others = sorted(path for path in subject.path.parent.iterdir() if path.is_file() and path != subject.path)
-    weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in others]
-    return {
-        "measuring": VERSION,
-        "model": digest,
-        "files": weights,
-        "outputs": list(subject.outputs),
-        "choices": list(choices),
-        "cpu": _cpu(),
-        "versions": [importlib.metadata.version(name) for name in ("onnxruntime", "openvino")],
-    }
-
-
-def _cpu() -> dict[str, str]:
-    """Return what /proc/cpuinfo tells of the first CPU's model, on x86 and on ARM."""
-    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    lines = (line.partition(":") for line in first.splitlines())
-    fields = {name.strip(): value.strip() for name, _, value in lines}
-    return {
-        name: fields[name]
-        for name in ("model name", "flags", "CPU implementer", "CPU part", "Features")
-        if name in fields
-    }
 
 
 def _measure(subject: Subject, choices: tuple[str, ...]) -> tuple[Engine, str]:

@@ -22,6 +22,7 @@ from shared.dtypes import BY_ONNX, ElementType
 from shared.engine_choice import Subject, choose_engine, engine_choices
 from shared.engines import Engine, OnnxRuntimeEngine
 from shared.errors import BadRequest, ConfigError
+from shared.measurements import Measured, model_and_machine
 from shared.parameters import choice_parameter, instance_count, int_parameter, parameter, usable_cpus
 from shared.sample_inputs import InputSpec, batch_samples, packed_samples
 from shared.types import Array, InstanceArgs, ModelConfig
@@ -146,6 +147,7 @@ class OnnxModel:
     outputs: dict[str, Port]
     engine: Engine
     precision: str  # f32, bf16, or int8 for a quantized graph
+    path: Path
 
     @classmethod
     def load(
@@ -172,7 +174,7 @@ class OnnxModel:
                 partial(packed_samples if ragged else batch_samples, config, input_specs(config, inputs)),
             )
             engine, reason = choose_engine(subject, engine_choices(config))
-        model = cls(config, inputs, outputs, engine, "int8" if is_quantized(path) else engine.precision)
+        model = cls(config, inputs, outputs, engine, "int8" if is_quantized(path) else engine.precision, path)
         log(f"{args['model_instance_name']}: runs on {engine.name} in {model.precision} ({reason})")
         return model
 
@@ -180,6 +182,12 @@ class OnnxModel:
     def labels(self) -> dict[str, str]:
         """Return the labels of the metric `engine`."""
         return {"engine": self.engine.name, "precision": self.precision}
+
+    def cost_depends_on(self) -> Measured:
+        """Return what the cost of a run depends on."""
+        settings = {name: self.config.get(name, {}) for name in ("parameters", "optimization")}
+        threads = intra_op_threads(self.config)
+        return model_and_machine(self.path) | self.labels | settings | {"threads": threads}
 
     @property
     def request_inputs(self) -> list[str]:

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ import triton_python_backend_utils as pb_utils
 from shared import serving, tracing
 from shared.backend import BatchBackend
 from shared.errors import BadRequest, ConfigError
+from shared.measurements import Measured, remembered
 from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths
 from shared.parameters import choice_parameter, int_parameter, parameter
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
@@ -63,6 +64,8 @@ class Encoder:
     run_alone: Run | None = None  # what runs while nothing else does; None: `run`
     parallel_runs: int = 1
     cost: Cost | None = None  # None: measure it when the model is loaded
+    # What a measured cost depends on; None: measure it at each load.
+    cost_depends_on: Callable[[], Measured] | None = None
     # The shape that a run of (rows, length) is padded to, for models that take only some shapes.
     shape: Callable[[int, int], tuple[int, int]] = lambda rows, length: (rows, length)
     # Pad runs of several rows to a multiple of this, for engines whose first run of a shape is slow.
@@ -90,15 +93,31 @@ class PackedEncoder(BatchBackend[Texts]):
         self.encoder = self.load_encoder(config, args)
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
-        self.cost = self.encoder.cost or self.measured_cost(
-            args["model_instance_name"], max(1, config["max_batch_size"])
-        )
+        self.cost = self.encoder.cost or self.measured_cost(config, args)
 
-    def measured_cost(self, instance: str, max_rows: int) -> RunCost:
-        cost = RunCost.measure(self.seconds_of_run, max_rows)
+    def measured_cost(self, config: ModelConfig, args: InstanceArgs) -> RunCost:
+        max_rows, depends_on = max(1, config["max_batch_size"]), self.encoder.cost_depends_on
+        own = {"parallel_runs": self.encoder.parallel_runs, "max_rows": max_rows}
+        how = "measured before"
+
+        def measure() -> Measured:
+            nonlocal how
+            how = "measured"
+            return asdict(RunCost.measure(self.seconds_of_run, max_rows))
+
+        if depends_on is None:
+            terms = measure()
+        else:
+            terms = remembered(
+                f"{args['model_name']}-{args['model_version']}-cost",
+                lambda: depends_on() | own,
+                measure,
+                lambda found: all(isinstance(found[term.name], float) for term in fields(RunCost)),
+            )
+        cost = RunCost(*(terms[term.name] for term in fields(RunCost)))
         pb_utils.Logger.log_info(
-            f"{instance}: {self.encoder.parallel_runs} run(s) in parallel; a run costs "
-            f"{cost.per_run * 1e3:.2f} ms and {cost.per_token * 1e6:.0f} us per token"
+            f"{args['model_instance_name']}: {self.encoder.parallel_runs} run(s) in parallel; a run costs "
+            f"{cost.per_run * 1e3:.2f} ms and {cost.per_token * 1e6:.0f} us per token ({how})"
         )
         return cost
 

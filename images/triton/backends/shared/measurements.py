@@ -1,0 +1,104 @@
+"""Keeps what a load measured in the folder TRITON_ENGINE_CACHE, so that the next load of the model need not measure."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+Measured = dict[str, Any]
+
+
+def remembered(
+    name: str, key: Callable[[], Measured], measure: Callable[[], Measured], is_complete: Callable[[Measured], bool]
+) -> Measured:
+    """Return what was measured before with this key, if that is complete, or else measure it.
+
+    One process measures at a time: another would take CPU from it, and the other instances want the same result.
+    """
+    folder = _folder()
+    if folder is None:
+        return measure()
+    memory, depends_on = folder / f"{name}.json", key()
+    if (found := _read(memory, depends_on, is_complete)) is None:
+        with _lock(folder):
+            if (found := _read(memory, depends_on, is_complete)) is None:
+                found = measure()
+                _write(memory, {"key": depends_on} | found)
+    return found
+
+
+def model_and_machine(path: Path) -> Measured:
+    """Return what each measurement of an ONNX model depends on: its files, the CPU, and the versions of the engines."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    others = sorted(other for other in path.parent.iterdir() if other.is_file() and other != path)
+    return {
+        "model": digest,
+        "files": [[other.name, other.stat().st_size, other.stat().st_mtime_ns] for other in others],
+        "cpu": cpu(),
+        "versions": [ort.__version__, _version_of_openvino()],
+    }
+
+
+def cpu() -> dict[str, str]:
+    """Return what /proc/cpuinfo tells of the first CPU's model, on x86 and on ARM."""
+    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    lines = (line.partition(":") for line in first.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    return {
+        name: fields[name]
+        for name in ("model name", "flags", "CPU implementer", "CPU part", "Features")
+        if name in fields
+    }
+
+
+def _version_of_openvino() -> str:
+    try:
+        return importlib.metadata.version("openvino")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _folder() -> Path | None:
+    if not (setting := os.environ.get("TRITON_ENGINE_CACHE")):
+        return None
+    folder = Path(setting)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder if os.access(folder, os.W_OK) else None
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Let one process at a time go on. The lock ends with its process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(memory: Path, key: Measured, is_complete: Callable[[Measured], bool]) -> Measured | None:
+    """Return what is remembered, unless it is missing, damaged or depends on what has changed."""
+    try:
+        found: Measured = json.loads(memory.read_text())
+        return found if found["key"] == key and is_complete(found) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(memory: Path, entry: Measured) -> None:
+    with contextlib.suppress(OSError):  # a full disk costs the next load some seconds, no more
+        unfinished = memory.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(entry, indent=1) + "\n")
+        unfinished.replace(memory)
