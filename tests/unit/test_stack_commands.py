@@ -202,7 +202,7 @@ import scripts.stack.generate, scripts.stack.smoke
 """,
     "stack": """
 import loadtest.__main__, loadtest.locust_page, loadtest.tune.__main__
-import drills.__main__, gateway.__main__, scripts.bench.__main__, scripts.models.__main__, scripts.models.package
+import drills.__main__, gateway.__main__, scripts.models.__main__, scripts.models.package
 import scripts.dashboards.render.page, scripts.stack.__main__, scripts.stack.local.stack, scripts.traces.receiver
 import supervisor.supervisord, scripts.stack.generate, scripts.stack.smoke
 """,
