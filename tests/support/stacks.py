@@ -198,13 +198,13 @@ class TestStack:
         shutil.rmtree(self.folder)
 
 
-def fill_repository(folder: Path) -> None:
+def fill_repository(folder: Path, queue_delay_us: int) -> None:
     """Link the assembled embedding system, and save the small models of the tests."""
     for name in SYSTEM:
         (folder / name).mkdir(parents=True)
         shutil.copy(ROOT / "model_repository" / name / "config.pbtxt", folder / name)
         (folder / name / "1").symlink_to(ROOT / "model_repository" / name / "1")
-    for name, (config, save) in SMALL_MODELS.items():
+    for name, (config, save) in small_models(queue_delay_us).items():
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(config)
         save(folder / name / "1/model.onnx")
@@ -216,58 +216,64 @@ TYPES = {
     "BYTES": "STRING",
 }  # fmt: skip
 
-# name -> (config.pbtxt, function that saves model.onnx). The backend completes what a config leaves out.
-SMALL_MODELS = {
-    "alltypes": (
-        'backend: "onnxruntime"',
-        lambda path: models.save_identity(path, {t.lower(): (onnx, ["n", 2]) for t, onnx in TYPES.items()}),
-    ),
-    "fixed": (
-        'platform: "onnxruntime_onnx"\nmax_batch_size: 0',
-        lambda path: models.save_identity(path, {"x": ("INT64", [2, "t"]), "scale": ("FLOAT", [])}),
-    ),
-    "lookup": (
-        'backend: "onnxruntime"\nmax_batch_size: 32\n'
-        "dynamic_batching { max_queue_delay_microseconds: 200000 }\n"
-        "instance_group [ { count: 1 kind: KIND_AUTO } ]\n"
-        'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
-        'parameters { key: "execution_mode" value { string_value: "1" } }\n'
-        'parameters { key: "enable_mem_arena" value { string_value: "0" } }\n'
-        "optimization { graph { level: 1 } }",
-        models.save_lookup,
-    ),
-    "accelerated": (
-        'backend: "onnxruntime"\nmax_batch_size: 32\n'
-        'optimization { execution_accelerators { cpu_execution_accelerator [ { name: "openvino"\n'
-        '  parameters { key: "precision" value: "FP32" } } ] } }',
-        models.save_lookup,
-    ),
-    "ongpu": ('backend: "onnxruntime"\ninstance_group [ { kind: KIND_GPU } ]', models.save_lookup),
-    "sequence": (
-        'backend: "onnxruntime"\nmax_batch_size: 8\n'
-        'input [ { name: "number" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
-        'output [ { name: "sum" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
-        "sequence_batching { max_sequence_idle_microseconds: 600000000\n"
-        '  control_input [ { name: "start"\n'
-        "  control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ] }",
-        models.save_sequence_model,
-    ),
-    "wrongtype": (
-        'backend: "onnxruntime"\nmax_batch_size: 4\n'
-        'input [ { name: "ids" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
-        'output [ { name: "row" data_type: TYPE_FP32 dims: [ 1 ] } ]',
-        models.save_lookup,
-    ),
-    "tokens": (
-        'backend: "packed_onnx"\nmax_batch_size: 64\n'
-        'input [ { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true },\n'
-        '        { name: "attention_mask" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true } ]\n'
-        'output [ { name: "per_token" data_type: TYPE_FP32 dims: [ -1, 1 ] },\n'
-        '         { name: "pooled" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
-        "dynamic_batching { max_queue_delay_microseconds: 200000 }",
-        models.save_token_model,
-    ),
-}
+# Long enough for the requests of a test to share a batch.
+QUEUE_DELAY_US = 200_000
+
+
+def small_models(queue_delay_us: int) -> dict[str, tuple[str, Callable[[Path], object]]]:
+    """Return name -> (config.pbtxt, function that saves model.onnx). The backend completes what a config leaves out."""
+    batching = f"dynamic_batching {{ max_queue_delay_microseconds: {queue_delay_us} }}"
+    return {
+        "alltypes": (
+            'backend: "onnxruntime"',
+            lambda path: models.save_identity(path, {t.lower(): (onnx, ["n", 2]) for t, onnx in TYPES.items()}),
+        ),
+        "fixed": (
+            'platform: "onnxruntime_onnx"\nmax_batch_size: 0',
+            lambda path: models.save_identity(path, {"x": ("INT64", [2, "t"]), "scale": ("FLOAT", [])}),
+        ),
+        "lookup": (
+            'backend: "onnxruntime"\nmax_batch_size: 32\n'
+            f"{batching}\n"
+            "instance_group [ { count: 1 kind: KIND_AUTO } ]\n"
+            'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+            'parameters { key: "execution_mode" value { string_value: "1" } }\n'
+            'parameters { key: "enable_mem_arena" value { string_value: "0" } }\n'
+            "optimization { graph { level: 1 } }",
+            models.save_lookup,
+        ),
+        "accelerated": (
+            'backend: "onnxruntime"\nmax_batch_size: 32\n'
+            'optimization { execution_accelerators { cpu_execution_accelerator [ { name: "openvino"\n'
+            '  parameters { key: "precision" value: "FP32" } } ] } }',
+            models.save_lookup,
+        ),
+        "ongpu": ('backend: "onnxruntime"\ninstance_group [ { kind: KIND_GPU } ]', models.save_lookup),
+        "sequence": (
+            'backend: "onnxruntime"\nmax_batch_size: 8\n'
+            'input [ { name: "number" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+            'output [ { name: "sum" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
+            "sequence_batching { max_sequence_idle_microseconds: 600000000\n"
+            '  control_input [ { name: "start"\n'
+            "  control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ] }",
+            models.save_sequence_model,
+        ),
+        "wrongtype": (
+            'backend: "onnxruntime"\nmax_batch_size: 4\n'
+            'input [ { name: "ids" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
+            'output [ { name: "row" data_type: TYPE_FP32 dims: [ 1 ] } ]',
+            models.save_lookup,
+        ),
+        "tokens": (
+            'backend: "packed_onnx"\nmax_batch_size: 64\n'
+            'input [ { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true },\n'
+            '        { name: "attention_mask" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true } ]\n'
+            'output [ { name: "per_token" data_type: TYPE_FP32 dims: [ -1, 1 ] },\n'
+            '         { name: "pooled" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
+            f"{batching}",
+            models.save_token_model,
+        ),
+    }
 
 
 @contextlib.contextmanager
@@ -292,8 +298,8 @@ def bring_up(stack: TestStack, timeout: float = 540) -> TestStack:
     return stack
 
 
-def filled_stack() -> TestStack:
-    """Return a stack, not yet up, with the embedding system and the small models."""
+def filled_stack(queue_delay_us: int = QUEUE_DELAY_US) -> TestStack:
+    """Return a stack, not yet up, with the embedding system and the small models, which wait this long for a batch."""
     stack = TestStack(Path(tempfile.mkdtemp(prefix="stack-")))
-    fill_repository(stack.folder / "models")
+    fill_repository(stack.folder / "models", queue_delay_us)
     return stack
