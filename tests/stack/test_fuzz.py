@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
-import itertools
 import json
+import math
 import os
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import grpc
@@ -22,33 +25,41 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from scripts.common.settings import ROOT
+from scripts.common.triton import TritonError
 from scripts.stack.local.supervisor import Supervisor
 from tests.support import fuzz
 from tests.support.checkpoints import encoders, language
 from tests.support.clients import address, connect, ids_input
 from tests.support.embedding import embed
-from tests.support.stacks import TestStack, bring_up
+from tests.support.stacks import TestStack, bring_up, filled_stack, stacks
 
-# `make fuzz` sends more. The seed chooses the requests.
-EXAMPLES = int(os.environ.get("FUZZ") or 1000)
+# Requests over each protocol, and the seed that chooses them.
+REQUESTS = int(os.environ.get("FUZZ") or 10_000)
 SEED = int(os.environ.get("FUZZ_SEED") or 18)
+# Requests that are sent at once, each on a connection of its own.
+BATCH = 16
+# Each good client rests between two requests: most of the machine's time is for the bad ones.
+PAUSE_S = 0.03
+# A batch that harms only together may do so by chance: each half of it is sent again this often.
+REPEATS = 3
 TIMEOUT_S = 300
 # The small models wait this long for a batch, so that a bad and a good request that arrive together share one.
 QUEUE_DELAY_US = 20_000
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200 + EXAMPLES)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200 + REQUESTS // 10)]
 
 # Triton 2.51 parses JSON by recursion without a limit: values nested 200,000 deep crash it.
 TRITON_DEPTH, GATEWAY_DEPTH = 10_000, 40_000
 # Answers of Triton's own front ends that are failures by their status only: port, status, message.
 # Later releases answer wrong JSON with 400.
 WRONG_JSON = (
-    rb"failed to parse the request JSON|parameter key .* was not|(Unable to parse .*: )?(attempt to|Shape does not)"
+    rb"failed to parse the request JSON|parameter key .* was not|"
+    rb"((Unable to parse .*|failed to get request params\.): )?(attempt to|Shape does not)"
 )
 KNOWN = {
     ("TRITON_HTTP_PORT", 500): rb'{"error":"(%b) ' % WRONG_JSON,
@@ -79,8 +90,13 @@ BODIES: list[tuple[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def served(new_stack) -> TestStack:
-    stack = new_stack()
+def served() -> Iterator[TestStack]:
+    with stacks(functools.partial(filled_stack, QUEUE_DELAY_US)) as create:
+        yield bring_up(fuzzed(create()))
+
+
+def fuzzed(stack: TestStack) -> TestStack:
+    """Add systems of the tasks that the gateway serves, and limits that a request of the fuzzer can exceed."""
     folder = stack.folder / "checkpoints"
     sources = {
         "chat": language.save_gpt2(folder / "chat", context=64),
@@ -94,35 +110,67 @@ def served(new_stack) -> TestStack:
         "API_KEYS": fuzz.KEY,
         "GATEWAY_BODY": "100k",
     }
-    for model in ("lookup", "tokens"):
-        path = stack.folder / "models" / model / "config.pbtxt"
-        path.write_text(path.read_text().replace("microseconds: 200000", f"microseconds: {QUEUE_DELAY_US}"))
-    return bring_up(stack)
+    return stack
 
 
 @pytest.fixture(scope="module")
-def requests(served) -> dict[str, st.SearchStrategy[fuzz.Request]]:
-    configs = fuzz.Configs((model, served.triton.config(model)) for model in MODELS)
+def makers(served) -> dict[str, Callable[[Random], fuzz.Request]]:
+    configs = {model: served.triton.config(model) for model in MODELS}
     return {
-        "http": fuzz.triton_http(configs, TRITON_DEPTH),
-        "grpc": fuzz.triton_grpc(configs),
-        "gateway": fuzz.gateway_http(BODIES, GATEWAY_DEPTH),
+        "http": lambda rng: fuzz.triton_http(rng, configs, TRITON_DEPTH),
+        "grpc": lambda rng: fuzz.triton_grpc(rng, configs),
+        "gateway": lambda rng: fuzz.gateway_http(rng, BODIES, GATEWAY_DEPTH),
     }
 
 
 class GoodClients:
-    """Clients that take turns with good requests, each on a connection of its own, and compare all their answers."""
+    """Clients that repeat a good request until the end of the block, each in a thread, and compare all answers."""
 
     def __init__(self, stack: TestStack) -> None:
         self.triton = connect(stack, grpcclient)
         self.url = f"http://127.0.0.1:{stack.environment['GATEWAY_PORT']}/v1/"
-        clients: list[Callable[[], Any]] = [
-            lambda: embed(stack, *fuzz.TEXTS),
-            lambda: self.triton.infer("lookup", [ids_input(grpcclient)]).as_numpy("row"),
-            lambda: [row["embedding"] for row in self.ask_gateway("embeddings", "embedding")],
-            lambda: [row["probs"] for row in self.ask_gateway("classify", "mood")],
-        ]
-        self.turns = itertools.cycle([(client, client()) for client in clients])
+        self.clients: dict[str, Callable[[], Any]] = {
+            "embedding over HTTP": lambda: embed(stack, *fuzz.TEXTS),
+            "lookup over gRPC": lambda: self.triton.infer("lookup", [ids_input(grpcclient)]).as_numpy("row"),
+            "embedding of the gateway": lambda: [
+                row["embedding"] for row in self.ask_gateway("embeddings", "embedding")
+            ],
+            "mood of the gateway": lambda: [row["probs"] for row in self.ask_gateway("classify", "mood")],
+        }
+        self.expected = {name: client() for name, client in self.clients.items()}
+        self.answers: Counter[str] = Counter()
+        self.ended = threading.Event()
+        self.pool = ThreadPoolExecutor(len(self.clients))
+        self.loops: dict[str, Future[None]] = {}
+
+    def __enter__(self) -> GoodClients:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.pool.shutdown()
+        self.triton.close()
+
+    def start(self) -> None:
+        """Start the clients that do not run: all at first, later those that failed."""
+        for name in self.clients:
+            if name not in self.loops or self.loops[name].done():
+                self.loops[name] = self.pool.submit(self.repeat, name)
+
+    def repeat(self, name: str) -> None:
+        while not self.ended.wait(PAUSE_S):
+            self.ask(name)
+            self.answers[name] += 1
+
+    def ask(self, name: str) -> None:
+        try:
+            answer = self.clients[name]()
+        except (urllib.error.HTTPError, InferenceServerException) as error:
+            message = error.read() if isinstance(error, urllib.error.HTTPError) else str(error).encode()
+            assert FAILED_BATCH in message, message
+            answer = self.clients[name]()
+        np.testing.assert_allclose(answer, self.expected[name], atol=1e-4)
 
     def ask_gateway(self, route: str, model: str) -> list[dict[str, Any]]:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {fuzz.KEY}"}
@@ -130,15 +178,17 @@ class GoodClients:
         with urllib.request.urlopen(urllib.request.Request(self.url + route, body, headers), timeout=TIMEOUT_S) as got:
             return json.load(got)["data"]
 
-    def take_turn(self) -> None:
-        client, expected = next(self.turns)
+    def complaints(self) -> list[str]:
+        return [f"good request, {name}: {loop.exception()!r}" for name, loop in self.loops.items() if loop.done()]
+
+    def answer_again(self) -> bool:
         try:
-            answer = client()
-        except (urllib.error.HTTPError, InferenceServerException) as error:
-            message = error.read() if isinstance(error, urllib.error.HTTPError) else str(error).encode()
-            assert FAILED_BATCH in message, message
-            answer = client()
-        np.testing.assert_allclose(answer, expected, atol=1e-4)
+            for name in self.clients:
+                self.ask(name)
+        except (OSError, http.client.HTTPException, InferenceServerException, AssertionError):
+            return False
+        self.start()
+        return True
 
 
 class BadClient:
@@ -197,39 +247,88 @@ def processes(stack: TestStack) -> set[psutil.Process]:
     return {process for process in supervisor.children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE}
 
 
-@pytest.fixture
-def good_clients(served) -> Iterator[GoodClients]:
-    clients = GoodClients(served)
-    yield clients
-    clients.triton.close()
+class Attack:
+    """Batches of bad requests, beside good ones, on a stack that recovers between them if one does harm."""
+
+    def __init__(self, stack: TestStack, good: GoodClients) -> None:
+        self.stack, self.good, self.client = stack, good, BadClient(stack)
+        self.pool = ThreadPoolExecutor(BATCH)
+        self.before = processes(stack)
+        self.statuses: Counter[int | str | None] = Counter()
+
+    def send(self, batch: list[fuzz.Request]) -> list[str]:
+        """Send the requests at once; return what went wrong."""
+        wrong = []
+        for request, (status, content) in zip(batch, self.pool.map(self.client.send, batch), strict=True):
+            self.statuses[status] += 1
+            if reason := fault(request, status, content):
+                wrong.append(f"{reason}: {content[:500]!r} to {request}")
+        ended = [process.pid for process in self.before if not process.is_running()]
+        return [*wrong, *self.good.complaints(), *(f"process {pid} ended" for pid in ended)]
+
+    def recover(self) -> None:
+        """Wait until all models and all good clients are well again."""
+
+        def well() -> bool:
+            try:
+                ready = all(self.stack.triton.config(model) for model in MODELS)
+            except TritonError:
+                return False
+            return ready and self.good.answer_again()
+
+        self.stack.wait(well, "the stack to recover")
+        self.before = processes(self.stack)
+
+    def harms(self, batch: list[fuzz.Request]) -> bool:
+        """Send the requests again; return whether something goes wrong."""
+        self.recover()
+        return bool(self.send(batch))
+
+    def guilty(self, batch: list[fuzz.Request]) -> list[fuzz.Request]:
+        """Return the requests that harm alone, or the smallest half of halves that harms if sent together."""
+        if alone := [request for request in batch if self.harms([request])]:
+            return alone
+        while len(batch) > 1:
+            halves = batch[: len(batch) // 2], batch[len(batch) // 2 :]
+            harmful = [half for half in halves if any(self.harms(half) for _ in range(REPEATS))]
+            if not harmful:
+                break
+            batch = harmful[0]
+        return batch
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "gateway"])
-def test_bad_requests_harm_nobody(served, requests, good_clients, protocol):
-    """Send bad requests one by one, each beside a good one that may share its batch."""
-    print(f"{protocol}: {EXAMPLES} requests, FUZZ_SEED={SEED}")
-    before, client, statuses, start = processes(served), BadClient(served), Counter(), time.monotonic()
-    with ThreadPoolExecutor(1) as beside:
+def test_bad_requests_harm_nobody(served, makers, protocol):
+    """Send bad requests in batches while clients with good ones, which may share Triton's batches, go on beside."""
+    print(f"{protocol}: {REQUESTS} requests, FUZZ_SEED={SEED}")
+    findings: list[str] = []
+    before, start = processes(served), time.monotonic()
+    with GoodClients(served) as good:
+        attack = Attack(served, good)
 
+        # Hypothesis only draws here: a batch is narrowed by sending it again, which may crash the server each time.
         @seed(SEED)
         @settings(
-            max_examples=EXAMPLES,
+            max_examples=math.ceil(REQUESTS / BATCH),
             deadline=None,
             database=None,
-            report_multiple_bugs=False,
+            phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(requests[protocol])
-        def attack(request: fuzz.Request) -> None:
-            good = beside.submit(good_clients.take_turn)
-            status, content = client.send(request)
-            good.result()
-            statuses[status] += 1
-            wrong = fault(request, status, content)
-            assert not wrong, f"{wrong}: {content[:500]!r}"
-            assert all(process.is_running() for process in before), "a process ended"
+        @given(st.lists(st.integers(0, 2**64 - 1), min_size=BATCH, max_size=BATCH, unique=True))
+        def send_batch(seeds: list[int]) -> None:
+            if findings:
+                return
+            batch = [makers[protocol](Random(number)) for number in seeds]
+            if wrong := attack.send(batch):
+                guilty = attack.guilty(batch)
+                kind = "harm alone" if len(guilty) == 1 else "harm"
+                findings.extend([*wrong, f"Of these {len(batch)} requests, these {kind}:", *map(repr, guilty)])
 
-        attack()
-    client.channel.close()
+        send_batch()
+        seconds = time.monotonic() - start
+    assert not findings, "\n".join(findings)
     assert processes(served) == before
-    print(f"{protocol}: {statuses.total()} answers in {time.monotonic() - start:.0f} s: {dict(statuses)}")
+    assert set(good.answers) == set(good.clients), f"good answers: {dict(good.answers)}"
+    print(f"{protocol}: {attack.statuses.total()} answers in {seconds:.0f} s: {dict(attack.statuses)}")
+    print(f"{protocol}: beside them {dict(good.answers)} good answers")
