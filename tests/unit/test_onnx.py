@@ -80,6 +80,12 @@ def test_parameters_set_session_options():
         options(execution_mode="2")
 
 
+@pytest.mark.parametrize("threads", ["intra_op", "inter_op"])
+def test_idle_threads_do_not_spin(threads):
+    options = onnx_model.session_options({"parameters": {"execution_mode": {"string_value": "1"}}})
+    assert options.get_session_config_entry(f"session.{threads}.allow_spinning") == "0"
+
+
 @pytest.mark.parametrize(
     ("level", "expected"), [(-1, "BASIC"), (0, "ALL"), (1, "EXTENDED"), (2, "DISABLE_ALL"), (7, "ALL")]
 )

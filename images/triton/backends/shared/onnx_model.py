@@ -87,7 +87,8 @@ def session_options(config: ModelConfig, ragged: bool = False) -> ort.SessionOpt
     key = "session.use_device_allocator_for_initializers"
     options.add_session_config_entry(key, parameter(config, key, "0"))
     # Idle threads that spin take CPU from the server's own threads and from other instances.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for threads in ("intra_op", "inter_op"):
+        options.add_session_config_entry(f"session.{threads}.allow_spinning", "0")
     return options
 
 
