@@ -54,8 +54,10 @@ class Window:
         return len(self.accepted) / self.seconds
 
 
-def measure(load: Load) -> Window:
-    command = [sys.executable, "-m", "scripts.bench.light_clients", json.dumps(asdict(load))]
+def measure(load: Load, cpus: str = "") -> Window:
+    """Run the clients, on these CPUs if any are given."""
+    pin = ["taskset", "-c", cpus] if cpus else []
+    command = [*pin, sys.executable, "-m", "scripts.bench.light_clients", json.dumps(asdict(load))]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"the clients failed: {done.stderr.strip().rpartition(chr(10))[2]}")

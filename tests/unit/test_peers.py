@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from scripts.bench import engine_rates
 from scripts.bench.peers import known_peers, rotation, running
 from scripts.bench.peers.known_peers import PEERS, REQUIREMENTS, OwnStack, Peer, Site
 from scripts.bench.peers.load import Load, Window, measure
@@ -209,6 +210,24 @@ ROWS = [
     Row(1, "mosec", True, problem="could not be installed: no matching | distribution"),
     Row(2, "FastAPI", True, {"processes": 2}, [window(50.0, failures=3)]),
 ]
+
+
+def test_lone_client_of_the_engines_is_measured_without_locust(monkeypatch):
+    monkeypatch.setattr(engine_rates, "WARMUP_S", 0.2)
+    monkeypatch.setattr(engine_rates, "WINDOW_S", 0.5)
+    monkeypatch.setattr(engine_rates.load, "measure", None)  # Locust's
+    with stand_in() as server:
+        window = engine_rates.window(server.url, 1, CPU, "embed")
+    assert (window.failures, window.first_failure) == (0, "")
+    assert window.rate > 0
+    assert 0 < window.p50_ms <= window.p95_ms
+
+
+def test_error_responses_to_a_lone_client_are_an_error(monkeypatch):
+    monkeypatch.setattr(engine_rates, "WARMUP_S", 0.1)
+    monkeypatch.setattr(engine_rates, "WINDOW_S", 0.2)
+    with stand_in("fails") as server, pytest.raises(UserError, match="answered no request: 500"):
+        engine_rates.window(server.url, 1, CPU, "embed")
 
 
 def test_markdown_has_medians_settings_and_reasons():
