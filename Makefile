@@ -118,10 +118,12 @@ bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generati
 
 ##@ Working on it
 
-# Modules run side by side, each with servers of its own: one more than there are cores, because tests also wait, and at
-# most four, for the memory's sake.
+# Modules run side by side, at most four, for the memory's sake: with a stack each, or without, one more than there are
+# cores, because tests also wait.
 # A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
-pytest := $(python) -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
+pytest = $(python) -m pytest --numprocesses $(1) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
+unit_tests = $(call pytest,$$(($$(nproc) + 1))) tests/unit
+stack_tests = $(call pytest,auto) tests/stack
 
 test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that are quick (14 minutes on 2 cores)
 
@@ -140,23 +142,23 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, a
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
 test-unit: $(all) ## Quick tests without a server
-	@$(pytest) -m "not slow" tests/unit
+	@$(unit_tests) -m "not slow"
 
 test-unit-all: $(all) ## Those and the slow ones
-	@$(pytest) tests/unit
+	@$(unit_tests)
 
 # Reads neither the developer's .env (tests/.env does not exist) nor make's command line, whose SYSTEMS may be 14 GB.
 assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(python) -m scripts.models
 
 test-stack: $(all) ## Quick tests on the real Triton, Prometheus and Locust, on ports of their own
 	@$(assemble_embedding)
-	@$(pytest) -m "not slow" tests/stack
+	@$(stack_tests) -m "not slow"
 
 test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients OpenAI's clients
 	@$(if $(TENSORFLOW),tests/packages.sh tests/tensorflow.lock $(TENSORFLOW))
 	@$(if $(OPENAI_CLIENTS),tests/packages.sh tests/openai_clients.lock $(OPENAI_CLIENTS) openai@7.57.0)
 	@$(assemble_embedding)
-	@$(pytest) tests/stack
+	@$(stack_tests)
 
 fuzz: $(all) ## Send a real stack bad requests over each protocol, and good ones beside them: FUZZ=10000 of them, FUZZ_SEED=18
 	@$(assemble_embedding)
