@@ -95,7 +95,7 @@ def compare(work: Path, models: dict[str, str], cpus: list[int], client_cpus: st
 
 
 def window(url: str, clients: int, cpus: str, form: str = "triton") -> Window:
-    """Measure one window. A lone client is not Locust's, which adds 0.3 to 0.4 ms of its own to each request."""
+    """Measure one window. A lone client is not Locust's, which adds at least 0.25 ms of its own to each request."""
     if clients > 1:
         return load.measure(Load(url, form, clients, WARMUP_S, WINDOW_S), cpus)
     measured = light_clients.measure(light_clients.Load(url, form, clients, WARMUP_S, WINDOW_S), cpus)
