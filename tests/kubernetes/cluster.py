@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from scripts.common.settings import ROOT, UserError
-from tests.support.kustomize import kubectl
+from tests.support.kustomize import FOLDER, kubectl
 
 NAMESPACE = "triton-transformers-test"
 CLIENTS = Path(__file__).with_name("cluster_clients.yaml")
@@ -123,13 +125,58 @@ class Cluster:
         found = re.search(r'^nv_inference_request_success\{model="embedding",.*\} (\d+)', self.python(pod, page), re.M)
         return int(found[1]) if found else 0
 
+    # --- autoscaling ------------------------------------------------------------------------------------------------
+
+    def external_metrics(self) -> str:
+        """Return the name of the service that has the metrics for autoscalers; empty if none has."""
+        name = "v1beta1.external.metrics.k8s.io"
+        return self.kubectl("get", "apiservice", name, "--ignore-not-found", "--output=jsonpath={.spec.service.name}")
+
+    def has_monitoring(self) -> bool:
+        kinds = self.kubectl("api-resources", "--api-group=monitoring.coreos.com", "--output=name")
+        return "servicemonitors." in kinds and bool(self.get("servicemonitors"))
+
+    @contextmanager
+    def autoscaler(self, component: str, maximum: int) -> Iterator[None]:
+        """Apply the autoscaler of a component, with another maximum of replicas."""
+        (path,) = (FOLDER / "components" / component).glob("*scale*.yaml")
+        autoscaler = yaml.safe_load(path.read_text())
+        autoscaler["spec"]["maxReplicaCount" if autoscaler["kind"] == "ScaledObject" else "maxReplicas"] = maximum
+        content = json.dumps(autoscaler)
+        self.kubectl("apply", "--filename=-", input=content)
+        try:
+            yield
+        finally:
+            self.kubectl("delete", "--filename=-", input=content)
+
+    @contextmanager
+    def load(self, clients: int) -> Iterator[None]:
+        """Let that many more clients send requests without pauses. Check that none of them fails."""
+        job = json.loads(self.kubectl("get", "job/clients", "--output=json"))
+        pod = job["spec"]["template"]["spec"]
+        variables = {"CLIENTS": str(clients // 2), "PAUSE_S": "0"}
+        pod["containers"][0]["env"] += [{"name": name, "value": value} for name, value in variables.items()]
+        template = {"metadata": {"labels": {"app.kubernetes.io/name": "clients"}}, "spec": pod}
+        load = {"metadata": {"name": "load"}, "spec": {"backoffLimit": 0, "template": template}}
+        self.kubectl("apply", "--filename=-", input=json.dumps({"apiVersion": "batch/v1", "kind": "Job"} | load))
+        try:
+            self.wait(lambda: self.totals("load"))
+            yield
+            totals = self.totals("load")
+            print({"load": {name: totals[name] for name in ("right", "failed", "wrong", "duplicated", "slowest_s")}})
+            assert (totals["failed"], totals["wrong"], totals["duplicated"]) == (0, 0, 0), totals["errors"]
+        finally:
+            self.kubectl("delete", "job/load", "--cascade=foreground")
+
     # --- the clients ------------------------------------------------------------------------------------------------
 
-    def totals(self) -> dict[str, Any]:
-        """Return the clients' last report. Raise AssertionError if they have ended."""
-        lines = self.kubectl("logs", "job/clients", "--tail=100").splitlines()
-        failures = self.kubectl("get", "job/clients", "--output=jsonpath={.status.failed}")
-        assert not failures, "the clients ended: " + "\n".join(lines[-20:])
+    def totals(self, job: str = "clients") -> dict[str, Any]:
+        """Return the last report of the clients; nothing before the first. Raise AssertionError if they have ended."""
+        pods = self.get("pods", "--selector", f"job-name={job}")
+        if not pods or pods[0]["status"]["phase"] == "Pending":
+            return {}
+        lines = self.kubectl("logs", f"job/{job}", "--tail=100").splitlines()
+        assert pods[0]["status"]["phase"] == "Running", "the clients ended: " + "\n".join(lines[-20:])
         # gRPC may log lines of its own between the reports.
         return json.loads(next((line for line in reversed(lines) if line.startswith("{")), "{}"))
 
@@ -140,7 +187,7 @@ class Cluster:
         counts = Counts()
         yield counts
         ended = time.time() + REPORTED_S
-        after = self.wait(lambda: totals if (totals := self.totals())["time"] > ended else {})
+        after = self.wait(lambda: totals if (totals := self.totals()).get("time", 0) > ended else {})
         for name in vars(counts):
             setattr(counts, name, after[name] - before[name])
         errors = {text: n - before["errors"].get(text, 0) for text, n in after["errors"].items()}

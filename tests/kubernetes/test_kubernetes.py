@@ -11,6 +11,10 @@ import pytest
 # Images and models are on the node.
 FIRST_ANSWER_S = float(os.environ.get("KUBE_FIRST_ANSWER_S", 60))
 SHARE_AFTER_S, SHARE_OVER_S, SHARE_TOLERANCE = 30, 10, 0.2
+# So many that two replicas have more than 12 requests in flight each, though others wait elsewhere.
+LOAD_CLIENTS, REPLICAS, MAX_REPLICAS = 128, 2, 4
+# Each component of autoscaling, and what must serve the cluster's external metrics for it.
+AUTOSCALERS = {"autoscaling-keda": "keda", "autoscaling-hpa": "prometheus-adapter"}
 EDIT = """import json
 from revive import Triton
 triton = Triton()
@@ -23,7 +27,7 @@ print(triton.call("/v2/models/encoder/config")["dynamic_batching"]["max_queue_de
 def test_first_answer_comes_soon_after_apply(cluster):
     began = time.time()
     cluster.apply()
-    totals = cluster.wait(lambda: cluster.pods("clients") and cluster.totals())
+    totals = cluster.wait(cluster.totals)
     cluster.wait_for_rollout("gateway", "triton")
     seconds = totals["first_answer"] - began
     print(f"first answer after {seconds:.1f} s")
@@ -89,3 +93,25 @@ def test_drained_node_fails_no_request(cluster):
             cluster.wait_for_rollout("triton", "gateway")
         finally:
             cluster.kubectl("uncordon", node)
+
+
+@pytest.mark.parametrize("component", AUTOSCALERS)
+def test_autoscaler_adds_and_removes_replicas_and_fails_no_request(cluster, component):
+    if AUTOSCALERS[component] not in cluster.external_metrics():
+        pytest.skip(f"needs {AUTOSCALERS[component]} in the cluster")
+    if not cluster.has_monitoring():
+        pytest.skip("needs a KUBE_OVERLAY with the component monitoring")
+    cluster.scale(REPLICAS)
+    with cluster.no_request_fails(), cluster.autoscaler(component, MAX_REPLICAS):
+        with cluster.load(LOAD_CLIENTS):
+            began = time.monotonic()
+            cluster.wait(lambda: len(cluster.pods()) > REPLICAS)
+            added_s = time.monotonic() - began
+            time.sleep(SHARE_AFTER_S)
+        # The clients without the load may need more replicas than the minimum.
+        peak = len(cluster.get("pods", "--selector", "app.kubernetes.io/name=triton"))
+        began = time.monotonic()
+        cluster.wait(lambda: len(cluster.get("pods", "--selector", "app.kubernetes.io/name=triton")) < peak)
+        removed_s = time.monotonic() - began
+    print(f"{component}: the first new replica was ready after {added_s:.0f} s of load,", end=" ")
+    print(f"{peak} replicas became fewer {removed_s:.0f} s after its end")
