@@ -19,9 +19,9 @@ with_runtime = RUNTIME='$(runtime)' TRITON_SETTINGS_NAMES='$(TRITON_SETTINGS_NAM
 venv := .venv
 python := $(venv)/bin/python
 stack = $(with_runtime) $(python) -m scripts.stack
-# Markers of what the virtual environment holds: the packages of a group of pyproject.toml, or all of them.
+# Markers of installed packages: one for each dependency group of pyproject.toml, and one for all.
 all := $(venv)/.installed-all
-# What serves, exports and measures models without Docker, and what make's own commands need of it.
+# `stack` serves, exports and measures models without Docker. It contains `tools`, the packages of make's own commands.
 serving := $(venv)/.installed-stack
 tools := $(venv)/.installed-tools
 # With Docker, the other packages are in container images.
@@ -40,7 +40,8 @@ holds_stack := tools
 holds_all := tools stack oci sboms
 
 # `down`, `status`, `logs` and `clean` must not trigger an install. Without any package, no runtime is worked out either.
-is_installed = $(and $(wildcard $(tools)),$(wildcard $(installed)))
+# Versions before November 2026 wrote `.installed` for all packages: their stack may still run.
+is_installed = $(and $(wildcard $(tools)),$(wildcard $(installed) $(venv)/.installed))
 if_installed = $(if $(is_installed),$(stack) $(1),echo "not running: 'make up' starts the stack")
 
 ##@ The stack
@@ -118,8 +119,8 @@ bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generati
 
 ##@ Working on it
 
-# Modules run side by side, at most four, for the memory's sake: with a stack each, or without, one more than there are
-# cores, because tests also wait.
+# At most four modules run side by side, because each stack takes memory. Unit tests also wait, so they get one process
+# more than there are cores.
 # A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
 pytest = $(python) -m pytest --numprocesses $(1) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
 unit_tests = $(call pytest,$$(($$(nproc) + 1))) tests/unit
@@ -184,7 +185,7 @@ lock: ## Write requirements.lock: the newest versions that the groups of pyproje
 
 clean: ## Stop everything; remove what make created, except .env and the reports
 	@$(if $(is_installed),$(stack) clean)
-	@rm -rf $(venv) $(venv).lock .hypothesis .pytest_cache .ruff_cache
+	@rm -rf $(venv) $(venv).lock .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## Print this list

@@ -105,8 +105,8 @@ def main() -> int:
             results.append(not_named(drill) if skipped else result(drill, stack))
             report(results[-1])
     out.print()
-    rows = [[fill(escape(cell), CELL_WIDTH, break_on_hyphens=False) for cell in row(one)] for one in results]
-    print_table(COLUMNS, rows, words=(*COLUMNS[:2], *COLUMNS[-2:]))
+    rows = [[escape(fill(cell, CELL_WIDTH, break_on_hyphens=False)) for cell in row(one)] for one in results]
+    print_table(COLUMNS, rows, text_columns=(*COLUMNS[:2], *COLUMNS[-2:]))
     out.print("\nfailed, and its bound: through the gateway / directly to Triton")
     out.print(f"report  {write(results, settings.path('REPORTS'))}")
     return 1 if any(one.broken for one in results) else 0

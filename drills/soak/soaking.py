@@ -142,5 +142,5 @@ def show(results: Results) -> None:
     """Print the table, and one sentence."""
     out.print()
     rows = [[f"[red]{cell}[/]" if series["fails"] else cell for cell in cells(series)] for series in results["series"]]
-    print_table(COLUMNS, rows, words=(COLUMNS[0], COLUMNS[-1]))
+    print_table(COLUMNS, rows, text_columns=(COLUMNS[0], COLUMNS[-1]))
     out.print(f"\n[bold]{headline(results)}[/]")

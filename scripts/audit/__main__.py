@@ -153,7 +153,7 @@ def show(findings: list[Finding], known: Mapping[str, Any]) -> None:
         where = f"{finding.pin} in {finding.image}" if finding.image else finding.pin
         rows.append([where, finding.version, finding.label, finding.fixed, accepted])
     if rows:
-        print_table(columns, rows, words=columns)
+        print_table(columns, rows, text_columns=columns)
     else:
         out.print("no known vulnerability")
     out.print(*(f"accepted: {escape(reason)}" for reason in reasons), sep="\n")

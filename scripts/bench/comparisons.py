@@ -96,7 +96,7 @@ def show(subject: Subject, results: Results, alone: list[dict[str, float]]) -> N
         row += [f"{dynamic['cpu']:.2f}"]
         row += [f"{dynamic['throughput_rps'] / max(rates.values()):.2f}"] if alone else []
         rows.append(row)
-    print_table(columns, rows, words=("system", "FORMAT"))
+    print_table(columns, rows, text_columns=("system", "FORMAT"))
     out.print(
         "none, instances, dynamic: requests per second; ratio: dynamic / the best other mode; p95: ms; batch: rows per "
         "execution; Locust: cores that it used"

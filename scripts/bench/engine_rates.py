@@ -49,7 +49,7 @@ def run() -> None:
         for cores in (cores for cores in CORES if cores <= len(cpus)):
             client_cpus = ",".join(map(str, cpus[cores:] or cpus))
             rows += [[str(cores), *row] for row in compare(work, models, cpus[:cores], client_cpus)]
-    print_table(columns, rows, words=("TRITON_ENGINE", "encoder"))
+    print_table(columns, rows, text_columns=("TRITON_ENGINE", "encoder"))
     out.print(
         f"medians of {ROUNDS} interleaved windows. 64 clients: requests per second; p95: their ms.\n"
         f"alone: texts per second of the engine on one core, groups of {GROUP} texts sorted by length.\n"

@@ -97,7 +97,7 @@ def compare_throughput(site: Site) -> None:
         [name, *(spread(figures[way], digits) for way in loads), spread(ratios(figures[GATEWAY], figures[DIRECT]), 2)]
         for name, figures, digits in (("requests/s", rates, 0), ("texts per run", batches, 1))
     ]
-    print_table(("", *loads, "gateway / direct"), rows, words=("",))
+    print_table(("", *loads, "gateway / direct"), rows, text_columns=("",))
     out.print(
         f"{CLIENTS} clients, one text each; median (minimum to maximum) of {ROUNDS} interleaved rounds of "
         f"{WINDOW_S:.0f} s\nCPU time of the gateway per request: {spread(cpu_ms, 2)} ms\n"
@@ -140,7 +140,7 @@ def overload(site: Site) -> None:
         [name, *(spread([figure(window) for window in own], 1) for own in windows.values())]
         for name, figure in figures.items()
     ]
-    print_table(("", *(f"{clients} clients" for clients in windows)), rows, words=("",))
+    print_table(("", *(f"{clients} clients" for clients in windows)), rows, text_columns=("",))
     few, many = ([p95(window.accepted) for window in own] for own in windows.values())
     out.print(
         f"at most {CLIENTS} requests in flight; p95 of accepted requests, {MANY_CLIENTS} clients / {CLIENTS}: "

@@ -77,7 +77,7 @@ def compare(servers: dict[str, Server]) -> None:
         [name, *(spread(own, digits) for own in figures.values()), spread(ratios(figures[TRACED], figures[PLAIN]), 2)]
         for name, figures, digits in (("requests/s", rates, 0), ("CPU time per request, ms", cpu_ms, 2))
     ]
-    print_table(("", *servers, "ratio"), rows, words=("",))
+    print_table(("", *servers, "ratio"), rows, text_columns=("",))
     out.print(
         f"{CLIENTS} clients, one text each; median (minimum to maximum) of {ROUNDS} interleaved rounds of "
         f"{WINDOW_S:.0f} s\nCPU time: of all programs of the stack, with the receiver of traces"

@@ -23,11 +23,11 @@ out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ()) -> None:
-    """Print a table. Its columns hold numbers, which end at the right, except those that `words` names."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: Collection[str] = ()) -> None:
+    """Print a table. Align the columns that `text_columns` names at the left, the others, of numbers, at the right."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        table.add_column(column, justify="left" if column in words else "right")
+        table.add_column(column, justify="left" if column in text_columns else "right")
     for row in rows:
         table.add_row(*row)
     # rich would cut cells until the table fits the terminal, which has 80 columns where the output is none.

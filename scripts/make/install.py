@@ -25,11 +25,13 @@ REFRESH_S = 0.25
 # Between two lines in a log file.
 LINE_S = 10
 PROBE_S = 5
-# What is installed with PyTorch -> its size on disk.
-WITH_TORCH = {
+# Group that contains PyTorch -> its size on disk.
+SIZES_WITH_TORCH = {
     "stack": "2 GB, or 5 with PyTorch's CUDA build",
     "all": "3 GB, or 6 with PyTorch's CUDA build",
 }
+# Begins the second part of the lock: all before it belongs to the group `stack`.
+SECOND_HEADING = "# Other packages"
 # pip's lines about one package: a name with a version, or the path of a file.
 PACKAGE = re.compile(r"(?:Collecting|Processing|Requirement already satisfied:) (?:\S*/)?([\w.-]+)")
 
@@ -161,7 +163,7 @@ def make_venv(venv: Path, group: str) -> None:
     with suppress(OSError):
         usable = not subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode
         too_new = "import sys; sys.exit(sys.version_info >= (3, 13))"
-        if usable and (group not in WITH_TORCH or not subprocess.run([python, "-c", too_new]).returncode):
+        if usable and (group not in SIZES_WITH_TORCH or not subprocess.run([python, "-c", too_new]).returncode):
             return
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
 
@@ -186,13 +188,13 @@ def lock_of(venv: Path) -> Iterator[None]:
 
 
 def install(venv: Path, lock: str, group: str) -> int:
-    if group in WITH_TORCH:
+    if group in SIZES_WITH_TORCH:
         print(
-            f"installing {len(pins(lock, group))} packages of {lock} into {venv} ({WITH_TORCH[group]}; once)",
+            f"installing {len(pins(lock, group))} packages of {lock} into {venv} ({SIZES_WITH_TORCH[group]}; once)",
             flush=True,
         )
     make_venv(venv, group)
-    if group in WITH_TORCH:
+    if group in SIZES_WITH_TORCH:
         install_torch(venv, lock)
         code = pip_install(venv, "--constraint", lock, *pins(lock, group), total=len(pins(lock, group)))
     else:
@@ -206,7 +208,7 @@ def install(venv: Path, lock: str, group: str) -> int:
 
 def pins(lock: str, group: str) -> list[str]:
     """Return the pins of the lock: those before its second heading for the group `stack`, else all."""
-    _, _, stack, rest = Path(lock).read_text().split("#")
+    stack, _, rest = Path(lock).read_text().partition(SECOND_HEADING)
     return re.findall(r"^\w\S*==\S+$", stack if group == "stack" else stack + rest, re.MULTILINE)
 
 

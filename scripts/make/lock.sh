@@ -16,16 +16,19 @@ pip all install --quiet --group stack --group dev
 # The label of a build (+cpu) and CUDA's libraries depend on the machine, so the lock leaves them out.
 pip all freeze --exclude pip --exclude setuptools | sed 's/+.*//' | grep -Ev '^(nvidia-(cu|nc|nv)|cuda-|triton==)' >"$work/pins"
 pip stack install --quiet --dry-run --report "$work/report" --constraint "$work/pins" --group stack
-python3 - "$work/report" >"$work/stack-pins" <<'END'
-import json, sys
-for package in json.load(open(sys.argv[1]))["install"]:
-    print("{name}=={version}".format(**package["metadata"]).partition("+")[0])
+python3 - "$work/report" "$work/pins" >"$work/lock" <<'END'
+import json, re, sys
+
+def normalized(name):
+    return re.sub("[-_.]+", "-", name).lower()
+
+report, pins = (open(path).read() for path in sys.argv[1:])
+stack = {normalized(package["metadata"]["name"]) for package in json.loads(report)["install"]}
+lines = sorted(pins.splitlines(), key=normalized)
+print("# Written by 'make lock' from the groups of pyproject.toml. Do not edit.")
+print("# Packages that serve, export and measure models:")
+print(*(line for line in lines if normalized(line.partition("==")[0]) in stack), sep="\n")
+print("# Other packages, for tests, development and Oracle Cloud:")
+print(*(line for line in lines if normalized(line.partition("==")[0]) not in stack), sep="\n")
 END
-{
-  echo "# Written by 'make lock' from the groups of pyproject.toml. Do not edit."
-  echo "# What serves, exports and measures models:"
-  grep -ixFf "$work/stack-pins" "$work/pins"
-  echo "# What else tests, development and Oracle Cloud need:"
-  grep -vixFf "$work/stack-pins" "$work/pins"
-} >"$work/lock"
 mv "$work/lock" requirements.lock

@@ -25,8 +25,6 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from scripts.common.settings import ROOT
@@ -69,6 +67,8 @@ KNOWN = {
 }
 # If the last text of a request is shorter than it claims, Triton 2.51 fails the batch that the request is in.
 FAILED_BATCH = b"incomplete string data for inference input"
+# Statuses of a server that does not listen, and of one that does not answer.
+REFUSED, TIMEOUT = "connection refused", "no answer in time"
 GRPC_FAILURES = {"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "ABORTED", "DEADLINE_EXCEEDED"}
 # No answer may contain a stack trace or a path of the server.
 LEAKS = re.compile(rb"Traceback|\bAt:(\\n|\n)|/\w+\.py\b|\.py\(\d|\.cc:\d|/tmp/|" + re.escape(str(ROOT)).encode())
@@ -203,11 +203,11 @@ class BadClient:
     def send(self, request: fuzz.Request) -> tuple[int | str | None, bytes]:
         return self.over_grpc(request) if request.to == "TRITON_GRPC_PORT" else self.over_http(request)
 
-    def over_http(self, request: fuzz.Request) -> tuple[int | None, bytes]:
+    def over_http(self, request: fuzz.Request) -> tuple[int | str | None, bytes]:
         """Return None as the status if the server closes the connection without an answer."""
-        port = int(self.stack.environment[request.to])
-        with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
-            try:
+        address = "127.0.0.1", int(self.stack.environment[request.to])
+        try:
+            with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
                 connection.sendall(request.data)
                 if request.leaves:
                     return None, b""
@@ -217,8 +217,12 @@ class BadClient:
                 response = http.client.HTTPResponse(connection, method=request.method)
                 response.begin()
                 return response.status, response.read()
-            except (ConnectionError, http.client.HTTPException):
-                return None, b""
+        except ConnectionRefusedError:
+            return REFUSED, b""
+        except TimeoutError:
+            return TIMEOUT, b""
+        except (OSError, http.client.HTTPException):
+            return None, b""
 
     def over_grpc(self, request: fuzz.Request) -> tuple[str, bytes]:
         timeout = 0.003 if request.leaves else TIMEOUT_S
@@ -237,7 +241,7 @@ def fault(request: fuzz.Request, status: int | str | None, content: bytes) -> st
         return "" if request.leaves or not request.framed else "no answer"
     if leak := LEAKS.search(content):
         return f"the answer has {leak[0]!r}"
-    failed = status in GRPC_FAILURES if isinstance(status, str) else status >= 500
+    failed = status in (GRPC_FAILURES | {REFUSED, TIMEOUT}) if isinstance(status, str) else status >= 500
     known = re.match(KNOWN.get((request.to, status), b"$."), content)
     left = request.leaves and status == "DEADLINE_EXCEEDED"
     return f"status {status}" if failed and not known and not left else ""
@@ -257,6 +261,13 @@ class Attack:
         self.pool = ThreadPoolExecutor(BATCH)
         self.before = processes(stack)
         self.statuses: Counter[int | str | None] = Counter()
+
+    def __enter__(self) -> Attack:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+        self.client.channel.close()
 
     def send(self, batch: list[fuzz.Request]) -> list[str]:
         """Send the requests at once; return what went wrong."""
@@ -287,51 +298,43 @@ class Attack:
         return bool(self.send(batch))
 
     def guilty(self, batch: list[fuzz.Request]) -> list[fuzz.Request]:
-        """Return the requests that harm alone, or the smallest half of halves that harms if sent together."""
+        """Return the requests that harm alone, or else the smallest part of the batch that harms together."""
         if alone := [request for request in batch if self.harms([request])]:
             return alone
-        while len(batch) > 1:
-            halves = batch[: len(batch) // 2], batch[len(batch) // 2 :]
-            harmful = [half for half in halves if any(self.harms(half) for _ in range(REPEATS))]
-            if not harmful:
-                break
-            batch = harmful[0]
-        return batch
+        guilty: list[fuzz.Request] = []
+        parts = [batch]
+        while harmful := next((part for part in parts if any(self.harms(part) for _ in range(REPEATS))), []):
+            guilty, middle = harmful, len(harmful) // 2
+            parts = [harmful[:middle], harmful[middle:]] if middle else []
+        return guilty
+
+    def report(self, batch: list[fuzz.Request], before: list[fuzz.Request]) -> list[str]:
+        """Return the lines that name the requests which did the harm, after they were sent again."""
+        try:
+            if guilty := self.guilty(batch):
+                return [f"Of the {BATCH} requests at once, these harm:", *map(repr, guilty)]
+            reason = "none of them harmed again"
+        except AssertionError as error:
+            reason = f"not narrowed, because the stack did not recover: {error}"
+        return [f"The batch ({reason}):", *map(repr, batch), "The batch before:", *map(repr, before)]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "gateway"])
 def test_bad_requests_harm_nobody(served, makers, protocol):
     """Send bad requests in batches while clients with good ones, which may share Triton's batches, go on beside."""
     print(f"{protocol}: {REQUESTS} requests, FUZZ_SEED={SEED}")
-    findings: list[str] = []
-    before, start = processes(served), time.monotonic()
-    with GoodClients(served) as good:
-        attack = Attack(served, good)
-
-        # Hypothesis only draws here: a batch is narrowed by sending it again, which may crash the server each time.
-        @seed(SEED)
-        @settings(
-            max_examples=math.ceil(REQUESTS / BATCH),
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(st.lists(st.integers(0, 2**64 - 1), min_size=BATCH, max_size=BATCH, unique=True))
-        def send_batch(seeds: list[int]) -> None:
-            if findings:
-                return
-            batch = [makers[protocol](Random(number)) for number in seeds]
-            if wrong := attack.send(batch):
-                guilty = attack.guilty(batch)
-                kind = "harm alone" if len(guilty) == 1 else "harm"
-                findings.extend([*wrong, f"Of these {len(batch)} requests, these {kind}:", *map(repr, guilty)])
-
-        send_batch()
+    rng, batch, findings = Random(SEED), [], []
+    processes_before, start = processes(served), time.monotonic()
+    with GoodClients(served) as good, Attack(served, good) as attack:
+        for _ in range(math.ceil(REQUESTS / BATCH)):
+            before, batch = batch, [makers[protocol](Random(rng.getrandbits(64))) for _ in range(BATCH)]
+            if findings := attack.send(batch):
+                findings += attack.report(batch, before)
+                break
         seconds = time.monotonic() - start
     findings += good.complaints()
     assert not findings, "\n".join(findings)
-    assert processes(served) == before
+    assert processes(served) == processes_before
     assert set(good.answers) == set(good.clients), f"good answers: {dict(good.answers)}"
     print(f"{protocol}: {attack.statuses.total()} answers in {seconds:.0f} s: {dict(attack.statuses)}")
     print(f"{protocol}: beside them {dict(good.answers)} good answers")

@@ -37,7 +37,7 @@ def test_signal_reaches_the_command_that_is_waited_for(number):
 def test_table_aligns_its_columns_and_is_never_cut(capsys):
     """The output of a test is no terminal, so rich takes it for one of 80 columns."""
     name = "a name of more than 80 characters, " * 3
-    print_table(("system", "requests/s"), [("embedding", "99.4"), (name, "[red]100.0[/]")], words=("system",))
+    print_table(("system", "requests/s"), [("embedding", "99.4"), (name, "[red]100.0[/]")], text_columns=("system",))
     assert capsys.readouterr().out.splitlines() == [
         f"{'system':<{len(name)}}  requests/s",
         f"{'embedding':<{len(name)}}        99.4",

@@ -43,7 +43,7 @@ def combinations() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def pairs() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield overlays with components: none, each alone, and for the CPU each beside each other one."""
+    """Yield each overlay alone, with each component, and for the CPU combinations that contain every pair."""
     seen: set[tuple[str, ...]] = set()
     for overlay, components in sorted(combinations(), key=lambda each: -len(each[1])):
         new = {*itertools.combinations(components, 2)} - seen
@@ -237,7 +237,10 @@ def is_in_namespace(objects: list[Object]) -> Iterator[str]:
 
 
 def pins_images(objects: list[Object]) -> Iterator[str]:
-    """Without a tag, Kubernetes pulls `latest`. A colon before a slash belongs to a registry's port."""
+    """Yield each image without a fixed tag, or with a pull policy that replaces it.
+
+    Without a tag, Kubernetes pulls `latest`. A colon before a slash belongs to a registry's port.
+    """
     for workload, pod in pods(objects):
         images = [(each["name"], each["image"], each.get("imagePullPolicy")) for each in containers(pod)]
         volumes = [(each["name"], each["image"]) for each in pod.get("volumes", []) if "image" in each]

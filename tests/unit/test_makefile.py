@@ -100,6 +100,14 @@ def test_profile_target_sets_the_profile(installed_machine):
     assert "PROFILE=neuron" in installed_machine.make("build-neuron", PROFILE="cuda").splitlines()
 
 
+@pytest.mark.parametrize("target", ["down", "status", "clean"])
+def test_stack_of_an_older_version_is_found(machine, target):
+    """Its packages have the markers `.installed` and `.installed-tools`."""
+    for marker in (".installed", ".installed-tools"):
+        (machine.folder / marker).touch()
+    assert f"-m scripts.stack {target}" in machine.make("--dry-run", target, "RUNTIME=local")
+
+
 NEED_NO_RUNTIME = ("help", "lint", "test", "test-unit", "test-all", "test-docker", "dashboards-json", "bench", "lock")
 
 

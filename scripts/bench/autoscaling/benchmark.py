@@ -168,7 +168,7 @@ def show_best(replica: Replica, compared: Sequence[Candidate], costlier: Sequenc
         )
         for own, slower in zip(compared, costlier, strict=True)
     ]
-    print_table(columns, rows, words=columns[:1])
+    print_table(columns, rows, text_columns=columns[:1])
     for own in compared:
         out.print(f"{own.scaler.signal}: {names[own.scaler.behavior]}")
     ideal = np.mean([day(replica, seed).sum() for seed in COMPARED_ON]) / replica.capacity / HOUR_S

@@ -35,7 +35,7 @@ class TritonPythonModel(PackedEncoder):
             length_step=8 if model.engine.name == "openvino" else 1,
             # Runs on a GPU share one stream and would only queue.
             parallel_runs=1 if on_gpu else onnx_model.intra_op_threads(config),
-            # The CPU, which the cost depends on, tells nothing about a GPU.
+            # The key names the CPU and not the GPU, so the cost on a GPU is measured at each load.
             cost_depends_on=None if on_gpu else model.cost_depends_on,
         )
 

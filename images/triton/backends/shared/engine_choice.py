@@ -178,8 +178,8 @@ def _remembered_or_measured(subject: Subject, choices: tuple[str, ...]) -> tuple
         own = {"measuring": VERSION, "outputs": list(subject.outputs), "choices": list(choices)}
         return measurements.model_and_machine(subject.path) | own
 
-    decision = measurements.remembered(
-        subject.name, key, measure, lambda found: found["engine"] in CHOICES and bool(found["reason"])
+    decision = measurements.recall_or_measure(
+        subject.name, key, measure, lambda kept: kept["engine"] in CHOICES and bool(kept["reason"])
     )
     choice, reason = decision["engine"], decision["reason"]
     if engine:

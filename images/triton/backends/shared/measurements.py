@@ -1,4 +1,4 @@
-"""Keeps what a load measured in the folder TRITON_ENGINE_CACHE, so that the next load of the model need not measure."""
+"""Keep the measurements of a load in the folder TRITON_ENGINE_CACHE, so that the next load of the model reads them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ import onnxruntime as ort
 Measured = dict[str, Any]
 
 
-def remembered(
+def recall_or_measure(
     name: str, key: Callable[[], Measured], measure: Callable[[], Measured], is_complete: Callable[[Measured], bool]
 ) -> Measured:
-    """Return what was measured before with this key, if that is complete, or else measure it.
+    """Return the kept measurement with this key. If it is missing or incomplete, measure, and keep the result.
 
     One process measures at a time: another would take CPU from it, and the other instances want the same result.
     """
     folder = _folder()
     if folder is None:
         return measure()
-    memory, depends_on = folder / f"{name}.json", key()
-    if (found := _read(memory, depends_on, is_complete)) is None:
+    file, depends_on = folder / f"{name}.json", key()
+    if (measured := _read(file, depends_on, is_complete)) is None:
         with _lock(folder):
-            if (found := _read(memory, depends_on, is_complete)) is None:
-                found = measure()
-                _write(memory, {"key": depends_on} | found)
-    return found
+            if (measured := _read(file, depends_on, is_complete)) is None:
+                measured = measure()
+                _write(file, {"key": depends_on} | measured)
+    return measured
 
 
 def model_and_machine(path: Path) -> Measured:
@@ -50,7 +50,7 @@ def model_and_machine(path: Path) -> Measured:
 
 
 def cpu() -> dict[str, str]:
-    """Return what /proc/cpuinfo tells of the first CPU's model, on x86 and on ARM."""
+    """Return the fields of /proc/cpuinfo that name the model of the first CPU, on x86 and on ARM."""
     first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     lines = (line.partition(":") for line in first.splitlines())
     fields = {name.strip(): value.strip() for name, _, value in lines}
@@ -82,23 +82,27 @@ def _lock(folder: Path) -> Iterator[None]:
     """Let one process at a time go on. The lock ends with its process."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks: several processes may measure at once
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
 
 
-def _read(memory: Path, key: Measured, is_complete: Callable[[Measured], bool]) -> Measured | None:
-    """Return what is remembered, unless it is missing, damaged or depends on what has changed."""
+def _read(file: Path, key: Measured, is_complete: Callable[[Measured], bool]) -> Measured | None:
+    """Return the kept measurement, unless it is missing, damaged or depends on what has changed."""
     try:
-        found: Measured = json.loads(memory.read_text())
-        return found if found["key"] == key and is_complete(found) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        measured: Measured = json.loads(file.read_text())
+        return measured if measured["key"] == key and is_complete(measured) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _write(memory: Path, entry: Measured) -> None:
+def _write(file: Path, measured: Measured) -> None:
+    unfinished = file.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # a full disk costs the next load some seconds, no more
-        unfinished = memory.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(entry, indent=1) + "\n")
-        unfinished.replace(memory)
+        try:
+            unfinished.write_text(json.dumps(measured, indent=1) + "\n")
+            unfinished.replace(file)
+        finally:
+            unfinished.unlink(missing_ok=True)

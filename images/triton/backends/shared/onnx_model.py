@@ -186,9 +186,9 @@ class OnnxModel:
 
     def cost_depends_on(self) -> Measured:
         """Return what the cost of a run depends on."""
-        settings = {name: self.config.get(name, {}) for name in ("parameters", "optimization")}
-        threads = intra_op_threads(self.config)
-        return model_and_machine(self.path) | self.labels | settings | {"threads": threads}
+        settings = {name: self.config.get(name, {}) for name in ("input", "output", "parameters", "optimization")}
+        threads = {"threads": intra_op_threads(self.config), "cpus": usable_cpus()}
+        return model_and_machine(self.path) | self.labels | settings | threads
 
     @property
     def request_inputs(self) -> list[str]:
