@@ -118,12 +118,15 @@ def test_exporter_writes_files_of_the_user(stack):
     assert not list((stack.folder / "models").glob(".assembling-*"))
 
 
-def test_choice_of_the_engine_is_kept_in_a_volume(stack):
+def test_measurements_are_kept_in_a_volume(stack):
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("encoder ")]
     engine, precision = line.split()[2:4]
     assert engine in ("onnxruntime", "openvino")
-    kept = json.loads(stack.inside("triton-cpu", "bash", "-c", "cat /engines/encoder*.json"))
+    kept, cost = (
+        json.loads(stack.inside("triton-cpu", "cat", f"/engines/encoder-1{end}.json")) for end in ("", "-cost")
+    )
     assert kept["engine"] in (engine, f"{engine}-{precision}")
+    assert (cost["key"]["engine"], cost["key"]["precision"]) == (engine, precision)
     assert ("volume", "/engines") in {(m["Type"], m["Destination"]) for m in stack.inspect("triton-cpu")["Mounts"]}
 
 
