@@ -51,6 +51,11 @@ ATTEMPTS, NOT_REPORTED = 3, ("is not healthy", "health mutex")
 HUNG_POLL_S = 0.25
 # For this many polls Triton must have waited for a process to end that does nothing, before the process is ended.
 HUNG_POLLS = 6
+# The same while a new process replaces one of a ready model, and the kernel does not show for which one Triton waits:
+# the old one may take seconds to end on a busy machine, and the new one is idle until requests come.
+REPLACED_POLLS = 40
+# Stands for a process that the kernel does not show.
+ANY = 0
 # A process of a ready model that lived for this many polls without such a wait has finished loading.
 SETTLED_POLLS = 240
 # Stands for the CPU ticks of a process that was stopped by a signal: it cannot be at work.
@@ -105,13 +110,20 @@ def cpu_ticks(pid: int) -> int:
     return STOPPED if fields[0] == "T" else int(fields[11]) + int(fields[12])
 
 
-def waits_for_an_end(server: int) -> bool:
-    """Return whether a thread of the server waits for a process to end."""
+def awaited_by(server: int) -> set[int]:
+    """Return the processes whose end threads of the server wait for: ANY among them if the kernel does not show which.
+
+    The kernel hides the arguments of system calls from users who may not trace the server (Yama's ptrace_scope).
+    """
+    awaited = set()
     for task in Path(f"/proc/{server}/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended
             if (task / "wchan").read_text() == "do_wait":
-                return True
-    return False
+                try:
+                    awaited.add(int((task / "syscall").read_text().split()[1], 16))  # of wait4(pid, ...)
+                except (OSError, IndexError):
+                    awaited.add(ANY)
+    return awaited
 
 
 def kill_orphans(server: int) -> None:
@@ -350,21 +362,25 @@ class HungLoads:
         self.loaded &= stubs.keys()
         return bool(stubs.keys() - self.loaded)
 
-    def poll(self, stubs: dict[int, str], waiting: bool, ticks: Callable[[int], int]) -> list[int]:
-        """Return the processes to end. `waiting`: a thread of the server waits for the end of a process."""
+    def poll(self, stubs: dict[int, str], awaited: set[int], ticks: Callable[[int], int]) -> list[int]:
+        """Return the processes to end. `awaited`: those whose end threads of the server wait for."""
         self.loaded &= stubs.keys()
-        self.ages = {pid: self.ages.get(pid, 0) + (not waiting) for pid in stubs}
+        self.ages = {pid: self.ages.get(pid, 0) + (not awaited) for pid in stubs}
+        replaced: set[int] = set()
         for model in {model for pid, model in stubs.items() if pid not in self.loaded}:
             own = {pid for pid, name in stubs.items() if name == model}
             required = self.required_processes(model)
             # A reload starts new processes beside the old ones. A model with several versions always has more.
             if required and (len(own) == required or min(self.ages[pid] for pid in own) >= SETTLED_POLLS):
                 self.loaded |= own
+            elif required and ANY in awaited:
+                replaced |= own
         before, self.idle = self.idle, {}
-        for pid in stubs.keys() - self.loaded if waiting else ():
+        for pid in stubs.keys() - self.loaded if ANY in awaited else awaited & stubs.keys() - self.loaded:
             used, (last, polls) = ticks(pid), before.get(pid, (-1, 0))
-            self.idle[pid] = (used, HUNG_POLLS if used == STOPPED else polls + 1 if used == last else 0)
-        return sorted(pid for pid, (_, polls) in self.idle.items() if polls >= HUNG_POLLS)
+            self.idle[pid] = (used, REPLACED_POLLS if used == STOPPED else polls + 1 if used == last else 0)
+        limits = {pid: REPLACED_POLLS if pid in replaced else HUNG_POLLS for pid in self.idle}
+        return sorted(pid for pid, (_, polls) in self.idle.items() if polls >= limits[pid])
 
     def required_processes(self, model: str) -> int:
         try:
@@ -388,7 +404,7 @@ def end_hung_loads(server: int, triton: Triton) -> None:
                 pause = POLL_S
                 continue
             pause = HUNG_POLL_S
-            for pid in hung.poll(stubs, waits_for_an_end(server), cpu_ticks):
+            for pid in hung.poll(stubs, awaited_by(server), cpu_ticks):
                 log(f"process {pid} of model '{stubs[pid]}' did not report to Triton in time; ended it")
                 os.kill(pid, signal.SIGKILL)
         except (OSError, ValueError):

@@ -221,9 +221,9 @@ def hung(triton):
     def ticks(pid, busy, stopped):
         return revive.STOPPED if pid in stopped else next(seconds) if pid in busy else 7
 
-    def run(stubs, times=HUNG, waiting=True, busy=(), stopped=()):
+    def run(stubs, times=HUNG, awaited=(revive.ANY,), busy=(), stopped=()):
         for _ in range(times):
-            ended = search.poll(stubs, waiting, lambda pid: ticks(pid, busy, stopped))
+            ended = search.poll(stubs, {*awaited}, lambda pid: ticks(pid, busy, stopped))
         return ended
 
     return run
@@ -239,13 +239,13 @@ def test_stopped_process_of_an_endless_load_is_ended_at_once(hung, triton):
     """It would go on in memory that Triton has given up."""
     triton.required = 0
     assert hung({1: "m"}, 1, stopped={1}) == [1]
-    assert hung({1: "m"}, 1, waiting=False, stopped={1}) == []
+    assert hung({1: "m"}, 1, awaited=(), stopped={1}) == []
 
 
 def test_process_is_left_alone_while_it_works_or_triton_waits_for_none(hung, triton):
     triton.required = 0
     assert hung({1: "m"}, busy={1}) == []
-    assert hung({1: "m"}, waiting=False) == []
+    assert hung({1: "m"}, awaited=()) == []
 
 
 def test_processes_of_loaded_models_are_left_alone(hung):
@@ -255,13 +255,26 @@ def test_processes_of_loaded_models_are_left_alone(hung):
 def test_reload_ends_only_the_new_process(hung):
     """Processes 1 and 2 serve the model meanwhile."""
     assert hung({1: "m", 2: "m"}, 1) == []
-    assert hung({1: "m", 2: "m", 3: "m"}) == [3]
+    assert hung({1: "m", 2: "m", 3: "m"}, awaited={3}) == [3]
+
+
+def test_new_process_is_left_alone_while_triton_waits_for_the_old_one(hung):
+    """The old processes 1 and 2 take long to end, and the new one is idle until requests come."""
+    assert hung({1: "m", 2: "m"}, 1) == []
+    assert hung({1: "m", 2: "m", 3: "m"}, 100, awaited={1, 2}) == []
+
+
+def test_new_process_gets_more_time_if_the_kernel_does_not_show_for_which_triton_waits(hung):
+    stubs = {1: "m", 2: "m", 3: "m"}
+    assert hung({1: "m", 2: "m"}, 1) == []
+    assert hung(stubs, revive.REPLACED_POLLS) == []
+    assert hung(stubs, 1) == [3]
 
 
 def test_processes_of_several_versions_are_left_alone(hung):
     """A model needs two processes for each version, and Triton reports those of one."""
     both = dict.fromkeys(range(4), "m")
-    assert hung(both, revive.SETTLED_POLLS, waiting=False) == []
+    assert hung(both, revive.SETTLED_POLLS, awaited=()) == []
     assert hung(both) == []
 
 
@@ -273,13 +286,14 @@ def test_pause_of_an_idle_process_starts_the_count_again(hung, triton):
 
 
 def test_wait_for_a_process_is_seen_in_a_thread(child):
-    assert not revive.waits_for_an_end(os.getpid())
+    assert not revive.awaited_by(os.getpid())
     thread = threading.Thread(target=child.wait)
     thread.start()
     try:
         deadline = time.monotonic() + 60
-        while not revive.waits_for_an_end(os.getpid()):
+        while not (awaited := revive.awaited_by(os.getpid())):
             assert time.monotonic() < deadline
+        assert awaited <= {child.pid, revive.ANY}
     finally:
         child.kill()
         thread.join()
