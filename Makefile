@@ -185,7 +185,7 @@ lock: ## Write requirements.lock: the newest versions that the groups of pyproje
 
 clean: ## Stop everything; remove what make created, except .env and the reports
 	@$(if $(is_installed),$(stack) clean)
-	@rm -rf $(venv) $(venv).lock .pytest_cache .ruff_cache
+	@rm -rf $(venv) $(venv).lock .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## Print this list

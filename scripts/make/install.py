@@ -188,11 +188,9 @@ def lock_of(venv: Path) -> Iterator[None]:
 
 
 def install(venv: Path, lock: str, group: str) -> int:
-    if group in SIZES_WITH_TORCH:
-        print(
-            f"installing {len(pins(lock, group))} packages of {lock} into {venv} ({SIZES_WITH_TORCH[group]}; once)",
-            flush=True,
-        )
+    packages = "all packages" if group == "all" else f"the packages of the group '{group}'"
+    size = f"{SIZES_WITH_TORCH[group]}; " if group in SIZES_WITH_TORCH else ""
+    print(f"installing {packages} of {lock} into {venv} ({size}once)", flush=True)
     make_venv(venv, group)
     if group in SIZES_WITH_TORCH:
         install_torch(venv, lock)
@@ -228,4 +226,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
+        print("interrupted: run the same command again to continue", file=sys.stderr)
         sys.exit(130)
