@@ -53,7 +53,7 @@ def run() -> None:
     out.print(
         f"medians of {ROUNDS} interleaved windows. 64 clients: requests per second; p95: their ms.\n"
         f"alone: texts per second of the engine on one core, groups of {GROUP} texts sorted by length.\n"
-        "1 client: p50 in ms; rest: how much of it is not the engine's time for one text"
+        "1 client: p50 in ms; rest: how much of it is not the engine's time for one text on one core"
     )
 
 
@@ -81,7 +81,8 @@ def compare(work: Path, models: dict[str, str], cpus: list[int], client_cpus: st
         p50 = statistics.median(one.p50_ms for one in windows[setting][1])
         rest = p50 - statistics.median(one["one_text_ms"] for one in raw[setting])
         p95 = statistics.median(one.p95_ms for one in windows[setting][64])
-        share = f"{rate / texts:.2f}" if len(cpus) == 1 else ""
+        # The engine alone has one core, so it can be compared only with a server of one core.
+        share, rest_ms = (f"{rate / texts:.2f}", f"{rest:.1f}") if len(cpus) == 1 else ("", "")
         yield [
             setting,
             chosen[setting],
@@ -90,7 +91,7 @@ def compare(work: Path, models: dict[str, str], cpus: list[int], client_cpus: st
             f"{texts:.0f}",
             share,
             f"{p50:.1f}",
-            f"{rest:.1f}",
+            rest_ms,
         ]
 
 
