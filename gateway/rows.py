@@ -14,11 +14,10 @@ from gateway.api_error import ApiError, from_triton
 from gateway.context import Gateway
 from gateway.inference import Outputs, Tensor
 from gateway.served_systems import System
+from scripts.common.kinds import TOKEN_COUNT
 
 Result = TypeVar("Result")
 Columns = Mapping[str, Sequence[str]]  # input -> the text of each row
-# The output with the number of tokens of each row's text.
-TOKENS = "token_count"
 # Up to this size, requests take the cheaper way to Triton, which cannot cancel them.
 SHORT_TEXTS, SHORT_CHARACTERS = 8, 16_000
 # Parts of one request that Triton has at a time. The requests of other clients wait behind them, and Triton 2.51
@@ -31,8 +30,8 @@ async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs
 
     Ask for the number of tokens too, if the system has that output.
     """
-    if TOKENS in system.outputs:
-        outputs = [*outputs, TOKENS]
+    if TOKEN_COUNT in system.outputs:
+        outputs = [*outputs, TOKEN_COUNT]
     try:
         return await _infer(gateway, system, columns, outputs)
     except grpc.RpcError as error:
@@ -90,9 +89,9 @@ def joined(parts: Sequence[Outputs], name: str) -> npt.NDArray[Any]:
 
 def token_count(parts: Sequence[Outputs]) -> int | None:
     """Return the number of tokens of all rows, or None if the model does not report it."""
-    if TOKENS not in parts[0]:
+    if TOKEN_COUNT not in parts[0]:
         return None
-    return sum(sum(part[TOKENS].array().ravel().tolist()) for part in parts)
+    return sum(sum(part[TOKEN_COUNT].array().ravel().tolist()) for part in parts)
 
 
 def check_count(gateway: Gateway, count: int, param: str) -> None:

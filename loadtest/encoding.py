@@ -69,8 +69,11 @@ def http_request(tensors: list[Tensor], outputs: Sequence[str] = ()) -> HttpRequ
     return HttpRequest(header + b"".join(tensor.data for tensor in tensors), len(header))
 
 
-def grpc_request(model: str, tensors: list[Tensor]) -> service_pb2.ModelInferRequest:
+def grpc_request(model: str, tensors: list[Tensor], outputs: Sequence[str] = ()) -> service_pb2.ModelInferRequest:
+    """Return a request for these outputs, or for all outputs of the model."""
     request = service_pb2.ModelInferRequest(model_name=model)
+    for name in outputs:
+        request.outputs.add(name=name)
     for tensor in tensors:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         request.raw_input_contents.append(tensor.data)

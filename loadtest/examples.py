@@ -11,7 +11,7 @@ import numpy as np
 from loadtest import sample_images
 from loadtest.generating import generates
 from loadtest.switching import composing
-from scripts.common.kinds import kind
+from scripts.common.kinds import OF_TOKENS, kind
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Config, Triton
 
@@ -37,6 +37,7 @@ class Examples:
     requests: list[list[Tensor]]
     generates: bool = False  # each request has the model continue a text
     kind: str = "other"  # of the system, which chooses the gateway's route
+    outputs: tuple[str, ...] = ()  # to ask for; none: all
 
     @property
     def sha256(self) -> str:
@@ -51,10 +52,10 @@ class Examples:
     @classmethod
     def from_configs(cls, configs: dict[str, Config], settings: Settings, texts: list[str]) -> Examples:
         """Build the examples that a system of these models takes."""
-        for config in configs.values():
-            # A fill-mask model takes exactly one mask token per text.
-            if mask := config.get("parameters", {}).get("exactly_one"):
-                texts = [f"{mask['string_value']} {text}" for text in texts]
+        # A fill-mask model takes exactly one mask token per text.
+        masks = (config.get("parameters", {}).get("exactly_one") for config in configs.values())
+        if mask := next(filter(None, masks), None):
+            texts = [f"{mask['string_value']} {text}" for text in texts]
         return cls.from_config(configs[settings["SYSTEM"]], texts, settings.integer("TOKENS"))
 
     @classmethod
@@ -97,7 +98,11 @@ class Examples:
             count = Tensor("max_new_tokens", "INT32", [1], new_tokens.to_bytes(4, "little"))
             requests = [[*request, count] for request in requests]
         outputs = {tensor["name"]: [int(size) for size in tensor["dims"]] for tensor in config.get("output", [])}
-        return cls("texts", requests, generates(config), kind(inputs, outputs, int(config.get("max_batch_size", 0))))
+        # The tokens may need a step of their own, which only those who ask for them pay.
+        answers = tuple(name for name in outputs if name not in OF_TOKENS)
+        asked = answers if len(answers) < len(outputs) else ()
+        system_kind = kind(inputs, outputs, int(config.get("max_batch_size", 0)))
+        return cls("texts", requests, generates(config), system_kind, asked)
 
 
 def _questions(texts: list[str]) -> list[str]:

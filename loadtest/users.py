@@ -54,6 +54,7 @@ class Job:
     arrivals: str = POISSON
     kind: str = ""  # of the system, if its requests go through the gateway
     key: str = field(default="", repr=False)  # for the gateway
+    outputs: tuple[str, ...] = ()  # to ask Triton for; none: all
 
     @classmethod
     def from_settings(cls, settings: Settings, workload: Workload, examples: Examples) -> Job:
@@ -75,7 +76,8 @@ class Job:
             timeout_s,
             workload.rate,
             settings.choice("ARRIVALS"),
-            *((examples.kind, settings.plain_api_key()) if protocol == "openai" else ()),
+            *((examples.kind, settings.plain_api_key()) if protocol == "openai" else ("", "")),
+            examples.outputs,
         )
 
 
@@ -257,7 +259,7 @@ class HttpTritonUser(HttpUser):
 
     @staticmethod
     def encode(job: Job, tensors: list[Tensor]) -> HttpRequest:
-        return http_request(tensors)
+        return http_request(tensors, job.outputs)
 
     def infer(self, request: HttpRequest, since: float) -> None:
         headers = {
@@ -372,7 +374,7 @@ class GrpcTritonUser(TritonUser):
 
     @staticmethod
     def encode(job: Job, tensors: list[Tensor]) -> Any:
-        return grpc_request(job.model, tensors)
+        return grpc_request(job.model, tensors, job.outputs)
 
     def on_start(self) -> None:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]

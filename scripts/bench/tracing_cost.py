@@ -39,7 +39,7 @@ class Server:
     def requests(self) -> float:
         """Return how many requests Triton has answered."""
         page = metrics_page(f"http://127.0.0.1:{self.variables['TRITON_METRICS_PORT']}")
-        return total(page, 'nv_inference_request_success{model="tokenizer"')
+        return total(page, 'nv_inference_request_success{model="encoder"')
 
     def cpu_s(self) -> float:
         """Return the CPU time of all programs of the stack, with the receiver of traces."""

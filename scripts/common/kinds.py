@@ -6,7 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 # The names of an output that is the vector of a text.
 EMBEDDINGS = ("output__0", "sentence_embedding")
-
+# The output with the number of tokens of each text.
+TOKEN_COUNT = "token_count"
+# Outputs that say how a text was tokenized, which is no part of the answer.
+OF_TOKENS = ("input_ids", TOKEN_COUNT)
 
 Shapes = Mapping[str, Sequence[int]]  # output -> its dimensions, without the batch
 

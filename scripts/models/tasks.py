@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.common.kinds import TOKEN_COUNT
 from scripts.common.settings import UserError
 
 Axes = tuple[str | int, ...]
-
-# The tokenizer's output with the number of tokens of each text.
-TOKEN_COUNT = "token_count"
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,11 @@ class TextTask:
     def cuts_windows(self) -> bool:
         """Return whether a second text that is too long becomes several rows of the encoder, instead of being cut."""
         return "pair" in self.from_tokenizer
+
+    @property
+    def tokenizes_in_encoder(self) -> bool:
+        """Return whether the encoder takes texts: unless the last step needs the same tokens, one step is faster."""
+        return not self.from_tokenizer
 
     @property
     def ensemble_outputs(self) -> dict[str, tuple[str, Axes]]:

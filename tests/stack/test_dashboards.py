@@ -366,28 +366,31 @@ def test_backends_count_texts_tokens_and_padding(run, stack, prometheus):
 
     def all_reported() -> dict[str, float] | None:
         now = counts()
-        return now if now["tokenizer transformers_texts_total"] == now["tokenizer nv_inference_count"] else None
+        return now if now["encoder transformers_texts_total"] == now["encoder nv_inference_count"] else None
 
     stack.wait(all_reported, "the texts of the comparison in the counters")
     settled(stack, "encoder")
     before = counts()
-    embed(stack, "one two three", "one two three four five six seven", "many " * 400)
-    expected = {f"{model} transformers_tokens_total": 5 + 9 + 256 for model in ("tokenizer", "encoder")}
+    lines = ["one two three", "one two three four five six seven", "many " * 400]
+    embed(stack, *lines)
+    texts = {"name": "input_text", "shape": [3, 1], "datatype": "BYTES", "data": lines}
+    stack.triton.infer("tokenizer", {"inputs": [texts]})
+    models, tokens = ("tokenizer", "encoder"), 5 + 9 + 256
 
     def all_counted() -> dict[str, float] | None:
-        now = counts()
-        return now if all(now[name] == before[name] + number for name, number in expected.items()) else None
+        now, name = counts(), "transformers_tokens_total"
+        return now if all(now[f"{model} {name}"] == before[f"{model} {name}"] + tokens for model in models) else None
 
     stack.wait(all_counted, "the tokens in the counters")
-    for model in ("tokenizer", "encoder"):
+    for model in models:
         settled(stack, model)
     after = counts()
     added = {name: value - before[name] for name, value in after.items()}
-    assert added["tokenizer transformers_texts_total"] == 3
-    assert added["tokenizer transformers_truncated_texts_total"] == 1
-    tokens = added["tokenizer transformers_tokens_total"]
-    assert tokens == added["encoder transformers_tokens_total"] == 5 + 9 + 256
-    # The tokenizer pads three rows to the longest; the encoder removes that padding.
+    for model in models:
+        assert added[f"{model} transformers_texts_total"] == 3
+        assert added[f"{model} transformers_truncated_texts_total"] == 1
+        assert added[f"{model} transformers_tokens_total"] == tokens
+    # The tokenizer pads three rows to the longest; the encoder packs them.
     assert added["tokenizer transformers_padding_tokens_total"] == 3 * 256 - tokens
     assert added["encoder transformers_padding_tokens_total"] < 10
     assert added["encoder transformers_runs_total"] >= 2

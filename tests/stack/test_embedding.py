@@ -7,6 +7,7 @@ import re
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -43,7 +44,7 @@ def original():
 @pytest.mark.parametrize(
     ("model", "outputs"),
     [
-        ("embedding", {"output__0": "FP32", "token_count": "INT32"}),
+        ("embedding", {"output__0": "FP32", "token_count": "INT32", "input_ids": "INT64"}),
         ("tokenizer", {"input_ids": "INT64", "attention_mask": "INT64", "token_count": "INT32"}),
     ],
 )
@@ -66,6 +67,19 @@ def test_published_client_works_as_written(stack):
     client = httpclient.InferenceServerClient(url=stack.http.removeprefix("http://"))
     result = client.infer(model_name="embedding", inputs=[input_text], outputs=[outputs])
     assert result.as_numpy("output__0").shape == (2, 384)
+
+
+@pytest.mark.parametrize("output", ["output__0", "token_count", "input_ids", ""])
+def test_tokenizer_runs_only_for_its_output(stack, output):
+    data, headers = body(b"one answer", output=output)
+    before = stack.triton.statistics()
+    request = urllib.request.Request(stack.http + "/v2/models/embedding/infer", data=data, headers=headers)
+    urllib.request.urlopen(request, timeout=120).close()
+    assert stack.executions("encoder", 1, before["encoder"]) == 1
+    if output in ("input_ids", ""):
+        assert stack.executions("tokenizer", 1, before["tokenizer"]) == 1
+    else:
+        assert stack.triton.statistics()["tokenizer"]["inference_count"] == before["tokenizer"]["inference_count"]
 
 
 def test_grpc_equals_http(stack):
@@ -183,7 +197,26 @@ def encoder_refuses(stack, ids, mask) -> str:
     return str(error.value)
 
 
-def test_encoder_refuses_wrong_tokens(stack):
+@pytest.fixture
+def encoder_of_tokens(stack) -> Iterator[None]:
+    config = stack.triton.config("encoder")
+    token = {"data_type": "TYPE_INT64", "dims": ["-1"], "allow_ragged_batch": True}
+    vector = [tensor for tensor in config["output"] if tensor["name"] == "sentence_embedding"]
+    inputs = [{"name": name} | token for name in ("input_ids", "attention_mask")]
+    stack.triton.load("encoder", config | {"input": inputs, "output": vector})
+    yield
+    stack.triton.load("encoder", config)
+
+
+def test_encoder_of_tokens_computes_the_same(stack, original, encoder_of_tokens):
+    text = {"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a text"]}
+    tokens = stack.triton.infer("tokenizer", {"inputs": [text]})["outputs"]
+    names = ("input_ids", "attention_mask")
+    answer = stack.triton.infer("encoder", {"inputs": [tensor for tensor in tokens if tensor["name"] in names]})
+    np.testing.assert_allclose(answer["outputs"][0]["data"], original.encode("a text"), atol=1e-4)
+
+
+def test_encoder_of_tokens_refuses_wrong_ones(stack, encoder_of_tokens):
     assert "input 'input_ids' has shape [1, 3], but 'attention_mask' has [1, 2]" in encoder_refuses(
         stack, [[101, 7, 102]], [[1, 1]]
     )

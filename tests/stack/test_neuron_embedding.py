@@ -83,11 +83,16 @@ def test_only_compiled_shapes_run_and_their_padding_is_counted(neuron):
 
 
 def test_text_above_the_compiled_length_gets_400(neuron):
-    row = {"shape": [1, 300], "datatype": "INT64", "data": [1] * 300}
-    inputs = [{"name": name} | row for name in ("input_ids", "attention_mask")]
-    with pytest.raises(TritonError, match="a text has 300 tokens, and the model was compiled for 256 at most") as error:
-        neuron.triton.infer("encoder", {"inputs": inputs})
-    assert error.value.status == 400
+    config = neuron.triton.config("encoder")
+    longer = {"max_length": {"string_value": "300"}}
+    neuron.triton.load("encoder", config | {"parameters": config["parameters"] | longer})
+    compiled = "a text has 300 tokens, and the model was compiled for 256 at most"
+    try:
+        with pytest.raises(TritonError, match=compiled) as error:
+            embed(neuron, ["word " * 400])
+        assert error.value.status == 400
+    finally:
+        neuron.triton.load("encoder", config)
 
 
 def test_comparison_runs_on_neuron(neuron):
@@ -133,7 +138,7 @@ def test_changed_shapes_are_compiled_again(neuron):
     assert "not compared with the original: there is no Neuron device" in done.stdout
     assert [(call["shapes"][0], call["cpu_backend"]) for call in logged(neuron, "trace")[count:]] == [([2, 32], True)]
     folder = neuron.folder / "models/encoder/1"
-    assert sorted(path.name for path in folder.iterdir()) == ["model-2x32.pt", "neuron.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["model-2x32.pt", "neuron.json", "tokenizer.json"]
     assert json.loads((folder / "neuron.json").read_text())["shapes"] == [
         {"rows": 2, "length": 32, "file": "model-2x32.pt"}
     ]
@@ -166,5 +171,6 @@ def test_compiled_model_stays_until_another_format_is_set(neuron):
     done = neuron.make("models", PROFILE="cpu", FORMAT="onnx")
     assert done.returncode == 0, done.stderr
     assert "(onnx)" in done.stdout
-    assert [path.name for path in (neuron.folder / "models/encoder/1").iterdir()] == ["model.onnx"]
+    files = sorted(path.name for path in (neuron.folder / "models/encoder/1").iterdir())
+    assert files == ["model.onnx", "tokenizer.json"]
     assert (neuron.folder / "models/encoder/configs/neuron.pbtxt").exists()

@@ -176,7 +176,7 @@ def test_smoke_sends_each_task_a_request(served, checkpoints):
 
 
 def test_concurrent_requests_get_their_own_prompts(served, sentence_transformer):
-    """Triton batches requests that set the optional inputs with others only in the encoder."""
+    """Triton batches only requests that set the same optional inputs."""
     choices = [{}, {"prompt_name": "query"}, {"prompt": "Find a city: "}]
     expected = [sentence_transformer.encode(TEXTS, **choice) for choice in choices]
     cases = [(choice, text) for choice in range(len(choices)) for text in range(len(TEXTS))]

@@ -14,7 +14,7 @@ from tests.support.measured_windows import window
 from tests.support.stacks import SHORT, TestStack, bring_up
 
 LONG, SHORT_TEXT = "canary " * 400, "canary"
-STEPS = {"encoder": ["wait", "pack", "run", "scatter"], "tokenizer": ["tokenise"]}
+STEPS = {"encoder": ["tokenise", "wait", "pack", "run", "scatter"]}
 
 
 @pytest.fixture(scope="module")

@@ -132,8 +132,10 @@ def python_backend() -> Iterator[ModuleType]:
             "genai_engine",
             "generation",
             "metrics",
+            "packed_encoder",
             "prompts",
             "serving",
+            "tokenization",
             "vllm_engine",
         ):
             sys.modules.pop(f"shared.{name}", None)

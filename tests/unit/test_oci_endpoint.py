@@ -267,7 +267,6 @@ def test_text_output_is_shown(capsys):
     [
         ("falcon7b_stream", "SYSTEM=falcon7b_stream streams its answer, which /predict does not support"),
         ("vit_ensemble", "SYSTEM=vit_ensemble takes image, image_bytes, not a PROMPT"),
-        ("encoder", "SYSTEM=encoder takes attention_mask, input_ids"),
         ("gpt2_decoder", "SYSTEM=gpt2_decoder takes logits"),
         ("gpt2", "SYSTEM=gpt2 takes tensors, not a PROMPT"),
     ],

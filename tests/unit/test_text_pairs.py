@@ -83,7 +83,7 @@ def test_two_long_texts_are_truncated_as_by_the_library_in_few_parts(tmp_path, s
     lengths, ends = (0, 33, 64, 65, 200), ("", "🦜x" * 9)
     texts = [" ".join(["long"] * length) + end for length, end in itertools.product(lengths, ends)]
     with served_system("m", assemble(encoders.save_cross_encoder(tmp_path / "m", save), tmp_path / "models")) as system:
-        (backend,) = (model for model in system.models.values() if hasattr(model, "tokenizer"))
+        backend = system.models["m_encoder"].tokenization
         backend.tokenizer.enable_truncation(encoders.POSITIONS, strategy="longest_first", direction=side)
         for pair in itertools.product(texts, texts):
             (encoding,), expected = backend.encode([pair]), backend.tokenizer.encode(*pair)

@@ -61,7 +61,7 @@ def encoder(pb_utils, monkeypatch, port):
     monkeypatch.setenv("TRACE_URL", f"http://127.0.0.1:{port}{receiver.PATH}")
     monkeypatch.setattr(tracing, "sender", None)
     config = {
-        "input": [{"name": "mask"}],
+        "input": [{"name": "mask", "data_type": "TYPE_INT64"}],
         "parameters": {"mask": {"string_value": "mask"}},
         "max_batch_size": 8,
     }

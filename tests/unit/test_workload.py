@@ -69,6 +69,25 @@ def test_grpc_request_carries_the_text():
     assert list(request.inputs[0].shape) == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("outputs", "asked"),
+    [
+        (["input_ids", "token_count", "output__0"], ("output__0",)),
+        (["label", "score"], ()),
+        (["score", "token_count"], ("score",)),
+    ],
+)
+def test_load_does_not_ask_for_tokens(outputs, asked):
+    """They may need a step of their own, and a request that names no output asks for all."""
+    examples = Examples.from_config(TEXT | {"output": [{"name": name, "dims": ["1"]} for name in outputs]}, TEXTS)
+    assert examples.outputs == asked
+    request = grpc_request("m", examples.requests[0], examples.outputs)
+    assert tuple(output.name for output in request.outputs) == asked
+    body = http_request(examples.requests[0], examples.outputs)
+    named = json.loads(body.body[: body.header_length]).get("outputs", [])
+    assert tuple(output["name"] for output in named) == asked
+
+
 def test_model_without_batches_gets_no_batch_dimension():
     prompt = config(("prompt", "TYPE_STRING", ["1"]), ("seed", "TYPE_INT64", ["1"], True), max_batch_size=0)
     ((tensor,),) = Examples.from_config(prompt, ["hello"]).requests

@@ -45,13 +45,15 @@ def ragged(tensors: list[Config]) -> list[Config]:
 
 
 def ensemble(steps: dict[str, Config], inputs: list[Config], outputs: list[Config]) -> Config:
-    """Return an ensemble that runs these models one after the other. Tensors keep their names between the steps."""
+    """Return an ensemble of these models, each with what it needs of the others. Tensors keep their names."""
+    needed = {tensor["name"] for config in steps.values() for tensor in config["input"]}
+    needed |= {tensor["name"] for tensor in outputs}
     scheduling = [
         {
             "model_name": model,
             "model_version": -1,
             "input_map": {tensor["name"]: tensor["name"] for tensor in config["input"]},
-            "output_map": {tensor["name"]: tensor["name"] for tensor in config["output"]},
+            "output_map": {tensor["name"]: tensor["name"] for tensor in config["output"] if tensor["name"] in needed},
         }
         for model, config in steps.items()
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scripts.common.kinds import TOKEN_COUNT
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.served import Tensors, served_system
@@ -93,7 +94,9 @@ def serve(job: Job, requests: list[Tensors]) -> Answers:
 
 def row_length(tensors: Tensors) -> int:
     """Return the tokens of an example, or 1 for an image: those are not padded."""
-    return tensors["input_ids"].shape[-1] if "input_ids" in tensors else 1
+    if "input_ids" in tensors:  # of each window
+        return tensors["input_ids"].shape[-1]
+    return int(tensors[TOKEN_COUNT].item()) if TOKEN_COUNT in tensors else 1
 
 
 def padded_batches(lengths: list[int]) -> list[list[int]]:

@@ -121,6 +121,13 @@ def unload_backends() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in packages}
 
 
+def as_triton_passes(path: Path) -> dict[str, Any]:
+    """Return the configuration in a file, as a backend gets it."""
+    message = text_format.Parse(path.read_text(), ModelConfig())
+    config = MessageToDict(message, preserving_proto_field_name=True)
+    return {"input": [], "output": [], "max_batch_size": 0} | config
+
+
 class ServedSystem:
     """A system whose folders hold everything that Triton would load: call it as a client would."""
 
@@ -141,11 +148,8 @@ class ServedSystem:
         return dtypes[0].removeprefix("torch.") if dtypes else "float32"
 
     def read(self, model: str) -> dict[str, Any]:
-        if not (path := find_config(model, self.folder)):
-            return self.completed(model)
-        message = text_format.Parse(path.read_text(), ModelConfig())
-        config = MessageToDict(message, preserving_proto_field_name=True)
-        return {"input": [], "output": [], "max_batch_size": 0} | config
+        path = find_config(model, self.folder)
+        return as_triton_passes(path) if path else self.completed(model)
 
     def completed(self, model: str) -> dict[str, Any]:
         """Return the configuration that Triton completes for a model without one, such as `vit`."""
@@ -215,3 +219,19 @@ def served_system(system: str, folder: Path, engine: str = "onnxruntime") -> Ite
             yield served
         finally:
             served.close()
+
+
+def served_tokens(model: Path, names: list[str], requests: list[Tensors]) -> list[Tensors]:
+    """Return the tokens that the model in this folder makes of each request, without loading its weights."""
+    path = find_config(model.name, model.parent)
+    assert path
+    with python_backend():
+        tokenization = importlib.import_module("shared.tokenization").Tokenization(
+            as_triton_passes(path),
+            {"model_repository": str(model), "model_version": "1"},
+            dict.fromkeys(names, np.int64),
+            "none",
+        )
+        return [
+            tokenization.run([tokenization.prepare(InferenceRequest(request, []))]).requests[0] for request in requests
+        ]

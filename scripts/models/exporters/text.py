@@ -20,7 +20,7 @@ from scripts.models.exporters.config_writer import write_config
 from scripts.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare, quiet
 from scripts.models.exporters.parity import TOLERANCES, largest_difference, measure_parity
 from scripts.models.exporters.references import reference, request_of, tokenize
-from scripts.models.exporters.served import Tensors, served_system
+from scripts.models.exporters.served import Tensors, served_tokens
 from scripts.models.exporters.text_configs import configs
 from scripts.models.exporters.text_model import TextModel
 from scripts.models.tasks import save_labels
@@ -36,10 +36,11 @@ def assemble(job: Job) -> Outcome:
     model = text_model(job)
     if job.system == "embedding":
         check_published(model)
-    for part in ("ensemble", "tokenizer", "encoder", *(["answers"] if model.task.answers else [])):
-        model.version(part).mkdir(parents=True)
-    save_tokenizer(model)
-    model.save_prompts(model.version("tokenizer"))
+    for part in ("ensemble", "encoder", *model.tokenizers, *(["answers"] if model.task.answers else [])):
+        model.version(part).mkdir(parents=True, exist_ok=True)
+    for part in model.tokenizers:
+        save_tokenizer(model, model.version(part))
+        model.save_prompts(model.version(part))
     if model.task.answers:
         save_answers(model)
     rows = example_rows(model)
@@ -101,7 +102,7 @@ def check_published(model: TextModel) -> None:
         )
 
 
-def save_tokenizer(model: TextModel) -> None:
+def save_tokenizer(model: TextModel, version: Path) -> None:
     """Save the model's tokenizer with the model's maximum length; the one in its file may be another."""
     original = model.hugging_face_tokenizer
     tokenizer = Tokenizer.from_str(original.backend_tokenizer.to_str())
@@ -110,12 +111,12 @@ def save_tokenizer(model: TextModel) -> None:
         model.max_length, stride=stride, strategy=model.task.truncation, direction=original.truncation_side
     )
     tokenizer.enable_padding(pad_id=original.pad_token_id or 0, pad_token=original.pad_token or "[PAD]")
-    tokenizer.save(str(model.version("tokenizer") / "tokenizer.json"))
+    tokenizer.save(str(version / "tokenizer.json"))
 
 
 def save_answers(model: TextModel) -> None:
     if "token" in model.task.answers or "input_ids" in model.task.from_tokenizer:
-        shutil.copy(model.version("tokenizer") / "tokenizer.json", model.version("answers"))
+        shutil.copy(model.version(model.tokenizers[0]) / "tokenizer.json", model.version("answers"))
     if "label" in model.task.answers:
         save_labels(model.version("answers"), model.labels)
 
@@ -252,8 +253,7 @@ def example_texts(max_length: int) -> list[str]:
 
 def encoded(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
     """Return the tokens that the served tokenizer makes of each request: of a long context, the first window."""
-    with served_system(model.part("tokenizer").name, model.job.folder) as tokenizer:
-        answers = tokenizer.alone(requests)
+    answers = served_tokens(model.part(model.tokenizers[0]), model.token_inputs, requests)
     lengths = [tensors["attention_mask"][0].sum() for tensors in answers]
     return [
         {name: tensors[name][:1, :length] for name in model.token_inputs}

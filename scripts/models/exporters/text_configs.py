@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from scripts.common.kinds import TOKEN_COUNT
 from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor
 from scripts.models.exporters.text_model import TextModel
-from scripts.models.tasks import TOKEN_COUNT, Axes
+from scripts.models.tasks import Axes
 
 MAX_BATCH = 64
 MAX_WINDOWS = 256  # of the contexts of one request
@@ -40,13 +41,13 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
     answers = [response for response in responses if response["name"] in task.answers]
     counts = [response for response in responses if response["name"] == TOKEN_COUNT]
 
-    parts: dict[str, tuple[Config, Parameters]] = {
-        "tokenizer": (
-            batched("tokenizer", MAX_BATCH, texts, tokens + extras + counts, "KIND_CPU"),
-            tokenization(model),
-        ),
-        "encoder": encoder(model, tokens, outputs),
-    }
+    parts: dict[str, tuple[Config, Parameters]] = {}
+    if task.tokenizes_in_encoder:
+        parts["encoder"] = encoder(model, texts, counts + outputs)
+    else:
+        tokenizer = batched("tokenizer", MAX_BATCH, texts, tokens + extras + counts, "KIND_CPU")
+        parts["tokenizer"] = tokenizer, {"padding": "none", **tokenization(model)}
+        parts["encoder"] = encoder(model, ragged(tokens), outputs)
     if answers:
         inputs = ragged(outputs + from_tokenizer) + from_request
         parts["answers"] = batched("postprocessor", MAX_BATCH, inputs, answers, "KIND_CPU"), last_step(model)
@@ -58,7 +59,7 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
 
 
 def tokenization(model: TextModel) -> Parameters:
-    parameters: Parameters = {"padding": "none"}
+    parameters: Parameters = {}
     if model.mask:
         parameters["exactly_one"] = model.mask
     if model.task.cuts_windows:
@@ -68,8 +69,10 @@ def tokenization(model: TextModel) -> Parameters:
     return parameters
 
 
-def encoder(model: TextModel, tokens: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
-    config, parameters = encoder_of_format(model, tokens, outputs)
+def encoder(model: TextModel, inputs: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
+    config, parameters = encoder_of_format(model, inputs, outputs)
+    if model.task.tokenizes_in_encoder:
+        parameters |= {"tokens": ",".join(model.token_inputs), **tokenization(model)}
     if model.pad_token_id:
         parameters["pad_token_id"] = model.pad_token_id
     if not model.pads:
@@ -77,19 +80,19 @@ def encoder(model: TextModel, tokens: list[Config], outputs: list[Config]) -> tu
     return config, parameters
 
 
-def encoder_of_format(model: TextModel, tokens: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
+def encoder_of_format(model: TextModel, inputs: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
     if target := model.job.neuron:
         cores = {"NEURON_CORE_START_INDEX": target.cores[0], "NEURON_CORE_END_INDEX": target.cores[-1]}
-        return batched("neuron", MAX_BATCH, ragged(tokens), outputs, "KIND_MODEL"), {"task": "text-encoder", **cores}
+        return batched("neuron", MAX_BATCH, inputs, outputs, "KIND_MODEL"), {"task": "text-encoder", **cores}
     if model.job.format != "python":
-        return batched("packed_onnx", MAX_BATCH, ragged(tokens), outputs, "KIND_AUTO"), {}
+        return batched("packed_onnx", MAX_BATCH, inputs, outputs, "KIND_AUTO"), {}
     parameters: Parameters = {"task": "text-encoder", "model_class": model.task.model_class}
     if model.mask:
         parameters["mask_token_id"] = model.hugging_face_tokenizer.mask_token_id
     parameters |= model.layers
     if model.job.trust_remote_code:
         parameters["trust_remote_code"] = 1
-    return batched("transformers", MAX_BATCH, ragged(tokens), outputs, "KIND_AUTO"), parameters
+    return batched("transformers", MAX_BATCH, inputs, outputs, "KIND_AUTO"), parameters
 
 
 def last_step(model: TextModel) -> Parameters:

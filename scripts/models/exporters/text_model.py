@@ -117,6 +117,13 @@ class TextModel:
         """Return the function that turns logits into scores."""
         return activation(self.config)
 
+    @property
+    def tokenizers(self) -> tuple[str, ...]:
+        """Return the parts that tokenize. Clients of the published guides also call the tokenizer of `embedding`."""
+        if not self.task.tokenizes_in_encoder:
+            return ("tokenizer",)
+        return ("encoder", "tokenizer") if self.job.system == "embedding" else ("encoder",)
+
     @cached_property
     def token_inputs(self) -> list[str]:
         """Return the encoder's inputs. token_type_ids distinguish two texts, so only pairs need them."""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -26,11 +26,14 @@ from shared.errors import BadRequest, ConfigError
 from shared.measurements import Measured, recall_or_measure
 from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths
 from shared.parameters import choice_parameter, int_parameter, parameter
+from shared.tokenization import TOKEN_COUNT, Rows, Tokenization
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Increase it when a new version of this project may measure another cost.
 COST_VERSION = 1
 SHORT = 16  # tokens
+# An output of a model that takes texts: the texts that it accepted, for a step after it.
+TEXT = "text"
 
 
 @dataclass(frozen=True)
@@ -76,15 +79,26 @@ class Encoder:
     length_step: int = 1
 
 
-class PackedEncoder(BatchBackend[Texts]):
-    """A backend for ragged batches (`allow_ragged_batch: true`)."""
+@dataclass(frozen=True)
+class Untokenized:
+    """One request of a model that takes texts, and the requested outputs: the encoder's and TEXT or TOKEN_COUNT."""
 
-    counters = ("tokens", "padding_tokens", "runs")
+    rows: Rows
+    outputs: list[str]
+
+
+class PackedEncoder(BatchBackend[Texts | Untokenized]):
+    """A backend for texts, or for ragged batches of their tokens (`allow_ragged_batch: true`)."""
+
+    counters = ("texts", "truncated_texts", "tokens", "padding_tokens", "runs")
+    tokenization: Tokenization | None = None  # of a model that takes texts
 
     @abstractmethod
     def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder: ...
 
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
+        if any(tensor["data_type"] == "TYPE_STRING" for tensor in config["input"]):
+            config = self.set_up_tokenization(config, args)
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.mask = parameter(config, "mask", "attention_mask")
         if self.mask not in self.inputs:
@@ -98,6 +112,21 @@ class PackedEncoder(BatchBackend[Texts]):
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
         self.cost = self.encoder.cost or self.measured_cost(config, args)
+
+    def set_up_tokenization(self, config: ModelConfig, args: InstanceArgs) -> ModelConfig:
+        """Return the configuration with the tokens in place of the texts."""
+        if others := [tensor["name"] for tensor in config["input"] if tensor["data_type"] != "TYPE_STRING"]:
+            raise ConfigError(f"input '{others[0]}' is no text: give the model texts (TYPE_STRING) or tokens, not both")
+        names = parameter(config, "tokens", "input_ids,attention_mask").replace(" ", "").split(",")
+        dtypes = dict.fromkeys(names, np.int64) | {TOKEN_COUNT: np.int32}
+        self.tokenization = Tokenization(config, args, dtypes, "none")
+        if len(self.tokenization.inputs) > 1 and any(tensor["name"] == TEXT for tensor in config["output"]):
+            raise ConfigError(f"a model of pairs of texts has no output '{TEXT}'")
+        self.tokenization.min_length = max(1, self.tokenization.min_length)  # no model runs on nothing
+        return config | {
+            "input": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in names],
+            "output": [tensor for tensor in config["output"] if tensor["name"] not in (TEXT, TOKEN_COUNT)],
+        }
 
     def measured_cost(self, config: ModelConfig, args: InstanceArgs) -> RunCost:
         max_rows, depends_on = max(1, config["max_batch_size"]), self.encoder.cost_depends_on
@@ -153,7 +182,14 @@ class PackedEncoder(BatchBackend[Texts]):
         )
         return (time.perf_counter() - start) / self.encoder.parallel_runs
 
-    def prepare(self, request: pb_utils.InferenceRequest) -> Texts:
+    def prepare(self, request: pb_utils.InferenceRequest) -> Texts | Untokenized:
+        outputs = serving.requested_outputs(request, self.encoder.outputs)
+        if self.tokenization:
+            outputs += serving.requested_outputs(request, (TEXT, TOKEN_COUNT))
+            rows = self.tokenization.prepare(request)
+            if not rows.texts:
+                raise BadRequest("the request has no text")
+            return Untokenized(rows, outputs)
         traced = tracing.traced(request, time.time_ns())
         tokens = {name: serving.input_tensor(request, name) for name in self.inputs}
         mask = tokens[self.mask]
@@ -164,10 +200,33 @@ class PackedEncoder(BatchBackend[Texts]):
                 raise BadRequest(
                     f"input '{name}' has shape {list(array.shape)}, but '{self.mask}' has {list(mask.shape)}"
                 )
-        outputs = serving.requested_outputs(request, self.encoder.outputs)
         return Texts(tokens, row_lengths(mask), mask.shape[1], outputs, traced)
 
-    def run_batch(self, jobs: list[Texts]) -> list[Tensors]:
+    def run_batch(self, jobs: list[Texts | Untokenized]) -> list[Tensors]:
+        if not self.tokenization:
+            return self.run_texts(cast(list[Texts], jobs))
+        return self.run_untokenized(self.tokenization, cast(list[Untokenized], jobs))
+
+    def run_untokenized(self, tokenization: Tokenization, jobs: list[Untokenized]) -> list[Tensors]:
+        tokens = tokenization.run([job.rows for job in jobs])
+        now = time.time_ns()
+        answers: list[Tensors] = []
+        texts: dict[int, Texts] = {}  # job -> what the encoder has to compute
+        for number, (job, tensors) in enumerate(zip(jobs, tokens.requests, strict=True)):
+            answers.append({TOKEN_COUNT: tensors.pop(TOKEN_COUNT)})
+            if TEXT in job.outputs:
+                answers[number][TEXT] = np.array([[text.encode()] for text in job.rows.texts], np.object_)
+            if outputs := [name for name in job.outputs if name in self.encoder.outputs]:
+                traced = job.rows.traced and job.rows.traced._replace(since_ns=now)
+                mask = tensors[self.mask]
+                texts[number] = Texts(tensors, row_lengths(mask), mask.shape[1], outputs, traced)
+        if texts:
+            for number, answer in zip(texts, self.run_texts([*texts.values()]), strict=True):
+                answers[number] |= answer
+        self.metrics.add(texts=tokens.texts, truncated_texts=tokens.truncated_texts)
+        return answers
+
+    def run_texts(self, jobs: list[Texts]) -> list[Tensors]:
         lengths = np.concatenate([texts.lengths for texts in jobs])
         rows = [(texts, row) for texts in jobs for row in range(len(texts.lengths))]
         outputs = sorted({name for texts in jobs for name in texts.outputs})

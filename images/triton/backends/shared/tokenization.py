@@ -1,0 +1,310 @@
+"""Turns the texts of requests into token tensors, with one encode_batch for all requests of an execution."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from tokenizers import Encoding, Tokenizer
+
+from shared import serving, tracing
+from shared.embedding_prompts import NAME, OWN, Prompts
+from shared.errors import BadRequest, ConfigError
+from shared.parameters import choice_parameter, int_parameter, parameter, version_file
+from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+
+# Output tensor -> the values of one text.
+FIELDS: dict[str, Callable[[Encoding], Any]] = {
+    "input_ids": lambda encoding: encoding.ids,
+    "attention_mask": lambda encoding: encoding.attention_mask,
+    # The same without the tokens of the prompt, for models that do not pool them.
+    "pooling_mask": lambda encoding: encoding.attention_mask,
+    "token_type_ids": lambda encoding: encoding.type_ids,
+    "special_tokens_mask": lambda encoding: encoding.special_tokens_mask,
+    # The characters of the text [start, end) that the token stands for.
+    "offsets": lambda encoding: encoding.offsets,
+    # The characters of the word that the token is in; [-1, -1] without one.
+    "word_offsets": lambda encoding: word_offsets(encoding),
+    # 1 for the tokens of the second text of a pair.
+    "second_text_mask": lambda encoding: [int(part == 1) for part in encoding.sequence_ids],
+}
+# The keys and values that a language model keeps of earlier tokens: none, so [rows, 0]. The graph reads the number of
+# earlier tokens from the mask, so the tokenizer need not know the model's sizes.
+PAST = "past"
+# The number of a row's tokens, special tokens included: of a truncated text, those that the model gets.
+TOKEN_COUNT = "token_count"
+# If the config has these outputs, a pair that is too long becomes several rows, its windows: the number of the pair
+# that a row belongs to, and the pair's second text, which only the first of its rows has.
+PAIR, SECOND_TEXT = "pair", "second_text"
+OUTPUTS = (*FIELDS, PAST, TOKEN_COUNT, PAIR, SECOND_TEXT)
+TRUNCATION = ("longest_first", "only_first", "only_second", "none")
+PADDING = ("none", "bucket", "max_length", "longest")
+
+
+class Rows(NamedTuple):
+    """One request: its texts, or pairs of texts, with their prompts before them, and the prompts alone."""
+
+    texts: list[Any]
+    prompts: list[str]
+    traced: tracing.Traced | None
+
+
+class Tokens(NamedTuple):
+    """The tensors of each request, and the counters of all."""
+
+    requests: list[Tensors]
+    texts: int
+    truncated_texts: int
+    tokens: int
+    padding_tokens: int
+
+
+class Tokenization:
+    """The tokenizer of a model, with the parameters and the text inputs of its configuration."""
+
+    def __init__(self, config: ModelConfig, args: InstanceArgs, dtypes: dict[str, Any], padding: str) -> None:
+        """Make these outputs, with their numpy types."""
+        self.dtypes = dtypes
+        self.tokenizer = Tokenizer.from_file(str(version_file(args, "tokenizer.json", "the model's tokenizer.json")))
+        self.set_truncation(config)
+        self.set_padding(config, padding)
+        optional = [tensor["name"] for tensor in config["input"] if tensor.get("optional")]
+        self.prompt_inputs = [name for name in (OWN, NAME) if name in optional]
+        texts = [tensor for tensor in config["input"] if tensor["name"] not in self.prompt_inputs]
+        self.inputs = [tensor["name"] for tensor in texts]
+        self.second_is_optional = bool(texts[-1].get("optional"))
+        if len(self.inputs) > 2:
+            raise ConfigError(f"a tokenizer takes one input, or two for pairs of texts, not {len(self.inputs)}")
+        self.prompts = Prompts(Path(args["model_repository"]) / args["model_version"] / "prompts.json")
+        self.special_ids = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        if unknown := [name for name in dtypes if name not in OUTPUTS]:
+            raise ConfigError(f"unknown output '{unknown[0]}': use {', '.join(OUTPUTS)}")
+        self.cuts_windows = PAIR in self.dtypes
+        self.max_windows = int_parameter(config, "max_windows", config["max_batch_size"])
+        # encode_batch is slower, but only it knows the position of each token in the text.
+        needs_offsets = self.dtypes.keys() & {"offsets", "word_offsets"}
+        self.cuts_both &= not needs_offsets
+        self.encode_batch = self.tokenizer.encode_batch if needs_offsets else self.tokenizer.encode_batch_fast
+        self.required_token = parameter(config, "exactly_one")
+        self.required_id = self.tokenizer.token_to_id(self.required_token)
+        if self.required_token and self.required_id is None:
+            raise ConfigError(f"parameter 'exactly_one': the tokenizer has no token '{self.required_token}'")
+
+    def set_truncation(self, config: ModelConfig) -> None:
+        """Truncate as tokenizer.json does, unless the config overrides it."""
+        default = self.tokenizer.truncation or {}
+        self.max_length = int_parameter(config, "max_length", default.get("max_length", 0))
+        if not self.max_length:
+            raise ConfigError("tokenizer.json sets no maximum length: set the parameter 'max_length'")
+        self.min_length = int_parameter(config, "min_length", 0)
+        strategy = choice_parameter(config, "truncation", TRUNCATION, default.get("strategy", TRUNCATION[0]))
+        self.cuts_both = strategy == "longest_first"
+        if strategy == "none":
+            self.tokenizer.no_truncation()
+        else:
+            self.tokenizer.enable_truncation(**{**default, "max_length": self.max_length, "strategy": strategy})
+
+    def set_padding(self, config: ModelConfig, padding: str) -> None:
+        """Take the padding values from tokenizer.json."""
+        pad = self.tokenizer.padding or {}
+        self.pad_left = pad.get("direction") == "left"
+        self.pad_values = dict.fromkeys(FIELDS, 0) | {
+            "input_ids": pad.get("pad_id", 0),
+            "token_type_ids": pad.get("pad_type_id", 0),
+            "special_tokens_mask": 1,
+        }
+        self.tokenizer.no_padding()
+        self.padding = padding
+        widths = parameter(config, "buckets", "16,32,64,128,256,512").split(",")
+        if not all(width.strip().isdecimal() for width in widths):
+            raise ConfigError(
+                f"parameter 'buckets' must be whole numbers separated by commas, not '{','.join(widths)}'"
+            )
+        # A text longer than every bucket is padded to max_length, so that truncated texts of any model fit.
+        self.buckets = sorted(min(int(width), self.max_length) for width in widths)
+
+    def prepare(self, request: pb_utils.InferenceRequest) -> Rows:
+        traced = tracing.traced(request, time.time_ns())
+        names = self.inputs
+        if self.second_is_optional and not is_set(request, names[-1]):
+            names = names[:-1]
+        columns = [serving.texts(request, name) for name in names]
+        if len({len(column) for column in columns}) > 1:
+            raise BadRequest(f"inputs {', '.join(self.inputs)} must have the same number of rows")
+        before = self.chosen_prompts(request, len(columns[0]))
+        columns[0] = [prompt + text for prompt, text in zip(before, columns[0], strict=True)]
+        if len(columns) == 1:
+            return Rows(columns[0], before, traced)
+        pairs = zip(*columns, strict=True)
+        # Treat an empty optional text as missing, as transformers does.
+        texts = [first if self.second_is_optional and not second else (first, second) for first, second in pairs]
+        return Rows(texts, before, traced)
+
+    def chosen_prompts(self, request: pb_utils.InferenceRequest, count: int) -> list[str]:
+        """Return the prompt of each text. Prefer the client's own to a name, like sentence-transformers."""
+        name = next((name for name in self.prompt_inputs if is_set(request, name)), None)
+        if not name:
+            return [self.prompts.default] * count
+        values = serving.texts(request, name)
+        if len(values) != count:
+            raise BadRequest(f"input '{name}' must have a row for each text: {count}, not {len(values)}")
+        return values if name == OWN else self.prompts.named(values)
+
+    def run(self, jobs: list[Rows]) -> Tokens:
+        start_ns = time.time_ns()
+        encodings = self.encode([row for rows in jobs for row in rows.texts])
+        self.check_lengths(encodings)
+        if self.required_token:
+            self.check_required_token(encodings)
+        counts = [len(rows.texts) for rows in jobs]
+        ends = itertools.accumulate(counts)
+        requests = [encodings[end - count : end] for count, end in zip(counts, ends, strict=True)]
+        pairs: list[Tensors] = [{} for _ in jobs]
+        if self.cuts_windows:
+            pairs = [self.pairs(rows.texts, request) for rows, request in zip(jobs, requests, strict=True)]
+            requests = [[window for first in request for window in (first, *first.overflowing)] for request in requests]
+        lengths = [len(encoding) for request in requests for encoding in request]
+        longest = max(lengths, default=0)
+        outputs = [self.padded(request, longest) | more for request, more in zip(requests, pairs, strict=True)]
+        if "pooling_mask" in self.dtypes:
+            for rows, tensors in zip(jobs, outputs, strict=True):
+                self.exclude_prompts(tensors["pooling_mask"], rows.prompts)
+        if tracing.sender:
+            tokens = {
+                rows.traced: sum(map(len, request)) for rows, request in zip(jobs, requests, strict=True) if rows.traced
+            }
+            attributes = {"texts": len(encodings)}
+            tracing.sender.add(tracing.Step("tokenise", start_ns, time.time_ns(), tokens, tokens, attributes))
+        truncated = 0 if self.cuts_windows else sum(bool(encoding.overflowing) for encoding in encodings)
+        cells = sum(len(request) * self.width(request, longest) for request in requests)
+        return Tokens(outputs, len(encodings), truncated, sum(lengths), cells - sum(lengths))
+
+    def exclude_prompts(self, mask: Array, before: list[str]) -> None:
+        """Clear as many tokens of each row as the prompt before it has."""
+        lengths = {prompt: self.prompt_length(prompt) for prompt in set(before)}
+        mask *= np.cumsum(mask, axis=1) > np.array([lengths[prompt] for prompt in before], int)[:, None]
+
+    def prompt_length(self, prompt: str) -> int:
+        """Count as sentence-transformers does: without the special token that ends a text."""
+        ids = self.tokenizer.encode(prompt).ids if prompt else []
+        return len(ids) - (bool(ids) and ids[-1] in self.special_ids)
+
+    def encode(self, rows: list[Any]) -> list[Encoding]:
+        if self.cuts_both:
+            rows = [self.cut(row) if isinstance(row, tuple) else row for row in rows]
+        try:
+            encodings: list[Encoding] = self.encode_batch(rows)
+            return encodings
+        except BaseException as error:  # tokenizers' exceptions have no class of their own, or are Rust's panics
+            if "Truncation error" not in str(error) and "`stride` must be" not in str(error):
+                raise
+            first, last = self.inputs[0], self.inputs[-1]
+            raise BadRequest(f"input '{first}' leaves no room for '{last}': shorten it") from None
+
+    def cut(self, pair: tuple[str, str]) -> tuple[str, str]:
+        """Shorten texts that truncation shortens anyway, to a few times what it leaves of them.
+
+        tokenizers joins each part that it cuts from one text with each part of the other: of two texts of 20 kB it
+        makes 276,077 encodings in 11 GB.
+        """
+        if min(len(text.encode()) for text in pair) <= self.max_length // 2:  # bytes, at least as many as tokens
+            return pair
+        first, second = (self.parts(text) for text in pair)
+        # The longer text stays the longer one, which may keep one token more.
+        is_longer = sum(map(len, first)) > sum(map(len, second))
+        return self.kept(pair[0], first, 2 + is_longer), self.kept(pair[1], second, 3 - is_longer)
+
+    def parts(self, text: str) -> list[Encoding]:
+        """Return the tokens of a text in parts of max_length tokens, that which truncation keeps first."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        return [encoding, *encoding.overflowing]
+
+    def kept(self, text: str, parts: list[Encoding], count: int) -> str:
+        """Return the side of a text with so many parts. The tokens at its cut may change, because a word may be cut."""
+        if len(parts) <= count:
+            return text
+        offsets = parts[count - 1].offsets
+        return text[offsets[0][0] :] if self.tokenizer.truncation["direction"] == "left" else text[: offsets[-1][1]]
+
+    def pairs(self, rows: list[tuple[str, str]], encodings: list[Encoding]) -> Tensors:
+        """Return the outputs that map windows to the pairs of a request."""
+        windows = [1 + len(encoding.overflowing) for encoding in encodings]
+        if sum(windows) > self.max_windows:
+            raise BadRequest(
+                f"input '{self.inputs[-1]}': the request has {sum(windows)} windows of {self.max_length} tokens; at "
+                f"most {self.max_windows} are possible: send fewer or shorter texts"
+            )
+        second_texts = [
+            text for (_, second), count in zip(rows, windows, strict=True) for text in (second, *[""] * (count - 1))
+        ]
+        return {
+            PAIR: np.repeat(np.arange(len(rows)), windows).reshape(-1, 1),
+            SECOND_TEXT: np.array([[text.encode()] for text in second_texts], np.object_).reshape(-1, 1),
+        }
+
+    def check_lengths(self, encodings: list[Encoding]) -> None:
+        for row, encoding in enumerate(encodings):
+            if not self.min_length <= len(encoding) <= self.max_length:
+                raise BadRequest(
+                    f"input '{self.inputs[0]}': text {row} has {len(encoding)} tokens; "
+                    f"it must have {self.min_length} to {self.max_length}"
+                )
+
+    def check_required_token(self, encodings: list[Encoding]) -> None:
+        """Check after truncation, which may have removed the token."""
+        for row, encoding in enumerate(encodings):
+            count = encoding.ids.count(self.required_id)
+            if count != 1:
+                raise BadRequest(
+                    f"input '{self.inputs[0]}': each text must have {self.required_token} exactly once, within its "
+                    f"first {self.max_length} tokens; text {row} has it {count} times"
+                )
+
+    def padded(self, encodings: list[Encoding], longest: int) -> Tensors:
+        """Return one request's rows as tensors. `longest`: the longest row of the execution."""
+        lengths = [len(encoding) for encoding in encodings]
+        width = self.width(encodings, longest)
+        tensors: Tensors = {}
+        for name, dtype in self.dtypes.items():
+            if name not in FIELDS:
+                continue
+            tail = (2,) if "offsets" in name else ()
+            tensors[name] = np.full((len(encodings), width, *tail), self.pad_values[name], dtype)
+            for row, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
+                cells = slice(width - length, width) if self.pad_left else slice(0, length)
+                tensors[name][row, cells] = FIELDS[name](encoding)
+        if PAST in self.dtypes:
+            tensors[PAST] = np.empty((len(encodings), 0), self.dtypes[PAST])
+        if TOKEN_COUNT in self.dtypes:
+            tensors[TOKEN_COUNT] = np.array(lengths, self.dtypes[TOKEN_COUNT]).reshape(-1, 1)
+        return tensors
+
+    def width(self, encodings: list[Encoding], longest: int) -> int:
+        """Return how many tokens a request's rows have with their padding."""
+        own = max(map(len, encodings), default=0)
+        if self.padding == "max_length":
+            return self.max_length
+        if self.padding == "longest":
+            return longest
+        if self.padding == "bucket":
+            return min((bucket for bucket in self.buckets if bucket >= own), default=self.max_length)
+        return own
+
+
+def is_set(request: pb_utils.InferenceRequest, name: str) -> bool:
+    return pb_utils.get_input_tensor_by_name(request, name) is not None
+
+
+def word_offsets(encoding: Encoding) -> list[tuple[int, int]]:
+    """Return the characters of each token's word."""
+    words = list(zip(encoding.word_ids, encoding.sequence_ids, strict=True))
+    offsets = {
+        (word, text): (-1, -1) if word is None or text is None else encoding.word_to_chars(word, text)
+        for word, text in set(words)
+    }
+    return [offsets[word] for word in words]
