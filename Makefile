@@ -124,7 +124,7 @@ bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generati
 # A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
 pytest = $(python) -m pytest --numprocesses $(1) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
 unit_tests = $(call pytest,$$(($$(nproc) + 1))) tests/unit
-stack_tests = $(call pytest,auto) tests/stack
+stack_tests = $(call pytest,$$((2 * $$(nproc)))) tests/stack
 
 test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that are quick (14 minutes on 2 cores)
 

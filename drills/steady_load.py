@@ -69,8 +69,9 @@ class Clients:
 
     async def _over_http(self, texts: Sequence[str]) -> Vector:
         tensor = {"name": "input_text", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
-        answer = await self.http.post(INFER, {"inputs": [tensor], "outputs": [{"name": OUTPUT}]})
-        (output,) = answer["outputs"]
+        # Without names, a request asks for all outputs, so that both steps run.
+        answer = await self.http.post(INFER, {"inputs": [tensor]})
+        (output,) = (output for output in answer["outputs"] if output["name"] == OUTPUT)
         return np.array(output["data"]).reshape(output["shape"])
 
     async def _over_grpc(self, texts: Sequence[str]) -> Vector:

@@ -11,7 +11,7 @@ import numpy as np
 from loadtest import sample_images
 from loadtest.generating import generates
 from loadtest.switching import composing
-from scripts.common.kinds import OF_TOKENS, kind
+from scripts.common.kinds import embedding, kind
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Config, Triton
 
@@ -98,11 +98,10 @@ class Examples:
             count = Tensor("max_new_tokens", "INT32", [1], new_tokens.to_bytes(4, "little"))
             requests = [[*request, count] for request in requests]
         outputs = {tensor["name"]: [int(size) for size in tensor["dims"]] for tensor in config.get("output", [])}
-        # The tokens may need a step of their own, which only those who ask for them pay.
-        answers = tuple(name for name in outputs if name not in OF_TOKENS)
-        asked = answers if len(answers) < len(outputs) else ()
+        # Other outputs than the vector may need a step of their own, which only requests for them pay.
+        vector = embedding(outputs)
         system_kind = kind(inputs, outputs, int(config.get("max_batch_size", 0)))
-        return cls("texts", requests, generates(config), system_kind, asked)
+        return cls("texts", requests, generates(config), system_kind, (vector,) if vector else ())
 
 
 def _questions(texts: list[str]) -> list[str]:

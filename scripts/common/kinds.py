@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 EMBEDDINGS = ("output__0", "sentence_embedding")
 # The output with the number of tokens of each text.
 TOKEN_COUNT = "token_count"
-# Outputs that say how a text was tokenized, which is no part of the answer.
-OF_TOKENS = ("input_ids", TOKEN_COUNT)
 
 Shapes = Mapping[str, Sequence[int]]  # output -> its dimensions, without the batch
 

@@ -171,7 +171,7 @@ def test_slim_image_serves_as_oracle_cloud_runs_it(new_stack, embedding, tags, t
         )
         with opener.open(request, timeout=120) as response:
             shapes = {output["name"]: output["shape"] for output in json.load(response)["outputs"]}
-        assert shapes == {"output__0": [1, 384], "token_count": [1, 1]}
+        assert shapes == {"output__0": [1, 384], "token_count": [1, 1], "input_ids": [1, 4]}
     finally:
         subprocess.run(["docker", "logs", "--tail", "20", container])  # pytest shows it if the test fails
         docker("rm", "--force", container)

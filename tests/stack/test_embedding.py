@@ -216,7 +216,7 @@ def test_encoder_of_tokens_computes_the_same(stack, original, encoder_of_tokens)
     np.testing.assert_allclose(answer["outputs"][0]["data"], original.encode("a text"), atol=1e-4)
 
 
-def test_encoder_of_tokens_refuses_wrong_ones(stack, encoder_of_tokens):
+def test_encoder_of_tokens_refuses_wrong_tokens(stack, encoder_of_tokens):
     assert "input 'input_ids' has shape [1, 3], but 'attention_mask' has [1, 2]" in encoder_refuses(
         stack, [[101, 7, 102]], [[1, 1]]
     )

@@ -189,10 +189,10 @@ def test_other_systems_take_one_request(user):
     once = user.make("predict-oci", PROMPT=PROMPT, TOKENS=8, SYSTEM="gpt2_generate")
     assert once.startswith(PROMPT)
     assert len(once) > len(PROMPT) + 8
-    vector, tokens = user.make("predict-oci", PROMPT="a text", SYSTEM="embedding").strip().splitlines()
+    vector, tokens, *ids = user.make("predict-oci", PROMPT="a text", SYSTEM="embedding").strip().splitlines()
     assert vector.startswith("output__0 FP32 [1, 384]: ")
     assert len(vector.split()) == 4 + 6 + 1
-    assert tokens == "token_count INT32 [1, 1]: 4"
+    assert [tokens, *ids] == ["token_count INT32 [1, 1]: 4", "input_ids INT64 [1, 4]: 101 1037 3793 102"]
 
 
 def test_request_file_is_sent(user):

@@ -29,6 +29,7 @@ def start(pb_utils, tmp_path) -> Callable[..., Any]:
     Any text with the token 3 makes a run fail.
     """
     packed_encoder = importlib.import_module("shared.packed_encoder")
+    pb_utils.metrics.clear()
 
     def run(outputs: list[str], feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         if (feed["input_ids"] == WORDS["three"]).any():
@@ -74,7 +75,7 @@ def request(*texts: str | bytes) -> InferenceRequest:
     return InferenceRequest(["sum"], input_text=np.array(rows, np.object_).reshape(-1, 1))
 
 
-def test_answers_are_those_of_the_tokens_of_each_text(start, pb_utils):
+def test_texts_are_tokenized_and_answered(start, pb_utils):
     model = start(TEXT)
     responses = model.execute([request("one two", "two"), request("one"), request("two two two two two")])
     assert [response.outputs for response in responses] == [{"sum": [[3], [2]]}, {"sum": [[1]]}, {"sum": [[8]]}]
@@ -101,7 +102,7 @@ def test_outputs_about_the_text_need_no_run(start):
     [
         (request(b"\xff"), "INVALID_ARG", "input 'input_text': row 0 is not valid UTF-8 (byte 0)"),
         (request("one", ""), "INVALID_ARG", "input 'input_text': text 1 has 0 tokens; it must have 1 to 4"),
-        (request(), "INVALID_ARG", "the request has no text"),
+        (request(), "INVALID_ARG", "input 'input_text' has no rows"),
         (InferenceRequest(["sum"]), "INVALID_ARG", "input 'input_text' is missing"),
         (request("three"), "INTERNAL", "ValueError: three"),
     ],
@@ -113,6 +114,13 @@ def test_wrong_text_gets_its_error_alone(start, bad, code, message):
     assert error.error == (code, message)
     assert (good.outputs, other.outputs) == ({"sum": [[3]]}, {"sum": [[2]]})
     model.finalize()
+
+
+def test_wrong_text_leaves_the_others_in_one_run(start, pb_utils):
+    model = start(TEXT)
+    model.execute([request("one"), request(""), request("two")])
+    model.finalize()
+    assert pb_utils.metrics["transformers_runs_total"] == 1
 
 
 def test_parameters_of_the_tokenizer_apply(start):
@@ -133,6 +141,7 @@ def test_pairs_have_no_output_of_their_text(start):
         start(TEXT, TEXT | {"name": "text_pair"})
 
 
-def test_unknown_tensor_of_tokens_is_refused(start):
-    with pytest.raises(ConfigError, match="unknown output 'numbers': use input_ids"):
-        start(TEXT, tokens="numbers,attention_mask")
+@pytest.mark.parametrize("name", ["numbers", "offsets", "past"])
+def test_unknown_tensor_of_tokens_is_refused(start, name):
+    with pytest.raises(ConfigError, match=f"parameter 'tokens': unknown tensor '{name}'; use input_ids, "):
+        start(TEXT, tokens=f"{name}, attention_mask")

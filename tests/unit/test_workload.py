@@ -73,12 +73,13 @@ def test_grpc_request_carries_the_text():
     ("outputs", "asked"),
     [
         (["input_ids", "token_count", "output__0"], ("output__0",)),
-        (["label", "score"], ()),
-        (["score", "token_count"], ("score",)),
+        (["token_count", "text", "sentence_embedding"], ("sentence_embedding",)),
+        (["score", "token_count"], ()),
+        (["input_ids", "attention_mask"], ()),
     ],
 )
-def test_load_does_not_ask_for_tokens(outputs, asked):
-    """They may need a step of their own, and a request that names no output asks for all."""
+def test_load_asks_only_for_the_vector(outputs, asked):
+    """Others may need a step of their own, and a request that names no output asks for all."""
     examples = Examples.from_config(TEXT | {"output": [{"name": name, "dims": ["1"]} for name in outputs]}, TEXTS)
     assert examples.outputs == asked
     request = grpc_request("m", examples.requests[0], examples.outputs)

@@ -233,5 +233,5 @@ def served_tokens(model: Path, names: list[str], requests: list[Tensors]) -> lis
             "none",
         )
         return [
-            tokenization.run([tokenization.prepare(InferenceRequest(request, []))]).requests[0] for request in requests
+            tokenization.run([tokenization.prepare(InferenceRequest(request, []))])[0].tensors for request in requests
         ]

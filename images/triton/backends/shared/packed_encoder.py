@@ -12,7 +12,7 @@ import math
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple, cast
@@ -26,7 +26,7 @@ from shared.errors import BadRequest, ConfigError
 from shared.measurements import Measured, recall_or_measure
 from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths
 from shared.parameters import choice_parameter, int_parameter, parameter
-from shared.tokenization import TOKEN_COUNT, Rows, Tokenization
+from shared.tokenization import NUMBERS, TOKEN_COUNT, Rows, Tokenization, Tokens
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Increase it when a new version of this project may measure another cost.
@@ -37,7 +37,7 @@ TEXT = "text"
 
 
 @dataclass(frozen=True)
-class Texts:
+class TokenRequest:
     """One request: its token tensors [rows, width], each row's length without padding, and the requested outputs."""
 
     tokens: Tensors
@@ -80,14 +80,14 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Untokenized:
+class TextRequest:
     """One request of a model that takes texts, and the requested outputs: the encoder's and TEXT or TOKEN_COUNT."""
 
     rows: Rows
     outputs: list[str]
 
 
-class PackedEncoder(BatchBackend[Texts | Untokenized]):
+class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
     """A backend for texts, or for ragged batches of their tokens (`allow_ragged_batch: true`)."""
 
     counters = ("texts", "truncated_texts", "tokens", "padding_tokens", "runs")
@@ -118,6 +118,8 @@ class PackedEncoder(BatchBackend[Texts | Untokenized]):
         if others := [tensor["name"] for tensor in config["input"] if tensor["data_type"] != "TYPE_STRING"]:
             raise ConfigError(f"input '{others[0]}' is no text: give the model texts (TYPE_STRING) or tokens, not both")
         names = parameter(config, "tokens", "input_ids,attention_mask").replace(" ", "").split(",")
+        if unknown := [name for name in names if name not in NUMBERS]:
+            raise ConfigError(f"parameter 'tokens': unknown tensor '{unknown[0]}'; use {', '.join(NUMBERS)}")
         dtypes = dict.fromkeys(names, np.int64) | {TOKEN_COUNT: np.int32}
         self.tokenization = Tokenization(config, args, dtypes, "none")
         if len(self.tokenization.inputs) > 1 and any(tensor["name"] == TEXT for tensor in config["output"]):
@@ -182,14 +184,14 @@ class PackedEncoder(BatchBackend[Texts | Untokenized]):
         )
         return (time.perf_counter() - start) / self.encoder.parallel_runs
 
-    def prepare(self, request: pb_utils.InferenceRequest) -> Texts | Untokenized:
+    def prepare(self, request: pb_utils.InferenceRequest) -> TokenRequest | TextRequest:
         outputs = serving.requested_outputs(request, self.encoder.outputs)
         if self.tokenization:
             outputs += serving.requested_outputs(request, (TEXT, TOKEN_COUNT))
             rows = self.tokenization.prepare(request)
             if not rows.texts:
-                raise BadRequest("the request has no text")
-            return Untokenized(rows, outputs)
+                raise BadRequest(f"input '{self.tokenization.inputs[0]}' has no rows")
+            return TextRequest(rows, outputs)
         traced = tracing.traced(request, time.time_ns())
         tokens = {name: serving.input_tensor(request, name) for name in self.inputs}
         mask = tokens[self.mask]
@@ -200,33 +202,42 @@ class PackedEncoder(BatchBackend[Texts | Untokenized]):
                 raise BadRequest(
                     f"input '{name}' has shape {list(array.shape)}, but '{self.mask}' has {list(mask.shape)}"
                 )
-        return Texts(tokens, row_lengths(mask), mask.shape[1], outputs, traced)
+        return TokenRequest(tokens, row_lengths(mask), mask.shape[1], outputs, traced)
 
-    def run_batch(self, jobs: list[Texts | Untokenized]) -> list[Tensors]:
+    def run_batch(self, jobs: list[TokenRequest | TextRequest]) -> Sequence[Tensors | Exception]:
         if not self.tokenization:
-            return self.run_texts(cast(list[Texts], jobs))
-        return self.run_untokenized(self.tokenization, cast(list[Untokenized], jobs))
+            return self.run_tokens(cast(list[TokenRequest], jobs))
+        return self.run_texts(self.tokenization, cast(list[TextRequest], jobs))
 
-    def run_untokenized(self, tokenization: Tokenization, jobs: list[Untokenized]) -> list[Tensors]:
-        tokens = tokenization.run([job.rows for job in jobs])
+    def run_texts(self, tokenization: Tokenization, jobs: list[TextRequest]) -> list[Tensors | Exception]:
+        """Tokenize, and run what can be tokenized as one batch."""
+        tokenized = serving.run_apart(dict(enumerate(job.rows for job in jobs)), tokenization.run)
         now = time.time_ns()
-        answers: list[Tensors] = []
-        texts: dict[int, Texts] = {}  # job -> what the encoder has to compute
-        for number, (job, tensors) in enumerate(zip(jobs, tokens.requests, strict=True)):
-            answers.append({TOKEN_COUNT: tensors.pop(TOKEN_COUNT)})
-            if TEXT in job.outputs:
-                answers[number][TEXT] = np.array([[text.encode()] for text in job.rows.texts], np.object_)
+        accepted = {number: tokens for number, tokens in tokenized.items() if isinstance(tokens, Tokens)}
+        to_run: dict[int, TokenRequest] = {}
+        for number, tokens in accepted.items():
+            job, mask = jobs[number], tokens.tensors[self.mask]
+            inputs = {name: tokens.tensors[name] for name in self.inputs}
+            traced = job.rows.traced and job.rows.traced._replace(since_ns=now)
             if outputs := [name for name in job.outputs if name in self.encoder.outputs]:
-                traced = job.rows.traced and job.rows.traced._replace(since_ns=now)
-                mask = tensors[self.mask]
-                texts[number] = Texts(tensors, row_lengths(mask), mask.shape[1], outputs, traced)
-        if texts:
-            for number, answer in zip(texts, self.run_texts([*texts.values()]), strict=True):
-                answers[number] |= answer
-        self.metrics.add(texts=tokens.texts, truncated_texts=tokens.truncated_texts)
-        return answers
+                to_run[number] = TokenRequest(inputs, row_lengths(mask), mask.shape[1], outputs, traced)
+        answers: dict[int, Tensors] = {}
+        if to_run:
+            answers = dict(zip(to_run, self.run_tokens([*to_run.values()]), strict=True))
+        for number, tokens in accepted.items():
+            answer = answers.setdefault(number, {})
+            answer[TOKEN_COUNT] = tokens.tensors[TOKEN_COUNT]
+            if TEXT in jobs[number].outputs:
+                answer[TEXT] = np.array([[text.encode()] for text in jobs[number].rows.texts], np.object_)
+        self.metrics.add(
+            texts=sum(tokens.texts for tokens in accepted.values()),
+            truncated_texts=sum(tokens.truncated_texts for tokens in accepted.values()),
+        )
+        refused = {number: error for number, error in tokenized.items() if isinstance(error, Exception)}
+        return [refused.get(number) or answers[number] for number in tokenized]
 
-    def run_texts(self, jobs: list[Texts]) -> list[Tensors]:
+    def run_tokens(self, jobs: list[TokenRequest]) -> list[Tensors]:
+        """Pack the rows of all requests into runs."""
         lengths = np.concatenate([texts.lengths for texts in jobs])
         rows = [(texts, row) for texts in jobs for row in range(len(texts.lengths))]
         outputs = sorted({name for texts in jobs for name in texts.outputs})
@@ -272,7 +283,7 @@ class PackedEncoder(BatchBackend[Texts | Untokenized]):
             first = last
         return responses
 
-    def feed(self, rows: list[tuple[Texts, int]], count: int, length: int) -> Tensors:
+    def feed(self, rows: list[tuple[TokenRequest, int]], count: int, length: int) -> Tensors:
         """Return the inputs of one run: these rows, padded to `count` rows of `length` tokens."""
         feed: Tensors = {
             name: np.full((count, length), self.pad_values.get(name, 0), dtype)
@@ -284,7 +295,7 @@ class PackedEncoder(BatchBackend[Texts | Untokenized]):
                 feed[name][i, :end] = array[row, :end]
         return feed
 
-    def stack(self, name: str, results: list[Array], texts: Texts) -> Array:
+    def stack(self, name: str, results: list[Array], texts: TokenRequest) -> Array:
         """Return one request's rows of an output. A per-token output is padded to the width of the request."""
         if name not in self.encoder.per_token:
             return np.stack(results)

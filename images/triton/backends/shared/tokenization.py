@@ -41,6 +41,8 @@ TOKEN_COUNT = "token_count"
 # If the config has these outputs, a pair that is too long becomes several rows, its windows: the number of the pair
 # that a row belongs to, and the pair's second text, which only the first of its rows has.
 PAIR, SECOND_TEXT = "pair", "second_text"
+# The outputs with one number for each token.
+NUMBERS = tuple(name for name in FIELDS if "offsets" not in name)
 OUTPUTS = (*FIELDS, PAST, TOKEN_COUNT, PAIR, SECOND_TEXT)
 TRUNCATION = ("longest_first", "only_first", "only_second", "none")
 PADDING = ("none", "bucket", "max_length", "longest")
@@ -55,9 +57,9 @@ class Rows(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The tensors of each request, and the counters of all."""
+    """The tensors of one request, and what they add to the counters of the same names."""
 
-    requests: list[Tensors]
+    tensors: Tensors
     texts: int
     truncated_texts: int
     tokens: int
@@ -155,7 +157,8 @@ class Tokenization:
             raise BadRequest(f"input '{name}' must have a row for each text: {count}, not {len(values)}")
         return values if name == OWN else self.prompts.named(values)
 
-    def run(self, jobs: list[Rows]) -> Tokens:
+    def run(self, jobs: list[Rows]) -> list[Tokens]:
+        """Tokenize the texts of all requests at once. Raise BadRequest if one of them is wrong."""
         start_ns = time.time_ns()
         encodings = self.encode([row for rows in jobs for row in rows.texts])
         self.check_lengths(encodings)
@@ -180,9 +183,16 @@ class Tokenization:
             }
             attributes = {"texts": len(encodings)}
             tracing.sender.add(tracing.Step("tokenise", start_ns, time.time_ns(), tokens, tokens, attributes))
-        truncated = 0 if self.cuts_windows else sum(bool(encoding.overflowing) for encoding in encodings)
-        cells = sum(len(request) * self.width(request, longest) for request in requests)
-        return Tokens(outputs, len(encodings), truncated, sum(lengths), cells - sum(lengths))
+        return [
+            Tokens(
+                tensors,
+                len(rows.texts),
+                0 if self.cuts_windows else sum(bool(encoding.overflowing) for encoding in request),
+                own := sum(map(len, request)),
+                len(request) * self.width(request, longest) - own,
+            )
+            for rows, request, tensors in zip(jobs, requests, outputs, strict=True)
+        ]
 
     def exclude_prompts(self, mask: Array, before: list[str]) -> None:
         """Clear as many tokens of each row as the prompt before it has."""

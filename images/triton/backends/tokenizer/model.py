@@ -28,11 +28,6 @@ class TritonPythonModel(BatchBackend[Rows]):
         return self.tokenization.prepare(request)
 
     def run_batch(self, jobs: list[Rows]) -> list[Tensors]:
-        tokens = self.tokenization.run(jobs)
-        self.metrics.add(
-            texts=tokens.texts,
-            truncated_texts=tokens.truncated_texts,
-            tokens=tokens.tokens,
-            padding_tokens=tokens.padding_tokens,
-        )
-        return tokens.requests
+        requests = self.tokenization.run(jobs)
+        self.metrics.add(**{name: sum(getattr(tokens, name) for tokens in requests) for name in self.counters})
+        return [tokens.tensors for tokens in requests]
