@@ -21,6 +21,7 @@ from rich.table import Table
 from scripts.common.cli import err, out
 from scripts.common.files import exclusive
 from scripts.common.http import answers
+from scripts.common.model_config import with_steps
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Triton, TritonError, engines, reason
 from scripts.models.removal import removable, remove
@@ -104,6 +105,9 @@ class Stack(ABC):
             timeout=self.settings.integer("READY_TIMEOUT"),
             log=lambda: self.log_tail("triton", 200),
             wait_until_live=lambda: self.wait(self.not_live),
+            assembled=lambda system: with_steps(
+                system, self.settings.path("MODEL_REPOSITORY"), self.settings["PROFILE"]
+            ),
         )
 
     # --- implemented by each runtime --------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ class ModelControl:
     timeout: int  # seconds for each system
     log: Callable[[], str]  # the end of Triton's log
     wait_until_live: Callable[[], None]
+    assembled: Callable[[str], list[str]]  # the models of a system on disk, an ensemble before its steps
 
     def serve(self, systems: list[str], refresh: Collection[str]) -> None:
         """Load each system, one after the other; refresh some of those that are loaded. Raise UserError at the end.
@@ -151,8 +152,14 @@ class ModelControl:
         Load the steps of an ensemble one by one: loading the ensemble reloads them too, but does not report when one
         of them fails.
         """
-        for model in reversed(self.triton.composing(system)):
+        loaded, assembled = list(self.triton.composing(system)), self.assembled(system)
+        for model in reversed(assembled):
             self._load(model, system, ", the previous version stays loaded")
+        dropped = [model for model in loaded if model not in assembled]
+        used = {model for other in self.served.read() for model in self._models(other)} if dropped else ()
+        for model in dropped:
+            if model not in used:
+                self.triton.unload(model)
 
     def _load(self, model: str, system: str, consequence: str = "") -> None:
         for attempt in range(1, ATTEMPTS + 1):

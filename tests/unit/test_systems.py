@@ -23,6 +23,7 @@ class StandIn:
         self.loading: list[str] = []
         self.calls: list[tuple[str, str]] = []
         self.failures: dict[str, list[Exception]] = {}
+        self.assembled: dict[str, list[str]] = {}  # the steps on disk, of systems where they are not those of `steps`
 
     def index(self):
         return {name: ("READY", "") for name in self.loaded} | {name: ("LOADING", "") for name in self.loading}
@@ -53,7 +54,14 @@ def triton():
 @pytest.fixture
 def control(triton, tmp_path):
     log = "revive: process 7 of model 'spam' did not report to Triton in time; ended it"
-    return ModelControl(triton, ServedSystems(tmp_path), 5, lambda: log, lambda: triton.calls.append(("wait", "")))
+    return ModelControl(
+        triton,
+        ServedSystems(tmp_path),
+        5,
+        lambda: log,
+        lambda: triton.calls.append(("wait", "")),
+        lambda system: [system, *triton.assembled.get(system, triton.steps[system])],
+    )
 
 
 def test_systems_are_loaded_one_after_the_other_and_listed(control, triton, capsys):
@@ -68,6 +76,23 @@ def test_loaded_system_is_refreshed_step_by_step(control, triton):
     triton.calls.clear()
     control.serve(["spam", "egg"], ["spam", "egg"])
     assert triton.calls == [("load", name) for name in ("encoder", "tokenizer", "spam", "egg")]
+
+
+def test_steps_that_a_system_no_longer_has_are_unloaded_if_no_other_runs_them(control, triton):
+    triton.steps = {"spam": ["tokenizer", "old", "encoder"], "ham": ["tokenizer"]}
+    control.serve(["spam", "ham"], [])
+    triton.loaded += ["old", "encoder", "tokenizer"]
+    triton.calls.clear()
+    triton.assembled = {"spam": ["encoder"]}
+    load = triton.load
+
+    def load_and_change(name: str, timeout: int) -> None:
+        load(name, timeout)
+        triton.steps = triton.steps | triton.assembled
+
+    triton.load = load_and_change
+    control.serve(["spam", "ham"], ["spam"])
+    assert triton.calls == [("load", "encoder"), ("load", "spam"), ("unload", "old")]
 
 
 def test_other_loaded_systems_are_left_alone(control, triton):
