@@ -48,12 +48,12 @@ def server_terminated(stack: DrillStack) -> None:
     stack.program("triton").terminate()
 
 
-@drill("kill -9 of revive.py, which reloads models, and 5 s later of the Python process of the tokenizer", SERVER)
+@drill("kill -9 of revive.py, which reloads models, and 5 s later of the Python process of the encoder", SERVER)
 def watcher_killed(stack: DrillStack) -> None:
     for watcher in stack.processes("revive.py"):
         watcher.kill()
     time.sleep(5)  # the next one must have seen the process
-    stack.stub("tokenizer").kill()
+    stack.stub("encoder").kill()
 
 
 @drill("kill -9 of tritonserver and of the gateway at once", Bound(DOOR.gateway, SERVER.direct))

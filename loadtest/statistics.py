@@ -319,7 +319,7 @@ def likely_cause(results: Results) -> str:
     if results["generates"]:
         return ". Likely cause: a max_batch of 1, or texts that end after one token (docs/comparison.md)"
     return (
-        ". Likely causes: too few USERS for the model's instances, requests of unequal length on an input without "
+        ". Likely causes: too few USERS for the model's instances, tensors of unequal length on an input without "
         "allow_ragged_batch, or a max_batch_size of 1 (docs/comparison.md)"
     )
 

@@ -156,7 +156,8 @@ def put_in_place(job: Job, weights: Weights, outcome: Outcome, repository: Path)
     for file in set(before.files if before else ()) - set(record.files):
         (repository / file).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
-            (repository / file).parent.rmdir()
+            for folder in Path(file).parents[:-1]:
+                (repository / folder).rmdir()
     record.write(repository)
 
 

@@ -19,7 +19,7 @@ Axes = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class TextTask:
-    """A text encoder's task: tokenizer, encoder, and a last step if the encoder's outputs are not yet the answer."""
+    """A text encoder's task, with a last step if the encoder's outputs are not yet the answer."""
 
     model_class: str  # in transformers
     outputs: dict[str, Axes]  # of the encoder

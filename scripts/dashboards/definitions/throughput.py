@@ -219,7 +219,7 @@ def throughput():
         *gateway(),
         lines(
             "Tokens/s",
-            "Tokens of texts, as the tokenizer produces and the encoder computes them, and of prompts.",
+            "Tokens of texts, as tokenizers produce and encoders compute them, and of prompts.",
             "short",
             Query(mean("model:tokens:rate"), "{{model}}, {{mode}}"),
         ),
@@ -285,7 +285,7 @@ def throughput():
         ),
         lines(
             "Truncated texts/s",
-            "Texts longer than the tokenizer's max_length. The model does not see the rest.",
+            "Texts longer than the model's max_length. The model does not see the rest.",
             "none",
             Query(
                 'sum by (model) (rate(transformers_truncated_texts_total{model=~"$model"}[$__rate_interval]))',

@@ -45,7 +45,7 @@ def ragged(tensors: list[Config]) -> list[Config]:
 
 
 def ensemble(steps: dict[str, Config], inputs: list[Config], outputs: list[Config]) -> Config:
-    """Return an ensemble of these models, each with what it needs of the others. Tensors keep their names."""
+    """Return an ensemble of these models. Each step gets the tensors that it needs, under their own names."""
     needed = {tensor["name"] for config in steps.values() for tensor in config["input"]}
     needed |= {tensor["name"] for tensor in outputs}
     scheduling = [

@@ -1,4 +1,4 @@
-"""Export text encoders of any task: an ensemble of tokenizer, encoder and, for most tasks, a last step."""
+"""Export text encoders of any task: an ensemble of an encoder and, for most tasks, a last step."""
 
 from __future__ import annotations
 
