@@ -1,17 +1,17 @@
-"""Install locked packages into a virtual environment, and show the progress.
+"""Install the dependency groups of pyproject.toml into a virtual environment with uv, and show the progress.
 
 It runs before any package is installed, so it uses the standard library only. Start it with install.sh.
 """
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import tomllib
@@ -30,97 +30,112 @@ SIZES_WITH_TORCH = {
     "stack": "2 GB, or 5 with PyTorch's CUDA build",
     "all": "3 GB, or 6 with PyTorch's CUDA build",
 }
-# Begins the second part of the lock: all before it belongs to the group `stack`.
-SECOND_HEADING = "# Other packages"
-# pip's lines about one package: a name with a version, or the path of a file.
-PACKAGE = re.compile(r"(?:Collecting|Processing|Requirement already satisfied:) (?:\S*/)?([\w.-]+)")
+# uv reads no configuration of pip. What pip is told about packages and the way to them -> uv's variable.
+PIP_SETTINGS = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "proxy": "ALL_PROXY",
+}
+MEGABYTES = {"B": 1e-6, "KiB": 2**10 / 1e6, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e6}
 
 
 class Progress:
-    """The progress of pip: its output names the packages, and its temporary folder holds its downloads."""
+    """The progress of uv: it names the larger packages when their downloads begin and end."""
 
-    def __init__(self, venv: Path, downloads: Path, total: int) -> None:
-        self.venv = venv
-        self.downloads = downloads
-        self.total = total
-        self.current = ""
-        self.collected: set[str] = set()
-        self.to_install: set[str] = set()
+    # What uv reports when all went well; other lines are messages.
+    routine = re.compile(
+        r"\s*[+~-] |Using |Audited |Resolved |Prepared |Uninstalled |Installed |Bytecode |\s*(Building|Built) "
+    )
+
+    def __init__(self) -> None:
+        self.state = "looking up packages"
+        self.sizes: dict[str, float] = {}  # in MB
+        self.downloaded: set[str] = set()
         self.started = self.printed = time.monotonic()
         self.on_terminal = sys.stdout.isatty()
         self.lock = threading.Lock()
 
     def read(self, output: IO[str]) -> None:
-        """Follow pip's standard output until it ends."""
+        """Follow uv's messages until they end, and print what the progress does not show."""
         for line in output:
-            if packages := re.match(r"Installing collected packages: (.*)", line):
-                self.to_install = {_normalized(name) for name in packages[1].split(", ")}
-            elif package := PACKAGE.match(line):
-                # In a file's name, -VERSION follows.
-                self.current = re.sub(r"-\d.*", "", package[1])
-                self.collected.add(_normalized(self.current))
+            if begun := re.match(r"Downloading (\S+) \(([\d.]+)(\w+)\)", line):
+                self.sizes[begun[1]] = float(begun[2]) * MEGABYTES.get(begun[3], 0)
+                self.state = self.downloads()
+            elif ended := re.match(r" Downloaded (\S+)", line):
+                self.downloaded.add(ended[1])
+                self.state = self.downloads()
+            elif installed := re.match(r"Installed \d+ packages?", line):
+                self.state = f"{installed[0].lower()}, compiling their modules"
+            elif not self.routine.match(line):
+                self.print_message(line)
 
-    def repeat(self, errors: IO[str]) -> None:
-        """Print pip's messages, each on a line of its own."""
-        for line in errors:
-            with self.lock:
-                sys.stdout.write("\r\033[K" if self.on_terminal else "")
-                sys.stdout.flush()
-                sys.stderr.write(line)
-                sys.stderr.flush()
+    def downloads(self) -> str:
+        """Describe the downloads, the largest unfinished ones by name."""
+        unfinished = sorted(set(self.sizes) - self.downloaded, key=self.sizes.__getitem__, reverse=True)
+        done = sum(self.sizes[name] for name in self.downloaded & set(self.sizes))
+        text = f"downloaded {done:.0f} of {sum(self.sizes.values()):.0f} MB"
+        return f"{text}, now {', '.join(unfinished[:3])}" if unfinished else text
 
-    def __str__(self) -> str:
-        minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
-        if self.to_install:
-            folders = self.venv.glob("lib/python3*/site-packages/*.dist-info")
-            installed = {_normalized(folder.name.split("-")[0]) for folder in folders}
-            state = f"installed {len(self.to_install & installed)} of {len(self.to_install)} packages"
-        elif self.collected:
-            total = f" of {max(self.total, len(self.collected))}" if self.total else ""
-            package = f"package {len(self.collected)}{total}: {self.current}"
-            state = f"downloaded {_size(self.downloads) / 1e6:.1f} MB, {package}"
-        else:
-            state = "starting pip"
-        return f"  {minutes}:{seconds:02} {state}"
+    def print_message(self, line: str) -> None:
+        with self.lock:
+            sys.stdout.write("\r\033[K" if self.on_terminal else "")
+            sys.stdout.flush()
+            sys.stderr.write(line)
+            sys.stderr.flush()
 
     def show(self) -> None:
         """Redraw the line of a terminal; elsewhere, print a line every LINE_S seconds."""
+        minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
+        line = f"  {minutes}:{seconds:02} {self.state}"
         with self.lock:
             if self.on_terminal:
-                print(f"\r\033[K{str(self)[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
+                print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
             elif time.monotonic() >= self.printed + LINE_S:
                 self.printed = time.monotonic()
-                print(self, flush=True)
+                print(line, flush=True)
 
     def clear(self) -> None:
         if self.on_terminal:
             print("\r\033[K", end="", flush=True)
 
 
-def pip_install(venv: Path, *arguments: str, total: int = 0) -> int:
-    """Run pip with a progress line, and return its exit code."""
-    command = [str(venv / "bin/python"), "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
-    with tempfile.TemporaryDirectory() as folder:
-        progress = Progress(venv, Path(folder), total)
-        environment = os.environ | {"TMPDIR": folder, "PYTHONUNBUFFERED": "1"}
-        with subprocess.Popen(
-            [*command, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as pip:
-            assert pip.stdout and pip.stderr
-            readers = [
-                threading.Thread(target=progress.read, args=(pip.stdout,)),
-                threading.Thread(target=progress.repeat, args=(pip.stderr,)),
-            ]
-            for reader in readers:
-                reader.start()
-            while pip.poll() is None:
-                progress.show()
-                with suppress(subprocess.TimeoutExpired):
-                    pip.wait(REFRESH_S)
-            for reader in readers:
-                reader.join()
-        progress.clear()
-        return pip.returncode
+def uv_install(venv: Path, lock: str, *arguments: str) -> int:
+    """Install packages at the versions of the lock with a progress line, and return uv's exit code."""
+    command = [f"{venv}/bin/uv", "pip", "install", "--python", f"{venv}/bin/python", "--constraint", lock]
+    progress = Progress()
+    with subprocess.Popen(
+        [*command, "--compile-bytecode", *arguments], env=uv_environment(venv), stderr=subprocess.PIPE, text=True
+    ) as uv:
+        assert uv.stderr
+        reader = threading.Thread(target=progress.read, args=(uv.stderr,))
+        reader.start()
+        while uv.poll() is None:
+            progress.show()
+            with suppress(subprocess.TimeoutExpired):
+                uv.wait(REFRESH_S)
+        reader.join()
+    progress.clear()
+    return uv.returncode
+
+
+def uv_environment(venv: Path) -> dict[str, str]:
+    """Return the environment of uv, in which pip's configuration counts where uv has none of its own."""
+    listed = subprocess.run(
+        [venv / "bin/python", "-m", "pip", "config", "list"], capture_output=True, check=True, text=True
+    ).stdout
+    found: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):
+        found |= dict(re.findall(rf"^{section}\.([\w-]+)=(.*)$", listed, re.MULTILINE))
+    # pip takes the best version of all indexes; uv would take the first index that has the package.
+    environment = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "1", "NO_COLOR": "1"}
+    for name, variable in PIP_SETTINGS.items():
+        if values := ast.literal_eval(found.get(name, "''")).split():
+            environment[variable] = ",".join(values) if name == "find-links" else " ".join(values)
+    return environment | os.environ
 
 
 def install_torch(venv: Path, lock: str) -> None:
@@ -128,15 +143,15 @@ def install_torch(venv: Path, lock: str) -> None:
 
     The index serves this one package: as an extra index of everything, it could replace any package of the lock.
     """
-    pin = re.search(r"^torch==(\S+)", Path(lock).read_text(), re.MULTILINE)
-    if not pin or any(venv.glob(f"lib/python3*/site-packages/torch-{pin[1]}*.dist-info")):
+    pin = pin_of(lock, "torch")
+    if any(venv.glob(f"lib/python3*/site-packages/{pin.replace('==', '-')}*.dist-info")):
         return
     setting = [str(Path(__file__).with_name("setting.sh")), "TORCH_INDEX"]
     index = subprocess.run(setting, check=True, capture_output=True, text=True).stdout.strip()
     if not answers(f"{index.rstrip('/')}/torch/"):
         reason = "does not answer"
-    elif pip_install(venv, "--no-deps", "--retries", "1", "--index-url", index, pin[0], total=1):
-        reason = f"has no {pin[0]} for this machine"
+    elif uv_install(venv, lock, "--no-deps", "--default-index", index, pin):
+        reason = f"has no {pin} for this machine"
     else:
         return
     print(f"TORCH_INDEX={index} {reason}: PyTorch comes from PyPI, perhaps with CUDA (3 GB more)", flush=True)
@@ -157,19 +172,33 @@ def answers(url: str) -> bool:
     return bool(pages)
 
 
-def make_venv(venv: Path, group: str) -> None:
+def make_venv(venv: Path, lock: str, group: str) -> None:
     """Create the virtual environment if it is missing, half made, or of a Python that is too new for all packages."""
-    python = str(venv / "bin/python")
+    python, pin = str(venv / "bin/python"), pin_of(lock, "uv")
+    usable = False
     with suppress(OSError):
         usable = not subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode
         too_new = "import sys; sys.exit(sys.version_info >= (3, 13))"
-        if usable and (group not in SIZES_WITH_TORCH or not subprocess.run([python, "-c", too_new]).returncode):
-            return
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+        usable &= group not in SIZES_WITH_TORCH or not subprocess.run([python, "-c", too_new]).returncode
+    if not usable:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+    if not any(venv.glob(f"lib/python3*/site-packages/{pin.replace('==', '-')}.dist-info")):
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", pin]
+        if subprocess.run(pip).returncode:
+            sys.exit(
+                f"error: pip could not install {pin}: see its message above. Run the same command again to continue"
+            )
+
+
+def pin_of(lock: str, package: str) -> str:
+    """Return a package with its locked version, as pip and uv take it."""
+    pin = re.search(rf"^{package}==\S+", Path(lock).read_text(), re.MULTILINE)
+    assert pin, f"{lock} has no {package}"
+    return pin[0]
 
 
 def main() -> int:
-    """Install all packages of the lock, or those of one dependency group of pyproject.toml."""
+    """Install one dependency group of pyproject.toml, or all."""
     venv, lock, group = Path(sys.argv[1]), *sys.argv[2:]
     with lock_of(venv):
         return install(venv, lock, group)
@@ -191,35 +220,13 @@ def install(venv: Path, lock: str, group: str) -> int:
     packages = "all packages" if group == "all" else f"the packages of the group '{group}'"
     size = f"{SIZES_WITH_TORCH[group]}; " if group in SIZES_WITH_TORCH else ""
     print(f"installing {packages} of {lock} into {venv} ({size}once)", flush=True)
-    make_venv(venv, group)
+    make_venv(venv, lock, group)
     if group in SIZES_WITH_TORCH:
         install_torch(venv, lock)
-        code = pip_install(venv, "--constraint", lock, *pins(lock, group), total=len(pins(lock, group)))
-    else:
-        # pip knows dependency groups from 25.1 on, and Debian's is older.
-        names = tomllib.loads(Path("pyproject.toml").read_text())["dependency-groups"][group]
-        code = pip_install(venv, "--constraint", lock, *names)
-    if code:
-        sys.exit(f"error: pip could not install {lock}: see its message above. Run the same command again to continue")
+    groups = tomllib.loads(Path("pyproject.toml").read_text())["dependency-groups"] if group == "all" else [group]
+    if uv_install(venv, lock, *(f"--group={name}" for name in groups)):
+        sys.exit(f"error: uv could not install {lock}: see its message above. Run the same command again to continue")
     return 0
-
-
-def pins(lock: str, group: str) -> list[str]:
-    """Return the pins of the lock: those before its second heading for the group `stack`, else all."""
-    stack, _, rest = Path(lock).read_text().partition(SECOND_HEADING)
-    return re.findall(r"^\w\S*==\S+$", stack if group == "stack" else stack + rest, re.MULTILINE)
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name.strip()).lower()
-
-
-def _size(folder: Path) -> int:
-    sizes = []
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # pip has just removed or renamed it
-            sizes.append(path.lstat().st_size)
-    return sum(sizes)
 
 
 if __name__ == "__main__":

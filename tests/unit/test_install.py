@@ -1,11 +1,11 @@
-"""The install: its progress lines while pip works, and the index that PyTorch comes from."""
+"""The install: its progress lines while uv works, what uv is told, and the index that PyTorch comes from."""
 
 import os
 import pty
 import re
 import subprocess
+import sys
 import threading
-import tomllib
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -18,36 +18,46 @@ from scripts.make import install
 
 pytestmark = pytest.mark.slow
 
-# Stands in for pip: the lines that pip prints, and 3 MB in its temporary folder. If the test names the progress lines
-# that it expects, each phase lasts until the test has seen its line.
-FAKE_PYTHON = """#!/bin/bash
-[[ "$3" == install ]] || exit 0
-echo "${@:4}" >>FOLDER/calls
+# Stands in for uv: the lines that uv prints. If the test names the progress lines that it expects, each phase lasts
+# until the test has seen its line.
+FAKE_UV = """#!/bin/bash
+echo "${@:3}" >>FOLDER/calls
+env | grep -E '^(UV_|SSL_|ALL_PROXY)' >FOLDER/environment
 phase() { until [[ ! "${PHASES:-}" || -e FOLDER/seen-$1 ]]; do sleep 0.02; done; }
-echo "Collecting torch==2.13.0 (from -r requirements.lock (line 99))"
-echo "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (3 MB)"
-head -c 3000000 /dev/zero >$TMPDIR/torch.whl
-phase 0
-echo "Processing /wheels/typing_extensions-4.15.0-py3-none-any.whl (from torch)"
-echo "WARNING: a message of pip's" >&2
-phase 1
-echo "Installing collected packages: typing-extensions, torch"
-mkdir -p FOLDER/lib/python3.11/site-packages/typing_extensions-4.15.0.dist-info
-phase 2
-exit ${PIP_EXIT_CODE:-0}
+{
+  echo "Using Python 3.11.2 environment at: FOLDER"
+  echo "Resolved 2 packages in 776ms"
+  echo "Downloading torch (200.0MiB)"
+  echo "Downloading numpy (1000.0KiB)"
+  phase 0
+  echo " Downloaded numpy"
+  echo "warning: a message of uv's"
+  phase 1
+  echo " Downloaded torch"
+  echo "Prepared 2 packages in 6.99s"
+  echo "Installed 2 packages in 223ms"
+  phase 2
+  echo "Bytecode compiled 14457 files in 14.60s"
+  echo " + numpy==1.26.4"
+  echo " + torch==2.13.0+cpu"
+} >&2
+exit ${UV_EXIT_CODE:-0}
 """
 
 
 @pytest.fixture
 def venv(tmp_path):
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python").write_text(FAKE_PYTHON.replace("FOLDER", str(tmp_path)))
-    (tmp_path / "bin/python").chmod(0o755)
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    (tmp_path / "bin/uv").write_text(FAKE_UV.replace("FOLDER", str(tmp_path)))
+    (tmp_path / "bin/uv").chmod(0o755)
+    uv = install.pin_of(str(ROOT / "requirements.lock"), "uv").replace("==", "-")
+    (tmp_path / f"lib/python3.11/site-packages/{uv}.dist-info").mkdir(parents=True)
     return tmp_path
 
 
 def run_install(venv, group, expected=(), **variables):
-    """Return the exit code and the output at a terminal. Each phase of pip lasts until its expected line came twice."""
+    """Return the exit code and the output at a terminal. Each phase of uv lasts until its expected line came twice."""
     if expected:
         variables["PHASES"] = "1"
     ours, terminal = pty.openpty()
@@ -93,39 +103,63 @@ def index(status):
 
 def test_terminal_shows_a_line_that_moves(venv):
     expected = [
-        "downloaded 3.0 MB, package 1: torch",
-        "downloaded 3.0 MB, package 2: typing_extensions",
-        "installed 1 of 2 packages",
+        "downloaded 0 of 211 MB, now torch, numpy",
+        "downloaded 1 of 211 MB, now torch",
+        "installed 2 packages, compiling their modules",
     ]
     code, text = run_install(venv, "tools", expected=expected)
     assert code == 0, text
     lines = [line for line in re.split(r"\r(?:\x1b\[K)?", text) if line.startswith("  ")]
     assert all(sum(phase in line for line in lines) >= 2 for phase in expected)
-    assert "\r\x1b[KWARNING: a message of pip's" in text
+    assert "\r\x1b[Kwarning: a message of uv's" in text
+    assert "numpy==" not in text
 
 
-def test_log_file_gets_a_progress_line_every_ten_seconds(tmp_path, capsys, monkeypatch):
+def test_log_file_gets_a_progress_line_every_ten_seconds(capsys, monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(install, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    (tmp_path / "torch.whl").write_bytes(bytes(3_000_000))
-    progress = install.Progress(tmp_path, tmp_path, 127)
-    progress.read(["Collecting torch==2.13.0 (from -r requirements.lock (line 99))\n"])
+    progress = install.Progress()
+    progress.read(["Downloading torch (200.0MiB)\n"])
     for _ in range(100):
         progress.show()
         clock.now += install.REFRESH_S
-    line = "downloaded 3.0 MB, package 1 of 127: torch"
+    line = "downloaded 0 of 210 MB, now torch"
     assert capsys.readouterr().out.splitlines() == [f"  0:10 {line}", f"  0:20 {line}"]
 
 
-def test_log_file_gets_the_messages_of_pip(venv, capfd):
-    assert install.pip_install(venv, "torch", total=127) == 0
-    assert capfd.readouterr().err == "WARNING: a message of pip's\n"
+def test_log_file_gets_the_messages_of_uv(venv, capfd):
+    assert install.uv_install(venv, "requirements.lock", "torch") == 0
+    assert capfd.readouterr().err == "warning: a message of uv's\n"
 
 
-def test_failed_pip_fails_the_install(venv):
-    code, text = run_install(venv, "tools", PIP_EXIT_CODE="1")
+def test_configuration_of_pip_counts_for_uv(venv, tmp_path, monkeypatch):
+    (tmp_path / "pip.conf").write_text("""
+[global]
+index-url = https://mirror.example/simple
+extra-index-url = https://a.example/simple
+find-links = /wheels
+    /more
+cert = /etc/company.pem
+[install]
+extra-index-url = https://b.example/simple
+    https://c.example/simple
+""")
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_CERT", "")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://own.example/simple")
+    environment = install.uv_environment(venv)
+    assert environment["UV_DEFAULT_INDEX"] == "https://own.example/simple"
+    assert environment["UV_INDEX"] == "https://b.example/simple https://c.example/simple"
+    assert environment["UV_FIND_LINKS"] == "/wheels,/more"
+    assert "SSL_CERT_FILE" not in environment
+
+
+def test_failed_uv_fails_the_install(venv):
+    code, text = run_install(venv, "tools", UV_EXIT_CODE="1")
     assert code == 1
-    assert "error: pip could not install requirements.lock: see its message above" in text
+    assert "error: uv could not install requirements.lock: see its message above" in text
 
 
 def test_only_torch_comes_from_its_index(venv):
@@ -133,19 +167,10 @@ def test_only_torch_comes_from_its_index(venv):
         code, text = run_install(venv, "all", TORCH_INDEX=url, no_proxy="127.0.0.1")
     assert code == 0, text
     torch, everything = (venv / "calls").read_text().splitlines()
-    assert re.search(rf"--no-deps .*--index-url {url} torch==2\.", torch)
-    assert re.search(r"--constraint requirements\.lock aiohappyeyeballs==\S+ .* types-requests==\S+$", everything)
-    assert "index-url" not in everything
-
-
-def test_stack_has_its_groups_without_the_tools_of_development():
-    lock, stack = (install.pins(str(ROOT / "requirements.lock"), group) for group in ("all", "stack"))
-    assert set(stack) < set(lock)
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    names = {re.sub("[-_]+", "-", pin.partition("==")[0]).lower() for pin in stack}
-    for name in ("tools", "local", "server", "onnx", "export", "loadtest", "gateway"):
-        assert {re.split(r"[\[=]", pin)[0] for pin in groups[name] if isinstance(pin, str)} <= names
-    assert not {"oci", "mypy", "ruff", "selenium"} & names
+    assert re.search(rf"--no-deps --default-index {url} torch==2\.", torch)
+    assert "--group=stack" in everything and "--group=dev" in everything
+    assert "--constraint requirements.lock" in everything
+    assert "index" not in everything
 
 
 @pytest.mark.parametrize("status", [None, 403])

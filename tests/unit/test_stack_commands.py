@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from scripts.common import settings as settings_module
 from scripts.common.settings import ROOT, Settings, UserError
-from scripts.make import install
 from scripts.stack import __main__ as commands
 from scripts.stack.local.stack import LocalStack
 
@@ -209,16 +211,36 @@ import supervisor.supervisord, scripts.stack.generate, scripts.stack.smoke
 }
 
 
+def requirements_of(group):
+    """Return the requirements of a dependency group and of those that it includes."""
+    lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][group]
+    return [
+        requirement
+        for line in lines
+        for requirement in ([Requirement(line)] if isinstance(line, str) else requirements_of(line["include-group"]))
+    ]
+
+
+def packages_of(group):
+    """Return the names of all packages that a dependency group installs."""
+    waiting, read = requirements_of(group), set()
+    while waiting:
+        requirement = waiting.pop()
+        if str(requirement) in read:
+            continue
+        read.add(str(requirement))
+        for needed in map(Requirement, importlib.metadata.requires(requirement.name) or []):
+            extras = requirement.extras or {""}
+            if not needed.marker or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(needed)
+    return {canonicalize_name(Requirement(line).name) for line in read}
+
+
 @pytest.mark.parametrize("group", COMMANDS)
 def test_commands_import_only_the_packages_of_their_group(group):
-    if group == "tools":
-        lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][group]
-        lines += ["markdown-it-py", "mdurl", "pygments"]
-    else:
-        lines = [*install.pins(str(ROOT / "requirements.lock"), group), "setuptools"]
     script = f"""
 import importlib.metadata, re, sys
-names = {{re.sub("[-_.]+", "-", line.partition("==")[0].lower()) for line in {lines}}}
+names = {packages_of(group)}
 for module, packages in importlib.metadata.packages_distributions().items():
     if not names & {{re.sub("[-_.]+", "-", package.lower()) for package in packages}} and module not in sys.modules:
         sys.modules[module] = None  # importing it raises ImportError
