@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import transformers
 from sentence_transformers import CrossEncoder
 
 from scripts.common.settings import UserError
@@ -39,9 +40,13 @@ class RankingModel(SentenceModel):
             )
         return model
 
+    @property
+    def transformer(self) -> transformers.PreTrainedModel:
+        return self.original[0].auto_model
+
     @cached_property
     def network(self) -> torch.nn.Module:
-        return OriginalNetwork(self, self.original[0].auto_model)
+        return OriginalNetwork(self, self.transformer)
 
     @cached_property
     def activation(self) -> str:

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Dropout, Normaliz
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from scripts.common.settings import UserError
-from scripts.models.exporters.onnx_export import quiet
+from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, quiet
 from scripts.models.exporters.text_model import TextModel
 
 PROMPT_INPUTS = ("prompt_name", "prompt")
@@ -39,7 +39,7 @@ class SentenceModel(TextModel):
                 device="cpu",
                 trust_remote_code=self.job.trust_remote_code,
                 local_files_only=True,
-                model_kwargs={"use_safetensors": True, **self.attention},
+                model_kwargs={"use_safetensors": True, "attn_implementation": PLAIN_ATTENTION},
             )
         first = model[0]
         if not isinstance(first, Transformer):

@@ -13,7 +13,7 @@ import transformers
 
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job
-from scripts.models.exporters.onnx_export import export
+from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, export
 from scripts.models.tasks import TEXT_TASKS, TextTask, activation
 
 # optimum's names of the tasks that it calls otherwise.
@@ -136,13 +136,10 @@ class TextModel:
 
     def export(self, path: Path) -> None:
         """Write the ONNX graph from tokens to the encoder's outputs."""
-        export(
-            self.job.weights,
-            EXPORT_TASKS.get(self.job.task, self.job.task),
-            path.parent,
-            ["logits"] if self.mask else list(self.task.outputs),
-            pad_token_id=self.pad_token_id,
-        )
+        if getattr(self.transformer.config, "pad_token_id", None) is None:
+            self.transformer.config.pad_token_id = self.pad_token_id
+        task = EXPORT_TASKS.get(self.job.task, self.job.task)
+        export(self.transformer, task, path.parent, ["logits"] if self.mask else list(self.task.outputs))
 
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
         """Return what the model's own library makes of the texts, if the task is to return one vector for each."""
@@ -172,6 +169,11 @@ class TextModel:
         """Return the PyTorch model."""
         return self.load(getattr(transformers, self.task.model_class))
 
+    @property
+    def transformer(self) -> transformers.PreTrainedModel:
+        """Return the part of the original that transformers knows."""
+        return self.original
+
     def load(self, kind: Any, dtype: torch.dtype | str = torch.float32) -> transformers.PreTrainedModel:
         """Return a model of this class. Raise if weights are missing: transformers would draw them at random."""
         model, info = kind.from_pretrained(
@@ -181,7 +183,7 @@ class TextModel:
             use_safetensors=True,
             dtype=dtype,
             output_loading_info=True,
-            **self.attention,
+            attn_implementation=PLAIN_ATTENTION,
         )
         # Only sequence classifiers read the pooler.
         uses_pooler = "SequenceClassification" in self.task.model_class
@@ -195,11 +197,6 @@ class TextModel:
         """Free the memory of the original."""
         for name in ("original", "network"):
             self.__dict__.pop(name, None)
-
-    @property
-    def attention(self) -> dict[str, str]:
-        """Return the options that give Neuron's compiler plain matrix products."""
-        return {"attn_implementation": "eager"} if self.job.neuron else {}
 
     @cached_property
     def network(self) -> torch.nn.Module:

@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
-from scripts.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare, quiet
+from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, compare_int8_batches, quantize_and_compare, quiet
 from scripts.models.exporters.parity import measure_parity
 from scripts.models.exporters.served import Tensors
 from scripts.models.tasks import activation, save_labels
@@ -97,6 +97,7 @@ class VisionModel:
                 use_safetensors=True,
                 trust_remote_code=self.job.trust_remote_code,
                 dtype=torch.float32,
+                attn_implementation=PLAIN_ATTENTION,
                 output_loading_info=True,
             )
         except (OSError, ValueError) as error:

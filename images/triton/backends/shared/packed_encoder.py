@@ -30,7 +30,7 @@ from shared.tokenization import NUMBERS, TOKEN_COUNT, Rows, Tokenization, Tokens
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Increase it when a new version of this project may measure another cost.
-COST_VERSION = 1
+COST_VERSION = 2
 SHORT = 16  # tokens
 # An output of a model that takes texts: the texts that it accepted, for a step after it.
 TEXT = "text"
