@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from shared.packing import RunCost, cheapest_cut, equal_lengths, row_lengths
+from shared.packing import RunCost, cheapest_cut, equal_lengths, last_ends, row_lengths
 
 COST = RunCost(per_run=2e-3, per_token=2e-4, per_pair=1e-7, per_token2=1e-8)
 
@@ -34,6 +34,32 @@ def test_no_cut_is_cheaper(seed):
 def test_equal_lengths_share_a_run_and_unequal_ones_do_not():
     assert cheapest_cut(np.full(16, 20), RunCost(2e-3, 2e-4)) == [(0, 16)]
     assert cheapest_cut(np.array([5] * 8 + [200] * 8), COST)[0] == (0, 8)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 16])
+@pytest.mark.parametrize("seed", range(5))
+def test_runs_are_spread_over_the_workers(seed, workers):
+    rng = random.Random(seed)
+    lengths = np.array(sorted(rng.randint(1, 64) for _ in range(32)))
+
+    def last_end(runs):
+        taken = {(start, end): COST(end - start, int(lengths[end - 1])) for start, end in runs}
+        return last_ends(taken, workers)[0]
+
+    few, spread = (cheapest_cut(lengths, COST, count) for count in (1, workers))
+    assert [i for start, end in spread for i in range(start, end)] == list(range(32))
+    assert len(spread) >= len(few)
+    assert last_end(spread) <= last_end(few)
+    equal_shares = sum(COST(end - start, int(lengths[end - 1])) for start, end in spread) / workers
+    assert last_end(spread) <= 1.5 * max(equal_shares, COST(1, int(lengths[-1])))
+
+
+def test_rows_that_go_well_together_are_split_only_if_each_worker_gets_some():
+    cost = RunCost(1e-4, 1e-4)
+    assert cheapest_cut(np.full(7, 20), cost, 8) == [(0, 7)]
+    assert cheapest_cut(np.full(8, 20), cost, 8) == [(i, i + 1) for i in range(8)]
+    assert cheapest_cut(np.full(8, 20), RunCost(1.0, 1e-4), 8) == [(0, 8)]  # splits would cost more than they save
+    assert cheapest_cut(np.array([], int), cost, 8) == []
 
 
 def test_free_runs_are_cut_at_every_length():

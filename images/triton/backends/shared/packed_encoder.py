@@ -261,7 +261,9 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
                     results[name][i] = result
             timed.append(TimedRun(start, fed, computed, time.time_ns(), packed))
 
-        cuts = cheapest_cut(padded_lengths[order], self.cost) if self.pads else equal_lengths(lengths[order])
+        cuts = equal_lengths(lengths[order])
+        if self.pads:
+            cuts = cheapest_cut(padded_lengths[order], self.cost, self.encoder.parallel_runs)
         runs = [order[start:end] for start, end in cuts]
         if len(runs) == 1:
             # Here, because the way to another thread and back would take longer than some runs.
