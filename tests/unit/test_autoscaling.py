@@ -99,6 +99,7 @@ def test_limits_hold():
 # --- one replica ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_server_without_batches_waits_as_m_d_1(load):
     """Compare with Pollaczek and Khinchine: the mean wait is load * service / (2 * (1 - load))."""
@@ -144,6 +145,7 @@ def test_percentile_is_within_a_bin():
 # --- a day ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_constant_load_settles_where_the_metric_meets_its_target(table):
     rates = np.full(3600, 8 * REPLICA.capacity)
     (outcome,) = simulate(table, [Scaler(RATE, 0.8 * REPLICA.capacity)], rates, 30)

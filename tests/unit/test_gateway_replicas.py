@@ -102,6 +102,7 @@ def test_request_ends_at_the_replica_that_leaves(gateway, tritons, names, protoc
         assert response().status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", BODIES)
 def test_replicas_stay_while_the_name_has_no_address(gateway, tritons, names, protocol):
     use(gateway, names, HOSTS[2])

@@ -322,6 +322,7 @@ def case_name(case: tuple) -> str:
     return f"{policy.__name__}-{kind}-{name}-{field.rpartition('.')[2]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
 def test_all_pairs_keep_policies(combined, policy):
     assert [f"{name}: {wrong}" for name, objects in combined.items() for wrong in policy(objects)] == []
@@ -357,6 +358,7 @@ def invalid(combined: dict[str, list[Object]], version: str) -> set[str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_are_valid_in_kubernetes(combined, version):
     assert invalid(combined, version) == set()

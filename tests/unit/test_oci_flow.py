@@ -233,6 +233,7 @@ def test_failed_update_is_reported(machine):
         machine.deploy(**VERBOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hanging_request", "models", "uploads"),
     [

@@ -122,6 +122,7 @@ def test_server_that_never_answers_is_ended(monkeypatch):
     assert not [process for process in sleeping if process.pid not in before]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paused", [False, True])
 def test_all_processes_end_with_the_block(paused, monkeypatch):
     monkeypatch.setattr(running, "END_S", 0.3)
@@ -191,6 +192,7 @@ def test_failed_install_is_refused_and_tried_again(tmp_path, monkeypatch):
     assert (venv / "installed.txt").stat() == marker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("behaviour", "fails"), [("right", False), ("fails", True)])
 def test_clients_count_responses_and_failures(behaviour, fails):
     with stand_in(behaviour) as server:

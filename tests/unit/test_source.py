@@ -139,6 +139,7 @@ def test_adapter_of_the_hub_is_refused(hub, model, repository):
 # --- identities -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", ["", "v1", "refs/pr/2", "c0ffee" * 6 + "c0ff"])
 def test_identity_holds_the_commit_of_a_revision(hub, model, repository, revision):
     with open_weights(Hub(NAME, revision), settings(), repository) as weights:

@@ -171,6 +171,7 @@ def post(port: int, path: str, body: bytes | None, headers: dict[str, str]) -> t
     return response.status, answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "headers", "status", "message"),
     [
