@@ -33,7 +33,7 @@ packages: ; @$(MAKE) --silent $(installed)
 packages-oci packages-sboms: packages-%: ; @$(MAKE) --silent $(installed) $(venv)/.installed-$*
 .PHONY: packages packages-oci packages-sboms
 
-$(venv)/.installed-%: requirements.lock
+$(venv)/.installed-%: requirements.lock pyproject.toml
 	@scripts/make/install.sh $(venv) requirements.lock $*
 	@touch $@ $(addprefix $(venv)/.installed-,$(holds_$*))
 holds_stack := tools

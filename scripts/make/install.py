@@ -30,7 +30,7 @@ SIZES_WITH_TORCH = {
     "stack": "2 GB, or 5 with PyTorch's CUDA build",
     "all": "3 GB, or 6 with PyTorch's CUDA build",
 }
-# uv reads no configuration of pip. What pip is told about packages and the way to them -> uv's variable.
+# uv reads no configuration of pip. Settings of pip for indexes and connections -> uv's variables.
 PIP_SETTINGS = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -39,6 +39,8 @@ PIP_SETTINGS = {
     "cert": "SSL_CERT_FILE",
     "client-cert": "SSL_CLIENT_CERT",
     "proxy": "ALL_PROXY",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
 }
 MEGABYTES = {"B": 1e-6, "KiB": 2**10 / 1e6, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e6}
 
@@ -48,7 +50,8 @@ class Progress:
 
     # What uv reports when all went well; other lines are messages.
     routine = re.compile(
-        r"\s*[+~-] |Using |Audited |Resolved |Prepared |Uninstalled |Installed |Bytecode |\s*(Building|Built) "
+        r" [+~-] \S+==\S+$|Using (Python|CPython) |(Audited|Resolved|Prepared|Uninstalled|Installed) \d+ package|"
+        r"Bytecode compiled |\s*(Building|Built) \S+==\S+$"
     )
 
     def __init__(self) -> None:
@@ -105,11 +108,17 @@ class Progress:
 
 def uv_install(venv: Path, lock: str, *arguments: str) -> int:
     """Install packages at the versions of the lock with a progress line, and return uv's exit code."""
-    command = [f"{venv}/bin/uv", "pip", "install", "--python", f"{venv}/bin/python", "--constraint", lock]
+    settings = pip_settings(venv)
+    command = [f"{venv}/bin/uv", "pip", "install", "--python", f"{venv}/bin/python", "--compile-bytecode"]
+    for constraints in (lock, *settings.get("constraint", [])):
+        command += ["--constraint", constraints]
+    if "no-index" in settings:
+        command.append("--no-index")
+    environment = uv_environment(settings)
+    if not has_cache(venv, environment):
+        command.append("--no-cache")
     progress = Progress()
-    with subprocess.Popen(
-        [*command, "--compile-bytecode", *arguments], env=uv_environment(venv), stderr=subprocess.PIPE, text=True
-    ) as uv:
+    with subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True) as uv:
         assert uv.stderr
         reader = threading.Thread(target=progress.read, args=(uv.stderr,))
         reader.start()
@@ -122,20 +131,43 @@ def uv_install(venv: Path, lock: str, *arguments: str) -> int:
     return uv.returncode
 
 
-def uv_environment(venv: Path) -> dict[str, str]:
-    """Return the environment of uv, in which pip's configuration counts where uv has none of its own."""
-    listed = subprocess.run(
-        [venv / "bin/python", "-m", "pip", "config", "list"], capture_output=True, check=True, text=True
-    ).stdout
-    found: dict[str, str] = {}
+def pip_settings(venv: Path) -> dict[str, list[str]]:
+    """Return the values of each setting that pip's files and variables set; variables replace files."""
+    command = [f"{venv}/bin/python", "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if listed.returncode:
+        sys.exit("error: pip cannot read its configuration: see its message above")
+    settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
-        found |= dict(re.findall(rf"^{section}\.([\w-]+)=(.*)$", listed, re.MULTILINE))
+        settings |= dict(re.findall(rf"^{section}\.([\w-]+)=(.*)$", listed.stdout, re.MULTILINE))
+    values = {name: ast.literal_eval(value).split() for name, value in settings.items()}
+    off = {"no-index": {"", "0", "false", "no", "off"}}
+    return {name: words for name, words in values.items() if words and words[0].lower() not in off.get(name, ())}
+
+
+def uv_environment(settings: dict[str, list[str]]) -> dict[str, str]:
+    """Return the environment of uv, in which pip's settings count where uv has none of its own."""
     # pip takes the best version of all indexes; uv would take the first index that has the package.
     environment = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "1", "NO_COLOR": "1"}
+    for bundle in ("CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):  # pip reads these too
+        if os.environ.get(bundle):
+            environment["SSL_CERT_FILE"] = os.environ[bundle]
     for name, variable in PIP_SETTINGS.items():
-        if values := ast.literal_eval(found.get(name, "''")).split():
-            environment[variable] = ",".join(values) if name == "find-links" else " ".join(values)
+        if name in settings:
+            values = [os.path.expanduser(value) for value in settings[name]]
+            environment[variable] = (",", " ")[name != "find-links"].join(values)
     return environment | os.environ
+
+
+def has_cache(venv: Path, environment: dict[str, str]) -> bool:
+    """Return whether uv can write its cache, which a read-only home does not let it."""
+    command = [f"{venv}/bin/uv", "cache", "dir"]
+    folder = subprocess.run(command, env=environment, capture_output=True, text=True).stdout.strip()
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def install_torch(venv: Path, lock: str) -> None:
@@ -145,6 +177,8 @@ def install_torch(venv: Path, lock: str) -> None:
     """
     pin = pin_of(lock, "torch")
     if any(venv.glob(f"lib/python3*/site-packages/{pin.replace('==', '-')}*.dist-info")):
+        return
+    if "no-index" in pip_settings(venv):
         return
     setting = [str(Path(__file__).with_name("setting.sh")), "TORCH_INDEX"]
     index = subprocess.run(setting, check=True, capture_output=True, text=True).stdout.strip()
@@ -182,12 +216,20 @@ def make_venv(venv: Path, lock: str, group: str) -> None:
         usable &= group not in SIZES_WITH_TORCH or not subprocess.run([python, "-c", too_new]).returncode
     if not usable:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
-    if not any(venv.glob(f"lib/python3*/site-packages/{pin.replace('==', '-')}.dist-info")):
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", pin]
+    if version_of(venv / "bin/uv") != pin:
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall", pin]
         if subprocess.run(pip).returncode:
             sys.exit(
                 f"error: pip could not install {pin}: see its message above. Run the same command again to continue"
             )
+
+
+def version_of(uv: Path) -> str:
+    """Return uv's version as a pin; nothing if it does not run, as after an install that was cut off."""
+    with suppress(OSError):
+        words = subprocess.run([uv, "--version"], capture_output=True, text=True).stdout.split()
+        return "==".join(words[:2])
+    return ""
 
 
 def pin_of(lock: str, package: str) -> str:

@@ -7,8 +7,17 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work"
 "$work/bin/pip" install --quiet --disable-pip-version-check "$(grep -o 'uv==[0-9.]*' pyproject.toml)"
-"$work/bin/uv" pip compile --quiet --no-header --no-annotate --no-emit-package pip --no-emit-package setuptools \
-  --group install --group stack --group dev >"$work/pins"
+PYTHONPATH=$PWD "$work/bin/python" - "$work" >"$work/pins" <<'END'
+import subprocess, sys
+from pathlib import Path
+from scripts.make.install import pip_settings, uv_environment
+
+work = Path(sys.argv[1])
+command = [work / "bin/uv", "pip", "compile", "--python", work / "bin/python", "--quiet", "--no-header", "--no-annotate"]
+command += [f"--no-emit-package={name}" for name in ("pip", "setuptools")]
+command += [f"--group={name}" for name in ("install", "stack", "dev")]
+sys.exit(subprocess.run(command, env=uv_environment(pip_settings(work))).returncode)
+END
 {
   echo "# Written by 'make lock' from the groups of pyproject.toml. Do not edit."
   # The label of a build (+cpu) and CUDA's libraries depend on the machine.

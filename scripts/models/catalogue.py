@@ -108,7 +108,7 @@ class System:
 RECIPES = {
     **{task: Recipe("text", neuron=True, version="5") for task in TEXT_TASKS},
     "text-generation": Recipe("generation", TEXT_FORMATS, fallback="python", version="2"),
-    "image-classification": Recipe("vision"),
+    "image-classification": Recipe("vision", version="2"),
     "image-feature-extraction": Recipe("vision", version="3"),
     "gpt2": Recipe("gpt2", ("onnx",)),
 }

@@ -100,7 +100,6 @@ def reference(folder, prompt: str) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_NAMES)])
 def test_greedy_text_equals_transformers_alone_and_together(served, tmp_path_factory, name):
     model = served(name)

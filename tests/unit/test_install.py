@@ -1,4 +1,4 @@
-"""The install: its progress lines while uv works, what uv is told, and the index that PyTorch comes from."""
+"""The install: its progress lines while uv works, the settings of pip, and the index that PyTorch comes from."""
 
 import os
 import pty
@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow
 # Stands in for uv: the lines that uv prints. If the test names the progress lines that it expects, each phase lasts
 # until the test has seen its line.
 FAKE_UV = """#!/bin/bash
+[[ $1 != --version ]] || exec echo UV_VERSION
+[[ $1 != cache ]] || exec echo FOLDER/cache
 echo "${@:3}" >>FOLDER/calls
 env | grep -E '^(UV_|SSL_|ALL_PROXY)' >FOLDER/environment
 phase() { until [[ ! "${PHASES:-}" || -e FOLDER/seen-$1 ]]; do sleep 0.02; done; }
@@ -49,10 +51,9 @@ exit ${UV_EXIT_CODE:-0}
 def venv(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(sys.executable)
-    (tmp_path / "bin/uv").write_text(FAKE_UV.replace("FOLDER", str(tmp_path)))
+    version = install.pin_of(str(ROOT / "requirements.lock"), "uv").replace("==", " ")
+    (tmp_path / "bin/uv").write_text(FAKE_UV.replace("FOLDER", str(tmp_path)).replace("UV_VERSION", version))
     (tmp_path / "bin/uv").chmod(0o755)
-    uv = install.pin_of(str(ROOT / "requirements.lock"), "uv").replace("==", "-")
-    (tmp_path / f"lib/python3.11/site-packages/{uv}.dist-info").mkdir(parents=True)
     return tmp_path
 
 
@@ -132,28 +133,90 @@ def test_log_file_gets_the_messages_of_uv(venv, capfd):
     assert capfd.readouterr().err == "warning: a message of uv's\n"
 
 
-def test_configuration_of_pip_counts_for_uv(venv, tmp_path, monkeypatch):
-    (tmp_path / "pip.conf").write_text("""
+@pytest.fixture
+def pip_conf(tmp_path, monkeypatch):
+    """Return the path of pip's only configuration."""
+    for name in [
+        name for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_", "XDG_")) or "CA_BUNDLE" in name
+    ]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    return tmp_path / "pip.conf"
+
+
+def test_configuration_of_pip_counts_for_uv(venv, pip_conf, monkeypatch):
+    pip_conf.write_text("""
 [global]
 index-url = https://mirror.example/simple
 extra-index-url = https://a.example/simple
 find-links = /wheels
-    /more
+    ~/more
 cert = /etc/company.pem
+client-cert = /etc/client.pem
+proxy = http://proxy.example:3128
+trusted-host = a.example b.example
+timeout = 180
+constraint = /etc/constraints.txt
+no-index = true
 [install]
 extra-index-url = https://b.example/simple
     https://c.example/simple
 """)
-    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    monkeypatch.setenv("PIP_CERT", "")
+    monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://own.example/simple")
-    environment = install.uv_environment(venv)
-    assert environment["UV_DEFAULT_INDEX"] == "https://own.example/simple"
-    assert environment["UV_INDEX"] == "https://b.example/simple https://c.example/simple"
-    assert environment["UV_FIND_LINKS"] == "/wheels,/more"
-    assert "SSL_CERT_FILE" not in environment
+    assert install.uv_install(venv, "requirements.lock", "torch") == 0
+    environment = dict(line.split("=", 1) for line in (venv / "environment").read_text().splitlines())
+    expected = {
+        "UV_DEFAULT_INDEX": "https://own.example/simple",
+        "UV_INDEX": "https://b.example/simple https://c.example/simple",
+        "UV_FIND_LINKS": "/wheels,/home/ada/more",
+        "UV_INSECURE_HOST": "a.example b.example",
+        "UV_HTTP_TIMEOUT": "180",
+        "SSL_CERT_FILE": "/etc/company.pem",
+        "SSL_CLIENT_CERT": "/etc/client.pem",
+        "ALL_PROXY": "http://proxy.example:3128",
+    }
+    assert expected.items() <= environment.items()
+    (call,) = (venv / "calls").read_text().splitlines()
+    assert "--constraint requirements.lock --constraint /etc/constraints.txt --no-index torch" in call
+
+
+def test_variables_replace_the_configuration_of_pip(venv, pip_conf, monkeypatch):
+    pip_conf.write_text("[global]\ncert = /etc/company.pem\nno-index = false\n")
+    monkeypatch.setenv("PIP_CERT", "")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/etc/bundle.pem")
+    settings = install.pip_settings(venv)
+    assert "no-index" not in settings
+    assert install.uv_environment(settings)["SSL_CERT_FILE"] == "/etc/bundle.pem"
+
+
+def test_wrong_configuration_of_pip_is_an_error_with_its_message(venv, pip_conf, capfd):
+    pip_conf.write_text("index-url = no section\n")
+    with pytest.raises(SystemExit, match="pip cannot read its configuration"):
+        install.uv_install(venv, "requirements.lock", "torch")
+    assert "pip.conf" in capfd.readouterr().err
+
+
+def test_cache_that_cannot_be_written_is_not_used(venv):
+    (venv / "cache").write_text("a file")
+    assert install.uv_install(venv, "requirements.lock", "torch") == 0
+    assert "--no-cache" in (venv / "calls").read_text()
+
+
+@pytest.mark.parametrize(
+    "line", ["    + gcc -c x.c\n", "  Building wheel for foo\n", "Using cached x\n", "error: no\n"]
+)
+def test_all_of_an_error_is_printed(line, capsys):
+    install.Progress().read([line])
+    assert capsys.readouterr().err == line
+
+
+def test_uv_that_does_not_run_is_installed_again(tmp_path):
+    assert install.version_of(tmp_path / "uv") == ""
+    (tmp_path / "uv").write_bytes(b"")
+    (tmp_path / "uv").chmod(0o755)
+    assert install.version_of(tmp_path / "uv") == ""
 
 
 def test_failed_uv_fails_the_install(venv):

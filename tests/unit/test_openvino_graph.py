@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from onnx import helper
 
+from scripts.models.assemble import run_recipe
+from scripts.models.catalogue import RECIPES, Job
 from shared.engines import OpenVinoGraph
+from tests.support.checkpoints import encoders
 from tests.support.onnx_models import save, value
 
 
-def test_products_transpose_the_keys_of_attentions(tmp_path):
+def test_matmul_transposes_the_keys_of_attention(tmp_path):
     path = save(
         tmp_path / "model.onnx",
         [
@@ -27,3 +31,27 @@ def test_products_transpose_the_keys_of_attentions(tmp_path):
     query, key = (np.random.default_rng(i).normal(size=(3, 5, 2, 8)).astype(np.float32) for i in range(2))
     (scores,) = graph.compile("f32", 1, 1).run(["scores"], {"query": query, "key": key})
     np.testing.assert_allclose(scores, np.einsum("rqhd,rkhd->rhqk", query, key), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("few_parity_texts")
+def test_exported_attention_is_recognised(tmp_path):
+    weights = encoders.save_bert(tmp_path / "weights", "ForSequenceClassification")
+    job = Job("system", "text-classification", "onnx", weights, movable=False, folder=tmp_path)
+    run_recipe(RECIPES["text-classification"], job, "system")
+    graph = OpenVinoGraph(tmp_path / "system_encoder/1/model.onnx", ["logits"]).graph
+    softmaxes = [node for node in graph.get_ordered_ops() if node.get_type_name() == "Softmax"]
+    products = [node for node in graph.get_ordered_ops() if node.get_type_name() == "MatMul"]
+    of_heads = [node for node in products if node.get_output_partial_shape(0).rank.get_length() == 4]
+    assert sum(node.get_attributes()["transpose_b"] for node in of_heads) == len(softmaxes) > 0
+
+
+@pytest.mark.parametrize(("precision", "mode"), [("bf16", "DISABLE"), ("f32", None)])
+def test_attention_in_bf16_is_computed_in_parts(precision, mode):
+    class Core:
+        def compile_model(self, graph, device, settings):
+            self.settings = settings
+
+    graph = object.__new__(OpenVinoGraph)
+    graph.core, graph.graph, graph.outputs, graph.limits, graph.tables = Core(), None, [], {}, []
+    graph.compile(precision, 1, 1)
+    assert graph.core.settings.get("SNIPPETS_MODE") == mode

@@ -1,4 +1,4 @@
-"""The cut of length-sorted rows has minimum cost, and the cost fits what was measured."""
+"""The cut of length-sorted rows has minimum cost or keeps all workers busy, and the cost fits what was measured."""
 
 import itertools
 import random
@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from shared.packing import RunCost, cheapest_cut, equal_lengths, last_ends, row_lengths
+from shared.packing import RunCost, cheapest_cut, equal_lengths, last_ends, row_lengths, spread_cut
 
 COST = RunCost(per_run=2e-3, per_token=2e-4, per_pair=1e-7, per_token2=1e-8)
 
@@ -46,20 +46,35 @@ def test_runs_are_spread_over_the_workers(seed, workers):
         taken = {(start, end): COST(end - start, int(lengths[end - 1])) for start, end in runs}
         return last_ends(taken, workers)[0]
 
-    few, spread = (cheapest_cut(lengths, COST, count) for count in (1, workers))
-    assert [i for start, end in spread for i in range(start, end)] == list(range(32))
+    few, spread = (spread_cut(lengths, COST, count) for count in (1, workers))
+    assert sorted(i for start, end in spread for i in range(start, end)) == list(range(32))
     assert len(spread) >= len(few)
     assert last_end(spread) <= last_end(few)
     equal_shares = sum(COST(end - start, int(lengths[end - 1])) for start, end in spread) / workers
     assert last_end(spread) <= 1.5 * max(equal_shares, COST(1, int(lengths[-1])))
 
 
-def test_rows_that_go_well_together_are_split_only_if_each_worker_gets_some():
+def test_run_that_takes_longest_comes_first():
+    lengths = np.array([5] * 60 + [100])
+    assert spread_cut(lengths, RunCost(1e-2, 1e-4), 1) == [(0, 60), (60, 61)]
+
+
+def test_rows_that_pack_well_are_split_only_if_each_worker_gets_some():
     cost = RunCost(1e-4, 1e-4)
-    assert cheapest_cut(np.full(7, 20), cost, 8) == [(0, 7)]
-    assert cheapest_cut(np.full(8, 20), cost, 8) == [(i, i + 1) for i in range(8)]
-    assert cheapest_cut(np.full(8, 20), RunCost(1.0, 1e-4), 8) == [(0, 8)]  # splits would cost more than they save
-    assert cheapest_cut(np.array([], int), cost, 8) == []
+    assert spread_cut(np.full(7, 20), cost, 8) == [(0, 7)]
+    assert sorted(spread_cut(np.full(8, 20), cost, 8)) == [(i, i + 1) for i in range(8)]
+    assert spread_cut(np.full(8, 20), RunCost(1.0, 1e-4), 8) == [(0, 8)]  # splits would cost more than they save
+    assert spread_cut(np.array([], int), cost, 8) == []
+
+
+def test_other_runs_are_split_beside_a_row_that_takes_longest():
+    lengths = np.array([20] * 24 + [300])
+    cost = RunCost(1e-3, 1e-4)
+    assert cheapest_cut(lengths, cost) == [(0, 24), (24, 25)]
+    runs = spread_cut(lengths, cost, 4)
+    assert (24, 25) in runs
+    assert len(runs) > 2
+    assert last_ends({run: cost(run[1] - run[0], int(lengths[run[1] - 1])) for run in runs}, 4)[0] == cost(1, 300)
 
 
 def test_free_runs_are_cut_at_every_length():
@@ -93,6 +108,22 @@ def test_measure_skips_lengths_that_the_model_refuses():
         return COST(rows, length)
 
     assert RunCost.measure(seconds_of, max_rows=64)(8, 16) == pytest.approx(COST(8, 16), rel=0.2)
+
+
+@pytest.mark.parametrize("max_rows", [1, 8, 64])
+def test_measured_runs_follow_runs_of_another_shape(max_rows):
+    shapes = []
+
+    def seconds_of(rows, length):
+        shapes.append((rows, length))
+        if length > 128:
+            raise RuntimeError("position out of range")
+        return COST(rows, length)
+
+    RunCost.measure(seconds_of, max_rows)
+    assert all(one != next_one for one, next_one in itertools.pairwise(shapes))
+    assert shapes.count((1, 256)) == 1  # a refused shape is not tried again
+    assert max(rows for rows, _ in shapes) <= max_rows
 
 
 def test_measure_reports_the_error_if_no_run_succeeds():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import transformers
 
 # The attention of transformers to export and compile: plain matrix products. torch.onnx writes the default one, "sdpa",
-# with more operations: OpenVINO needs a fifth more time for short texts, and ONNX Runtime up to a tenth.
+# with more operations, which take OpenVINO a seventh of its time for short texts, and ONNX Runtime up to a tenth.
 PLAIN_ATTENTION = "eager"
 # A model whose int8 answers agree less with its fp32 answers is refused.
 MIN_INT8_COSINE = 0.9

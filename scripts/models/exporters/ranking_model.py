@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import transformers
 from sentence_transformers import CrossEncoder
 
 from scripts.common.settings import UserError
@@ -39,10 +38,6 @@ class RankingModel(SentenceModel):
                 f"{kinds} for {first.transformer_task}: convert it to a sequence classifier with one label"
             )
         return model
-
-    @property
-    def transformer(self) -> transformers.PreTrainedModel:
-        return self.original[0].auto_model
 
     @cached_property
     def network(self) -> torch.nn.Module:

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Dropout, Normaliz
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from scripts.common.settings import UserError
-from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, quiet
+from scripts.models.exporters.onnx_export import quiet
 from scripts.models.exporters.text_model import TextModel
 
 PROMPT_INPUTS = ("prompt_name", "prompt")
@@ -39,7 +39,7 @@ class SentenceModel(TextModel):
                 device="cpu",
                 trust_remote_code=self.job.trust_remote_code,
                 local_files_only=True,
-                model_kwargs={"use_safetensors": True, "attn_implementation": PLAIN_ATTENTION},
+                model_kwargs={"use_safetensors": True, **self.attention},
             )
         first = model[0]
         if not isinstance(first, Transformer):
@@ -52,6 +52,10 @@ class SentenceModel(TextModel):
         # Raises if weights are missing. In the type of the file, they need no memory.
         self.load(type(first.auto_model), dtype="auto")
         return model.eval()
+
+    @property
+    def transformer(self) -> transformers.PreTrainedModel:
+        return self.original[0].auto_model
 
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
         return self.original.encode(texts, **prompt)
@@ -144,6 +148,10 @@ class SparseModel(SentenceModel):
                 f"this is a sparse encoder of {', '.join(kinds)}"
             )
         return model
+
+    @property
+    def transformer(self) -> transformers.PreTrainedModel:
+        return self.original[0].auto_model
 
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
         return self.original.encode(texts, convert_to_sparse_tensor=False, **prompt).float().numpy()

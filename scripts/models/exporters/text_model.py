@@ -139,7 +139,7 @@ class TextModel:
         if getattr(self.transformer.config, "pad_token_id", None) is None:
             self.transformer.config.pad_token_id = self.pad_token_id
         task = EXPORT_TASKS.get(self.job.task, self.job.task)
-        export(self.transformer, task, path.parent, ["logits"] if self.mask else list(self.task.outputs))
+        export(self.transformer.float(), task, path.parent, ["logits"] if self.mask else list(self.task.outputs))
 
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
         """Return what the model's own library makes of the texts, if the task is to return one vector for each."""
@@ -170,6 +170,11 @@ class TextModel:
         return self.load(getattr(transformers, self.task.model_class))
 
     @property
+    def attention(self) -> dict[str, str]:
+        """Return the options of a model that will be exported or compiled."""
+        return {} if self.job.format == "python" else {"attn_implementation": PLAIN_ATTENTION}
+
+    @property
     def transformer(self) -> transformers.PreTrainedModel:
         """Return the part of the original that transformers knows."""
         return self.original
@@ -183,7 +188,7 @@ class TextModel:
             use_safetensors=True,
             dtype=dtype,
             output_loading_info=True,
-            attn_implementation=PLAIN_ATTENTION,
+            **self.attention,
         )
         # Only sequence classifiers read the pooler.
         uses_pooler = "SequenceClassification" in self.task.model_class

@@ -43,6 +43,7 @@ class TextEncoder(PackedEncoder):
             per_token={tensor["name"] for tensor in config["output"] if int(tensor["dims"][0]) == -1},
             run=model.run,
             parallel_runs=cores.threads,
+            independent_runs=cores.count,
             cost=shapes.cost,
             shape=shapes.shape,
         )

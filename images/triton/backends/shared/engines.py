@@ -88,7 +88,7 @@ class OpenVinoGraph:
             results = {name: result for result in graph.get_results() for name in result.output(0).get_names()}
             self.graph = openvino.Model([results[name] for name in outputs], graph.get_parameters(), "served")
             self._find_tables()
-            self._transpose_in_products()
+            self._transpose_in_matmul()
         except Exception as error:  # OpenVINO's exceptions are RuntimeErrors of many lines
             raise EngineError(f"OpenVINO cannot read the model: {_one_line(error)}") from error
 
@@ -103,7 +103,8 @@ class OpenVinoGraph:
             "ENABLE_CPU_PINNING": False,
         }
         if precision == "bf16":
-            # OpenVINO's one kernel for all of an attention takes twice as long as its parts for texts of 24 tokens.
+            # Without OpenVINO's single kernel for attention: with AMX it takes twice as long as its parts for texts of
+            # 24 tokens, and as long for texts of 128.
             settings["SNIPPETS_MODE"] = "DISABLE"
         try:
             compiled = self.core.compile_model(self.graph, "CPU", settings)
@@ -138,8 +139,8 @@ class OpenVinoGraph:
                 self.graph.add_outputs(ops.reduce_max(flat, np.array([0])).output(0))
                 self.tables.append(rows)
 
-    def _transpose_in_products(self) -> None:
-        """Give products the keys of attentions as rows, which they transpose faster than a step of its own."""
+    def _transpose_in_matmul(self) -> None:
+        """Let MatMul transpose the keys of attention: a separate Transpose takes longer."""
         from openvino import opset13 as ops
 
         for product in self.graph.get_ordered_ops():
@@ -151,9 +152,9 @@ class OpenVinoGraph:
             order = columns.input_value(1).get_node()
             if order.get_type_name() == "Constant" and order.data.tolist() == [0, 2, 3, 1]:
                 rows = ops.transpose(columns.input_value(0), np.array([0, 2, 1, 3]))
-                transposed = product.get_attributes()["transpose_a"]
-                faster = ops.matmul(product.input_value(0), rows, transposed, True)
-                product.output(0).replace(faster.output(0))
+                transpose_a = product.get_attributes()["transpose_a"]
+                replacement = ops.matmul(product.input_value(0), rows, transpose_a, True)
+                product.output(0).replace(replacement.output(0))
 
 
 class OpenVinoEngine:

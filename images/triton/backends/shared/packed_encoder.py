@@ -24,7 +24,7 @@ from shared import serving, tracing
 from shared.backend import BatchBackend
 from shared.errors import BadRequest, ConfigError
 from shared.measurements import Measured, recall_or_measure
-from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths
+from shared.packing import Cost, RunCost, equal_lengths, row_lengths, spread_cut
 from shared.parameters import choice_parameter, int_parameter, parameter
 from shared.tokenization import NUMBERS, TOKEN_COUNT, Rows, Tokenization, Tokens
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
@@ -70,6 +70,7 @@ class Encoder:
     run: Run
     run_alone: Run | None = None  # what runs while nothing else does; None: `run`
     parallel_runs: int = 1
+    independent_runs: int | None = None  # as many of them as do not slow each other down; None: all
     cost: Cost | None = None  # None: measure it when the model is loaded
     # What a measured cost depends on; None: measure it at each load.
     cost_depends_on: Callable[[], Measured] | None = None
@@ -261,16 +262,18 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
                     results[name][i] = result
             timed.append(TimedRun(start, fed, computed, time.time_ns(), packed))
 
-        cuts = equal_lengths(lengths[order])
         if self.pads:
-            cuts = cheapest_cut(padded_lengths[order], self.cost, self.encoder.parallel_runs)
+            cuts = spread_cut(
+                padded_lengths[order], self.cost, self.encoder.independent_runs or self.encoder.parallel_runs
+            )
+        else:
+            cuts = equal_lengths(lengths[order])[::-1]
         runs = [order[start:end] for start, end in cuts]
         if len(runs) == 1:
             # Here, because the way to another thread and back would take longer than some runs.
             run(runs[0], self.encoder.run_alone or self.encoder.run)
         else:
-            # Start the longest first, so that no worker has a long run left at the end.
-            list(self.workers.map(run, reversed(runs)))
+            list(self.workers.map(run, runs))
         if tracing.sender:
             for steps in traced_steps(timed, [texts.traced for texts, _ in rows], lengths):
                 tracing.sender.add(*steps)

@@ -1,4 +1,4 @@
-"""Cuts rows of unequal length into few, tight runs.
+"""Cuts rows of unequal length into tight runs that keep all workers busy.
 
 Padding a batch to its longest row costs more than batching gains, and one run per row pays the fixed cost of a run each
 time. Dynamic programming over costs that were measured on this machine finds the cheapest cut between the two.
@@ -67,30 +67,76 @@ class RunCost:
         does not count. A shape that the model refuses (longer than its positions) is skipped.
         """
         shapes = ((1, 16), (1, 8), (1, 32), (8, 16), (1, 256), (16, 32), (32, 32))
+        accepted = list(dict.fromkeys((min(rows, max_rows), length) for rows, length in shapes))
         best: dict[tuple[int, int], float] = {}
         for turn in range(4):
-            for rows, length in [(min(rows, max_rows), length) for rows, length in shapes]:
-                if turn > 1 and rows * length > 256:
+            for shape in list(accepted):
+                if turn > 1 and math.prod(shape) > 256:
                     continue
                 try:
-                    seconds = seconds_of(rows, length)
+                    seconds = seconds_of(*shape)
                 except Exception as error:
                     last_error = error
+                    accepted.remove(shape)
                     continue
                 if turn:
-                    best[rows, length] = min(seconds, best.get((rows, length), math.inf))
+                    best[shape] = min(seconds, best.get(shape, math.inf))
         measured = [(rows, length, seconds) for (rows, length), seconds in best.items()]
         if not measured:
             raise ConfigError(f"the model failed on every test input: {last_error}")
         return cls.fit(measured)
 
 
-def cheapest_cut(lengths: Array, cost: Cost, workers: int = 1) -> list[tuple[int, int]]:
-    """Cut ascending `lengths` into consecutive runs [start, end) of minimum total cost, spread over the workers."""
-    count = len(lengths)
+def cheapest_cut(lengths: Array, cost: Cost) -> list[tuple[int, int]]:
+    """Cut ascending `lengths` into consecutive runs [start, end) of minimum total cost."""
+    return _cheapest(_seconds_of_runs(lengths, cost))
+
+
+def spread_cut(lengths: Array, cost: Cost, workers: int) -> list[tuple[int, int]]:
+    """Cut ascending `lengths` so that all workers together end early, and return the run that takes longest first.
+
+    Runs of minimum total cost are few, and would leave workers idle, so long ones are split further. If that cut is one
+    run, and there are fewer rows than workers, it stays whole: a run that is alone may use all threads.
+    """
+    seconds = _seconds_of_runs(lengths, cost)
+    runs = accepted = {run: float(seconds[run[1] - 1][run[0]]) for run in _cheapest(seconds)}
+    if workers > 1 and (len(runs) > 1 or len(lengths) >= workers):
+        ends = last_ends(runs, workers)
+        earliest = ends[0]
+        while divisible := [run for run in runs if run[1] - run[0] > 1]:
+            start, end = longest = max(divisible, key=runs.__getitem__)
+            others = {run: time for run, time in runs.items() if run != longest}
+            splits = [
+                others | {(start, cut): float(seconds[cut - 1][start]), (cut, end): float(seconds[end - 1][cut])}
+                for cut in range(start + 1, end)
+            ]
+            runs = min(splits, key=lambda split: last_ends(split, workers))
+            if last_ends(runs, workers) >= ends:
+                break
+            ends = last_ends(runs, workers)
+            # More splits may follow before the last run ends earlier. Then more time must be saved than spent.
+            if workers * (earliest - ends[0]) > sum(runs.values()) - sum(accepted.values()):
+                accepted, earliest = runs, ends[0]
+    return sorted(accepted, key=accepted.__getitem__, reverse=True)
+
+
+def last_ends(runs: dict[tuple[int, int], float], workers: int) -> list[float]:
+    """Return when each worker ends, the last one first, if each takes the longest run that is left."""
+    ends = [0.0] * workers
+    for seconds in sorted(runs.values(), reverse=True):
+        heapq.heapreplace(ends, ends[0] + seconds)
+    return sorted(ends, reverse=True)
+
+
+def _seconds_of_runs(lengths: Array, cost: Cost) -> list[Array]:
+    """Return the seconds of every run: that of the rows [start, end) is at [end - 1][start]."""
+    return [cost(np.arange(end, 0, -1), int(lengths[end - 1])) for end in range(1, len(lengths) + 1)]
+
+
+def _cheapest(seconds: list[Array]) -> list[tuple[int, int]]:
+    count = len(seconds)
     best = np.zeros(count + 1)
     start_of = np.zeros(count + 1, int)
-    seconds = [cost(np.arange(end, 0, -1), int(lengths[end - 1])) for end in range(1, count + 1)]  # [end - 1][start]
     for end in range(1, count + 1):
         totals = best[:end] + seconds[end - 1]
         start_of[end] = totals.argmin()
@@ -100,42 +146,7 @@ def cheapest_cut(lengths: Array, cost: Cost, workers: int = 1) -> list[tuple[int
     while end:
         runs.append((int(start_of[end]), end))
         end = int(start_of[end])
-    return spread(runs, seconds, workers)
-
-
-def spread(runs: list[tuple[int, int]], seconds: list[Array], workers: int) -> list[tuple[int, int]]:
-    """Split the longest runs as long as all workers together then end earlier. `seconds`: [end - 1][start] of each run.
-
-    Runs of minimum total cost are few, and would leave workers idle. But fewer rows than workers that go well together
-    stay one run, because that run has all threads to itself.
-    """
-    kept = taken = {(start, end): float(seconds[end - 1][start]) for start, end in runs}
-    if workers > 1 and (len(runs) > 1 or len(seconds) >= workers):
-        ends = last_ends(taken, workers)
-        earliest = ends[0]
-        while True:
-            start, end = max(taken, key=taken.__getitem__)
-            others = {run: time for run, time in taken.items() if run != (start, end)}
-            splits = [
-                others | {(start, cut): float(seconds[cut - 1][start]), (cut, end): float(seconds[end - 1][cut])}
-                for cut in range(start + 1, end)
-            ]
-            taken = min(splits, key=lambda runs: last_ends(runs, workers), default=taken)
-            if last_ends(taken, workers) >= ends:
-                break
-            ends = last_ends(taken, workers)
-            # More splits may follow before the last run ends earlier. Then more time must be saved than spent.
-            if workers * (earliest - ends[0]) > sum(taken.values()) - sum(kept.values()):
-                kept, earliest = taken, ends[0]
-    return sorted(kept)
-
-
-def last_ends(runs: dict[tuple[int, int], float], workers: int) -> list[float]:
-    """Return when each worker ends, the last one first, if each takes the longest run that is left."""
-    ends = [0.0] * workers
-    for taken in sorted(runs.values(), reverse=True):
-        heapq.heapreplace(ends, ends[0] + taken)
-    return sorted(ends, reverse=True)
+    return runs[::-1]
 
 
 def equal_lengths(lengths: Array) -> list[tuple[int, int]]:
