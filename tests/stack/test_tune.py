@@ -89,7 +89,8 @@ def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, orig
     if tuned["outcome"] == "better":
         assert tuned["confirmation"]["ci95"][0] > 1
         assert "+++ b/encoder/config.pbtxt" in done.stdout
-        assert "# for a test" in tuned["diff"]
+        commented = [line[0] for line in tuned["diff"].splitlines() if "# for a test" in line]
+        assert commented in ([], [" "], ["-", "+"])  # the line keeps its comment
 
 
 def test_interrupt_restores_the_server_and_prints_the_best_so_far(stack, original):
