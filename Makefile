@@ -119,14 +119,14 @@ bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generati
 
 ##@ Working on it
 
-# At most four modules run side by side, because each stack takes memory. Unit tests also wait, so they get one process
-# more than there are cores.
+# Tests also wait, so there are more processes than cores: one more for unit tests, twice as many for stack tests. At most
+# four modules run side by side, because each stack takes memory.
 # A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
 pytest = $(python) -m pytest --numprocesses $(1) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
 unit_tests = $(call pytest,$$(($$(nproc) + 1))) tests/unit
 stack_tests = $(call pytest,$$((2 * $$(nproc)))) tests/stack
 
-test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that are quick (14 minutes on 2 cores)
+test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that are quick (10 minutes on 2 cores)
 
 test-all: lint test-unit-all test-stack-all ## All tests that need no Docker engine, as CI runs them
 
