@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -48,7 +49,7 @@ MEGABYTES = {"B": 1e-6, "KiB": 2**10 / 1e6, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1
 class Progress:
     """The progress of uv: it names the larger packages when their downloads begin and end."""
 
-    # What uv reports when all went well; other lines are messages.
+    # uv's reports of progress, which the line replaces. Print all other lines: warnings and errors.
     routine = re.compile(
         r" [+~-] \S+==\S+$|Using (Python|CPython) |(Audited|Resolved|Prepared|Uninstalled|Installed) \d+ package|"
         r"Bytecode compiled |\s*(Building|Built) \S+==\S+$"
@@ -63,7 +64,7 @@ class Progress:
         self.lock = threading.Lock()
 
     def read(self, output: IO[str]) -> None:
-        """Follow uv's messages until they end, and print what the progress does not show."""
+        """Read uv's output until it ends, and print the lines that report no progress."""
         for line in output:
             if begun := re.match(r"Downloading (\S+) \(([\d.]+)(\w+)\)", line):
                 self.sizes[begun[1]] = float(begun[2]) * MEGABYTES.get(begun[3], 0)
@@ -131,6 +132,7 @@ def uv_install(venv: Path, lock: str, *arguments: str) -> int:
     return uv.returncode
 
 
+@functools.cache  # pip takes half a second
 def pip_settings(venv: Path) -> dict[str, list[str]]:
     """Return the values of each setting that pip's files and variables set; variables replace files."""
     command = [f"{venv}/bin/python", "-m", "pip", "config", "list"]
@@ -140,9 +142,10 @@ def pip_settings(venv: Path) -> dict[str, list[str]]:
     settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
         settings |= dict(re.findall(rf"^{section}\.([\w-]+)=(.*)$", listed.stdout, re.MULTILINE))
+    if ast.literal_eval(settings.get("no-index", "''")).lower() in ("0", "false", "no", "off"):
+        del settings["no-index"]
     values = {name: ast.literal_eval(value).split() for name, value in settings.items()}
-    off = {"no-index": {"", "0", "false", "no", "off"}}
-    return {name: words for name, words in values.items() if words and words[0].lower() not in off.get(name, ())}
+    return {name: words for name, words in values.items() if words}
 
 
 def uv_environment(settings: dict[str, list[str]]) -> dict[str, str]:
@@ -155,7 +158,7 @@ def uv_environment(settings: dict[str, list[str]]) -> dict[str, str]:
     for name, variable in PIP_SETTINGS.items():
         if name in settings:
             values = [os.path.expanduser(value) for value in settings[name]]
-            environment[variable] = (",", " ")[name != "find-links"].join(values)
+            environment[variable] = ("," if name == "find-links" else " ").join(values)
     return environment | os.environ
 
 

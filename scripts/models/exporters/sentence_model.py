@@ -149,10 +149,6 @@ class SparseModel(SentenceModel):
             )
         return model
 
-    @property
-    def transformer(self) -> transformers.PreTrainedModel:
-        return self.original[0].auto_model
-
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
         return self.original.encode(texts, convert_to_sparse_tensor=False, **prompt).float().numpy()
 

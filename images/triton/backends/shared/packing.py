@@ -110,10 +110,11 @@ def spread_cut(lengths: Array, cost: Cost, workers: int) -> list[tuple[int, int]
                 others | {(start, cut): float(seconds[cut - 1][start]), (cut, end): float(seconds[end - 1][cut])}
                 for cut in range(start + 1, end)
             ]
-            runs = min(splits, key=lambda split: last_ends(split, workers))
-            if last_ends(runs, workers) >= ends:
+            ends_of_splits = [last_ends(split, workers) for split in splits]
+            if min(ends_of_splits) >= ends:
                 break
-            ends = last_ends(runs, workers)
+            ends = min(ends_of_splits)
+            runs = splits[ends_of_splits.index(ends)]
             # More splits may follow before the last run ends earlier. Then more time must be saved than spent.
             if workers * (earliest - ends[0]) > sum(runs.values()) - sum(accepted.values()):
                 accepted, earliest = runs, ends[0]
