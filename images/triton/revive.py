@@ -66,6 +66,8 @@ CORES = "NEURON_CORE_START_INDEX"
 ALIVE_POLL_S = 0.2
 # A process may stay stopped by a signal for this many of these polls.
 STOPPED_POLLS = 25
+# The niceness of this program: on a machine that is busy with other work, a late report costs requests.
+NICENESS = -10
 
 
 def stubs_of(server: int) -> dict[int, str]:
@@ -201,23 +203,29 @@ class Regions:
                     self.known[pid] = Region(pid, arguments)
 
     def keep_alive(self) -> None:
-        for region in self.known.values():
-            with contextlib.suppress(OSError):  # the process has ended
+        for region in list(self.known.values()):
+            with contextlib.suppress(OSError, ValueError):  # the process has ended
                 region.keep_alive()
+
+    def keep_alive_until(self, end: threading.Event) -> None:
+        """Report the processes as alive until the event is set."""
+        while not end.wait(ALIVE_POLL_S):
+            self.keep_alive()
 
 
 def keep_regions(server: int, started: str) -> None:
     """Look after the memory of the server's Python processes until the server has ended.
 
-    A thread of its own, because Triton gives up within a second, and the reload of another model takes longer.
+    Use two threads: Triton gives up within a second, and the search for the processes of a busy server may take longer.
+    Reloads take longer, too, so they run elsewhere.
     """
-    regions = Regions()
+    regions, end = Regions(), threading.Event()
+    threading.Thread(target=regions.keep_alive_until, args=(end,), daemon=True).start()
     while start_time(server) == started:
         with contextlib.suppress(OSError, ValueError):  # the server is starting or stopping
             regions.poll(stubs_of(server))
-        for _ in range(round(POLL_S / ALIVE_POLL_S)):
-            regions.keep_alive()
-            time.sleep(ALIVE_POLL_S)
+        time.sleep(POLL_S)
+    end.set()
     regions.poll([])
 
 
@@ -453,6 +461,8 @@ def load_systems(triton: Triton) -> None:
 def main() -> None:
     server = int(sys.argv[1])
     started = start_time(server)
+    with contextlib.suppress(OSError):  # only root may ask for this
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     for work, *arguments in ((load_systems, Triton()), (end_hung_loads, server, Triton())):
         threading.Thread(target=work, args=arguments, daemon=True).start()
     # A daemon, so that it does not keep this program from ending, and from being started again, after an error below.

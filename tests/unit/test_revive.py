@@ -148,6 +148,36 @@ def test_shared_memory_is_hidden_from_other_users(memory):
     assert modes == {"region_1": 0o600, "region_2": 0o600, "region_3": 0o644, "another": 0o644}
 
 
+def test_slow_search_does_not_delay_reports(memory, child, monkeypatch):
+    regions, search_began, release = revive.Regions(), threading.Event(), threading.Event()
+    (memory / "region_0").touch()
+    monkeypatch.setattr(revive, "ALIVE_POLL_S", 0.01)
+    monkeypatch.setattr(revive, "Regions", lambda: regions)
+    monkeypatch.setattr(revive, "stub_arguments", lambda pid: ["stub", "model.py", "region_0"])
+
+    def search(server: int) -> list[int]:
+        if regions.known:
+            search_began.set()
+            release.wait(20)
+        return [child.pid]
+
+    monkeypatch.setattr(revive, "stubs_of", search)
+    monkeypatch.setattr(revive, "POLL_S", 0.01)
+    keeper = threading.Thread(target=revive.keep_regions, args=(child.pid, revive.start_time(child.pid)))
+    keeper.start()
+    assert search_began.wait(20)
+    region = regions.known[child.pid]
+    deadline = time.monotonic() + 20
+    while region.memory.reports < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert region.memory.reports >= 5
+    child.kill()
+    child.wait()
+    release.set()
+    keeper.join(20)
+    assert not keeper.is_alive() and not regions.known
+
+
 @pytest.fixture
 def region(memory, child):
     (memory / "region_0").touch()
