@@ -225,12 +225,11 @@ class BadClient:
             return None, b""
 
     def over_grpc(self, request: fuzz.Request) -> tuple[str, bytes]:
-        timeout = 0.003 if request.leaves else TIMEOUT_S
         try:
             if request.method.endswith("StreamInfer"):
                 call = self.channel.stream_stream(request.method)
-                return "OK", b"".join(call(iter([request.data]), timeout))
-            return "OK", self.channel.unary_unary(request.method)(request.data, timeout)
+                return "OK", b"".join(call(iter([request.data]), TIMEOUT_S))
+            return "OK", self.channel.unary_unary(request.method)(request.data, TIMEOUT_S)
         except grpc.RpcError as error:
             return error.code().name, (error.details() or "").encode()
 
@@ -243,8 +242,7 @@ def fault(request: fuzz.Request, status: int | str | None, content: bytes) -> st
         return f"the answer has {leak[0]!r}"
     failed = status in (GRPC_FAILURES | {REFUSED, TIMEOUT}) if isinstance(status, str) else status >= 500
     known = re.match(KNOWN.get((request.to, status), b"$."), content)
-    left = request.leaves and status == "DEADLINE_EXCEEDED"
-    return f"status {status}" if failed and not known and not left else ""
+    return f"status {status}" if failed and not known else ""
 
 
 def processes(stack: TestStack) -> set[psutil.Process]:
@@ -277,7 +275,12 @@ class Attack:
             if reason := fault(request, status, content):
                 wrong.append(f"{reason}: {content[:500]!r} to {request}")
         ended = [process.pid for process in self.before if not process.is_running()]
-        return [*wrong, *self.good.complaints(), *(f"process {pid} ended" for pid in ended)]
+        return [*wrong, *self.good.complaints(), *(f"process {pid} ended" for pid in ended), *self.exits(ended)]
+
+    def exits(self, ended: list[int]) -> list[str]:
+        """Return supervisord's lines about exits, such as `terminated by SIGSEGV`, if a process ended."""
+        log = (self.stack.folder / "state/log/supervisord.log").read_text()
+        return [line for line in log.splitlines() if " exited: " in line] if ended else []
 
     def recover(self) -> None:
         """Wait until all models and all good clients are well again."""
