@@ -51,7 +51,8 @@ class Clients:
 
     def __init__(self, gateway_port: int, http_port: int, grpc_port: int, keep: bool = False) -> None:
         self.gateway, self.http = Connections(gateway_port, keep), Connections(http_port, keep)
-        self.inference = Inference(f"127.0.0.1:{grpc_port}", OWN_CONNECTION if keep else None)
+        options = OWN_CONNECTION if keep else None
+        self.inference = Inference(f"127.0.0.1:{grpc_port}", LOST_S, options)
         self.routes: dict[str, Callable[[Sequence[str]], Awaitable[Vector]]] = {
             GATEWAY: self._through_gateway,
             HTTP: self._over_http,

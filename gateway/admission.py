@@ -31,6 +31,7 @@ from gateway.config import Config
 from gateway.counters import Counters
 from gateway.exchange import Exchange
 from gateway.outages import Outages, answer_at_once
+from gateway.places import PLACE, Place
 from gateway.routes import Routes, check_method
 
 logger = logging.getLogger("gateway")
@@ -109,7 +110,9 @@ class Admission:
         if scope["method"] != "POST":
             await self._run(route, exchange, scope, receive, b"")
             return
-        self.counters.running += 1
+        place = Place(self.counters)
+        PLACE.set(place)
+        place.hold()
         try:
             body = await self._read_body(receive)
             if body is None:
@@ -119,7 +122,7 @@ class Admission:
         except ApiError as error:
             await error.response()(scope, receive, exchange.send)
         finally:
-            self.counters.running -= 1
+            place.release()
 
     async def _run(self, route: Route, exchange: Exchange, scope: Scope, receive: Receive, body: bytes) -> None:
         exchange.body_is_read(receive)

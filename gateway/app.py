@@ -63,11 +63,9 @@ def build(config: Config, settings: Settings | None = None) -> Admission:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        inference = Inference(config.triton)
+        inference = Inference(config.triton, config.limits.timeout)
         short_requests = (
-            ShortRequests(config.triton_http, inference, counters, config.limits.timeout)
-            if config.triton_http
-            else None
+            ShortRequests(config.triton_http, inference, config.limits.timeout) if config.triton_http else None
         )
         app.state.gateway = Gateway(
             config, inference, short_requests, Served(config, inference), Monitoring(settings), counters

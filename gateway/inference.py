@@ -1,21 +1,26 @@
 """Requests to Triton over gRPC.
 
 `Inference` uses the protocol's messages directly: tritonclient's InferInput and InferResult objects would double the
-CPU time of a request. If the task that awaits an answer is cancelled, gRPC cancels the request in Triton.
+CPU time of a request. If the task that awaits an answer is cancelled, the request ends in Triton too, where that is
+safe.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+import secrets
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+
+from gateway.places import PLACE, Place
 
 DTYPES = {
     "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
@@ -33,6 +38,16 @@ OPTIONS = (
 )
 # Seconds for the requests that are in flight on connections to earlier replicas, streams among them.
 MAX_STREAM_S = 3600
+# Earlier releases crash if gRPC cancels a request at the moment when it begins or ends (server #7840, #8078, #8220).
+FIRST_SAFE_RELEASE = (2, 59)
+# Triton says its release at once, unless it loads a model.
+RELEASE_S = 0.2
+# How often to ask a model to end a text: the question may reach another replica, or arrive before the text.
+ASK_AGAIN_S = 1.0
+# The time for requests whose clients left, when the gateway ends.
+CLOSE_S = 3.0
+# The optional input of our backends that generate text: the id of a request to end.
+CANCEL = "cancel"
 # Errors in a stream have no status, so these find it in the message: of Triton, and of our backends (shared/errors.py).
 # With the metadata triton_grpc_error they would have one, but Triton 2.51 crashes on an error that comes quickly.
 STREAM_ERRORS = (
@@ -77,16 +92,20 @@ class Tensor(NamedTuple):
 
 
 Outputs = Mapping[str, Tensor]
+Result = TypeVar("Result")
 
 
 class Inference:
     """The connection to Triton. Methods raise grpc.RpcError, which the app turns into a response."""
 
-    def __init__(self, address: str, options: Mapping[str, int] | None = None) -> None:
+    def __init__(self, address: str, timeout: float, options: Mapping[str, int] | None = None) -> None:
         self._address = address
         self._options = {**dict(OPTIONS), "grpc.default_authority": address, **(options or {})}
+        self._timeout = timeout  # seconds for a request whose client left
+        self._release: asyncio.Task[tuple[int, ...]] | None = None  # of Triton, as it was read last
+        self._background: set[asyncio.Task[Any]] = set()
+        self._abandoned: set[asyncio.Task[None]] = set()
         self._connect(address)
-        self._closing: set[asyncio.Task[None]] = set()
 
     def _connect(self, target: str) -> None:
         self._channel = grpc.aio.insecure_channel(target, options=list(self._options.items()))
@@ -99,33 +118,56 @@ class Inference:
         replicas = ",".join(f"[{address}]:{port}" if is_ipv6 else f"{address}:{port}" for address in addresses)
         before = self._channel
         self._connect(f"{'ipv6' if is_ipv6 else 'ipv4'}:{replicas}")
-        closing = asyncio.create_task(before.close(MAX_STREAM_S))
-        self._closing.add(closing)  # asyncio itself keeps no reference
-        closing.add_done_callback(self._closing.discard)
+        _keep(self._background, before.close(MAX_STREAM_S))
 
     async def close(self) -> None:
-        for closing in self._closing:
-            closing.cancel()
+        """Close the connection. Requests whose clients left have a moment to end, because this cancels them."""
+        if self._abandoned:
+            await asyncio.wait(self._abandoned, timeout=CLOSE_S)
+        for task in self._abandoned | self._background:
+            task.cancel()
         await self._channel.close()
 
-    async def infer(self, model: str, tensors: Iterable[Tensor], outputs: Iterable[str] = ()) -> Outputs:
-        """Return the named outputs of the model; all of them if none is named."""
-        return parsed(await self._stub.ModelInfer(request_message(model, tensors, outputs)))
+    async def infer(
+        self, model: str, tensors: Iterable[Tensor], outputs: Iterable[str] = (), cancellable: bool = False
+    ) -> Outputs:
+        """Return the named outputs of the model; all of them if none is named. See `stream` for `cancellable`."""
+        request = request_message(model, tensors, outputs, new_id() if cancellable else "")
+        call = self._stub.ModelInfer(request)
+        response = asyncio.ensure_future(call)
+        response.add_done_callback(_retrieve_error)
+        try:
+            return parsed(await asyncio.shield(response))
+        finally:
+            if not response.done():
+                self._abandon(call, response, request)
 
     async def stream(
-        self, model: str, tensors: Iterable[Tensor], outputs: Iterable[str] = ()
+        self, model: str, tensors: Iterable[Tensor], outputs: Iterable[str] = (), cancellable: bool = False
     ) -> AsyncGenerator[Outputs, None]:
-        """Yield the responses of a decoupled model. Close the iterator early to cancel the request."""
+        """Yield the responses of a decoupled model. Close the iterator early to end the request.
+
+        Set `cancellable` if the model has the input `cancel`.
+        """
+        request = request_message(model, tensors, outputs, new_id() if cancellable else "")
         call = self._stub.ModelStreamInfer()
+        responses: asyncio.Queue[service_pb2.ModelStreamInferResponse | None] = asyncio.Queue()
+        # A task that awaits the call itself would cancel it when it is cancelled.
+        reader = asyncio.create_task(_read(call, request, responses))
+        reader.add_done_callback(_retrieve_error)
+        error_message = ""
         try:
-            await call.write(request_message(model, tensors, outputs))
-            await call.done_writing()
-            async for response in call:
+            while (response := await responses.get()) is not None:
                 if response.error_message:
-                    raise _stream_error(response.error_message)
-                yield parsed(response.infer_response)
+                    error_message = response.error_message  # Triton ends the stream now
+                else:
+                    yield parsed(response.infer_response)
+            if error_message:
+                raise _stream_error(error_message)
+            await reader  # raises its error
         finally:
-            call.cancel()  # does nothing if it has ended
+            if not reader.done():
+                self._abandon(call, reader, request)
 
     async def config(self, model: str) -> model_config_pb2.ModelConfig:
         return (await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model))).config
@@ -135,6 +177,93 @@ class Inference:
 
     async def server_ready(self) -> bool:
         return bool((await self._stub.ServerReady(service_pb2.ServerReadyRequest())).ready)
+
+    def _abandon(
+        self, call: grpc.aio.Call, answer: asyncio.Future[Any], request: service_pb2.ModelInferRequest
+    ) -> None:
+        """End a request whose client has left. It keeps its place until it has ended."""
+        place = PLACE.get(None)
+        if place:
+            place.hold()
+        _keep(self._abandoned, self._end(call, answer, request, place))
+
+    async def _end(
+        self,
+        call: grpc.aio.Call,
+        answer: asyncio.Future[Any],
+        request: service_pb2.ModelInferRequest,
+        place: Place | None,
+    ) -> None:
+        question: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(self._timeout):
+                while not answer.done():
+                    if await self._is_safe_release():
+                        call.cancel()
+                    elif request.id and (question is None or question.done()):
+                        question = _keep(self._background, self._ask_to_end(request, call))
+                    await asyncio.wait([answer], timeout=ASK_AGAIN_S)
+        except TimeoutError:  # give up the place, but do not cancel: Triton may answer at this moment
+            pass
+        finally:
+            if place:
+                place.release()
+
+    async def _is_safe_release(self) -> bool:
+        """Return whether this release of Triton bears cancellations; False if it does not say so soon."""
+        if self._release is None or self._release.done():
+            self._release = _keep(self._background, self._read_release())
+        release = self._release
+        await asyncio.wait([release], timeout=RELEASE_S)
+        return release.done() and release.result() >= FIRST_SAFE_RELEASE
+
+    async def _read_release(self) -> tuple[int, ...]:
+        """Return the numbers of Triton's version, none if it does not answer."""
+        try:
+            version = (await self._stub.ServerMetadata(service_pb2.ServerMetadataRequest())).version
+        except (grpc.RpcError, grpc.aio.UsageError):
+            return ()
+        return tuple(int(number) for number in re.findall(r"\d+", version))
+
+    async def _ask_to_end(self, request: service_pb2.ModelInferRequest, call: grpc.aio.Call) -> None:
+        """Send the model the id of the request, in place of its prompt."""
+        tensors = [Tensor.from_texts("text_input", [""]), Tensor.from_texts(CANCEL, [request.id])]
+        message = request_message(request.model_name, tensors)
+        with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):
+            if isinstance(call, grpc.aio.UnaryUnaryCall):
+                await self._stub.ModelInfer(message)
+            else:
+                async for _ in self._stub.ModelStreamInfer(iter([message])):
+                    pass
+
+
+def _keep(tasks: set[asyncio.Task[Result]], work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """Start a task, and keep it in the set until it ends: asyncio itself keeps no reference."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+async def _read(
+    call: grpc.aio.StreamStreamCall[Any, Any],
+    request: service_pb2.ModelInferRequest,
+    responses: asyncio.Queue[service_pb2.ModelStreamInferResponse | None],
+) -> None:
+    """Send the request, and put its responses into the queue, then None."""
+    try:
+        await call.write(request)
+        await call.done_writing()
+        async for response in call:
+            responses.put_nowait(response)
+    finally:
+        responses.put_nowait(None)
+
+
+def _retrieve_error(answer: asyncio.Future[Any]) -> None:
+    """Retrieve the error, or asyncio logs it if no task awaits the answer."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _stream_error(message: str) -> grpc.aio.AioRpcError:
@@ -147,8 +276,15 @@ def rpc_error(code: grpc.StatusCode, message: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), message)
 
 
-def request_message(model: str, tensors: Iterable[Tensor], outputs: Iterable[str]) -> service_pb2.ModelInferRequest:
-    request = service_pb2.ModelInferRequest(model_name=model)
+def new_id() -> str:
+    """Return an id that cannot be guessed, because any client of Triton that knows it can end the request."""
+    return secrets.token_urlsafe(16)
+
+
+def request_message(
+    model: str, tensors: Iterable[Tensor], outputs: Iterable[str] = (), id: str = ""
+) -> service_pb2.ModelInferRequest:
+    request = service_pb2.ModelInferRequest(model_name=model, id=id)
     for tensor in tensors:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         request.raw_input_contents.append(tensor.data)

@@ -21,7 +21,7 @@ Columns = Mapping[str, Sequence[str]]  # input -> the text of each row
 # Up to this size, requests take the cheaper way to Triton, which cannot cancel them.
 SHORT_TEXTS, SHORT_CHARACTERS = 8, 16_000
 # Parts of one request that Triton has at a time. The requests of other clients wait behind them, and Triton 2.51
-# computes what is in the queue of an ensemble's step even if the client has left. Two would keep one instance busy.
+# computes them even if the client has left. Two would keep one instance busy.
 PARTS_AT_ONCE = 4
 
 

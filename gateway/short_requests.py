@@ -17,8 +17,8 @@ import grpc
 import httptools
 import msgspec
 
-from gateway.counters import Counters
 from gateway.inference import Inference, Outputs, Tensor, rpc_error
+from gateway.places import PLACE, Place
 
 # HTTP status of Triton -> the status of the same error over gRPC.
 STATUSES = {
@@ -37,11 +37,10 @@ HEADER_LENGTH = b"inference-header-content-length"
 class ShortRequests:
     """Connections to Triton, as many as there are requests at a time. Methods raise grpc.RpcError, as over gRPC."""
 
-    def __init__(self, address: str, inference: Inference, counters: Counters, timeout: float) -> None:
+    def __init__(self, address: str, inference: Inference, timeout: float) -> None:
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._inference = inference
-        self._counters = counters
         self._timeout = timeout  # seconds for a request whose client left
         self._idle: dict[str, list[_Connection]] = {self._host: []}  # by the address of the replica
         self._turns = itertools.count()
@@ -106,9 +105,10 @@ class ShortRequests:
         try:
             status, header_length, body = await asyncio.shield(response)
         except asyncio.CancelledError:
-            self._counters.running += 1
+            place = PLACE.get()
+            place.hold()
             limit = asyncio.get_running_loop().call_later(self._timeout, connection.transport.abort)
-            response.add_done_callback(lambda ended: self._forget(ended, connection, limit))
+            response.add_done_callback(lambda ended: self._forget(ended, connection, limit, place))
             raise
         if connection.address in self._idle and not connection.is_retired:
             self._idle[connection.address].append(connection)
@@ -126,10 +126,12 @@ class ShortRequests:
             idle.remove(connection)
             connection.transport.close()
 
-    def _forget(self, response: asyncio.Future[Any], connection: _Connection, limit: asyncio.TimerHandle) -> None:
+    def _forget(
+        self, response: asyncio.Future[Any], connection: _Connection, limit: asyncio.TimerHandle, place: Place
+    ) -> None:
         response.exception()  # or asyncio logs that nobody asked for it
         limit.cancel()
-        self._counters.running -= 1
+        place.release()
         connection.transport.close()
 
 

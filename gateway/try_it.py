@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gateway import fields
 from gateway.api_error import ApiError, shown
 from gateway.context import gateway_of
-from gateway.inference import DTYPES, Tensor
+from gateway.inference import CANCEL, DTYPES, Tensor
 from gateway.json_response import json_response
 from gateway.page_boxes import text_inputs
 from gateway.served_systems import System
@@ -39,7 +39,8 @@ async def try_it(request: Request) -> Response:
     gateway = gateway_of(request)
     body = await fields.read(request, DECODER)
     system = await gateway.served.find(request.path_params["system"], param="system")
-    outputs = await gateway.inference.infer(system.name, input_tensors(system, body.inputs))
+    tensors = input_tensors(system, body.inputs)
+    outputs = await gateway.inference.infer(system.name, tensors, cancellable=CANCEL in system.inputs)
     return json_response({"model": system.name, "outputs": [shortened(tensor) for tensor in outputs.values()]})
 
 
@@ -48,6 +49,7 @@ def input_tensors(system: System, texts: dict[str, str]) -> list[Tensor]:
     if system.streams:
         raise ApiError(400, f"The model '{system.name}' streams its responses: send it to /v1/completions.", "system")
     known = [tensor.name for tensor in system.config.input if DATA_TYPES[tensor.data_type] == "STRING"]
+    known = [name for name in known if name != CANCEL]
     required = [tensor.name for tensor in text_inputs(system.config)]
     if not required:
         names = ", ".join(tensor.name for tensor in system.config.input)

@@ -166,7 +166,7 @@ async def run_grpc(clients: Clients) -> None:
                 clients.fail(began, f"grpc: {reason}")
             await asyncio.sleep(PAUSE_S)
 
-    inference = Inference("triton-pods:8001")
+    inference = Inference("triton-pods:8001", TIMEOUT_S)
     await asyncio.gather(Replicas("triton-pods", [inference.use]).watch(), *(one(inference) for _ in range(CLIENTS)))
 
 

@@ -30,6 +30,7 @@ class Tensor:
 
 class InferenceRequest:
     context: str | None = None  # of a traced request
+    id = ""
 
     def __init__(self, outputs: list[str], request_parameters: dict | None = None, **inputs: object) -> None:
         self.outputs = outputs
@@ -42,6 +43,9 @@ class InferenceRequest:
 
     def get_context(self) -> str | None:
         return self.context
+
+    def request_id(self) -> str:
+        return self.id
 
     def parameters(self) -> str:
         return json.dumps(self.request_parameters)

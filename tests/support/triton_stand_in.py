@@ -80,10 +80,13 @@ class Received:
     model: str
     inputs: dict[str, Tensor]
     outputs: list[str]  # those that it names
+    id: str = ""
 
 
 class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
     """The server, as a context manager. `port` lets it come back at the same address; hosts are replicas."""
+
+    version = "2.72.0"
 
     def __init__(self, *models: Model, port: int = 0, threads: int = 256, host: str = "127.0.0.1") -> None:
         self.models = {model.name: model for model in models}
@@ -173,6 +176,12 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> service_pb2.ServerReadyResponse:
         return service_pb2.ServerReadyResponse(ready=True)
 
+    def ServerMetadata(
+        self, request: service_pb2.ServerMetadataRequest, context: grpc.ServicerContext
+    ) -> service_pb2.ServerMetadataResponse:
+        self.answers_about_models.wait(WAIT_S)
+        return service_pb2.ServerMetadataResponse(name="triton", version=self.version)
+
     # --- its table --------------------------------------------------------------------------------------------------
 
     def _model(self, name: str, context: grpc.ServicerContext) -> Model:
@@ -201,7 +210,8 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
                 self._changed.notify_all()
 
         with self._changed:
-            self.received.append(Received(model.name, inputs, [output.name for output in request.outputs]))
+            names = [output.name for output in request.outputs]
+            self.received.append(Received(model.name, inputs, names, request.id))
             self.running.append(model.name)
             self._changed.notify_all()
         if not context.add_callback(record_end):
@@ -312,6 +322,7 @@ GENERATION_INPUTS: Signature = {
     "top_p": ("FP32", [1]),
     "seed": ("INT64", [1]),
     "stop": ("STRING", [-1]),
+    "cancel": ("STRING", [1]),
     "stream": ("BOOL", [1]),
     "exclude_input_in_output": ("BOOL", [1]),
 }
@@ -342,7 +353,7 @@ def generator(
         limit = inputs["max_new_tokens"].array().item() if "max_new_tokens" in inputs else len(pieces)
         echo = "exclude_input_in_output" not in inputs or not inputs["exclude_input_in_output"].array().item()
         new, reason = pieces[:limit], "stop" if limit >= len(pieces) else "length"
-        if not streams or not inputs["stream"].array().item():
+        if not streams or "cancel" in inputs or not inputs["stream"].array().item():
             texts = [(prompt if echo else "") + "".join(new) for prompt in prompts]
             yield response(texts, [reason] * len(texts), prompts, [len(new)] * len(texts))
             return

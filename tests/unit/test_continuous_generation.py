@@ -193,6 +193,23 @@ def test_cancelled_text_leaves_within_a_step(served, monkeypatch):
     assert not model.rows
 
 
+def test_another_request_ends_a_text(served, pb_utils):
+    model, first = served("llama", streams=True), Held()
+    request = pb_utils.InferenceRequest(["text"], prompt=[b"It"], max_new_tokens=[240])
+    request.id, request.sender = "an id", first
+    model.execute([request])
+    assert first.holds.wait(60)
+    for id in (b"nobody's id", b"an id"):
+        for prompt in ({"prompt": [b""]}, {"messages": [b'[{"role": "user", "content": "Who?"}]']}):
+            second = pb_utils.InferenceRequest(["text"], **prompt, cancel=[id])
+            model.execute([second])
+            assert second.sender.responses[0].outputs == {"text": [b""]}
+    first.go.set()
+    assert first.finished.wait(60)
+    assert first.responses[-1].error == ("CANCELLED", "the client cancelled the request")
+    assert len(first.responses) <= 3
+
+
 def test_engine_never_reads_the_prompt_of_a_client_that_left(served, monkeypatch):
     model, sender = served("llama"), Cancelled()
     sender.cancelled = True

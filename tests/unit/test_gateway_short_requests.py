@@ -14,7 +14,6 @@ import pytest
 
 from gateway import outages, short_requests
 from gateway.config import Config, Limits
-from gateway.counters import Counters
 from gateway.inference import Inference, rpc_error
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_http_stand_in import http_before
@@ -113,7 +112,7 @@ def test_request_goes_over_grpc_if_triton_closes_new_connections_but_not_if_it_c
         async with server:
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             inference = cast(Inference, StandInInference(crashed))
-            return await short_requests.ShortRequests(address, inference, Counters(), 1.0).infer("embedding", [], [])
+            return await short_requests.ShortRequests(address, inference, 1.0).infer("embedding", [], [])
 
     if crashed:
         with pytest.raises(grpc.RpcError, match=r"Triton closed the connection|reset by peer"):

@@ -122,6 +122,7 @@ def write_configs(job: Job, served: Path, streamed: Path) -> None:
             tensor("top_p", "FP32", [1], optional=True),
             tensor("seed", "INT64", [1], optional=True),
             tensor("stop", "STRING", [-1], optional=True),
+            tensor("cancel", "STRING", [1], optional=True),
             tensor("stream", "BOOL", [1], optional=True),
             tensor("exclude_input_in_output", "BOOL", [1], optional=True),
             tensor("sampling_parameters", "STRING", [1], optional=True),

@@ -21,6 +21,7 @@ LANGUAGE_MODEL = {
         Tensor("top_p", "FP32", [1], optional=True),
         Tensor("seed", "INT64", [1], optional=True),
         Tensor("stop", "STRING", [-1], optional=True),
+        Tensor("cancel", "STRING", [1], optional=True),
         Tensor("stream", "BOOL", [1], optional=True),
         Tensor("exclude_input_in_output", "BOOL", [1], optional=True),
         Tensor("sampling_parameters", "STRING", [1], optional=True),

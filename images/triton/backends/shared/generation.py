@@ -11,6 +11,7 @@ import queue
 import random
 import threading
 import time
+import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
@@ -69,6 +70,8 @@ class TextGeneration(Backend):
         if self.max_batch < 1 or self.max_waiting < 1:
             raise ConfigError("parameters 'max_batch' and 'max_waiting' must be at least 1")
         self.waiting: queue.Queue[Row[Job] | None] = queue.Queue()
+        # The jobs that another request may end, by the ids of their requests.
+        self.cancellable: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
         self.model = self.load_model(config, args)
 
     @abstractmethod
@@ -102,15 +105,26 @@ class TextGeneration(Backend):
         for request in requests:
             sender = request.get_response_sender()
             try:
-                job = self.prepare(request, sender)
+                read = read_request(request, "prompt", "text")
+                if id := read.options.get("cancel"):
+                    self.cancel(id)
+                    serving.send_last(sender, read.response([Piece("", "", 0, 0)] * math.prod(read.shape)))
+                    continue
+                job = self.prepare(read, sender)
             except Exception as error:
                 serving.send_last(sender, serving.error_response(error))
                 continue
+            if id := request.request_id():
+                self.cancellable[id] = job
             for row in job.rows:
                 self.waiting.put(row)
 
-    def prepare(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> Job:
-        read = read_request(request, "prompt", "text")
+    def cancel(self, id: str) -> None:
+        """End the request with this id. Clients use this because a gRPC cancellation can crash Triton before 2.59."""
+        if job := self.cancellable.get(id):
+            job.end_requested = True
+
+    def prepare(self, read: PromptRequest, sender: pb_utils.InferenceResponseSender) -> Job:
         streams = read.options.get("stream", self.streams)
         if streams and not self.streams:
             raise BadRequest("option 'stream' is true, but this model answers once: send it to <this model>_stream")
@@ -173,11 +187,12 @@ class Job:
         self.rows: list[Row[Job]] = []
         self.sent = self.sent_tokens = 0  # characters of the texts, and new tokens
         self.finished = False  # the last response is sent
+        self.end_requested = False
         self.arrived_at = time.monotonic()
 
     def update(self, check_cancelled: bool) -> None:
-        """Send what is ready. With `check_cancelled`, end the job if its client no longer waits."""
-        if check_cancelled:
+        """Send what is ready. With `check_cancelled`, ask Triton whether the client still waits."""
+        if check_cancelled or self.end_requested:
             self.end_if_cancelled()
         if self.finished:
             return
@@ -187,7 +202,7 @@ class Job:
             self.send_piece()
 
     def end_if_cancelled(self) -> None:
-        if not self.finished and self.sender.is_cancelled():
+        if not self.finished and (self.end_requested or self.sender.is_cancelled()):
             error = pb_utils.TritonError("the client cancelled the request", CANCELLED)
             self.finish(pb_utils.InferenceResponse(error=error))
 

@@ -49,6 +49,12 @@ def flag(value: Any) -> bool:
     return {"true": True, "false": False}[str(value).lower()]
 
 
+def string(value: Any) -> str:
+    if not isinstance(value, str | bytes):
+        raise TypeError
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def strings(value: Any) -> tuple[str, ...]:
     if not isinstance(value, str | list):
         raise TypeError
@@ -68,6 +74,7 @@ RULES = NUMBERS | {
         lambda stops: len(stops) <= MAX_STOPS and all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops),
         f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters",
     ),
+    "cancel": Rule(string, bool, "the id of another request"),
     "stream": Rule(flag, lambda _: True, "true or false"),
     "exclude_input_in_output": Rule(flag, lambda _: True, "true or false"),
     # The way of /generate, which names no outputs.
