@@ -151,7 +151,7 @@ class TestStack:
         """Wait until the model has exactly one Python process. After a reload the old one may linger."""
 
         def only_stub() -> psutil.Process | None:
-            stubs = [p for p in self.processes("triton_python_backend_stub") if f"/{model}/" in " ".join(p.cmdline())]
+            stubs = self.processes("triton_python_backend_stub", f"/{model}/")
             return stubs[0] if len(stubs) == 1 else None
 
         return self.wait(only_stub, f"exactly one process of {model}")
@@ -166,13 +166,14 @@ class TestStack:
 
         return self.wait(counted, f"{rows} rows of {model} in the statistics")
 
-    def processes(self, program: str) -> list[psutil.Process]:
-        """Return this stack's living processes of a program."""
+    def processes(self, program: str, argument: str = "") -> list[psutil.Process]:
+        """Return this stack's living processes of a program, with this in their arguments."""
         matching = []
         for process in psutil.process_iter():
             try:
                 line = process.cmdline()
-                if line and line[0].endswith(program) and str(self.folder) in " ".join(line):
+                arguments = " ".join(line)
+                if line and line[0].endswith(program) and str(self.folder) in arguments and argument in arguments:
                     matching.append(process)
             except psutil.Error:
                 continue
