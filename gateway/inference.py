@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from gateway.places import PLACE, Place
+from gateway.places import PLACE
 
 DTYPES = {
     "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
@@ -132,10 +132,10 @@ class Inference:
         self, model: str, tensors: Iterable[Tensor], outputs: Iterable[str] = (), cancellable: bool = False
     ) -> Outputs:
         """Return the named outputs of the model; all of them if none is named. See `stream` for `cancellable`."""
-        request = request_message(model, tensors, outputs, new_id() if cancellable else "")
+        request = request_message(model, tensors, outputs, cancellable)
         call = self._stub.ModelInfer(request)
         response = asyncio.ensure_future(call)
-        response.add_done_callback(_retrieve_error)
+        response.add_done_callback(retrieve_error)
         try:
             return parsed(await asyncio.shield(response))
         finally:
@@ -149,12 +149,12 @@ class Inference:
 
         Set `cancellable` if the model has the input `cancel`.
         """
-        request = request_message(model, tensors, outputs, new_id() if cancellable else "")
+        request = request_message(model, tensors, outputs, cancellable)
         call = self._stub.ModelStreamInfer()
         responses: asyncio.Queue[service_pb2.ModelStreamInferResponse | None] = asyncio.Queue()
         # A task that awaits the call itself would cancel it when it is cancelled.
         reader = asyncio.create_task(_read(call, request, responses))
-        reader.add_done_callback(_retrieve_error)
+        reader.add_done_callback(retrieve_error)
         error_message = ""
         try:
             while (response := await responses.get()) is not None:
@@ -182,20 +182,17 @@ class Inference:
         self, call: grpc.aio.Call, answer: asyncio.Future[Any], request: service_pb2.ModelInferRequest
     ) -> None:
         """End a request whose client has left. It keeps its place until it has ended."""
-        place = PLACE.get(None)
-        if place:
+        ending = _keep(self._abandoned, self._end(call, answer, request))
+        if place := PLACE.get(None):
             place.hold()
-        _keep(self._abandoned, self._end(call, answer, request, place))
+            ending.add_done_callback(lambda _: place.release())
 
     async def _end(
-        self,
-        call: grpc.aio.Call,
-        answer: asyncio.Future[Any],
-        request: service_pb2.ModelInferRequest,
-        place: Place | None,
+        self, call: grpc.aio.Call, answer: asyncio.Future[Any], request: service_pb2.ModelInferRequest
     ) -> None:
+        """Return when the request has ended, or its time is over. Do not cancel then: Triton may answer just now."""
         question: asyncio.Task[None] | None = None
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout):
                 while not answer.done():
                     if await self._is_safe_release():
@@ -203,11 +200,6 @@ class Inference:
                     elif request.id and (question is None or question.done()):
                         question = _keep(self._background, self._ask_to_end(request, call))
                     await asyncio.wait([answer], timeout=ASK_AGAIN_S)
-        except TimeoutError:  # give up the place, but do not cancel: Triton may answer at this moment
-            pass
-        finally:
-            if place:
-                place.release()
 
     async def _is_safe_release(self) -> bool:
         """Return whether this release of Triton bears cancellations; False if it does not say so soon."""
@@ -260,7 +252,7 @@ async def _read(
         responses.put_nowait(None)
 
 
-def _retrieve_error(answer: asyncio.Future[Any]) -> None:
+def retrieve_error(answer: asyncio.Future[Any]) -> None:
     """Retrieve the error, or asyncio logs it if no task awaits the answer."""
     if not answer.cancelled():
         answer.exception()
@@ -276,15 +268,11 @@ def rpc_error(code: grpc.StatusCode, message: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), message)
 
 
-def new_id() -> str:
-    """Return an id that cannot be guessed, because any client of Triton that knows it can end the request."""
-    return secrets.token_urlsafe(16)
-
-
 def request_message(
-    model: str, tensors: Iterable[Tensor], outputs: Iterable[str] = (), id: str = ""
+    model: str, tensors: Iterable[Tensor], outputs: Iterable[str] = (), cancellable: bool = False
 ) -> service_pb2.ModelInferRequest:
-    request = service_pb2.ModelInferRequest(model_name=model, id=id)
+    # Any client of Triton that knows the id can end the request, so it cannot be guessed.
+    request = service_pb2.ModelInferRequest(model_name=model, id=secrets.token_urlsafe(16) if cancellable else "")
     for tensor in tensors:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         request.raw_input_contents.append(tensor.data)

@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from gateway.api_error import ApiError, from_triton, is_not_loaded, not_found, not_ready
 from gateway.config import Config
-from gateway.inference import Inference
+from gateway.inference import CANCEL, Inference, retrieve_error
 from scripts.common import kinds
 
 CACHED_S = 2.0
@@ -47,6 +47,11 @@ class System:
     @cached_property
     def streams(self) -> bool:
         return bool(self.config.model_transaction_policy.decoupled)
+
+    @cached_property
+    def cancellable(self) -> bool:
+        """Return whether another request can end one by its id."""
+        return CANCEL in self.inputs
 
     @cached_property
     def kind(self) -> str:
@@ -151,8 +156,7 @@ class Served:
         reading = self._systems.get(name)
         if reading is None or reading.is_old:
             task = asyncio.create_task(self._read(name))
-            # All requests that wait for it may be cancelled, and an exception that nobody sees is logged.
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            task.add_done_callback(retrieve_error)  # all requests that wait for it may be cancelled
             reading = self._systems[name] = Reading(time.monotonic(), task, reading.task.result() if reading else None)
         task = reading.task
         if reading.last and not task.done():

@@ -18,7 +18,7 @@ from gateway.answer_format import AnswerFormat, Piece, events
 from gateway.api_error import ApiError, from_triton
 from gateway.context import Gateway, gateway_of
 from gateway.event_stream import EventStream
-from gateway.inference import CANCEL, Inference, Outputs, Tensor
+from gateway.inference import Inference, Outputs, Tensor
 from gateway.json_response import json_response
 from gateway.served_systems import Served, System
 
@@ -147,11 +147,10 @@ async def generate(gateway: Gateway, system: System, tensors: Sequence[Tensor]) 
 async def responses(
     inference: Inference, system: System, tensors: Sequence[Tensor], names: Sequence[str]
 ) -> AsyncGenerator[Outputs, None]:
-    cancellable = CANCEL in system.inputs
     if not system.streams:
-        yield await inference.infer(system.name, tensors, names, cancellable)
+        yield await inference.infer(system.name, tensors, names, system.cancellable)
         return
-    async with aclosing(inference.stream(system.name, tensors, names, cancellable)) as stream:
+    async with aclosing(inference.stream(system.name, tensors, names, system.cancellable)) as stream:
         async for outputs in stream:
             yield outputs
 

@@ -40,7 +40,7 @@ async def try_it(request: Request) -> Response:
     body = await fields.read(request, DECODER)
     system = await gateway.served.find(request.path_params["system"], param="system")
     tensors = input_tensors(system, body.inputs)
-    outputs = await gateway.inference.infer(system.name, tensors, cancellable=CANCEL in system.inputs)
+    outputs = await gateway.inference.infer(system.name, tensors, cancellable=system.cancellable)
     return json_response({"model": system.name, "outputs": [shortened(tensor) for tensor in outputs.values()]})
 
 
@@ -48,8 +48,11 @@ def input_tensors(system: System, texts: dict[str, str]) -> list[Tensor]:
     """Return the inputs of one row. Raise ApiError with the name of an input that is missing, empty or unknown."""
     if system.streams:
         raise ApiError(400, f"The model '{system.name}' streams its responses: send it to /v1/completions.", "system")
-    known = [tensor.name for tensor in system.config.input if DATA_TYPES[tensor.data_type] == "STRING"]
-    known = [name for name in known if name != CANCEL]
+    known = [
+        tensor.name
+        for tensor in system.config.input
+        if DATA_TYPES[tensor.data_type] == "STRING" and tensor.name != CANCEL
+    ]
     required = [tensor.name for tensor in text_inputs(system.config)]
     if not required:
         names = ", ".join(tensor.name for tensor in system.config.input)
