@@ -275,12 +275,17 @@ class Attack:
             if reason := fault(request, status, content):
                 wrong.append(f"{reason}: {content[:500]!r} to {request}")
         ended = [process.pid for process in self.before if not process.is_running()]
-        return [*wrong, *self.good.complaints(), *(f"process {pid} ended" for pid in ended), *self.exits(ended)]
+        return [
+            *wrong,
+            *self.good.complaints(),
+            *(f"process {pid} ended" for pid in ended),
+            *(self.exits() if ended else ()),
+        ]
 
-    def exits(self, ended: list[int]) -> list[str]:
-        """Return supervisord's lines about exits, such as `terminated by SIGSEGV`, if a process ended."""
+    def exits(self) -> list[str]:
+        """Return supervisord's lines about exits, such as `terminated by SIGSEGV`."""
         log = (self.stack.folder / "state/log/supervisord.log").read_text()
-        return [line for line in log.splitlines() if " exited: " in line] if ended else []
+        return [line for line in log.splitlines() if " exited: " in line]
 
     def recover(self) -> None:
         """Wait until all models and all good clients are well again."""
