@@ -154,6 +154,7 @@ def test_constant_load_settles_where_the_metric_meets_its_target(table):
     assert outcome.replica_hours == pytest.approx(outcome.replicas[:60].mean(), rel=0.02)
 
 
+@pytest.mark.slow
 def test_overload_waits_as_long_as_its_backlog(table):
     """Overload two replicas by a half for 60 s while new ones take an hour: each carries 30 s of work at the end."""
     rates = np.full(61, 2 * REPLICA.capacity * 1.5)
@@ -164,6 +165,7 @@ def test_overload_waits_as_long_as_its_backlog(table):
     assert outcome.latencies.sum() == pytest.approx(rates.sum())
 
 
+@pytest.mark.slow
 def test_new_replicas_serve_only_after_their_start(table):
     rates = np.concatenate([np.full(300, 1.2 * REPLICA.capacity), np.full(900, 6 * REPLICA.capacity)])
     within = [simulate(table, [Scaler(ROOT, 8)], rates, start_s)[0].within(0.2) for start_s in (15, 60, 240)]
@@ -171,6 +173,7 @@ def test_new_replicas_serve_only_after_their_start(table):
     assert within[0] > within[2] + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaler", [Scaler(CPU, 0.8), Scaler(QUEUE, 0.4), Scaler(IN_FLIGHT, 4), Scaler(ROOT, 6)])
 def test_every_signal_scales_out_and_in(table, scaler):
     quiet, busy = np.full(1200, REPLICA.capacity), np.full(1200, 8 * REPLICA.capacity)

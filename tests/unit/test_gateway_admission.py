@@ -456,7 +456,7 @@ def test_client_that_leaves_cancels_its_request_in_triton(
         triton.wait_until(lambda: bool(triton.running))
     triton.wait_until(lambda: triton.cancelled == ["embedding"])
     gateway.wait_until(lambda: metric(gateway, "gateway_requests_total", route=PATH, code="499") == before + 1)
-    assert metric(gateway, "gateway_in_flight") == 0
+    gateway.wait_until(lambda: metric(gateway, "gateway_in_flight") == 0)
 
 
 def test_client_that_leaves_with_half_a_body_frees_its_place(gateway: RunningGateway, triton: TritonStandIn) -> None:

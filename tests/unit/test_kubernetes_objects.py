@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import re
@@ -57,8 +58,14 @@ def pairs() -> Iterator[tuple[str, tuple[str, ...]]]:
                 yield profile, (component,)
 
 
+@functools.cache
+def render_once(overlay: str, *components: str) -> list[Object]:
+    """Return the objects of an overlay with components. Tests share them, and change copies."""
+    return render_with(overlay, components)
+
+
 def render_all(chosen: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, list[Object]]:
-    return {" ".join([overlay, *components]): render_with(overlay, components) for overlay, components in chosen}
+    return {" ".join([overlay, *components]): render_once(overlay, *components) for overlay, components in chosen}
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +75,9 @@ def combined() -> dict[str, list[Object]]:
 
 
 @pytest.fixture(scope="module")
-def rendered(combined) -> dict[str, list[Object]]:
+def rendered() -> dict[str, list[Object]]:
     """Return the objects of each overlay."""
-    return {profile: combined[profile] for profile in PROFILES}
+    return {profile: render_once(profile) for profile in PROFILES}
 
 
 def find(objects: list[Object], kind: str, name: str) -> Object:
@@ -364,6 +371,7 @@ def test_objects_are_valid_in_kubernetes(combined, version):
     assert invalid(combined, version) == set()
 
 
+@pytest.mark.slow
 def test_custom_resources_are_those_that_the_docs_list(combined):
     custom = {f"{each['kind']}" for objects in combined.values() for each in objects if is_custom(each)}
     text = (ROOT / "docs/kubernetes.md").read_text()
@@ -437,16 +445,16 @@ def service(container: str, profile: str) -> Object:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_images_are_those_of_compose(combined, profile):
-    for _, pod in pods(combined[f"{profile} loadtest"]):
+def test_images_are_those_of_compose(profile):
+    for _, pod in pods(render_once(profile, "loadtest")):
         for container in containers(pod):
             assert container["image"] == default(service(container["name"], profile)["image"])
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_limits_are_those_of_compose(combined, profile):
+def test_limits_are_those_of_compose(profile):
     example = dotenv_values(EXAMPLE)
-    objects = combined[f"{profile} loadtest"]
+    objects = render_once(profile, "loadtest")
     for _, pod in pods(objects):
         for container in pod["containers"]:
             limit = default(service(container["name"], profile)["mem_limit"], **example)
@@ -456,16 +464,16 @@ def test_limits_are_those_of_compose(combined, profile):
     assert gibibytes(shm) == gibibytes(example["TRITON_SHM_SIZE"])
 
 
-def test_workers_are_as_many_as_the_master_waits_for(combined):
-    objects = combined["cpu loadtest"]
+def test_workers_are_as_many_as_the_master_waits_for():
+    objects = render_once("cpu", "loadtest")
     workers = find(objects, "Job", "loadtest-workers")["spec"]
     (master,) = find(objects, "Job", "loadtest")["spec"]["template"]["spec"]["containers"]
     assert {"name": "WORKERS", "value": str(workers["parallelism"])} in master["env"]
     assert workers["completions"] == workers["parallelism"]
 
 
-def test_rules_are_those_of_prometheus(combined):
-    objects = [each for each in combined["cpu monitoring/cpu"] if each["kind"] == "PrometheusRule"]
+def test_rules_are_those_of_prometheus():
+    objects = [each for each in render_once("cpu", "monitoring/cpu") if each["kind"] == "PrometheusRule"]
     files = sorted(rules.SOURCES.glob("*.yml"))
     assert {each["metadata"]["name"]: each["spec"] for each in objects} == {
         path.stem: yaml.safe_load(path.read_text()) for path in files
@@ -487,12 +495,12 @@ def test_check_of_the_rules_finds_a_difference(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_dashboards_are_those_of_grafana(combined, profile):
+def test_dashboards_are_those_of_grafana(profile):
     folder = ROOT / "monitoring/grafana"
     files = [*(folder / "dashboards").glob("*.json"), folder / "hardware" / profile / "hardware.json"]
     found = [
         each
-        for each in combined[f"{profile} monitoring/{profile}"]
+        for each in render_once(profile, f"monitoring/{profile}")
         if each["kind"] == "ConfigMap" and "grafana_dashboard" in each["metadata"].get("labels", {})
     ]
     assert {name: text for each in found for name, text in each["data"].items()} == {
@@ -507,7 +515,7 @@ def test_targets_have_the_names_of_the_rules():
     jobs = {
         group["labels"]["job"] for group in json.loads((ROOT / "monitoring/prometheus/targets/cpu.json").read_text())
     }
-    objects = render_with("cpu", ("loadtest", "monitoring/cpu"))
+    objects = render_once("cpu", "loadtest", "monitoring/cpu")
     scraped = set()
     for monitor in (each["spec"] for each in objects if each["kind"] == "ServiceMonitor"):
         labels = monitor["selector"]["matchLabels"]
@@ -523,9 +531,9 @@ def test_targets_have_the_names_of_the_rules():
     assert scraped == jobs
 
 
-def test_kserve_example_runs_the_same_server(combined):
+def test_kserve_example_runs_the_same_server():
     runtime, inference = yaml.safe_load_all((FOLDER / "kserve/triton.yaml").read_text())
-    deployment = copy.deepcopy(find(combined["cpu"], "Deployment", "triton"))
+    deployment = copy.deepcopy(find(render_once("cpu"), "Deployment", "triton"))
     (own,) = deployment["spec"]["template"]["spec"]["containers"]
     (container,) = runtime["spec"]["containers"]
     for field in ("image", "imagePullPolicy", "resources"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -19,6 +20,7 @@ FOLDER = ROOT / "monitoring/prometheus"
 RUNBOOK = "docs/alerts.md"
 
 
+@functools.cache
 def loaded(path: str) -> dict:
     return yaml.safe_load((FOLDER / path).read_text())
 
