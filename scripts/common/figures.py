@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Chart:
 
 
 def render(draw: Callable[[Figure, Palette], None], size: tuple[float, float], palette: Palette, form: str) -> bytes:
-    """Return a chart as a file of the format `form`: svg, png."""
+    """Return the content of a chart's file in the format `form`: svg or png."""
     style: dict[Any, Any] = {
         "font.family": "DejaVu Sans",
         "font.size": 9,
@@ -80,10 +81,17 @@ def render(draw: Callable[[Figure, Palette], None], size: tuple[float, float], p
 
 def svg_data_urls(draw: Callable[[Figure, Palette], None], size: tuple[float, float]) -> dict[str, str]:
     """Return the chart as a data: URL for each theme, light and dark."""
+    light = render(draw, size, LIGHT, "svg")
     return {
-        theme: "data:image/svg+xml;base64," + base64.b64encode(render(draw, size, palette, "svg")).decode()
+        theme: "data:image/svg+xml;base64," + base64.b64encode(recoloured(light, palette)).decode()
         for theme, palette in PALETTES.items()
     }
+
+
+def recoloured(svg: bytes, palette: Palette) -> bytes:
+    """Return a chart that was drawn in LIGHT in another palette. To draw it again would take 0.1 s."""
+    colours = {before.encode(): after.encode() for before, after in zip(astuple(LIGHT), astuple(palette), strict=True)}
+    return re.sub(b"|".join(colours), lambda match: colours[match[0]], svg)
 
 
 def write_charts(charts: dict[str, Chart], folder: Path) -> None:

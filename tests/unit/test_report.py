@@ -12,7 +12,7 @@ from loadtest import charts, compare, report, statistics, table
 from loadtest.compare import Comparison
 from scripts.common import figures
 from scripts.common import settings as settings_module
-from scripts.common.figures import DARK, LIGHT, render, svg_data_urls
+from scripts.common.figures import DARK, LIGHT, recoloured, render, svg_data_urls
 from scripts.common.settings import EXAMPLE, MODES, Settings
 from scripts.dashboards.render.evaluate import BATCHING, load
 from tests.support.measured_windows import comparison, open_loop_rounds, rounds
@@ -129,11 +129,18 @@ def test_ratio_with_complaints_is_not_coloured(measured):
     assert '<div class="ratio doubtful">1.50<small>' in page(measured)
 
 
+def without_ids(svg: bytes) -> bytes:
+    """Return the chart without the names that matplotlib gives to markers and areas by a hash of their style."""
+    return re.sub(rb"\b[mp][0-9a-f]{10}\b", b"", svg)
+
+
 @pytest.mark.parametrize("title", ["throughput", "latency", "batches", "time"])
 def test_charts_draw_in_both_formats_and_sizes(drawn, title):
     chart = charts.all_charts(drawn.results(), drawn.windows)[title]
     assert render(chart.draw, chart.wide, LIGHT, "png").startswith(b"\x89PNG")
-    assert b"<svg" in render(chart.draw, chart.narrow, DARK, "svg")
+    light, dark = (render(chart.draw, chart.narrow, palette, "svg") for palette in (LIGHT, DARK))
+    assert b"<svg" in dark
+    assert without_ids(recoloured(light, DARK)) == without_ids(dark)
 
 
 def test_dashboard_in_report_repeats_no_number():
