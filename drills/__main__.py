@@ -8,12 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import fill
 
-import psutil
 from rich.markup import escape
 
 from drills import attacks, clock, commands, crashes, shortages
@@ -21,6 +19,7 @@ from drills.drill_stack import DrillStack, repository_of
 from drills.harness import DRILLS, Drill, result
 from drills.outcomes import Result
 from drills.soak.soaking import soak
+from loadtest.host import host
 from scripts.common.cli import one_interrupt, out, print_table, run
 from scripts.common.files import write_atomically
 from scripts.common.settings import Settings, UserError
@@ -38,6 +37,7 @@ def chosen(names: list[str]) -> list[Drill]:
 
 
 def not_named(drill: Drill) -> Result:
+    """Return the result of a drill that runs only if it is named."""
     reason = f"it concerns every program of this machine; name it: make drill DRILL={drill.name}"
     return Result(drill.name, drill.done, drill.bound, not_run=reason)
 
@@ -57,17 +57,14 @@ def markdown(results: list[Result]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def processor() -> str:
-    """Return the name of the CPU and the number of cores."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {psutil.cpu_count()} cores"
-
-
 def write(results: list[Result], reports: Path) -> Path:
     folder = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-drill"
     folder.mkdir(parents=True)
-    content = {"host": processor(), "drills": [result.as_json() for result in results]}
+    machine = host()
+    content = {
+        "host": f"{machine['cpu']}, {machine['cores']} cores",
+        "drills": [result.as_json() for result in results],
+    }
     write_atomically(folder / "drill.json", json.dumps(content, indent=2) + "\n")
     write_atomically(folder / "drill.md", markdown(results))
     return folder

@@ -15,7 +15,7 @@ from drills.steady_load import RefusedError, post
 # Clients of each attack, and how long they hold their connections.
 IDLE, SLOW, LEAVING, WRONG = 500, 200, 100, 100
 HELD_S = 6.0
-# GATEWAY_BODY is 4 MiB.
+# More than GATEWAY_BODY allows, which is 4 MiB.
 LARGE = 5 << 20
 
 Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable[None]]
@@ -54,7 +54,7 @@ async def send_noise(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
     await writer.drain()
 
 
-# Name -> what is done, the number of clients, and what each does. The ports follow below.
+# Name -> what the attack does to {}, one of TARGETS, the number of its clients, and what a client does.
 ATTACKS: dict[str, tuple[str, int, Client]] = {
     "idle": (f"{IDLE} connections to {{}} that send nothing for {HELD_S:g} s", IDLE, send_nothing),
     "slow": (f"{SLOW} clients that send {{}} a byte of a request per second", SLOW, send_slowly),
@@ -82,7 +82,7 @@ def request_to(port_name: str) -> bytes:
 
 
 def attack(stack: DrillStack, port_name: str, count: int, client: Client) -> None:
-    """Open connections, and let a client act on each. The server may close them."""
+    """Open `count` connections, and let a client act on each. The server may close them."""
     request = request_to(port_name)
 
     async def one() -> None:

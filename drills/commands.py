@@ -40,7 +40,7 @@ WITH_ECHO = {"SYSTEMS": "embedding echo"}
 
 
 def add_echo(stack: DrillStack, seconds: float = 0) -> None:
-    """Put a small model into the repository, which takes so many seconds to load."""
+    """Add a small model to the repository. It takes this many seconds to load."""
     folder = stack.models / "echo/1"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(ECHO.format(seconds=seconds))
@@ -213,7 +213,10 @@ def compared(stack: DrillStack) -> str:
 
 
 def check_compared(text: str, code: int) -> None:
-    """Raise unless a comparison wrote its report. On a slow machine the drills' own requests are too many beside it."""
+    """Raise unless a comparison wrote its report.
+
+    On a slow machine, it may report that something else used the server: the drills' own requests.
+    """
     if "report  " not in text or (code and "something else used the server" not in text):
         raise BrokenError(f"`make loadtest` ended with {code}: {text[-300:]}")
 

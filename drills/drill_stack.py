@@ -52,7 +52,7 @@ class DrillStack:
         for name in SYSTEM:
             shutil.copytree(repository / name, self.models / name)
         self.state.mkdir()
-        self.small_state = self._mount(self.state, STATE_BYTES)
+        self.has_small_state = self._mount(self.state, STATE_BYTES)
         if (state / "debian").is_dir():  # Debian's Prometheus, which `make up` has unpacked before
             (self.state / "debian").symlink_to(state / "debian")
         self.supervisor = Supervisor(self.state)
@@ -132,13 +132,13 @@ class DrillStack:
 
     def processes(self, text: str = "") -> list[psutil.Process]:
         """Return the living processes of this stack whose command line has this text."""
-        found = []
+        own = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 line = " ".join(process.cmdline())
                 if text in line and str(self.folder) in " ".join([line, *process.environ().values()]):
-                    found.append(process)
-        return found
+                    own.append(process)
+        return own
 
     def pause(self, process: psutil.Process, seconds: float = 3.0) -> None:
         """Stop a process for some seconds."""
@@ -256,7 +256,7 @@ class DrillStack:
         with contextlib.suppress(BrokenError):
             self.make("down")
         self.kill_all()
-        if self.small_state:
+        if self.has_small_state:
             subprocess.run(["umount", "--lazy", self.state], check=True)
         shutil.rmtree(self.folder)
 

@@ -44,7 +44,7 @@ def reports_full(stack: DrillStack) -> None:
 
 @drill("no space for logs and for Prometheus' data, for 5 s")
 def state_full(stack: DrillStack) -> None:
-    if not stack.small_state:
+    if not stack.has_small_state:
         raise NotRunError("only root may mount a small file system")
     filler = fill(stack.state)
     try:

@@ -40,11 +40,11 @@ Vector = npt.NDArray[Any]
 
 
 class RefusedError(Exception):
-    """An HTTP status of 400 or more."""
+    """The server answered with another HTTP status than 200."""
 
 
 class Clients:
-    """One request on each route to a stack.
+    """Sends requests to a stack, on each of its routes.
 
     With `keep`, its connections belong to this object alone and stay open. Otherwise each HTTP request has its own.
     """
@@ -92,7 +92,7 @@ class Connections:
             writer.close()
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a request, and return the JSON of the response. Raise RefusedError for others."""
+        """Send a request, and return the JSON of the response. Raise RefusedError unless its status is 200."""
         while self._idle and (self._idle[-1][0].at_eof() or self._idle[-1][1].is_closing()):
             self._idle.pop()[1].close()
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
@@ -120,7 +120,7 @@ class Connections:
 
 
 async def post(port: int, path: str, body: dict[str, Any]) -> Any:
-    """Send a request on a connection of its own, and return the JSON of the response. Raise RefusedError for others."""
+    """Send a request as Connections.post does, on a connection of its own."""
     return await Connections(port).post(path, body)
 
 

@@ -31,7 +31,7 @@ Request = Callable[[], Awaitable[object]]
 
 
 def bad_requests(clients: Clients) -> dict[str, list[Request]]:
-    """Return requests by route that a client gets wrong: some the server refuses itself, one reaches a model."""
+    """Return wrong requests by route: the server itself refuses all but one, which reaches a model."""
 
     def gateway(body: dict[str, object]) -> Request:
         return lambda: clients.gateway.post("/v1/embeddings", body)

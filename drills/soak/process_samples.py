@@ -1,4 +1,4 @@
-"""Read from /proc what each process of the stack holds: memory, descriptors, threads, and shared memory together."""
+"""Read from /proc what each process of the stack uses: memory, descriptors, threads, and shared memory together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED_MEMORY = "/dev/shm/"
 
 
 @dataclass(frozen=True)
-class Held:
+class Usage:
     """The memory, descriptors and threads of one process."""
 
     memory: float  # bytes
@@ -23,8 +23,8 @@ class Held:
     threads: float
 
 
-def held(pid: int) -> Held:
-    """Return what a process holds. Raise OSError if it has ended.
+def usage_of(pid: int) -> Usage:
+    """Return what a process uses. Raise OSError if it has ended.
 
     The memory is the private one, which only this process can free: without mapped files, which the kernel takes back
     as it likes, and without shared memory, which is counted once for all processes.
@@ -35,7 +35,7 @@ def held(pid: int) -> Held:
     if "RssAnon" not in fields:
         raise ProcessLookupError(f"process {pid} has ended")  # it has no memory left
     memory = (fields["RssAnon"] + fields["VmSwap"]) * 1024
-    return Held(memory, len(os.listdir(f"/proc/{pid}/fd")), fields["Threads"])
+    return Usage(memory, len(os.listdir(f"/proc/{pid}/fd")), fields["Threads"])
 
 
 def name_of(command: list[str]) -> str:
@@ -67,12 +67,12 @@ class Watch:
     def names(self) -> list[str]:
         return sorted(self._pids)
 
-    def sample(self) -> dict[str, Held]:
-        """Return what each process holds that still runs."""
+    def sample(self) -> dict[str, Usage]:
+        """Return the usage of each process that still runs."""
         samples = {}
         for name, pid in list(self._pids.items()):
             try:
-                samples[name] = held(pid)
+                samples[name] = usage_of(pid)
             except OSError:
                 self.problems.append(f"{name} (process {pid}) ended during the soak")
                 del self._pids[name]

@@ -71,7 +71,7 @@ def draw_series(results: dict[str, Any], series: dict[str, Any], axes: Axes, pal
 
 
 def scale(axes: Axes, values: np.ndarray[Any, Any], minimum: float) -> None:
-    """Show so much of the axis, and at least MINIMUM_SPAN of the level, so that a flat line looks flat."""
+    """Show at least `minimum` of the axis, and at least MINIMUM_SPAN of the level, so that a flat line looks flat."""
     if not len(values):
         return
     low, high = float(values.min()), float(values.max())

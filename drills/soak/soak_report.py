@@ -33,7 +33,7 @@ def command(load: Load, minutes: float) -> str:
 
 @dataclass(frozen=True)
 class SoakRun:
-    """A soak that has ended: what it was to do, and what it found."""
+    """A soak that has ended: its load, its length and its measurements."""
 
     load: Load
     minutes: float
@@ -42,7 +42,7 @@ class SoakRun:
     seconds: float  # until the last sample
     began: datetime
     problems: Sequence[str]
-    stopped: str  # the time of an interrupt, as a text
+    stopped: str  # when it was interrupted, as a sentence; empty if it was not
 
 
 def results_of(run: SoakRun) -> Results:
@@ -70,11 +70,11 @@ def results_of(run: SoakRun) -> Results:
 
 def complaints(results: Results) -> list[str]:
     """Return why the soak fails; without complaints its exit code is 0."""
-    found = list(results["problems"])
+    reasons = list(results["problems"])
     if results["stopped"]:
-        found.append(f"{results['stopped']}; what was sampled until then is kept")
+        reasons.append(f"{results['stopped']}; what was sampled until then is kept")
     if failing := [series["name"] for series in results["series"] if series["fails"]]:
-        found.append(f"not flat: {', '.join(failing)}. A longer SOAK shows if that goes on")
+        reasons.append(f"not flat: {', '.join(failing)}. A longer SOAK shows if that goes on")
     for kind, figures in results["requests"].items():
         wrong = {
             "failed": figures["failed_gateway"] + figures["failed_direct"],
@@ -82,13 +82,13 @@ def complaints(results: Results) -> list[str]:
             "lost": figures["lost"],
         }
         if any(wrong.values()):
-            numbers = ", ".join(f"{count} {what}" for what, count in wrong.items() if count)
+            numbers = ", ".join(f"{count} {name}" for name, count in wrong.items() if count)
             errors = sorted(figures["errors"].items(), key=lambda item: -item[1])[:3]
-            reasons = "; ".join(f"{count} x {text}" for text, count in errors)
-            found.append(f"of {figures['requests']:,} {kind} requests {numbers}: {reasons}")
+            messages = "; ".join(f"{count} x {text}" for text, count in errors)
+            reasons.append(f"of {figures['requests']:,} {kind} requests {numbers}: {messages}")
     if not results["requests"]["good"]["requests"]:
-        found.append("no request was sent: set a longer SOAK, more USERS, or a shorter WAIT")
-    return found
+        reasons.append("no request was sent: set a longer SOAK, more USERS, or a shorter WAIT")
+    return reasons
 
 
 def outcome(results: Results) -> str:

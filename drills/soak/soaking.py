@@ -65,7 +65,7 @@ class Soak:
         return [*self.by_process, *self.of_the_stack.values()]
 
     def sample_for(self, seconds: float, clients: ManyClients) -> None:
-        """Take a sample at every SAMPLE_S, and print a line of progress in each minute. Stop if the clients did."""
+        """Take a sample every SAMPLE_S, and print a line of progress every minute. Stop if the clients stopped."""
         begin = time.monotonic()
         for number in range(1, int(seconds / SAMPLE_S) + 1):
             time.sleep(max(0.0, begin + number * SAMPLE_S - time.monotonic()))
@@ -79,10 +79,10 @@ class Soak:
     def sample(self, outcomes: Sequence[Outcome]) -> None:
         new = outcomes[self._seen :]
         self._seen += len(new)
-        held = self.watch.sample()
+        usages = self.watch.sample()
         for series in self.by_process:
-            process = held.get(series.process)
-            series.add(getattr(process, series.kind.name) if process else math.nan)
+            usage = usages.get(series.process)
+            series.add(getattr(usage, series.kind.name) if usage else math.nan)
         for kind, value in self._of_the_stack(new):
             self.of_the_stack[kind].add(value)
 
@@ -112,7 +112,7 @@ class Soak:
 
 
 def soak(settings: Settings) -> int:
-    """Run the soak, print and write what came out, and return the exit code."""
+    """Run the soak, print and write its results, and return the exit code."""
     load, seconds = load_of(settings), settings.number("SOAK") * 60
     began, stopped = datetime.now(UTC), ""
     with one_interrupt():

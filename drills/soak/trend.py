@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
 
-# The means of so many blocks are judged. Noise that is short beside a block averages out.
+# The number of blocks whose means are judged. Noise that is short beside a block averages out.
 BLOCKS = 24
 # The errors of blocks that follow one another are independent if they correlate less than this. The correlation of 24
 # independent errors scatters by 0.2.

@@ -24,7 +24,7 @@ from drills import __main__ as drill_command
 from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Outcome
 from drills.soak import many_clients, soaking
 from drills.soak.many_clients import Load, ManyClients, refusal
-from drills.soak.process_samples import Watch, held, name_of
+from drills.soak.process_samples import Watch, name_of, usage_of
 from drills.soak.series import (
     BY_DESIGN,
     DESCRIPTORS,
@@ -47,6 +47,7 @@ from drills.soak.soaking import Soak
 from drills.soak.trend import student_t, trend
 from drills.steady_load import GRPC, HTTP, TEXTS, RefusedError
 from gateway.inference import rpc_error
+from scripts.common import figures
 from scripts.common.settings import Settings, UserError
 from tests.support.awaitables import answered, never
 
@@ -156,17 +157,17 @@ def test_growth_of_a_process_is_seen() -> None:
     """
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
         assert child.stdout.readline() == "started\n"  # an interpreter that starts has files open of its own
-        before = held(child.pid)
+        before = usage_of(child.pid)
         child.stdin.write("\n")
         child.stdin.flush()
         assert child.stdout.readline() == "grown\n"
-        after = held(child.pid)
+        after = usage_of(child.pid)
         child.communicate("\n")
     assert after.memory - before.memory > 60 * MIB
     assert after.descriptors - before.descriptors >= 10
     assert after.threads - before.threads == 1
     with pytest.raises(OSError, match=r"ended|No such process|No such file"):
-        held(child.pid)
+        usage_of(child.pid)
 
 
 def test_process_that_ends_is_a_problem() -> None:
@@ -314,6 +315,7 @@ def test_unexpected_error_of_a_client_stops_the_soak_and_is_reported(tmp_path, m
     monkeypatch.setattr(soaking, "DrillStack", FakeStack)
     monkeypatch.setattr(soaking, "repository_of", lambda _settings: tmp_path)
     monkeypatch.setattr(soaking, "SAMPLE_S", 0.5)
+    monkeypatch.setattr(figures, "render", lambda *_: b"")  # drawing takes seconds
     settings = Settings.load().replace(SOAK="1", USERS="3", WAIT="0,0.001", REPORTS=str(tmp_path))
     assert soaking.soak(settings) == 1
     content = json.loads((tmp_path / "latest-soak/soak.json").read_text())
