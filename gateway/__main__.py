@@ -19,7 +19,7 @@ def main() -> None:
     settings = Settings.load()
     config = Config.from_settings(settings)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
-    # uvicorn ends in order after SIGTERM, and then raises the signal again.
+    # After SIGTERM, uvicorn shuts down in order and raises the signal again: exit with 0 then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     app = build(config, settings)
     listener = listen(config)

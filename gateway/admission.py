@@ -44,7 +44,8 @@ OPEN_PATHS = ("/health",)
 # The status in the metrics of a client that left, which gets no response.
 CLIENT_LEFT = 499
 CLOSE = {"connection": "close"}
-# Clients that were refused together return one after the other: OpenAI's read milliseconds. 600 to 3000, well mixed.
+# The pauses that refusals ask for: 600 to 3000 ms, well mixed, so that clients that were refused together return one
+# after the other. OpenAI's clients read milliseconds.
 PAUSES_MS = [600 + 24 * (37 * step % 101) for step in range(101)]
 
 
@@ -60,7 +61,7 @@ class Admission:
         self._outages = Outages()
         self._prefix = secrets.token_hex(6).encode()
         self._numbers = itertools.count()
-        self._refusals = itertools.cycle([_whole(self._busy(pause_ms).response()) for pause_ms in PAUSES_MS])
+        self._refusals = itertools.cycle([_serialized(self._busy(pause_ms).response()) for pause_ms in PAUSES_MS])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,7 +75,7 @@ class Admission:
         except asyncio.CancelledError:
             await self._report_cancellation(exchange, scope, receive)
         except Exception as error:
-            exchange.failure = _place(error)
+            exchange.failure = _origin(error)
             exchange.status = 500
             if not exchange.has_response:
                 failed = ApiError(500, "The gateway failed. Its log shows where (`make logs`).")
@@ -133,7 +134,7 @@ class Admission:
         except ApiError as error:
             exchange.failure = error.cause
             response = error.response()
-        # The exchange waits for the client's end; a response that waits for it too waits for ever.
+        # Only the exchange watches for a client that leaves, so the response gets a `receive` that never returns.
         await response(scope, _wait_forever, exchange.send)
 
     async def _report_cancellation(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
@@ -233,7 +234,7 @@ class Admission:
         return ApiError(413, message, code="request_too_large")
 
 
-def _whole(response: Response) -> bytes:
+def _serialized(response: Response) -> bytes:
     """Return a response as it goes over the wire, with %b for the request's id."""
     head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
     return b"HTTP/1.1 429 Too Many Requests\r\n%bx-request-id: %%b\r\n\r\n%b" % (head, bytes(response.body))
@@ -270,7 +271,7 @@ def _media_type(headers: Headers) -> bytes:
     return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
-def _place(error: Exception) -> str:
+def _origin(error: Exception) -> str:
     """Return the kind of the exception and where it was raised, without its message."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f" ({type(error).__name__} in {frame.filename}, line {frame.lineno})"

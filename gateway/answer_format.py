@@ -19,10 +19,10 @@ Item = TypeVar("Item")
 
 
 class Piece(NamedTuple):
-    """A generated text, or a piece of it. The model does not report what is None."""
+    """A generated text, or a piece of it. A field is None if the model does not report it."""
 
     text: str
-    finish_reason: str | None  # None also while the text goes on
+    finish_reason: str | None  # None also until the text ends
     prompt_tokens: int | None
     new_tokens: int | None
 

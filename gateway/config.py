@@ -16,7 +16,7 @@ class Limits:
     in_flight: int = 256  # requests
     texts: int = 2048  # of one request
     body: int = 4 << 20  # bytes
-    timeout: float = 60.0  # seconds until the body is there, until the answer, and between two pieces of a stream
+    timeout: float = 60.0  # seconds for the body to arrive, then for the answer, and between two pieces of a stream
 
 
 @dataclass(frozen=True)

@@ -60,4 +60,5 @@ class EventStream(StreamingResponse):
                     await send({"type": "http.response.body", "body": events, "more_body": True})
                     limit.reschedule(clock() + self.timeout)
         except TimeoutError:
-            raise ApiError(504, f"The text did not go on for {self.timeout:g} seconds.", code="timeout") from None
+            message = f"The model sent nothing for {self.timeout:g} seconds (GATEWAY_TIMEOUT)."
+            raise ApiError(504, message, code="timeout") from None

@@ -17,7 +17,7 @@ STREAM_GRACE_S = 5
 class Exchange:
     """The state of a request. Routes find it in `request.scope["exchange"]`.
 
-    When the time is over or the client leaves, the request's task is cancelled, which ends what it awaits from Triton.
+    When the time is over or the client leaves, it cancels the request's task, which ends the task's calls to Triton.
     """
 
     def __init__(self, id: bytes, send: Send, timeout: float) -> None:

@@ -42,7 +42,7 @@ HEADERS = {
 REPORT_HEADERS = HEADERS | {"content-security-policy": f"{CLOSED}; style-src 'unsafe-inline'; img-src data:"}
 HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d+)?")
 # Backends of the steps before and after a model.
-AROUND = ("tokenizer", "detokenizer", "image_processor", "postprocessor")
+STEP_BACKENDS = ("tokenizer", "detokenizer", "image_processor", "postprocessor")
 NOT_LOADED = "is not loaded: it is loading, or failed to load. `make status` shows its state, `make logs` why."
 
 
@@ -89,7 +89,7 @@ class Card:
     models: Sequence[Row] = ()
     box: Box | None = None
     command: str = ""
-    is_shortened: bool = False
+    is_shortened: bool = False  # whether the answer to its command is shortened
 
     @classmethod
     def from_loaded(cls, loaded: Loaded, figures: Figures | None, url: str, needs_key: bool) -> Card:
@@ -115,13 +115,15 @@ class Card:
 async def index(request: Request) -> Response:
     gateway = gateway_of(request)
     host, port = host_of(request)
-    observed, live, systems = await asyncio.gather(
-        gateway.monitoring.read(), triton_answers(gateway.inference), read_all(gateway.served, gateway.inference)
+    observed, is_ready, systems = await asyncio.gather(
+        gateway.monitoring.read(), triton_is_ready(gateway.inference), read_all(gateway.served, gateway.inference)
     )
     complaints = []
-    if not live:
+    if is_ready is None:
         complaints.append("Triton does not answer. `make status` shows its state, `make logs` why.")
         systems = [Loaded(name, "Triton does not answer.") for name in gateway.served.names()]
+    elif not is_ready:
+        complaints.append(readiness_complaint(systems))
     if observed.figures is None:
         complaints.append("Prometheus does not answer, so the figures of the last minute are missing.")
     needs_key = bool(gateway.config.keys)
@@ -161,11 +163,12 @@ async def report(request: Request) -> Response:
 # --- what Triton has --------------------------------------------------------------------------------------------------
 
 
-async def triton_answers(inference: Inference) -> bool:
+async def triton_is_ready(inference: Inference) -> bool | None:
+    """Return whether all of Triton's models are ready, or None if Triton does not answer."""
     try:
         return await asyncio.wait_for(inference.server_ready(), TRITON_S)
     except (grpc.RpcError, TimeoutError):
-        return False
+        return None
 
 
 async def read_all(served: Served, inference: Inference) -> list[Loaded]:
@@ -189,16 +192,22 @@ async def read(served: Served, inference: Inference, name: str) -> Loaded:
         return Loaded(name, f"{name} {NOT_LOADED}")
 
 
+def step_names(config: ModelConfig) -> list[str]:
+    return [step.model_name for step in config.ensemble_scheduling.step]
+
+
 async def _read(served: Served, inference: Inference, name: str) -> Loaded:
     system = await served.lookup(name)
     if system is None:
         return Loaded(name, f"{name} {NOT_LOADED}")
     configs = {name: system.config}
-    for step in system.config.ensemble_scheduling.step:
-        composing = await served.lookup(step.model_name)
+    steps = step_names(system.config)
+    for step in steps:  # grows: a step may be an ensemble, too
+        composing = await served.lookup(step)
         if composing is None:
-            return Loaded(name, f"its model {step.model_name} {NOT_LOADED}", system, configs)
-        configs[step.model_name] = composing.config
+            return Loaded(name, f"its model {step} {NOT_LOADED}", system, configs)
+        configs[step] = composing.config
+        steps += [inner for inner in step_names(composing.config) if inner not in steps]
     stream = await served.stream_of(system) if system.kind == "generation" else None
     if stream:
         configs[stream.name] = stream.config
@@ -207,6 +216,16 @@ async def _read(served: Served, inference: Inference, name: str) -> Loaded:
 
 
 # --- what the page shows ----------------------------------------------------------------------------------------------
+
+
+def readiness_complaint(systems: Sequence[Loaded]) -> str:
+    """Return why Triton, which answers, is not ready, and what to do. A load makes it not ready, too."""
+    names = ", ".join(system.name for system in systems if system.reason)
+    model = f"a model of {names}" if names else "a model that is in none of these systems"
+    return (
+        f"Triton is not ready: {model} is loading, or failed to load. `make status` shows the state of each model, "
+        "`make logs` why."
+    )
 
 
 def summary(systems: Sequence[Loaded]) -> str:
@@ -260,7 +279,7 @@ def system_figures(loaded: Loaded, figures: Figures) -> list[Figure]:
 
 def is_model(config: ModelConfig) -> bool:
     """Return whether this is the step that computes, not one that prepares its input or reads its output."""
-    return not config.HasField("ensemble_scheduling") and config.backend not in AROUND
+    return not config.HasField("ensemble_scheduling") and config.backend not in STEP_BACKENDS
 
 
 def row(config: ModelConfig, figures: Figures | None) -> Row:

@@ -15,9 +15,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.api_error import ApiError
 
-# Seconds for a request's head, or for the rest of a body that nobody reads.
+# Seconds for a request's head, or for the rest of a body that the gateway does not read.
 HEAD_S = 20
-# Bytes of a request besides its body: its head, the framing of chunks, trailers. Nobody else limits them.
+# Bytes of a request besides its body: its head, the framing of chunks, trailers. uvicorn does not limit them.
 MAX_HEAD = 65_536
 # Java's HTTP client offers HTTP/2 in its requests, and the parser takes the body after such an offer for HTTP/2. The
 # gateway upgrades to nothing. JSON cannot contain this text.
@@ -130,5 +130,5 @@ class GatewayProtocol(HttpToolsProtocol):
 
 
 def _refused() -> Any:
-    """Return what uvicorn takes for a request that was answered: it ignores the rest of the body."""
+    """Return a stand-in for an answered request, so that uvicorn ignores the rest of its body."""
     return SimpleNamespace(response_complete=True, message_event=asyncio.Event())

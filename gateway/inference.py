@@ -40,9 +40,9 @@ OPTIONS = (
 MAX_STREAM_S = 3600
 # Earlier releases crash if gRPC cancels a request at the moment when it begins or ends (server #7840, #8078, #8220).
 FIRST_SAFE_RELEASE = (2, 59)
-# Triton says its release at once, unless it loads a model.
+# Triton reports its release at once, unless it loads a model.
 RELEASE_S = 0.2
-# How often to ask a model to end a text: the question may reach another replica, or arrive before the text.
+# How often to ask a model to end a text: the request for that may reach another replica, or arrive before the text.
 ASK_AGAIN_S = 1.0
 # The time for requests whose clients left, when the gateway ends.
 CLOSE_S = 3.0
@@ -102,7 +102,7 @@ class Inference:
         self._address = address
         self._options = {**dict(OPTIONS), "grpc.default_authority": address, **(options or {})}
         self._timeout = timeout  # seconds for a request whose client left
-        self._release: asyncio.Task[tuple[int, ...]] | None = None  # of Triton, as it was read last
+        self._release: asyncio.Task[tuple[int, ...]] | None = None  # of Triton, as last read
         self._background: set[asyncio.Task[Any]] = set()
         self._abandoned: set[asyncio.Task[None]] = set()
         self._connect(address)
@@ -190,19 +190,22 @@ class Inference:
     async def _end(
         self, call: grpc.aio.Call, answer: asyncio.Future[Any], request: service_pb2.ModelInferRequest
     ) -> None:
-        """Return when the request has ended, or its time is over. Do not cancel then: Triton may answer just now."""
-        question: asyncio.Task[None] | None = None
+        """End the request, and wait until it has ended or its time is over.
+
+        Do not cancel the call at that time: Triton may be answering.
+        """
+        end_request: asyncio.Task[None] | None = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout):
                 while not answer.done():
                     if await self._is_safe_release():
                         call.cancel()
-                    elif request.id and (question is None or question.done()):
-                        question = _keep(self._background, self._ask_to_end(request, call))
+                    elif request.id and (end_request is None or end_request.done()):
+                        end_request = _keep(self._background, self._ask_to_end(request, call))
                     await asyncio.wait([answer], timeout=ASK_AGAIN_S)
 
     async def _is_safe_release(self) -> bool:
-        """Return whether this release of Triton bears cancellations; False if it does not say so soon."""
+        """Return whether this release of Triton bears cancellations; False if Triton does not report it in time."""
         if self._release is None or self._release.done():
             self._release = _keep(self._background, self._read_release())
         release = self._release

@@ -25,7 +25,7 @@ async def show_model(request: Request) -> Response:
 
 
 async def _models(gateway: Gateway) -> list[dict[str, Any]]:
-    """Return what answers one of the routes."""
+    """Return the systems that have a route of OpenAI's API, as that API lists models."""
     # OpenAI's clients require a time of creation, which Triton does not know.
     created = int(gateway.started)
     return [

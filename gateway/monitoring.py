@@ -45,11 +45,11 @@ class Observed:
 
 
 class Monitoring:
-    """Reads all of it in threads, so that the requests of the API do not wait."""
+    """Reads from these programs in threads, so that the requests of the API do not wait."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # One for each question. A question that is not yet answered, as by a slow name server, is not asked again.
+        # One thread for each question. A question that still waits, such as for a slow name server, is not asked again.
         self._threads = ThreadPoolExecutor(len(PAGES) + 1)
         self._asked: dict[str, asyncio.Future[Any]] = {}
 
@@ -66,7 +66,7 @@ class Monitoring:
         )
 
     async def _ask(self, question: str, read: Callable[[], Any]) -> Any:
-        """Return the answer, or None if there is none in time."""
+        """Return the answer of `read`, or None if it takes too long."""
         answer = self._asked.get(question)
         if answer is None or answer.done():
             answer = self._asked[question] = asyncio.get_running_loop().run_in_executor(self._threads, read)

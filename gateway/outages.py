@@ -1,7 +1,7 @@
 """Hold requests while Triton restarts after a crash, instead of failing them at once.
 
-Triton's supervisor and revive.py bring it back within seconds. Until then a request waits and is sent again. The limits
-of requests in flight and of their time hold meanwhile.
+Triton's supervisor and revive.py restart it within seconds. Until then the gateway holds a request and sends it again.
+The limits of requests in flight and of their time hold meanwhile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Outages:
             await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
 
     def _end(self, system: str) -> float:
-        """Return when to give the system up, which has just failed."""
+        """Record a failure of the system, and return when to give it up."""
         now = time.monotonic()
         first, last = self._failures.get(system, (now, -QUIET_S))
         if now >= last + QUIET_S:

@@ -8,7 +8,7 @@ from gateway.counters import Counters
 
 
 class Place:
-    """The place of one request. Its parts that Triton goes on with after its client has left hold it, too."""
+    """The place of one request. Parts of it that Triton still runs after the client has left hold the place, too."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters

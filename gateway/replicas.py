@@ -25,7 +25,7 @@ class Replicas:
         self._addresses: list[str] = []
 
     async def watch(self) -> None:
-        """Tell the clients about every change of the addresses, until the task is cancelled."""
+        """Pass every change of the addresses to the clients, until the task is cancelled."""
         while not is_address(self._host):
             # While the name has no address, because no replica is ready, the last ones stay. UnicodeError: the name is
             # none that a name server knows.

@@ -26,7 +26,7 @@ STATUSES = {
     404: grpc.StatusCode.NOT_FOUND,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-# The address of a replica that is gone may answer nothing at all. Then another replica is asked.
+# The address of a replica that is gone may answer nothing at all. Then the request goes to another replica.
 CONNECT_S = 2.0
 # A Triton that gets SIGTERM refuses new connections and waits until the old ones are closed, up to 10 seconds. So no
 # connection is used for long.
@@ -69,7 +69,7 @@ class ShortRequests:
                         return await self._exchange(connection, request)
                     except ConnectionError:
                         pass  # Triton closed it at the same moment, before it read the request
-                    except OSError as error:  # no HTTP
+                    except OSError as error:  # the response is not HTTP
                         raise rpc_error(grpc.StatusCode.UNAVAILABLE, str(error)) from None
             try:
                 connection = await self._connect(address)
@@ -89,9 +89,10 @@ class ShortRequests:
 
     async def _answers_over_grpc(self) -> bool:
         try:
-            return await self._inference.server_ready()
+            await self._inference.server_ready()  # False, too, is an answer: a model is loading, or failed to load
         except grpc.RpcError:
             return False
+        return True
 
     async def _connect(self, address: str) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -129,7 +130,7 @@ class ShortRequests:
     def _forget(
         self, response: asyncio.Future[Any], connection: _Connection, limit: asyncio.TimerHandle, place: Place
     ) -> None:
-        response.exception()  # or asyncio logs that nobody asked for it
+        response.exception()  # or asyncio logs that no task retrieved it
         limit.cancel()
         place.release()
         connection.transport.close()
@@ -162,7 +163,7 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             if self._response and not self._response.done():
-                self._response.set_exception(OSError(f"no HTTP: {error}"))
+                self._response.set_exception(OSError(f"the response is not HTTP: {error}"))
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

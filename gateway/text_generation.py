@@ -87,7 +87,9 @@ async def find(served: Served, body: GenerationBody, source: str) -> System:
     """Return the model that the request is for: the system itself, or its companion that streams."""
     system = await served.find(body.model, "generation")
     if source not in system.inputs:
-        raise ApiError(400, f"The model '{body.model}' has no input '{source}', which this endpoint needs.", "model")
+        advice = " Use /v1/completions." if source == "messages" else ""
+        message = f"The model '{body.model}' has no input '{source}', which this endpoint needs.{advice}"
+        raise ApiError(400, message, "model")
     if not body.stream:
         if system.streams and "stream" not in system.inputs:
             raise ApiError(400, f"The model '{body.model}' only streams: send 'stream': true.", "stream")

@@ -56,7 +56,8 @@ def input_tensors(system: System, texts: dict[str, str]) -> list[Tensor]:
     required = [tensor.name for tensor in text_inputs(system.config)]
     if not required:
         names = ", ".join(tensor.name for tensor in system.config.input)
-        raise ApiError(400, f"The model '{system.name}' takes {names}, which are not texts or images.", "system")
+        message = f"The model '{system.name}' takes {names}, which are not texts or images: use Triton's own API."
+        raise ApiError(400, message, "system")
     for name in texts:
         if name not in known:
             raise ApiError(

@@ -174,7 +174,7 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ServerReady(
         self, request: service_pb2.ServerReadyRequest, context: grpc.ServicerContext
     ) -> service_pb2.ServerReadyResponse:
-        return service_pb2.ServerReadyResponse(ready=True)
+        return service_pb2.ServerReadyResponse(ready=all(model.ready for model in self.models.values()))
 
     def ServerMetadata(
         self, request: service_pb2.ServerMetadataRequest, context: grpc.ServicerContext

@@ -226,11 +226,43 @@ def test_page_reports_a_triton_that_does_not_answer(settings: Settings) -> None:
     assert "Triton does not answer. make status shows its state" in reader.text
 
 
+def test_page_names_the_system_that_keeps_triton_from_being_ready() -> None:
+    failed = embedding("failed")
+    failed.ready = False
+    with serving(embedding(), failed) as running:
+        reader = read(running)
+    assert "Triton is not ready: a model of failed is loading, or failed to load. make status shows" in reader.text
+    assert "1 of 2 systems are ready" in reader.text
+    assert "Triton does not answer" not in reader.text
+    assert reader.systems["embedding"].startswith("embedding ready")
+
+
+def test_page_reports_a_model_of_no_system_that_keeps_triton_from_being_ready(settings: Settings) -> None:
+    failed = embedding("failed")
+    failed.ready = False
+    with (
+        TritonStandIn(embedding(), failed) as stand_in,
+        running_gateway(Config(triton=stand_in.address, systems=("embedding",)), settings) as running,
+    ):
+        reader = read(running)
+    assert "Triton is not ready: a model that is in none of these systems is loading" in reader.text
+    assert "embedding is ready" in reader.text
+
+
 def test_page_names_a_missing_step_of_an_ensemble() -> None:
     model = embedding()
     model.settings = {"ensemble_scheduling": {"step": [{"model_name": "lost", "model_version": -1}]}}
     with serving(model) as running:
         assert "its model lost is not loaded" in read(running).systems["embedding"]
+
+
+def test_page_shows_the_models_of_an_ensemble_in_an_ensemble() -> None:
+    outer, inner, model = (embedding(name) for name in ("outer", "inner", "model"))
+    outer.settings = {"ensemble_scheduling": {"step": [{"model_name": "inner", "model_version": -1}]}}
+    inner.settings = {"ensemble_scheduling": {"step": [{"model_name": "model", "model_version": -1}]}}
+    model.settings = {"backend": "packed_onnx"}
+    with serving(outer, inner, model) as running:
+        assert "model packed_onnx off" in read(running).systems["outer"]
 
 
 def test_page_without_systems_says_so() -> None:

@@ -171,10 +171,10 @@ def broken_settings(folder: Path, port: int) -> dict[str, tuple[dict[str, object
     cert, key = save_certificate(folder, password=b"secret")
     return {
         "port": ({"GATEWAY_PORT": port}, f"port {port} cannot be opened on 127.0.0.1"),
-        "metrics": ({"GATEWAY_METRICS_PORT": port}, "or set another GATEWAY_METRICS_PORT in .env"),
+        "metrics": ({"GATEWAY_METRICS_PORT": port}, "set another GATEWAY_METRICS_PORT in .env"),
         "address": ({"GATEWAY_BIND": "192.0.2.1", "API_KEYS": KEY}, "this machine has no address 192.0.2.1"),
         "no key": ({"GATEWAY_BIND": "0.0.0.0"}, "API_KEYS is empty"),
-        "no certificate": ({"TLS_CERT": folder / "x", "TLS_KEY": key}, "there is no file that you may read"),
+        "no certificate": ({"TLS_CERT": folder / "x", "TLS_KEY": key}, "no such file, or you may not read it"),
         "encrypted key": ({"TLS_CERT": cert, "TLS_KEY": key}, "the key without a password"),
         "other way round": ({"TLS_CERT": key, "TLS_KEY": cert}, "not a certificate and its key"),
     }

@@ -91,7 +91,7 @@ def test_old_connection_without_a_request_is_closed(triton: TritonStandIn, monke
 
 
 class StandInInference:
-    """gRPC to a server that still answers there, or that has crashed."""
+    """gRPC to a server that still answers there, although a model failed to load, or that has crashed."""
 
     def __init__(self, crashed: bool) -> None:
         self.crashed = crashed
@@ -99,7 +99,7 @@ class StandInInference:
     async def server_ready(self) -> bool:
         if self.crashed:
             raise rpc_error(grpc.StatusCode.UNAVAILABLE, "failed to connect")
-        return True
+        return False
 
     async def infer(self, *request: object) -> str:
         return "an answer over gRPC"
