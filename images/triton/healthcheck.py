@@ -54,7 +54,7 @@ def is_short(triton: Triton, model: str, living: int) -> bool:
     except urllib.error.HTTPError:
         if model in loaded(triton):
             raise
-        return False  # somebody has unloaded it since the check began
+        return False  # a client has unloaded it since the check began
 
 
 def runs_python(triton: Triton, model: str) -> bool:
@@ -81,7 +81,7 @@ def main() -> None:
         # An error of HTTP has the address as its file name.
         sys.exit(f"{error.filename or path}: {error}")
     if short:
-        sys.exit(f"a Python process crashed of: {', '.join(short)}")
+        sys.exit(f"these models lack a Python process until revive.py has reloaded them: {', '.join(short)}")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ CORES = "NEURON_CORE_START_INDEX"
 ALIVE_POLL_S = 0.2
 # A process may stay stopped by a signal for this many of these polls.
 STOPPED_POLLS = 25
-# More than a file of /proc has that this program reads.
+# Bytes: more than any file of /proc has that this program reads.
 MAX_FILE = 65536
 # The niceness of this program: on a machine that is busy with other work, a late report costs requests.
 NICENESS = -10
@@ -142,7 +142,7 @@ def awaited_by(server: int) -> set[int]:
 
 
 def kill_orphans(server: int) -> None:
-    """Kill the stubs of a dead server: they hold its sockets open, and clients would wait on them for an answer.
+    """Kill the stubs of a server that has ended: they hold its sockets open, and clients would wait there for answers.
 
     Search all processes for the server's pid, because a stub that was just starting is in no list yet. Search twice,
     because a stub is a shell for its first milliseconds.
@@ -163,7 +163,7 @@ class Region:
     """The shared memory of a Python process, which holds the tensors of requests."""
 
     def __init__(self, pid: int, arguments: list[str]) -> None:
-        """Keep other users of this machine from it: Triton makes it readable for everybody, whatever the umask."""
+        """Hide it from other users of this machine: Triton makes it readable for all of them, whatever the umask."""
         self.pid = pid
         self.path = SHARED_MEMORY / arguments[2]
         self.path.chmod(0o600)

@@ -114,7 +114,7 @@ def test_library_that_was_not_gathered_fails_the_build(new_stack, repository, ta
     settings = {"TRITON_SOURCE": "ngc", "TRITON_IMAGE": broken, "SYSTEMS": "texts", "MODEL_REPOSITORY": repository}
     done = new_stack().make("build", timeout=1700, TAG=tags["ngc"], **settings)
     assert done.returncode
-    assert re.search(r"libhidden\.so\.1\n.*is linked to, and was not gathered", done.stdout + done.stderr)
+    assert re.search(r"libhidden\.so\.1\n.*gather\.sh did not copy them", done.stdout + done.stderr)
 
 
 def test_system_that_is_not_assembled_is_an_error(new_stack, repository, tags):

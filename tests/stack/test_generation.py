@@ -344,7 +344,7 @@ def test_wrong_option_is_refused(served, prompts, options, reason):
         ("falcon7b", {"prompts": "I am"}, "unknown parameter 'prompts': the options are max_new_tokens"),
         ("falcon7b", {"text_input": "I am", "top_k": 3}, "unknown parameter 'top_k'"),
         ("falcon7b", {"text_input": "I am", "prompt": "I am"}, "exclude each other: send one"),
-        ("falcon7b", {"prompt": "I am", "max_tokens": 3, "max_new_tokens": 4}, "'max_new_tokens' is there twice"),
+        ("falcon7b", {"prompt": "I am", "max_tokens": 3, "max_new_tokens": 4}, "'max_new_tokens' is set twice"),
         ("falcon7b", {"text_input": "I am", "stream": True}, "this model answers once"),
         ("falcon7b", {"max_new_tokens": 3}, "input 'prompt' is missing: send it, or name it 'text_input'"),
     ],

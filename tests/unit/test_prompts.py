@@ -152,7 +152,7 @@ def test_options_have_one_meaning_wherever_they_are(read, inputs, parameters, ex
         (
             {"max_new_tokens": [3]},
             {"max_tokens": 4},
-            "option 'max_new_tokens' is there twice, with different values",
+            "option 'max_new_tokens' is set twice, with different values",
         ),
         ({"max_new_tokens": [0]}, {}, "input 'max_new_tokens' must be a whole number of at least 1"),
         ({}, {"max_tokens": 1.5}, "parameter 'max_tokens' must be a whole number"),

@@ -24,7 +24,7 @@ from scripts.models.exporters.generation import assemble
 from scripts.models.exporters.vllm_settings import CACHE_BYTES
 from shared.continuation import Options
 from shared.errors import ConfigError
-from shared.token_engine import EngineDied
+from shared.token_engine import EngineFailed
 from tests.support.checkpoints import language
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -226,7 +226,7 @@ def test_failing_step_is_the_end_of_the_engine(module, assembled, monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might ...")
 
     monkeypatch.setattr(engine.engine, "step", fail)
-    with pytest.raises(EngineDied, match="vLLM failed: CUDA error: an illegal memory access"):
+    with pytest.raises(EngineFailed, match="vLLM failed: CUDA error: an illegal memory access"):
         engine.step()
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import triton_python_backend_utils as pb_utils
 
-# A file of the weights' folder -> (module, class). The first file that is there decides.
+# A file of the weights' folder -> (module, class). The first of these files that the folder has decides.
 ENGINES = {
     "openvino_model.xml": ("shared.genai_engine", "GenAIGeneration"),
     "model.json": ("shared.vllm_engine", "VllmGeneration"),

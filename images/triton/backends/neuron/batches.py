@@ -70,7 +70,7 @@ def check_shapes(outputs: Tensors, expected: dict[str, list[int]]) -> None:
 
 
 def check_rows(outputs: Tensors, rows: int) -> None:
-    """Raise if an output has other rows than the input, before its rows are dropped or given to requests."""
+    """Raise if an output has more or fewer rows than the input, before they are dropped or given to requests."""
     for name, array in outputs.items():
         if array.ndim == 0 or len(array) != rows:
             raise RuntimeError(f"output '{name}' has the shape {list(array.shape)} for {rows} rows of input")

@@ -55,7 +55,7 @@ def ranking(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
 def token_classification(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     labels = read_labels(folder)
     strategy = choice_parameter(config, "aggregation_strategy", answers.STRATEGIES, "simple")
-    inside_words = words_of(config, folder) if strategy in answers.WORD_STRATEGIES else None
+    inside_words = word_continuations(config, folder) if strategy in answers.WORD_STRATEGIES else None
 
     def postprocess(tensors: Tensors) -> Tensors:
         columns = (tensors["logits"], tensors["offsets"], tensors["special_tokens_mask"])
@@ -80,7 +80,7 @@ def token_classification(config: ModelConfig, folder: Path) -> Callable[[Tensors
     return postprocess
 
 
-def words_of(config: ModelConfig, folder: Path) -> Callable[[Tensors], list[Array]]:
+def word_continuations(config: ModelConfig, folder: Path) -> Callable[[Tensors], list[Array]]:
     """Return a function that marks the tokens of each text that continue a word, as transformers' pipeline does."""
     inputs = {tensor["name"] for tensor in config["input"]}
     if not {"input_ids", "input_text"} <= inputs or not (folder / "tokenizer.json").is_file():

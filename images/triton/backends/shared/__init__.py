@@ -3,9 +3,9 @@
 import os
 import sys
 
-# Triton's Python processes ignore their environment, but the local runtime sets TRANSFORMERS= through PYTHONPATH.
+# Triton's Python processes ignore PYTHONPATH, but the local runtime puts the packages of TRANSFORMERS= there.
 folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 sys.path[:0] = [folder for folder in folders if folder and folder not in sys.path]
 
-# Through this package, which pip installs with it, OpenVINO reports each import to Google. Without it, it does not.
+# OpenVINO reports each import to Google through this package, which pip installs with it. So hide the package.
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]

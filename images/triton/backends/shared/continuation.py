@@ -51,8 +51,8 @@ class Row(Generic[Owner]):
         self.finish_reason = ""  # "stop" or "length" when the text has ended by itself
         self.decoded = ""
         self.text = ""  # the part of `decoded` that no later token can change
-        self.window = max(0, len(self.tokens) - LEAD)
-        self.read = len(self.tokens)
+        self.window = max(0, len(self.tokens) - LEAD)  # the first token to decode for the next piece of text
+        self.read = len(self.tokens)  # the tokens before this one are in `decoded`
 
     @property
     def new_tokens(self) -> int:

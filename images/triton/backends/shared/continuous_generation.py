@@ -14,7 +14,7 @@ from shared.continuation import Row
 from shared.generation import Job, TextGeneration
 from shared.parameters import weights_folder
 from shared.text_tokenizer import TextTokenizer
-from shared.token_engine import EngineDied, NewTokens, TokenEngine
+from shared.token_engine import EngineFailed, NewTokens, TokenEngine
 from shared.types import InstanceArgs, ModelConfig
 
 # Each check whether a client still waits is a round trip to Triton: at most this share of the time goes into checks.
@@ -51,7 +51,7 @@ class ContinuousGeneration(TextGeneration):
             except Exception as error:
                 for job in jobs:
                     job.fail(error)
-                if isinstance(error, EngineDied):
+                if isinstance(error, EngineFailed):
                     self.fail_waiting(error)
                     pb_utils.Logger.log_warn(f"{error}: this process ends, so that the model is loaded again")
                     os._exit(1)

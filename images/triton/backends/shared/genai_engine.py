@@ -70,7 +70,7 @@ class GenAIGeneration(ContinuousGeneration):
 
 
 def no_tokenizer() -> genai.Tokenizer:
-    """Return what a pipeline takes instead of a tokenizer: tokens go in and come out."""
+    """Return a tokenizer that only satisfies the pipeline: tokens go in and come out."""
     tokens = ops.parameter([-1, -1], np.int64)
     with tempfile.TemporaryDirectory() as folder:
         model = openvino.Model([ops.result(tokens)], [tokens], "no_tokenizer")

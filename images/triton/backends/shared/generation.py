@@ -28,7 +28,7 @@ from shared.prompts import NUMBERS, Piece, PromptRequest, Rule, read_option, rea
 from shared.types import InstanceArgs, ModelConfig
 
 CANCELLED = pb_utils.TritonError.CANCELLED
-# The default limit of an answer in a chat, for models whose context has none.
+# The default limit of an answer in a chat, for models whose context is unlimited.
 CHAT_TOKENS = 1024
 
 

@@ -125,7 +125,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.tokenization = Tokenization(config, args, dtypes, "none")
         if len(self.tokenization.inputs) > 1 and any(tensor["name"] == TEXT for tensor in config["output"]):
             raise ConfigError(f"a model of pairs of texts has no output '{TEXT}'")
-        self.tokenization.min_length = max(1, self.tokenization.min_length)  # no model runs on nothing
+        self.tokenization.min_length = max(1, self.tokenization.min_length)  # no model runs without a token
         return config | {
             "input": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in names],
             "output": [tensor for tensor in config["output"] if tensor["name"] not in (TEXT, TOKEN_COUNT)],
@@ -168,7 +168,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         return 0
 
     def rounded(self, lengths: Array) -> Array:
-        """Return the lengths to pad rows to, which are fewer than the lengths of the rows."""
+        """Return the length to pad each row to: multiples of `length_step`, so that there are fewer shapes."""
         step = self.encoder.length_step
         rounded: Array = np.maximum(lengths, np.minimum(-(-lengths // step) * step, self.maximum_rounded))
         return rounded
@@ -270,7 +270,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             cuts = equal_lengths(lengths[order])[::-1]
         runs = [order[start:end] for start, end in cuts]
         if len(runs) == 1:
-            # Here, because the way to another thread and back would take longer than some runs.
+            # Run in this thread: the way to another one and back would take longer than some runs.
             run(runs[0], self.encoder.run_alone or self.encoder.run)
         else:
             list(self.workers.map(run, runs))

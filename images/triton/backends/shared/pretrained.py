@@ -1,4 +1,4 @@
-"""Loads a folder that save_pretrained wrote as a PyTorch model: on which device, in which precision, if it fits."""
+"""Loads the PyTorch model of a folder that save_pretrained wrote: chooses device and precision, checks that it fits."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ RULES = NUMBERS | {
     "cancel": Rule(string, bool, "the id of another request"),
     "stream": Rule(flag, lambda _: True, "true or false"),
     "exclude_input_in_output": Rule(flag, lambda _: True, "true or false"),
-    # The way of /generate, which names no outputs.
+    # For clients of /generate, whose requests cannot name outputs.
     **{f"return_{name}": Rule(flag, lambda _: True, "true or false") for name in DETAILS},
 }
 
@@ -142,7 +142,7 @@ def read_request(
 def response_outputs(
     request: pb_utils.InferenceRequest, fitting: str, texts: tuple[str, str], options: Mapping[str, Any]
 ) -> list[str]:
-    """Return the outputs of the response: of those for texts only the fitting one, if the request asks for both."""
+    """Return the outputs of the response: if the request asks for both outputs for texts, only the fitting one."""
     requested = serving.requested_outputs(request, (*texts, *DETAILS))
     if len(requested) == len(texts) + len(DETAILS):  # for Triton, a request that names no outputs asks for all
         requested = [fitting]
@@ -173,7 +173,7 @@ def read_options(request: pb_utils.InferenceRequest, rules: Mapping[str, Rule]) 
             raise BadRequest(f"unknown {place} '{name}': the options are {', '.join(rules)}")
         value = read_option(rules[name], f"{place} '{sent_name}'", value)
         if options.setdefault(name, value) != value:
-            raise BadRequest(f"option '{name}' is there twice, with different values: send one")
+            raise BadRequest(f"option '{name}' is set twice, with different values: send one")
     return options
 
 

@@ -1,8 +1,8 @@
 """End this process rather than answer a batch that Triton has given up.
 
 If the process stands still for a second or two, as when the machine has no time or memory for it, Triton fails the
-batch, frees its memory and sends the next one. It would take late responses for those to the next batch: clients would
-get the answers to other requests, or tritonserver would crash. revive.py prevents that for as long as it runs itself.
+batch, frees its memory and sends the next one. Triton would take late responses for those to the next batch: clients
+would get the answers to other requests, or tritonserver would crash. revive.py prevents that while it runs itself.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def guarded(
 
 
 def check(memory: StubMemory, model: str) -> None:
-    """End the process if Triton has given up on its batch; else tell Triton to wait for another second at least.
+    """End the process if Triton has given up on its batch; else make Triton wait for at least another second.
 
-    The order matters: once Triton is told, it cannot give up in the moment before the responses leave.
+    The order matters: after report_alive(), Triton cannot give up in the moment before the responses leave.
     """
     memory.report_alive()
     if memory.is_given_up():

@@ -25,8 +25,8 @@ class EngineStats:
     prefix_tokens: int | None = None
 
 
-class EngineDied(RuntimeError):
-    """The engine cannot continue any text; its process must restart."""
+class EngineFailed(RuntimeError):
+    """Raised when the engine cannot continue any text; its process must restart."""
 
 
 class TokenEngine(ABC):
@@ -45,7 +45,7 @@ class TokenEngine(ABC):
 
     @abstractmethod
     def step(self) -> list[NewTokens]:
-        """Run the model once for all texts. Raise EngineDied if it never will again."""
+        """Run the model once for all texts. Raise EngineFailed if it cannot run again."""
 
     @abstractmethod
     def stats(self) -> EngineStats:

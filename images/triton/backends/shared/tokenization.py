@@ -70,7 +70,7 @@ class Tokenization:
     """The tokenizer of a model, with the parameters and the text inputs of its configuration."""
 
     def __init__(self, config: ModelConfig, args: InstanceArgs, dtypes: dict[str, Any], padding: str) -> None:
-        """Make these outputs, with their numpy types."""
+        """Load the tokenizer. `dtypes` names the outputs, each with its numpy type."""
         self.dtypes = dtypes
         self.tokenizer = Tokenizer.from_file(str(version_file(args, "tokenizer.json", "the model's tokenizer.json")))
         self.set_truncation(config)
@@ -235,7 +235,7 @@ class Tokenization:
         return [encoding, *encoding.overflowing]
 
     def kept(self, text: str, parts: list[Encoding], count: int) -> str:
-        """Return the side of a text with so many parts. The tokens at its cut may change, because a word may be cut."""
+        """Return the side of a text that its first `count` parts cover. The cut may change the tokens beside it."""
         if len(parts) <= count:
             return text
         offsets = parts[count - 1].offsets

@@ -1,7 +1,7 @@
 """Spans of the backends' own steps, below those that Triton records of its models (TRACE=1, docs/tracing.md).
 
-A thread sends them where Triton sends its own, as OTLP/HTTP in JSON. If nobody listens there, or if more come than it
-can send, they are dropped.
+A thread sends them where Triton sends its own, as OTLP/HTTP in JSON. It drops spans if no receiver listens there, or if
+more arrive than it can send.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from shared.errors import ConfigError
 from shared.memory import HEADROOM, one_load_at_a_time
 from shared.parameters import DEVICES, choice_parameter, parameter
 from shared.text_tokenizer import TextTokenizer
-from shared.token_engine import EngineDied, EngineStats, NewTokens, TokenEngine
+from shared.token_engine import EngineFailed, EngineStats, NewTokens, TokenEngine
 from shared.types import InstanceArgs, ModelConfig
 
 # Arguments of the engine, which `make models` writes and users edit.
@@ -221,7 +221,7 @@ class VllmEngine(TokenEngine):
             # vLLM prepares a step while the GPU computes the one before, so its first call has nothing to return.
             outputs = self.call(self.engine.step) or self.call(self.engine.step)
         except Exception as error:  # after any error vLLM's scheduler and its model no longer agree
-            raise EngineDied(f"vLLM failed: {reason(error)}") from error
+            raise EngineFailed(f"vLLM failed: {reason(error)}") from error
         return [self.new_tokens(output) for output in outputs if int(output.request_id) in self.keys]
 
     def new_tokens(self, output: Any) -> NewTokens:
