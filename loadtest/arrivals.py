@@ -117,8 +117,8 @@ def unanswered(samples: Sequence[Sample], moment: float) -> int:
 def is_overloaded(samples: Sequence[Sample], seconds: float) -> bool:
     """Return whether the server did not keep up with the rate in a window, from all samples until the crowd paused.
 
-    Then ever more requests wait for their response. Even if the server keeps up, that number varies between two
-    moments, by about the root of its sum.
+    Then ever more requests wait for their response. Even if the server keeps up, their numbers at two moments differ,
+    by about the square root of the sum of both.
     """
     start, end = unanswered(samples, 0.0), unanswered(samples, seconds)
     noise = 3 * (start + end) ** 0.5

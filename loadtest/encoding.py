@@ -22,10 +22,10 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class Route:
-    """A route of the gateway: the body for a request's texts, by the names of their tensors, and where answers are."""
+    """A route of the gateway. `body` builds a request from the texts by the names of their tensors."""
 
     path: str
-    answers: str
+    answers: str  # the field of a response that holds them
     body: Callable[[dict[str, str]], dict[str, Any]]
 
 
@@ -35,7 +35,7 @@ ROUTES = {
     "embedding": Route("/v1/embeddings", "data", lambda t: {"input": t["input_text"], "encoding_format": "base64"}),
     "classify": Route("/v1/classify", "data", lambda t: {"input": t["input_text"]}),
     "rerank": Route("/v1/rerank", "results", lambda t: {"query": t["query"], "documents": [t["text"]]}),
-    # The most likely token each time, as Triton without further inputs.
+    # Temperature 0 takes the most likely token, as Triton does without further inputs.
     "generation": Route("/v1/completions", "choices", lambda t: {"prompt": next(iter(t.values())), "temperature": 0}),
 }
 

@@ -35,5 +35,8 @@ def _gpu() -> str | None:
     if not shutil.which("nvidia-smi"):
         return None
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:  # the driver hangs; a report must not fail for that
+        return None
     return ", ".join(done.stdout.split("\n")).strip(", ") or None if done.returncode == 0 else None

@@ -50,7 +50,7 @@ def close_arrivals(**_: Any) -> None:
 
 
 def report_metrics(environment: Environment) -> None:
-    """Report to Prometheus what a comparison reports of its windows, without pause and with an empty run."""
+    """Report to Prometheus all the time what a comparison reports of its windows. The label `run` is empty."""
     metrics = Metrics("", job.model, modes=[MODE])
     meter = Meter(environment)
     with metrics.served(str(settings.bind_address()), settings.port("LOADTEST_METRICS_PORT")):

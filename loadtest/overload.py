@@ -1,7 +1,7 @@
 """make loadtest OVERLOAD=3: send several times what the server can answer, and report how it keeps answering.
 
 Users in a closed loop measure the capacity. Then requests arrive in an open loop at a multiple of it, through the
-gateway, which refuses what is too much (GATEWAY_IN_FLIGHT). At the end, single requests show when the server is itself.
+gateway, which refuses those beyond GATEWAY_IN_FLIGHT. At the end, single requests show when the server has recovered.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WINDOW_S = 20.0
 TARGET_MS = 1000.0
 # Users beside those whose requests the gateway admits: their requests are refused within milliseconds.
 SPARE_USERS = 256
-# Single requests before the load. After it, so many in a row must be about as fast.
+# The number of single requests before the load. After it, LONE_IN_A_ROW of them must be about as fast.
 LONE_REQUESTS, LONE_IN_A_ROW = 30, 5
 AS_FAST = 1.5
 MAXIMUM_RECOVERY_S = 60.0
@@ -127,7 +127,7 @@ class Overload:
     def run(self) -> Results:
         """Measure, and return the content of results.json."""
         if self.settings["TLS_CERT"]:
-            raise UserError("OVERLOAD: its single requests speak no HTTPS: clear TLS_CERT and TLS_KEY")
+            raise UserError("OVERLOAD sends its single requests over plain HTTP: clear TLS_CERT and TLS_KEY")
         _ = self.closed.plan, self.closed.job, self.open.job, self.closed.workers  # an invalid setting fails first
         with self.closed.alone_on_the_server(), progress_bar(3) as (show, _):
             self.closed.cores = Capacity.from_server(self.settings).cores
@@ -219,27 +219,27 @@ class Overload:
 
 def complaints(results: Results) -> list[str]:
     """Return what makes the numbers doubtful."""
-    found = []
+    doubts = []
     if results["client_cores"] >= CLIENT_LIMIT:
-        found.append(
+        doubts.append(
             f"the load generator used {results['client_cores']:.2f} of the 1 core that a process can use, so it may "
             "have been late: set WORKERS, or a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
         )
     if (late := results["late_p95_ms"]) is not None and late > LATE_MS:
-        found.append(
+        doubts.append(
             f"the load generator sent one of twenty requests more than {late:.0f} ms after its arrival, and the "
             "latencies count that: give it a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
         )
     if results["arrived_rps"] < ARRIVED_FROM * results["scheduled_rps"]:
-        found.append(
+        doubts.append(
             f"only {results['arrived_rps']:.0f} of {results['scheduled_rps']:.0f} requests per second arrived in the "
             "window: set a longer WINDOW"
         )
     if results["given_up"]:
-        found.append(
+        doubts.append(
             f"{results['given_up']} requests were not sent, because all users of the load generator were waiting"
         )
-    return found
+    return doubts
 
 
 def rows(results: Results) -> list[tuple[str, str]]:
@@ -266,7 +266,7 @@ def rows(results: Results) -> list[tuple[str, str]]:
         ("failed otherwise", number("failed", "d")),
         ("not sent", number("given_up", "d")),
         ("one request alone, p50 ms", number("lone_p50_ms", ".1f")),
-        ("seconds until that is so again", number("recovered_s", ".1f")),
+        ("seconds until as fast again", number("recovered_s", ".1f")),
         ("load generator, cores", number("client_cores", ".2f")),
     ]
 
@@ -281,7 +281,8 @@ def sentence(results: Results) -> str:
 
 def write(results: Results, reports: Path) -> Path:
     """Write reports/<UTC time>-<system>-overload/ in full or not at all."""
-    with complete_folder(reports / f"{results['run']}-{results['system']}-overload", LATEST) as work:
+    target = reports / f"{results['run']}-{results['system']}-overload"
+    with complete_folder(target, LATEST) as work:
         write_json(results, work / "results.json")
         content = page(
             "loadtest",
@@ -292,7 +293,7 @@ def write(results: Results, reports: Path) -> Path:
             palettes=PALETTES,
         )
         (work / "report.html").write_text(content, encoding="utf-8")
-    return reports / f"{results['run']}-{results['system']}-overload"
+    return target
 
 
 def main() -> int:

@@ -33,7 +33,7 @@ def small() -> list[Image]:
 
 
 def generate(random: np.random.Generator, width: int, height: int) -> Image:
-    """Return broad patches of colour under some noise, which as a file is as large as a photograph."""
+    """Return broad patches of colour under some noise, whose JPEG file is as large as a photograph's."""
     patches = pillow.fromarray(random.integers(0, 256, (12, 12, 3), np.uint8))
     smooth = np.asarray(patches.resize((width, height), pillow.Resampling.BICUBIC), np.float32)
     return np.clip(smooth + random.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)

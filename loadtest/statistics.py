@@ -251,13 +251,16 @@ def modes_of(windows: list[Window]) -> list[str]:
 
 
 def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
-    """Return the windows by mode of each round in which every mode answered requests."""
+    """Return the windows by mode of each round in which every mode answered requests.
+
+    A generating system may count tokens in a window in which no request succeeded: that window has no latency.
+    """
     modes = modes_of(windows)
     if "dynamic" not in modes or len(modes) < 2:
         return []
     rounds: dict[int, dict[str, Window]] = {}
     for window in windows:
-        if score(window):
+        if score(window) and latencies([window]):
             rounds.setdefault(window.round, {})[window.mode] = window
     return [by_mode for by_mode in rounds.values() if len(by_mode) == len(modes)]
 
@@ -325,7 +328,10 @@ def likely_cause(results: Results) -> str:
 
 
 def foreign_requests(results: Results) -> str:
-    """Return that Triton answered more requests than Locust sent, allowing for those that cross a window's edges."""
+    """Return the complaint if Triton answered more requests than Locust sent, or nothing.
+
+    Requests that cross a window's edges do not count as more.
+    """
     windows = results["windows"]
     answered, sent = (sum(window[key] for window in windows) for key in ("answered_by_triton", "requests"))
     # Locust's users go on while the counters are read, which takes seconds on a busy machine; an open loop does not.
@@ -339,7 +345,7 @@ def foreign_requests(results: Results) -> str:
 
 
 def few_responses(results: Results) -> str:
-    """Return that a window was too short to show the latency of a generating system, or of an open loop."""
+    """Return the complaint if a window is too short for the latency of a generating system or an open loop."""
     rate = results["settings"]["rate"]
     enough = ENOUGH_ARRIVALS if rate else ENOUGH_RESPONSES if results["generates"] else 0
     window = min(results["windows"], key=lambda window: window["requests"])
@@ -353,7 +359,7 @@ def few_responses(results: Results) -> str:
 
 
 def overloaded_in_all_modes(results: Results) -> str:
-    """Return that no mode that is compared keeps up with the rate, so that all latencies grow with the window."""
+    """Return the complaint if no compared mode keeps up with the rate: then all latencies grow with the window."""
     if len(results["verdict"]["overloaded"]) < 2:
         return ""
     return f"the server keeps up with {results['settings']['rate']:g} requests per second in no mode: set a lower RATE"

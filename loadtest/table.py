@@ -47,24 +47,22 @@ def closed_loop_sentence(results: Results) -> str:
 def open_loop_sentence(results: Results) -> str:
     verdict, modes, system = results["verdict"], results["modes"], results["system"]
     overloaded, interval = verdict["overloaded"], verdict["ci95"]
-    load = f"t {results['settings']['rate']:g} requests per second"
+    load = f"at {results['settings']['rate']:g} requests per second"
     batching, baseline = "batching" if results["generates"] else "dynamic batching", without_batching(results)
     dynamic, other = (f"{modes[mode]['p95_ms']:.0f} ms" for mode in ("dynamic", verdict["baseline"]))
     grows = "the latency grows as long as the load lasts"
     if len(overloaded) == 2:
-        return (
-            f"Not proven: a{load}, the server does not keep up, neither with {batching} nor with {baseline}: {grows}."
-        )
+        return f"Not proven: {load}, the server does not keep up, neither with {batching} nor with {baseline}: {grows}."
     ratio = f"{verdict[verdict['headline']]:.2f} times as fast"
     if interval is None or verdict["outcome"] == NOT_PROVEN:
-        return not_proven(f"a{load}, {batching} was {ratio} as {baseline} (95th percentile)", interval)
+        return not_proven(f"{load}, {batching} was {ratio} as {baseline} (95th percentile)", interval)
     low, high = (f"{bound:.2f}" for bound in interval)
     if "dynamic" in overloaded:
         return (
-            f"A{load}, with {batching} the server does not keep up: {grows}. With {baseline}, it answers 95 % of the "
-            f"requests of {system} within {other}."
+            f"{load.capitalize()}, with {batching} the server does not keep up: {grows}. With {baseline}, it answers "
+            f"95 % of the requests of {system} within {other}."
         )
-    answers = f"A{load}, {batching} answers 95 % of the requests of {system} within {dynamic}"
+    answers = f"{load.capitalize()}, {batching} answers 95 % of the requests of {system} within {dynamic}"
     if overloaded:
         return f"{answers}. With {baseline}, the server does not keep up: {grows}."
     return f"{answers} instead of {other} with {baseline}: {ratio} (95 % interval {low} to {high})."

@@ -369,6 +369,8 @@ class LightGatewayUser(TritonUser):
 
 
 class GrpcTritonUser(TritonUser):
+    """Sends binary tensors over gRPC."""
+
     abstract = True
     kind = "gRPC"
 

@@ -24,7 +24,7 @@ class Run(NamedTuple):
     start: int
     end: int
     rows: int
-    longest: int
+    longest: int  # tokens of its longest text
 
 
 class Step(NamedTuple):
@@ -65,11 +65,11 @@ def slowest(folder: Path, system: str, windows: Sequence[Window]) -> Results:
 
 
 def waterfall(request: Span, children: dict[str, list[Span]], runs: set[Run]) -> Results:
-    found = sorted(steps(request, children), key=lambda step: step.start)
+    ordered = sorted(steps(request, children), key=lambda step: step.start)
     return {
         "trace": request.trace,
         "ms": milliseconds(request.start, request.end),
-        "cause": cause(max(found, key=lambda step: step.end - step.start), runs) if found else "",
+        "cause": cause(max(ordered, key=lambda step: step.end - step.start), runs) if ordered else "",
         "steps": [
             {
                 "model": step.model,
@@ -79,7 +79,7 @@ def waterfall(request: Span, children: dict[str, list[Span]], runs: set[Run]) ->
                 "ms": milliseconds(step.start, step.end),
                 "links": list(step.links),
             }
-            for step in found
+            for step in ordered
         ],
     }
 
@@ -111,8 +111,8 @@ def cause(step: Step, runs: set[Run]) -> str:
     numbers = {name: int(value) for name, value in step.attributes.items()}
     if step.name == "queue":
         during = [run for run in runs if run.model == step.model and run.start < step.end and run.end > step.start]
-        longest = max(during, key=lambda run: min(run.end, step.end) - max(run.start, step.start), default=None)
-        behind = f", meanwhile {step.model} ran {size(longest.rows, longest.longest)}" if longest else ""
+        other = max(during, key=lambda run: min(run.end, step.end) - max(run.start, step.start), default=None)
+        behind = f", meanwhile {step.model} ran {size(other.rows, other.longest)}" if other else ""
         return f"waited {took} in the queue of {step.model}{behind}"
     if step.name == "wait" and not numbers["runs_ahead"]:
         return f"waited {took} for its run in {step.model}"

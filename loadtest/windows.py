@@ -245,7 +245,7 @@ class Experiment:
             generated = self.reader.read_when_sent().since(generated_before)
         counters = {name: after[name].since(before[name]) for name in after}
         if not self.switch.in_force():
-            raise UserError("something else reloaded a model during a window: leave the server alone while it runs")
+            raise UserError("something else reloaded a model during a window: leave the server alone until the end")
         if not samples:
             raise UserError(
                 f"no request {'arrived' if self.plan.rate else 'was answered'} in a window of {seconds:.0f} s: set a "

@@ -33,7 +33,7 @@ from loadtest.users import Job, Traffic, user_class
 from scripts.common.settings import ROOT, UserError
 
 GATHER_S = 180.0
-# A worker sends a heartbeat every second. Locust takes it for lost without three of them, as on a busy machine.
+# A worker sends a heartbeat every second. On a busy machine it misses some, and at three Locust would count it as lost.
 runners.HEARTBEAT_LIVENESS = 20
 END_S = 3.0
 PR_SET_PDEATHSIG = 1
@@ -149,7 +149,7 @@ class MasterCrowd(Crowd):
         self._order("prepare", asdict(self.job), self.names)
 
     def _order(self, order: str, *arguments: Any) -> dict[str, Any]:
-        """Send an order, wait until all workers have carried it out, and return what each answered."""
+        """Send an order, wait until all workers have carried it out, and return their results by name."""
         self.check()
         self.answers = {}
         for name in self.names:

@@ -1,4 +1,4 @@
-"""The goal of a search, from the settings. Without Locust, because the host of a container imports this too."""
+"""The goal of a search, from the settings. It imports no Locust: `make tune` reads it outside the container too."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from scripts.common.settings import UserError
 
 
 class Log:
-    """Wraps the measurements of a search. `subject` is what they are only valid for, as plain data."""
+    """Wraps the measurements of a search. `subject` is plain data: they are valid only for it."""
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ single knob leads out.
 
 A race has rounds. Each round measures the best configuration so far and all candidates that are still in the race, and
 every second round runs in reverse order, so that a steady drift of the machine cancels. A candidate leaves the race as
-soon as its interval excludes a win. What wins all races was chosen because it looked best, partly by chance. So it is
-measured again, against the user's own configuration, and only these measurements count.
+soon as its interval excludes a win. The winner of all races was chosen because it looked best, partly by chance. So it
+is measured again, against the user's own configuration, and only these measurements count.
 """
 
 from __future__ import annotations

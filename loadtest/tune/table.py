@@ -72,8 +72,8 @@ def runner_up(results: Results) -> str:
 
 
 def goal(results: Results) -> str:
-    wanted = results["goal"]
-    return f"At {wanted['rate']:g} requests/s" if "rate" in wanted else f"with a p95 of at most {wanted['p95_ms']:g} ms"
+    target = results["goal"]
+    return f"At {target['rate']:g} requests/s" if "rate" in target else f"with a p95 of at most {target['p95_ms']:g} ms"
 
 
 def gain(compared: Arm, results: Results) -> str:
@@ -86,7 +86,7 @@ def gain(compared: Arm, results: Results) -> str:
 
 
 def number(value: float) -> str:
-    """Return three significant digits, which tell 8.25 requests/s from 8.31."""
+    """Return at least three significant digits, so that 8.25 and 8.31 requests/s differ."""
     return f"{value:,.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
 
 

@@ -79,7 +79,7 @@ class Tuning:
                 ):
                     self._search(crowd, switch, show, log)
             except (UserError, TritonError, CandidateFailed, OSError, KeyboardInterrupt) as reason:
-                if not hasattr(self, "search") or len(self.search.original.values) < 1:
+                if not hasattr(self, "search") or not self.search.original.values:
                     raise UserError(str(reason)) if isinstance(reason, CandidateFailed) else reason from None
                 self.stopped = str(reason) or INTERRUPTED
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import yaml
 from rich.console import Console
 
 from loadtest import charts, generating, report, statistics, table
@@ -19,7 +20,7 @@ from loadtest.windows import Experiment, Plan
 from loadtest.workload import Workload
 from scripts.common import figures
 from scripts.common.figures import LIGHT, render
-from scripts.common.settings import MODES, Settings, UserError
+from scripts.common.settings import MODES, ROOT, Settings, UserError
 from scripts.common.triton import TritonError
 from scripts.dashboards.render.evaluate import BATCHING, load
 from tests.support.measured_windows import comparison, generating_rounds, generating_window
@@ -432,3 +433,15 @@ def test_report_has_no_chart_of_tritons_queue():
 
 def test_proof_needs_no_batches_of_triton():
     assert statistics.batching_error(generating_rounds(RATES), "story") == ""
+
+
+def test_round_in_which_every_request_failed_does_not_count():
+    """The backend counts the tokens of failed requests too, but the window has no latency."""
+    windows = generating_rounds(RATES)
+    windows[0].samples = [sample._replace(error="504") for sample in windows[0].samples]
+    assert [by_mode["none"].round for by_mode in statistics.complete_rounds(windows)] == [2, 3]
+
+
+def test_container_of_the_load_test_gets_the_number_of_tokens():
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    assert all("TOKENS" in services[name]["environment"] for name in ("loadtest", "tune", "locust"))
