@@ -32,7 +32,7 @@ class Artifact:
         return cls(path, sha256, status.st_size, identity(status))
 
     def check_unchanged(self, status: os.stat_result) -> None:
-        """Raise if the zip is no longer the one that was hashed: minutes pass before the upload, to push the image."""
+        """Raise if the zip is no longer the one that was hashed: pushing the image takes minutes before the upload."""
         if identity(status) != self.identity:
             raise UserError(f"{self.path} was packed again meanwhile. Run the same command again")
 

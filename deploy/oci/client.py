@@ -170,7 +170,7 @@ def list_ours(operation: Callable, deployment: Deployment, ignored_states: tuple
 
 @contextlib.contextmanager
 def service_errors() -> Iterator[None]:
-    """Raise what goes wrong with the service as a UserError."""
+    """Turn an error of the service or of the network into a UserError."""
     try:
         yield
     except ServiceError as error:

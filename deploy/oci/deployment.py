@@ -181,14 +181,14 @@ def parse(path: Path) -> dict[str, Any]:
 def problems(error: ValidationError, table: dict[str, Any], needed: tuple[str, ...]) -> Iterator[str]:
     """Yield a line for each unknown key and wrong type, and for each wrong value of a key that the command needs."""
     errors = error.errors()
-    close = {each["loc"]: close_key(each["loc"], table) for each in errors if each["type"] == "extra_forbidden"}
-    for each in errors:
-        location, kind = each["loc"], each["type"]
+    close = {e["loc"]: close_key(e["loc"], table) for e in errors if e["type"] == "extra_forbidden"}
+    for problem in errors:
+        location, kind = problem["loc"], problem["type"]
         key = ".".join(map(str, location)) if len(location) > 1 else f"[{location[0]}]"
         if kind == "extra_forbidden":
             yield f"{key} is unknown: " + (f"did you mean {close[location]}?" if close[location] else "remove it")
         elif key not in close.values() and (kind.endswith("_type") or key.startswith(needed)):
-            yield key + wrong_value(each)
+            yield key + wrong_value(problem)
 
 
 def close_key(location: tuple[int | str, ...], table: dict[str, Any]) -> str:

@@ -125,7 +125,8 @@ def check_shape(service: Service, deployment: Deployment) -> None:
     """Raise if the region does not have the shape, as far as the account may list them."""
     shape, compartment = deployment.instances.shape, deployment.deployment.compartment_id
     try:
-        known = sorted(each.name for each in list_all(service.data_science.list_model_deployment_shapes, compartment))
+        shapes = list_all(service.data_science.list_model_deployment_shapes, compartment)
+        known = sorted(listed.name for listed in shapes)
     except ServiceError as error:
         if error.status != 404:
             raise

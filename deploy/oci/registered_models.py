@@ -92,16 +92,16 @@ def empty_bucket(service: Service, deployment: Deployment, keep: str = "") -> No
     if not bucket:
         return
     namespace, prefix = storage.get_namespace().data, object_prefix(deployment)
-    for upload in list_all(storage.list_multipart_uploads, namespace, bucket):
-        if upload.object.startswith(prefix) and upload.object != keep:
-            storage.abort_multipart_upload(namespace, bucket, upload.object, upload.upload_id)
+    for unfinished in list_all(storage.list_multipart_uploads, namespace, bucket):
+        if unfinished.object.startswith(prefix) and unfinished.object != keep:
+            storage.abort_multipart_upload(namespace, bucket, unfinished.object, unfinished.upload_id)
     for stored in storage.list_objects(namespace, bucket, prefix=prefix).data.objects:
         if stored.name != keep:
             storage.delete_object(namespace, bucket, stored.name)
 
 
 def object_prefix(deployment: Deployment) -> str:
-    return f"{bodies.US}/{deployment.name}/"
+    return f"{bodies.PROJECT}/{deployment.name}/"
 
 
 def upload_parts(service: Service, namespace: str, bucket: str, name: str, artifact: Artifact) -> None:

@@ -13,7 +13,7 @@ REPOSITORY = "/opt/ds/model/deployed_model/model_repository"
 PORT = 8000
 # Tags by which a later run finds what this one created.
 MADE_BY = "made-by"
-US = "triton-transformers"
+PROJECT = "triton-transformers"
 DEPLOYED_AS = "deployed-as"
 ARTIFACT = "artifact-sha256"
 
@@ -38,13 +38,13 @@ def own_environment(deployment: Deployment) -> dict[str, str]:
 
 
 def tags(deployment: Deployment) -> dict[str, str]:
-    return deployment.tags | {MADE_BY: US, DEPLOYED_AS: deployment.name}
+    return deployment.tags | {MADE_BY: PROJECT, DEPLOYED_AS: deployment.name}
 
 
 def is_ours(resource: Any, deployment: Deployment) -> bool:
     """Return whether `make deploy-oci` created this resource for this deployment."""
     created_with = resource.freeform_tags or {}
-    return created_with.get(MADE_BY) == US and created_with.get(DEPLOYED_AS) == deployment.name
+    return created_with.get(MADE_BY) == PROJECT and created_with.get(DEPLOYED_AS) == deployment.name
 
 
 def create_model(deployment: Deployment, sha256: str) -> models.CreateModelDetails:

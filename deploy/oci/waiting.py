@@ -68,7 +68,7 @@ def wait_until_settled(service: Service, deployment_id: str, action: str, wait: 
 def wait_until(
     service: Service, get: Callable[[], oci.Response], is_over: Callable[[Any], bool], action: str, wait: Wait
 ) -> Any:
-    """Repeat a request until `is_over` is true of the data that it returns, and return these."""
+    """Repeat a request until `is_over` is true of the data that it returns, and return the data."""
     try:
         return oci.wait_until(
             service.data_science,

@@ -57,23 +57,23 @@ def locked(lock: Path = LOCK) -> dict[str, str]:
 
 
 def releases(images: Mapping[str, str], packages: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, str]:
-    """Return the release of each pinned Triton, such as 26.08. Raise UserError if a pin does not tell."""
-    found = {}
+    """Return the release of each pinned Triton, such as 26.08. Raise UserError if a pin does not show it."""
+    tritons = {}
     for name in (name for name in images if name.startswith("TRITON_")):
         match = re.search(r":(\d\d\.\d\d)(-|$)", images[name])
         if not match:
             raise UserError(f"{name}={images[name]}: the tag has no release of Triton, such as 26.08")
-        found[name] = match[1]
+        tritons[name] = match[1]
     wheel = f"nvidia-pytriton=={packages['nvidia-pytriton']}"
     if wheel not in known["releases"]:
-        raise UserError(f"scripts/audit/known.toml does not tell which release of Triton {wheel} contains: add it")
-    return found | {"nvidia-pytriton": known["releases"][wheel]}
+        raise UserError(f"scripts/audit/known.toml does not list the release of Triton that {wheel} contains: add it")
+    return tritons | {"nvidia-pytriton": known["releases"][wheel]}
 
 
-def bulletins(found: Mapping[str, str], known: Mapping[str, Any]) -> list[Finding]:
+def bulletins(tritons: Mapping[str, str], known: Mapping[str, Any]) -> list[Finding]:
     """Return NVIDIA's bulletins that affect these releases of Triton. Releases compare as text: yy.mm."""
     findings = []
-    for pin, release in found.items():
+    for pin, release in tritons.items():
         for bulletin in known["bulletins"]:
             cves = [cve for fixed, cves in bulletin["fixed"].items() if release < fixed for cve in cves]
             if cves and release >= bulletin.get("since", ""):
@@ -84,11 +84,11 @@ def bulletins(found: Mapping[str, str], known: Mapping[str, Any]) -> list[Findin
 
 
 def image_packages(folder: Path, pinned: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
-    """Return the Python packages of the images with bills of materials, by the image, that are not those of the lock.
+    """Return, by image, the Python packages that its bill of materials lists and the lock does not.
 
     If an image has two versions of a package, it gets two dictionaries.
     """
-    found: dict[str, list[dict[str, str]]] = {}
+    by_image: dict[str, list[dict[str, str]]] = {}
     for path in sorted(folder.glob("*.cdx.json")):
         bill = json.loads(path.read_text())
         # The label of a build, such as +cpu, is no part of the version that databases know.
@@ -98,23 +98,23 @@ def image_packages(folder: Path, pinned: Mapping[str, str]) -> dict[str, list[di
             if component.get("purl", "").startswith("pkg:pypi/")
         }
         others = sorted(installed - pinned.items())
-        versions = found[bill["metadata"]["component"]["name"]] = []
+        versions = by_image[bill["metadata"]["component"]["name"]] = []
         while others:
             versions.append(dict(others))
             others = [(name, version) for name, version in others if versions[-1][name] != version]
-    return found
+    return by_image
 
 
 def packages(pinned: Mapping[str, str], database: Path | None, image: str = "") -> list[Finding]:
     """Return the known vulnerabilities of the packages: of the database, or else of OSV's service."""
-    found = osv.vulnerabilities(database, pinned) if database else reported_by_osv(pinned)
+    reported = osv.vulnerabilities(database, pinned) if database else reported_by_osv(pinned)
     merged: list[Finding] = []
-    for name, ids, fixed in found:
+    for name, ids, fixed in reported:
         # Several databases describe the same vulnerability.
         same = [finding for finding in merged if finding.pin == name and finding.ids & {*ids}]
-        every = frozenset(ids).union(*(finding.ids for finding in same))
+        all_ids = frozenset(ids).union(*(finding.ids for finding in same))
         merged = [finding for finding in merged if finding not in same]
-        merged.append(Finding(name, pinned[name], min(every), every, ", ".join(fixed) or "-", image))
+        merged.append(Finding(name, pinned[name], min(all_ids), all_ids, ", ".join(fixed) or "-", image))
     return merged
 
 
@@ -136,9 +136,9 @@ def reported_by_osv(pinned: Mapping[str, str], service: str = SERVICE) -> Iterab
             "elsewhere and set OSV_DATABASE=all.zip"
         ) from None
     return [
-        (canonicalize_name(dependency["name"]), [found["id"], *found["aliases"]], found["fix_versions"])
+        (canonicalize_name(dependency["name"]), [advisory["id"], *advisory["aliases"]], advisory["fix_versions"])
         for dependency in dependencies
-        for found in dependency.get("vulns", [])
+        for advisory in dependency.get("vulns", [])
     ]
 
 

@@ -139,8 +139,8 @@ def ratio(runs: list[dict]) -> str:
     if len(runs) > 1:
         return f"{statistics.median(run['verdict']['throughput_ratio'] for run in runs):.2f}"
     verdict = runs[0]["verdict"]
-    low, high = verdict["ci95"]
-    return f"{verdict['throughput_ratio']:.2f} ({low:.2f}-{high:.2f})"
+    interval = verdict["ci95"]  # None if only one round was complete
+    return f"{verdict['throughput_ratio']:.2f}" + (f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else "")
 
 
 SUBJECTS = {

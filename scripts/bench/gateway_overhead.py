@@ -25,6 +25,7 @@ WARMUP_S, WINDOW_S = 1.0, 6.0
 STREAMS = 40
 DIRECT, GATEWAY = "Triton's HTTP", "gateway"
 STORY = "story"
+FIRST_TEXT = re.compile(rb'"text":"[^"]')  # in a line of a stream, of the gateway or of Triton
 
 
 @dataclass(frozen=True)
@@ -167,13 +168,11 @@ def compare_first_tokens(site: Site) -> None:
             site.triton,
             f"/v2/models/{STORY}_stream/generate_stream",
             {"prompt": prompt, "max_new_tokens": 2, "stream": True},
-            rb'"text":"[^"]',
         ),
         GATEWAY: lambda prompt: first_piece_ms(
             site.gateway,
             "/v1/completions",
             {"model": f"{STORY}_stream", "prompt": prompt, "max_tokens": 2, "temperature": 0, "stream": True},
-            rb'"text":"[^"]',
         ),
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
@@ -186,7 +185,7 @@ def compare_first_tokens(site: Site) -> None:
     out.print(f"time to the first token: {rows}; through the gateway {later:.1f} ms later (median of {STREAMS} pairs)")
 
 
-def first_piece_ms(url: str, path: str, body: dict[str, object], pattern: bytes) -> float:
+def first_piece_ms(url: str, path: str, body: dict[str, object]) -> float:
     """Return after how many milliseconds a stream sends its first text."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     connection.connect()
@@ -197,7 +196,7 @@ def first_piece_ms(url: str, path: str, body: dict[str, object], pattern: bytes)
         raise UserError(f"{url}{path} answered {response.status}: {response.read(200).decode(errors='replace')}")
     first = 0.0
     for line in response:
-        if not first and re.search(pattern, line):
+        if not first and FIRST_TEXT.search(line):
             first = time.perf_counter()
     connection.close()
     if not first:

@@ -14,7 +14,7 @@ from scripts.common.ports import free_ports
 from scripts.common.settings import NAMES, ROOT, Settings, UserError, command_environment
 from scripts.stack.base import PORTS
 
-NEEDED = [name for names in PORTS.values() for name in names] + ["LOADTEST_METRICS_PORT"]
+PORT_NAMES = [name for names in PORTS.values() for name in names] + ["LOADTEST_METRICS_PORT"]
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 
 def environment(path: Path, **settings: str) -> dict[str, str]:
     """Return the environment in which every command uses the benchmark's own server."""
-    ports = dict(zip(NEEDED, map(str, free_ports(len(NEEDED))), strict=True))
+    ports = dict(zip(PORT_NAMES, map(str, free_ports(len(PORT_NAMES))), strict=True))
     places = {"LOCAL_STATE": f"{path}/state", "MODEL_REPOSITORY": f"{path}/models", "REPORTS": f"{path}/reports"}
     return command_environment(**ports | places | {"RUNTIME": "local", "GRAFANA_HOME": "none"} | settings)
 

@@ -219,5 +219,5 @@ def test_bulletins_begin_with_their_first_release():
 def test_pin_without_a_release_is_refused():
     with pytest.raises(UserError, match=r"^TRITON_IMAGE=mirror/triton@sha256:12: the tag has no release"):
         audit.releases({"TRITON_IMAGE": "mirror/triton@sha256:12"}, audit.locked(), KNOWN)
-    with pytest.raises(UserError, match=r"which release of Triton nvidia-pytriton==9 contains"):
+    with pytest.raises(UserError, match=r"the release of Triton that nvidia-pytriton==9 contains"):
         audit.releases({}, {"nvidia-pytriton": "9"}, KNOWN)

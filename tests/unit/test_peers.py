@@ -18,7 +18,7 @@ from scripts.bench import engine_rates
 from scripts.bench.peers import known_peers, rotation, running
 from scripts.bench.peers.known_peers import PEERS, REQUIREMENTS, OwnStack, Peer, Site
 from scripts.bench.peers.load import Load, Window, measure
-from scripts.bench.peers.peer_table import Row, markdown, summary, terminal
+from scripts.bench.peers.peer_table import Row, markdown, show, summary
 from scripts.bench.peers.request_forms import FORMS
 from scripts.bench.peers.rotation import compare
 from scripts.bench.peers.running import started
@@ -251,7 +251,7 @@ def test_summary_compares_with_the_fastest_other_server():
 
 def test_terminal_shows_every_row():
     with out.capture() as capture:
-        out.print(terminal(ROWS))
+        show(ROWS)
     assert all(word in capture.get() for word in ("FastAPI", "mosec", "pool 1", "300 (250 to"))
 
 

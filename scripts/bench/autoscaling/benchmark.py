@@ -35,14 +35,14 @@ from scripts.common.settings import Settings
 
 # The peak without bursts, in capacities of one replica.
 PEAK = 14
-# The settings are chosen on some days, and compared on others, which nobody looked at while the candidates and the
-# behaviors were designed: day 3 was.
+# The settings are chosen on some days, and compared on others. Day 3 is in neither: we designed the candidates and the
+# behaviors on it.
 CHOSEN_ON, COMPARED_ON = (1, 2), (5, 6)
 TARGET_S, TARGETS_S = 0.2, (0.05, 0.1, 0.2, 0.5)
 # Seconds from the decision until a new replica serves: schedule the pod, start it, load the models (measured: see the
 # output), pass the readiness probe. Slow: a node or an image is fetched first.
 START_S, SLOW_START_S = 30, 120
-# Texts become longer on some day, and each request costs this much more.
+# If texts become longer, each request costs this many times as much.
 COSTLIER = 1.4
 
 # A burst fills queues that hundreds of replicas could not empty at once; the default doubles every 15 seconds.

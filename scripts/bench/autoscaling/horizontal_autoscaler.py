@@ -11,7 +11,7 @@ SYNC_S = 15
 
 @dataclass(frozen=True)
 class Policy:
-    """At most this many replicas are added or removed within `period_s`: a number, or percent of what there was."""
+    """At most this many replicas are added or removed within `period_s`: a number, or percent of those before."""
 
     value: int
     period_s: int

@@ -64,15 +64,15 @@ class Measurement:
 
 def measure_replica() -> Measurement:
     """Measure the system `embedding` on one core, and its clients on another."""
-    own, other = two_cpus()
+    server_cpu, client_cpu = two_cpus()
     with folder() as work:
-        variables = environment(work, SYSTEMS="embedding", TRITON_CPUS=str(own))
+        variables = environment(work, SYSTEMS="embedding", TRITON_CPUS=str(server_cpu))
         command("models", variables)
         began = time.monotonic()
         with server(variables):
             start_s = time.monotonic() - began
             site = Site.from_variables(variables)
-            with on_cpu(other):
+            with on_cpu(client_cpu):
                 windows = [
                     window(site, clients, int(variables["TRITON_HTTP_PORT"]))
                     for number in range(ROUNDS)

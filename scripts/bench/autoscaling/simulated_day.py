@@ -106,7 +106,7 @@ def simulate(table: Table, scalers: Sequence[Scaler], rates: np.ndarray, start_s
         ready = (slots < required[:, None]) & (ready_at <= second)
         serving = ready.sum(axis=1)
         rate_per_replica = rate / serving
-        # One replica with a backlog makes all of its kind count as saturated.
+        # One replica with a backlog makes all replicas of its autoscaler count as saturated.
         row = np.where(backlog.any(axis=1), len(SHARES) - 1, table.row(rate_per_replica))
         carried = np.zeros(count)
         if (rate_per_replica > table.capacity).any() or backlog.any():

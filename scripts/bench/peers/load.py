@@ -48,7 +48,7 @@ def measure(load: Load, cpus: str) -> Window:
 
 
 def run(load: Load) -> Window:
-    # Locust replaces Python's sockets and threads as it is imported, which only this process is made for.
+    # The import of Locust replaces Python's sockets and threads, so only this process imports it.
     import gevent
     import numpy as np
     from locust import FastHttpUser, task

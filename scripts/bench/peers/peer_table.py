@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from textwrap import fill
 
-from rich.table import Table
+from rich.markup import escape
 
 from loadtest.host import host
 from scripts.bench.peers.known_peers import Variant
 from scripts.bench.peers.load import Window
+from scripts.bench.token_rates import spread
+from scripts.common.cli import print_table
 
 COLUMNS = ("cores", "server", "requests/s", "p50 ms", "p95 ms", "settings")
+CELL_WIDTH = 40
 
 
 @dataclass
 class Row:
-    """One server on some cores: its windows, or the sentence that tells why it has none."""
+    """One server on some cores: its windows, or the sentence that explains why it has none."""
 
     cores: int
     name: str
@@ -35,15 +39,8 @@ class Row:
             return [str(self.cores), self.name, "–", "–", "–", self.problem]
         rates = [window.rate for window in self.windows]
         p50, p95 = (statistics.median(getattr(window, key) for window in self.windows) for key in ("p50_ms", "p95_ms"))
-        spread = f"{self.rate:.0f} ({min(rates):.0f} to {max(rates):.0f})"
-        return [
-            str(self.cores),
-            self.name,
-            spread,
-            f"{p50:.0f}",
-            f"{p95:.0f}",
-            "; ".join([*self.settings, *self.failures]),
-        ]
+        settings = "; ".join([*self.settings, *self.failures])
+        return [str(self.cores), self.name, spread(rates, 0), f"{p50:.0f}", f"{p95:.0f}", settings]
 
     @property
     def settings(self) -> list[str]:
@@ -60,13 +57,10 @@ def ordered(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.cores, -row.rate))
 
 
-def terminal(rows: list[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("server", "settings") else "right", overflow="fold")
-    for row in ordered(rows):
-        table.add_row(*row.cells)
-    return table
+def show(rows: list[Row]) -> None:
+    """Print the table, and long settings or problems in several lines."""
+    cells = [[escape(fill(cell, CELL_WIDTH)) for cell in row.cells] for row in ordered(rows)]
+    print_table(COLUMNS, cells, text_columns=("server", "settings"))
 
 
 def markdown(rows: list[Row]) -> str:

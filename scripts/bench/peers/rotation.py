@@ -14,7 +14,7 @@ from pathlib import Path
 from scripts.bench.comparisons import fetch_embedding
 from scripts.bench.peers.known_peers import PEERS, OwnStack, Peer, Site, Variant, weights_with_graph
 from scripts.bench.peers.load import Load, Window, measure
-from scripts.bench.peers.peer_table import Row, markdown, summary, terminal
+from scripts.bench.peers.peer_table import Row, markdown, show, summary
 from scripts.bench.peers.running import Running, reference
 from scripts.bench.server import command, environment, folder
 from scripts.common.cli import err, one_interrupt, out
@@ -42,7 +42,7 @@ def run() -> None:
             if cores <= len(cpus):
                 site = Site(cpus[:cores], weights, repository, work)
                 rows += compare(PEERS, site, cpus[cores:] or cpus, expected)
-    show(rows)
+    report(rows)
 
 
 def compare(peers: Sequence[Peer | OwnStack], site: Site, client_cpus: tuple[int, ...], expected: dict) -> list[Row]:
@@ -74,9 +74,9 @@ class Clients:
         self.cpus = ",".join(map(str, cpus))
 
     def window(self, name: str, running: Running, seconds: float) -> Window:
-        """Return one window of a server, which runs only as long.
+        """Return one window of a server, which runs only during it.
 
-        Repeat a window with failures: after a pause, Triton may take a process of its own for dead and restart.
+        Repeat a window with failures: after a pause, Triton may count one of its processes as crashed, and recover.
         """
         with err.status(f"{len(self.site.cpus)} core(s): {name}"):
             running.resume()
@@ -116,13 +116,14 @@ def start_fastest(
     return fastest[1:]
 
 
-def show(rows: list[Row]) -> None:
+def report(rows: list[Row]) -> None:
+    """Write the rows as JSON and Markdown, and print them."""
     reports = Settings.load().path("REPORTS") / "bench"
     reports.mkdir(parents=True, exist_ok=True)
     path = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-peers"
     path.with_suffix(".json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
     path.with_suffix(".md").write_text(markdown(rows))
-    out.print(terminal(rows))
+    show(rows)
     out.print(summary(rows))
     for suffix in (".md", ".json"):
         out.print(os.path.relpath(path.with_suffix(suffix)))

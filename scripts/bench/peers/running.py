@@ -135,17 +135,17 @@ def wait_for_answer(server: Running, process: subprocess.Popen[bytes], log: Path
 
 
 def end(server: Running, process: subprocess.Popen[bytes]) -> None:
-    """End the server, and kill what is left of it."""
+    """End the server, and kill its processes that remain."""
     process.terminate()
     server.resume()  # a paused process would not notice
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
-    while left := server.processes:
-        for other in left:
+    while remaining := server.processes:
+        for other in remaining:
             with contextlib.suppress(psutil.NoSuchProcess):
                 other.kill()
         process.poll()
-        psutil.wait_procs(left, END_S)
+        psutil.wait_procs(remaining, END_S)
 
 
 def ask(url: str, form: RequestForm, text: str) -> Any:

@@ -141,7 +141,7 @@ def locust(which: str, no_value: str, width: int = 6) -> list[timeseries.Panel]:
     return [
         lines(
             "Users",
-            "Locust's users. Each waits for its answer before it sends the next request.",
+            "Locust's users. Without RATE, each waits for its response before it sends the next request.",
             "none",
             Query(f"max(loadtest_users{which})", "users"),
             width=width,

@@ -79,7 +79,7 @@ class Evaluator:
             self.values[variable["name"]] = (chosen or {}).get(variable["name"]) or self.default(variable)
 
     def default(self, variable: dict) -> str:
-        """Return the value for all of them, or the first in the variable's order: the newest comparison."""
+        """Return the value that stands for all of them, or the last in the alphabet: the newest comparison."""
         if variable["includeAll"]:
             return variable["allValue"]
         query = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])

@@ -33,8 +33,9 @@ def main() -> None:
         )
     with err.status("asking Prometheus and drawing"):
         drawn = [
-            {key: each[key] for key in ("uid", "title", "description")} | {"html": draw(prometheus, each, shown)}
-            for each in dashboards(profile)
+            {key: dashboard[key] for key in ("uid", "title", "description")}
+            | {"html": draw(prometheus, dashboard, shown)}
+            for dashboard in dashboards(profile)
         ]
     folder = settings.path("REPORTS")
     folder.mkdir(parents=True, exist_ok=True)
