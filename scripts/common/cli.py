@@ -36,9 +36,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], text_colu
 
 
 def call(command: list[str], environment: dict[str, str]) -> int:
-    """Run a command, wait until it has ended, also after Ctrl-C, which reaches it too, and return its exit code.
+    """Run a command and return its exit code. Ctrl-C reaches the command too: still wait until it has ended.
 
-    Other signals reach this process alone, so they are passed on.
+    Other signals reach this process alone, so pass them on.
     """
     interrupted = False
     with subprocess.Popen(command, env=environment) as process, forwarded(process):
@@ -83,7 +83,7 @@ def one_interrupt() -> Iterator[None]:
 
 def run(main: Callable[[], int | None]) -> None:
     """Run a command and exit with its code: 1 after an error, 130 after Ctrl-C."""
-    # A core dump of it, or of a program that it starts, would contain keys and requests.
+    # A core dump of this process, or of a program that it starts, would contain keys and requests.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         sys.exit(main() or 0)

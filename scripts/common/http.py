@@ -6,7 +6,7 @@ import http.client
 import ssl
 import urllib.request
 
-# The gateway's certificate may name another host, or be signed by nobody: it is for clients elsewhere.
+# The gateway's certificate is for clients elsewhere: it may name another host, or be self-signed.
 _context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 _context.check_hostname = False
 _context.verify_mode = ssl.CERT_NONE

@@ -43,7 +43,7 @@ SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "ModelParameter": {"string_value": (1, "string")},
     "ModelTransactionPolicy": {"decoupled": (1, "bool")},
 }
-# By number.
+# The names of DataType, each at the index that is its number in the schema.
 DATA_TYPES = (
     *("INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
     *("FP16", "FP32", "FP64", "STRING", "BF16"),
@@ -122,8 +122,8 @@ def parse_config(text: str) -> ModelConfig:
         backend=message.backend,
         default_model_filename=message.default_model_filename,
         max_batch_size=message.max_batch_size,
-        inputs=tuple(_tensor(each, each.optional) for each in message.input),
-        outputs=tuple(_tensor(each) for each in message.output),
+        inputs=tuple(_tensor(entry, entry.optional) for entry in message.input),
+        outputs=tuple(_tensor(entry) for entry in message.output),
         steps=tuple(dict.fromkeys(step.model_name for step in message.ensemble_scheduling.step)),
         parameters={entry.key: entry.value.string_value for entry in message.parameters},
         decoupled=message.model_transaction_policy.decoupled,

@@ -35,7 +35,7 @@ def check_free(settings: Settings, names: list[str], ours: Collection[int] = ())
             except OSError as error:
                 raise UserError(
                     f"port {port} cannot be opened on {address} ({_holder(port) or error.strerror}): "
-                    f"stop that program, or set another {name} in .env"
+                    f"set another {name} in .env, or stop the program that holds the port"
                 ) from None
 
 
@@ -69,6 +69,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def first_outgoing() -> int:
+    """Return the first port that the kernel gives to outgoing connections."""
     try:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except OSError:  # not Linux

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import hashlib
 import io
 import ipaddress
@@ -350,7 +351,7 @@ class Settings(dict[str, str]):
             if not self[name]:
                 raise UserError(f"{other} is set and {name} is not: TLS needs the certificate and its key")
             if not os.access(self.path(name), os.R_OK):
-                raise UserError(f"{name}={self[name]}: there is no file that you may read")
+                raise UserError(f"{name}={self[name]}: no such file, or you may not read it")
         return self.path("TLS_CERT"), self.path("TLS_KEY")
 
     def url(self, port: str) -> str:
@@ -424,9 +425,15 @@ def _read(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        lines = list(parse_stream(io.StringIO(path.read_text(encoding="utf-8"))))
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text in UTF-8: save it as such") from None
+    return dict(_parse(path, text))
+
+
+@functools.lru_cache(maxsize=8)  # 5 ms for .env.example
+def _parse(path: Path, text: str) -> dict[str, str]:
+    lines = list(parse_stream(io.StringIO(text)))
     for line in lines:
         if line.error:
             raise UserError(f"{path}, line {line.original.line}: write NAME=value, with a closing quote if it has one")

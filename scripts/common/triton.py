@@ -55,7 +55,8 @@ def metrics_page(metrics_url: str) -> str:
 def engines(metrics_url: str) -> dict[str, str]:
     """Return model -> engine and precision, such as "openvino bf16", for each model whose backend reports them.
 
-    An older version's, or one that is no longer in use, is left out. So are all if the page cannot be read.
+    Leave out the engines of older versions, and those that are no longer in use. If the page cannot be read, return
+    none.
     """
     lines = metrics_page(metrics_url).splitlines()
     samples = [re.fullmatch(r"transformers_engine\{(.*)\} ([\d.e+-]+)", line) for line in lines]
@@ -157,6 +158,8 @@ class Triton:
                     raise TritonError(text, 403) from None
                 if status := statuses.get(error.code()):
                     raise TritonError(text, status) from None
+                if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                    text = "timed out"  # as over HTTP: ModelControl distinguishes a slow load from a crash by it
                 raise TritonError(f"{self.grpc_address} does not answer: {text}") from None
 
     def _with_cores(self, model: str) -> Config | None:
@@ -181,10 +184,15 @@ class Triton:
     def infer(self, model: str, request: dict[str, Any], timeout: float = 30) -> dict[str, Any]:
         return cast(dict[str, Any], self._call(f"/v2/models/{model}/infer", request, timeout))
 
-    def stream(self, model: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return all the answers of a model that streams them."""
-        events = self._call(f"/v2/models/{model}/generate_stream", fields, read=bytes.decode)
-        return [json.loads(line.removeprefix("data: ")) for line in events.splitlines() if line.startswith("data: ")]
+    def stream(self, model: str, fields: dict[str, Any], timeout: float = 30) -> list[dict[str, Any]]:
+        """Return all the answers of a model that streams them. Raise TritonError if one of them is an error."""
+        events = self._call(f"/v2/models/{model}/generate_stream", fields, timeout, read=bytes.decode)
+        lines = (line.removeprefix("data: ") for line in events.splitlines() if line.startswith("data: "))
+        answers = [json.loads(line) for line in lines]
+        for answer in answers:
+            if answer.keys() == {"error"}:  # after the first answer, Triton can no longer send another status than 200
+                raise TritonError(reason(answer["error"]), 500)
+        return answers
 
     def _call(self, path: str, body: Any = None, timeout: float = 30, read: Callable[[bytes], Any] = json.loads) -> Any:
         data = None if body is None else json.dumps(body).encode()

@@ -245,13 +245,13 @@ def pin_of(lock: str, package: str) -> str:
 def main() -> int:
     """Install one dependency group of pyproject.toml, or all."""
     venv, lock, group = Path(sys.argv[1]), *sys.argv[2:]
-    with lock_of(venv):
+    with exclusive(venv):
         return install(venv, lock, group)
 
 
 @contextmanager
-def lock_of(venv: Path) -> Iterator[None]:
-    """Wait until no other install works on the same virtual environment."""
+def exclusive(venv: Path) -> Iterator[None]:
+    """Wait until no other install works on the same virtual environment, and keep others waiting."""
     with open(f"{venv}.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,6 +10,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from rich.markup import escape
+
 from scripts.common.cli import err, out
 from scripts.common.files import exclusive
 from scripts.common.model_config import CONFIGS, with_steps
@@ -37,7 +39,9 @@ def assemble_all(settings: Settings) -> None:
             for system in missing_systems(settings):
                 assemble(system, settings, repository)
     except OSError as error:
-        raise UserError(f"{repository} could not be written, its models are unchanged: {error}") from None
+        raise UserError(
+            f"{repository} could not be written ({error}): make room or correct its permissions, then run this again"
+        ) from None
 
 
 def assemble(system: System, settings: Settings, repository: Path) -> None:
@@ -51,7 +55,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
             # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
             os.environ["NEURON_RT_VISIBLE_CORES"] = f"{job.neuron.cores[0]}-{job.neuron.cores[-1]}"
         recipe = RECIPES[job.task]
-        with err.status(f"{system.name}: assembling {weights.name}"):
+        with err.status(f"{system.name}: assembling {escape(weights.name)}"):
             try:
                 outcome = run_recipe(recipe, job, weights.name)
             except FormatUnavailable as error:
@@ -60,7 +64,8 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
                         f"{weights.name} cannot be served as {job.task}, FORMAT={job.format}: {error}. "
                         f"FORMAT={recipe.fallback} serves it with transformers"
                     ) from error
-                err.print(f"{system.name}: {error}. It is served by transformers instead (FORMAT={recipe.fallback})")
+                instead = f"It is served by transformers instead (FORMAT={recipe.fallback})"
+                err.print(f"{system.name}: {escape(str(error))}. {instead}")
                 job = replace(job, format=recipe.fallback, folder=empty(job.folder))
                 outcome = run_recipe(recipe, job, weights.name)
         if not system.format:
@@ -68,7 +73,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
         put_in_place(job, weights, outcome, repository)
     took = f"assembled in {time.monotonic() - start:.0f} s"
     summary = f"; {outcome.summary}" if outcome.summary else ""
-    out.print(f"{system.name}: {job.task} ({job.format}) of {weights.name}, {took}{summary}")
+    out.print(f"{system.name}: {job.task} ({job.format}) of {escape(weights.name)}, {took}{summary}")
 
 
 def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> Job:

@@ -50,7 +50,7 @@ class Job:
         (shutil.move if self.movable else shutil.copyfile)(file, version / file.name)
 
     def take_model(self, version: Path) -> None:
-        """Put everything there that PyTorch loads, without tokenizer and image processor."""
+        """Put all that PyTorch loads into the folder of a version. Leave out tokenizer and image processor."""
         code = ["*.py"] if self.trust_remote_code else []
         for pattern in ("config.json", "*.safetensors", "*.safetensors.index.json", *code):
             for file in self.weights.glob(pattern):
@@ -76,7 +76,7 @@ class Recipe:
     formats: tuple[str, ...] = ONNX_FORMATS  # the first that runs on the profile is the default
     fallback: str = ""  # made if `assemble` raises FormatUnavailable for the default
     neuron: bool = False  # PROFILE=neuron compiles the model, instead of making one of the formats
-    # Raise it with each change of what the recipe makes: older systems are then assembled again.
+    # Increase it with each change of what the recipe makes: `make models` then assembles older systems again.
     version: str = "1"
 
     def default_format(self, profile: str) -> str:

@@ -154,10 +154,10 @@ def check_task(name: str, weights: Path, task: str) -> None:
             raise UserError(f"{name} is a {architecture}, which is for TASK={own} and not for TASK={task}")
     files = [path.name for path in weights.iterdir()]
     is_vision = task.startswith("image-")
-    needed, what = (IMAGE_PROCESSOR, "image processor") if is_vision else (TOKENIZER, "tokenizer")
-    if not any(fnmatch(file, pattern) for file in files for pattern in needed):
-        file = needed[0].replace("*", "")
-        raise UserError(f"{name} has no {what} ({file}), which TASK={task} requires: set another TASK ({LIST})")
+    patterns, noun = (IMAGE_PROCESSOR, "image processor") if is_vision else (TOKENIZER, "tokenizer")
+    if not any(fnmatch(file, pattern) for file in files for pattern in patterns):
+        file = patterns[0].replace("*", "")
+        raise UserError(f"{name} has no {noun} ({file}), which TASK={task} requires: set another TASK ({LIST})")
     if is_vision and "sampling_rate" in read_json(name, weights / "preprocessor_config.json"):
         raise UserError(f"{name} takes sound, which is not served here")
 

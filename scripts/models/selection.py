@@ -121,7 +121,7 @@ def assembled_system(name: str, repository: Path, profile: str) -> System | None
 
 
 def suits(record: Record, profile: str) -> bool:
-    """Return whether a server of the profile runs the format, and would not have another one by default."""
+    """Return whether a server of the profile runs the format, and no other default format would replace it."""
     recipe = RECIPES[record.task]
     default_on = record.facts.get(DEFAULT, profile)
     return runs_on(record.format, profile) and recipe.default_format(default_on) == recipe.default_format(profile)

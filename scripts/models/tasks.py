@@ -1,7 +1,7 @@
 """Define what models do: the tensors of each task, and how to find a model's task from its files.
 
-Axes by letter: T tokens, L labels, D the width of a vector, V the vocabulary, K the requested answers, E what a text
-has of entities, or of words in its sparse vector.
+Axes by letter: T tokens, L labels, D the width of a vector, V the vocabulary, K the requested answers, E the entities
+of a text, or the words in its sparse vector.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""AWS Neuron: models compiled, folders for models compiled elsewhere, the host set up."""
+"""AWS Neuron: compile models, write the folders of models that were compiled elsewhere, set up the host."""

@@ -1,7 +1,7 @@
 """Compile text encoders for AWS Neuron: one artifact per shape, and neuron.json, which lists them.
 
 `make models PROFILE=neuron` calls this from scripts/models/exporters/text.py. The backend `neuron` serves the result
-(its text.py).
+(its text_encoder.py).
 """
 
 from __future__ import annotations

@@ -78,13 +78,14 @@ def apply(stack: Stack, result: Result, texts: Mapping[str, str], copies: Path) 
                 write(after)
                 load(stack, systems, result["configs"])
             except BaseException as error:
+                cause = str(error) or "interrupted"  # KeyboardInterrupt has no text
                 try:
                     write(before)
                 except OSError as obstacle:
                     raise UserError(
-                        f"{error}. The files cannot be restored: {obstacle}. Copy them from {copies}, and run `make up`"
+                        f"{cause}. The files cannot be restored: {obstacle}. Copy them from {copies}, and run `make up`"
                     ) from None
-                restore(stack, systems, error)
+                restore(stack, systems, cause)
                 raise
     for path in after:
         out.print(f"{shown(path)}: changed")
@@ -117,14 +118,14 @@ def reload(stack: Stack, systems: list[str]) -> None:
     """Load the systems from their files. Raise UserError with the reason if a model does not load."""
     with err.status(f"loading {', '.join(systems)}"):
         for system in systems:
-            # An ensemble with its steps at once: Triton stops an ensemble that may batch more than one of its steps.
-            # It does not report when a step fails, but the second load below does.
+            # Load an ensemble together with its steps: Triton stops one whose maximum batch exceeds that of a step.
+            # This load does not report when a step fails; the one below does.
             with contextlib.suppress(TritonError):
                 stack.triton.load(system)
         stack.control.serve(systems, systems)
 
 
-def restore(stack: Stack, systems: list[str], cause: BaseException) -> None:
+def restore(stack: Stack, systems: list[str], cause: str) -> None:
     """Load the systems with the configurations from before, and report the outcome."""
     err.print("[red]not applied:[/] the configurations from before are written again, and loaded")
     try:
@@ -134,7 +135,7 @@ def restore(stack: Stack, systems: list[str], cause: BaseException) -> None:
 
 
 def in_force(config: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
-    """Return whether the server's configuration has these fields, but for what Triton fills in."""
+    """Return whether the server's configuration has these fields. Ignore what Triton completes."""
     others = {key: value for key, value in fields.items() if key not in ("parameters", "dynamic_batching")}
     batches = fields.get("dynamic_batching", config.get("dynamic_batching")) is not None
     return (

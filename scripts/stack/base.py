@@ -58,7 +58,7 @@ COMPARISON_RUNS = "a comparison or a search is running against this stack"
 WOULD_UNLOAD = f"{COMPARISON_RUNS}, and SYSTEMS lacks systems that the server would unload"
 WOULD_DISTURB = f"{COMPARISON_RUNS}, and adding a system would disturb it"
 WOULD_REFRESH = f"{COMPARISON_RUNS}: edited configurations wait for the next `make up`"
-WOULD_RESTART = f"{COMPARISON_RUNS}, which other settings would restart"
+WOULD_RESTART = f"{COMPARISON_RUNS}, and the changed settings would restart the stack"
 UP_OR_DOWN = "another `make up` or `make down` is at work here"
 
 
@@ -124,7 +124,7 @@ class Stack(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start what does not run; restart what other settings need, and print that before. Safe to repeat."""
+        """Start what does not run; restart what runs with other settings, and print that first. Safe to repeat."""
 
     @abstractmethod
     def stop(self) -> None: ...
@@ -150,7 +150,7 @@ class Stack(ABC):
 
     @abstractmethod
     def show_logs(self, follow: bool) -> str:
-        """Replace this process by one that prints the logs. Return, if there are none, why."""
+        """Replace this process by one that prints the logs. If there are none, return the reason."""
 
     @abstractmethod
     def clean(self) -> None: ...
@@ -187,12 +187,13 @@ class Stack(ABC):
     def up(self, unload: Collection[str] = (), refresh: Collection[str] | None = None) -> None:
         """Start the stack, serve SYSTEMS and unload others. A running server keeps answering meanwhile.
 
-        Of the systems that are loaded, refresh these, or all.
+        Refresh those of the loaded systems that `refresh` names, or all.
         """
         if self.settings.choice("PROFILE") == "neuron":
             check_cores(self.settings)
         with exclusive(self.state, UP_OR_DOWN):
-            # Until a system is loaded, a restart of the server must not load it in our place.
+            # A server that restarts loads the systems of this list. The systems that are not loaded yet must stay out
+            # of it: this command loads them.
             self.served.write(name for name in self.served_now() if name not in unload)
             self.start()
             self.wait(self.not_live)
@@ -218,9 +219,9 @@ class Stack(ABC):
     def refreshable(self, systems: Collection[str]) -> Collection[str]:
         """Return the systems whose edited configurations may be loaded now: none during a comparison."""
         try:
-            self.check_no_comparison(WOULD_REFRESH)
-        except UserError as error:
-            out.print(str(error))
+            self.check_no_comparison()
+        except UserError:
+            out.print(WOULD_REFRESH)
             return ()
         return systems
 
@@ -292,7 +293,7 @@ class Stack(ABC):
         return changed + ["TLS_CERT"] * renewed
 
     def _changed(self, names: Iterable[str]) -> list[str]:
-        before = self.recorded()["settings"] or {}
+        before = self.recorded()["settings"]
         return [name for name in names if self.settings[name] != before.get(name)]
 
     def check_gateway(self) -> None:
@@ -387,7 +388,7 @@ class Stack(ABC):
         try:
             index = self.triton.index()
         except TritonError as error:
-            out.print(f"models      unknown: {error}")
+            out.print(f"models      unknown: {escape(str(error))}")
             return False
         log = self.log_tail("triton", 10**6)
         engine = engines(self.settings.url("TRITON_METRICS_PORT"))

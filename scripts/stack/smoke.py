@@ -56,7 +56,7 @@ class Limits:
             return cls(0.1, compares_texts=False)
         tolerance = record.facts.get("tolerance", cls.tolerance)
         is_exact = record.facts.get("dtype", "float32") == "float32" and tolerance <= cls.tolerance
-        # OpenVINO rounds activations beside them, in another order in a batch.
+        # Beside such weights OpenVINO rounds activations too, and in a batch in another order.
         is_quantized = record.facts.get("weights", "").startswith("int")
         return cls(tolerance, compares_texts=is_exact and not is_quantized)
 
@@ -144,7 +144,7 @@ def example(tensor: dict[str, Any], text: str, number: int) -> Tensor:
 def send_rows(triton: Triton, name: str, config: dict[str, Any], rows: list[list[Tensor]]) -> list[Outputs]:
     """Send the rows in one request; return the outputs of each."""
     if config.get("model_transaction_policy", {}).get("decoupled"):
-        pieces = triton.stream(name, {tensor["name"]: tensor["data"][0] for tensor in rows[0]})
+        pieces = triton.stream(name, {tensor["name"]: tensor["data"][0] for tensor in rows[0]}, TIMEOUT_S)
         if not pieces:
             raise SmokeError("the response has no piece")
         names = [tensor["name"] for tensor in config["output"]]

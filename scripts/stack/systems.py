@@ -20,7 +20,7 @@ ATTEMPTS = 3
 
 
 class StillLoadingError(UserError):
-    """Triton goes on loading a system, and nobody waits for it any longer."""
+    """Triton is still loading a system when the command stops waiting for it."""
 
 
 class ServedSystems:
@@ -110,7 +110,7 @@ class ModelControl:
             raise UserError("\n".join(errors))
 
     def unload(self, systems: Iterable[str]) -> None:
-        """Unload the systems with all their models, except those that a system which stays served runs too."""
+        """Unload the systems with all their models, except models that another served system runs too."""
         systems = list(systems)
         for system in set(systems).intersection(self.served.unfinished()):
             self._wait_for_load(system)

@@ -216,6 +216,17 @@ def test_copies_are_named_if_the_files_cannot_be_restored(stack, monkeypatch):
         tune(stack)
 
 
+def test_interrupt_is_named_if_the_old_configuration_does_not_load(stack, monkeypatch):
+    errors = iter([KeyboardInterrupt(), UserError("out of memory")])
+
+    def serve(systems, refresh):
+        raise next(errors)
+
+    monkeypatch.setattr(stack, "serve", serve)
+    with pytest.raises(UserError, match=r"^interrupted\. The files are as before, but do not load: out of memory"):
+        tune(stack)
+
+
 def test_new_file_is_deleted_again(stack):
     stack.path.unlink()
     stack.load_error = UserError("out of memory")

@@ -1,4 +1,4 @@
-"""Loads of models over gRPC and, without it, over HTTP."""
+"""Loads of models over gRPC and, without it, over HTTP; errors within streams."""
 
 from __future__ import annotations
 
@@ -54,6 +54,26 @@ def test_refused_load_has_the_status_of_http(
     with pytest.raises(TritonError, match=message) as raised:
         client(server).load("encoder")
     assert raised.value.status == status
+
+
+def test_load_beyond_the_timeout_reads_as_over_http(server: TritonStandIn) -> None:
+    server.load_failure = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    with pytest.raises(TritonError, match="does not answer: timed out") as raised:
+        client(server).load("encoder")
+    assert raised.value.status is None
+
+
+def test_error_within_a_stream_is_raised() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'data: {"text": "It"}\n\ndata: {"error": "out of memory"}\n\n')
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request).start()
+        with pytest.raises(TritonError, match="out of memory"):
+            Triton(f"http://127.0.0.1:{server.server_port}").stream("spam_stream", {"prompt": "It"})
 
 
 def test_load_uses_http_if_the_grpc_port_is_closed() -> None:

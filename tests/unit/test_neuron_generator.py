@@ -589,12 +589,12 @@ WRONG = [
     (
         FINE_TENSORFLOW,
         "--triton_input INPUT__0,INT64,4 INPUT__0,INT64,4 --triton_output y,FP32,1",
-        "--triton_input: INPUT__0 is there more than once; each needs a name of its own",
+        "--triton_input: INPUT__0 appears more than once; each tensor needs a name of its own",
     ),
     (
         FINE.replace("--triton_input INPUT__0,INT64,4x384", ""),
         "",
-        "--triton_input is missing: a TorchScript model does not know them, such as INPUT__0,INT64,4x384",
+        "--triton_input is missing: a TorchScript model does not list its tensors. Set it, as in INPUT__0,INT64,4x384",
     ),
     (
         FINE.replace("--triton_output OUTPUT__0,FP32,4x384", "--triton_output"),

@@ -216,7 +216,7 @@ def test_tls_requires_two_readable_files(dotenv, tmp_path):
     for settings, problem in (
         ({"TLS_CERT": str(cert)}, "^TLS_CERT is set and TLS_KEY is not"),
         ({"TLS_KEY": str(key)}, "^TLS_KEY is set and TLS_CERT is not"),
-        ({"TLS_CERT": str(cert), "TLS_KEY": str(key)}, rf"^TLS_KEY={key}: there is no file"),
+        ({"TLS_CERT": str(cert), "TLS_KEY": str(key)}, rf"^TLS_KEY={key}: no such file"),
     ):
         with pytest.raises(UserError, match=problem):
             loaded.replace(**settings).tls()

@@ -35,7 +35,7 @@ def assemble(job: Job) -> Outcome:
     if job.format == "python":
         outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
     else:
-        limits = Limits.of(job, tokenizer)
+        limits = Limits.from_job(job, tokenizer)
         if job.format == "vllm":
             outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
             write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code)
@@ -55,7 +55,7 @@ def copy_checkpoint(job: Job, weights: list[Path], tokenizer: PreTrainedTokenize
     for file in [*weights, *other_files(job)]:
         job.take(file, version)
     if tokenizer.is_fast and not (version / "tokenizer.json").exists():
-        # Only a tokenizer.model was there, which takes sentencepiece to read; the server does not have it.
+        # The weights have only a tokenizer.model. Reading it takes sentencepiece, which the server lacks.
         tokenizer.save_pretrained(version)
     size = sum(file.stat().st_size for file in version.glob("*.safetensors"))
     config = json.loads((version / "config.json").read_text())
@@ -64,8 +64,6 @@ def copy_checkpoint(job: Job, weights: list[Path], tokenizer: PreTrainedTokenize
 
 
 def weight_files(folder: Path) -> list[Path]:
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} has no config.json: name a folder that save_pretrained wrote")
     index = folder / INDEX
     names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [SINGLE]
     if invalid := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:

@@ -24,7 +24,7 @@ class Limits:
     weights: str = ""  # the precision in which the weights are stored, if the export chose it
 
     @classmethod
-    def of(cls, job: Job, tokenizer: PreTrainedTokenizerBase) -> Limits:
+    def from_job(cls, job: Job, tokenizer: PreTrainedTokenizerBase) -> Limits:
         import transformers
 
         check_tokenizer(tokenizer)

@@ -149,8 +149,9 @@ def quiet(level: int = logging.WARNING) -> Iterator[None]:
     """Hide the exporters' warnings about their own internals, which users cannot act on."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        before = logging.root.manager.disable
         logging.disable(level)
         try:
             yield
         finally:
-            logging.disable(logging.NOTSET)
+            logging.disable(before)

@@ -141,7 +141,7 @@ def read(path: Path) -> openvino.Model:
 
 
 def write(model: openvino.Model, form: str, folder: Path, before: float, texts: list[list[int]]) -> Outcome:
-    """Write the model with weights in the precision of the format; return it with the perplexity that it costs."""
+    """Write the model with weights in the precision of the format; report its size and the change in perplexity."""
     import openvino
 
     weights = WEIGHTS[form]
@@ -185,7 +185,7 @@ def token_windows(tokenizer: PreTrainedTokenizerBase, context: int | None) -> li
 
 
 def perplexity(logits: Logits, texts: Iterable[list[int]]) -> float:
-    """Return how many tokens the model takes for equally probable on average, at each token of the texts."""
+    """Return among how many equally probable tokens the model chooses, on average over the tokens of the texts."""
     losses: list[np.ndarray] = []
     for tokens in texts:
         if len(tokens) > 1:

@@ -164,7 +164,7 @@ class SparseModel(SentenceModel):
 
 
 class EmbeddingNetwork(torch.nn.Module):
-    """From tokens to the vector that encode() returns."""
+    """The network from tokens to the vector that encode() returns."""
 
     def __init__(self, original: BaseModel) -> None:
         super().__init__()

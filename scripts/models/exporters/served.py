@@ -121,7 +121,7 @@ def unload_backends() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in packages}
 
 
-def as_triton_passes(path: Path) -> dict[str, Any]:
+def backend_config(path: Path) -> dict[str, Any]:
     """Return the configuration in a file, as a backend gets it."""
     message = text_format.Parse(path.read_text(), ModelConfig())
     config = MessageToDict(message, preserving_proto_field_name=True)
@@ -149,7 +149,7 @@ class ServedSystem:
 
     def read(self, model: str) -> dict[str, Any]:
         path = find_config(model, self.folder)
-        return as_triton_passes(path) if path else self.completed(model)
+        return backend_config(path) if path else self.completed(model)
 
     def completed(self, model: str) -> dict[str, Any]:
         """Return the configuration that Triton completes for a model without one, such as `vit`."""
@@ -227,7 +227,7 @@ def served_tokens(model: Path, names: list[str], requests: list[Tensors]) -> lis
     assert path
     with python_backend():
         tokenization = importlib.import_module("shared.tokenization").Tokenization(
-            as_triton_passes(path),
+            backend_config(path),
             {"model_repository": str(model), "model_version": "1"},
             dict.fromkeys(names, np.int64),
             "none",

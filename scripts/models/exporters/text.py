@@ -26,7 +26,7 @@ from scripts.models.exporters.text_model import TextModel
 from scripts.models.tasks import save_labels
 
 PARITY_TEXTS = 64
-LONGEST_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
+MAX_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
 PUBLISHED_WIDTH = 384
 WINDOW_STRIDE = 128  # tokens that two windows share at most, as in transformers' pipeline
 
@@ -153,7 +153,7 @@ def save_neuron(model: TextModel, requests: list[Tensors], expected: list[Tensor
     assert target
     if target.chip == "inf1":
         raise UserError(
-            "make models compiles for Inf2 and Trn1. For Inf1, compile with torch-neuron yourself, and write the "
+            "`make models` compiles for Inf2 and Trn1. For Inf1, compile with torch-neuron yourself, and write the "
             "model's folder with scripts/neuron/gen_triton_model.py"
         )
     lengths = target.lengths_up_to(model.max_length, model.job.system)
@@ -214,7 +214,7 @@ def keep_masked(path: Path, mask_id: int) -> None:
 
 
 def example_rows(model: TextModel) -> list[tuple[str, ...]]:
-    texts = example_texts(min(model.max_length, LONGEST_EXAMPLE))
+    texts = example_texts(min(model.max_length, MAX_EXAMPLE))
     if special := model.hugging_face_tokenizer.pad_token or model.hugging_face_tokenizer.eos_token:
         texts.append(f"rain {special} rain {special}{special}")  # looks like padding
     if model.takes_pairs:
@@ -230,7 +230,7 @@ def prompt_requests(model: TextModel) -> list[Tensors]:
     if "prompt" not in model.optional_inputs:
         return []
     prompts = [("prompt_name", name) for name in model.original.prompts] + [("prompt", "about rain: "), ("prompt", "")]
-    texts = [*MIXED.texts[:3], "word " * min(model.max_length, LONGEST_EXAMPLE)]
+    texts = [*MIXED.texts[:3], "word " * min(model.max_length, MAX_EXAMPLE)]
     return [
         request_of(model, *(["Which one?"] if model.takes_pairs else []), text)
         | {name: np.array([[value.encode()]], np.object_)}
@@ -240,7 +240,7 @@ def prompt_requests(model: TextModel) -> list[Tensors]:
 
 
 def single(model: TextModel, texts: list[str]) -> list[tuple[str, ...]]:
-    """Leave out texts without tokens, such as an empty one without special tokens: no model runs on these."""
+    """Return a row for each text that has tokens: no model runs on an empty text without special tokens."""
     return [(text,) for text in texts if tokenize(model, [text])["input_ids"].numel()]
 
 

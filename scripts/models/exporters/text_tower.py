@@ -56,7 +56,7 @@ class TextTower(TextModel):
 
 
 class TowerNetwork(torch.nn.Module):
-    """From tokens to the vector that shares its space with those of images."""
+    """The network from tokens to the vector, which shares its space with the vectors of images."""
 
     def __init__(self, original: transformers.CLIPTextModelWithProjection) -> None:
         super().__init__()

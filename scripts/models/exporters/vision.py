@@ -33,8 +33,9 @@ FEATURES = ("last_hidden_state", POOLED, "image_embeds")
 TOWERS = {"clip": "CLIPVisionModelWithProjection", "siglip": "SiglipVisionModel"}
 # The systems whose configurations are in git, and the formats that these describe.
 PUBLISHED = {"python_vit": ("python",), "vit_ensemble": ("onnx", "onnx-int8")}
-# The names that the published guides use for vit_ensemble, and NVIDIA's tutorial for the same (its config is in git).
+# The names that the published guides use for the parts of vit_ensemble.
 PUBLISHED_PARTS = {"ensemble": "vit_ensemble", "processor": "preprocessing", "model": "vit"}
+# The name that NVIDIA's tutorial uses for vit_ensemble. Its configuration is in git.
 ALIAS = "ensemble_model"
 
 IMAGES = [

@@ -1,4 +1,4 @@
-"""The command line, parsed. Its errors are collected, so that one run reports every wrong argument."""
+"""Parse the command line. Collect its errors, so that one run reports every wrong argument."""
 
 from __future__ import annotations
 

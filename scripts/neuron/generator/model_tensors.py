@@ -61,7 +61,7 @@ def check_tensors(arguments: Arguments, side: str) -> None:
         check_indices(arguments, side, names)
     else:
         for name in sorted({name for name in names if names.count(name) > 1}):
-            arguments.errors.append(f"--{side}: {name} is there more than once; each needs a name of its own")
+            arguments.errors.append(f"--{side}: {name} appears more than once; each tensor needs a name of its own")
     for part in parts:
         if arguments.kind == PYTORCH and part[1:2] in (["BYTES"], ["STRING"]):
             arguments.error(side, "PyTorch has no strings; must be a type of numbers", ",".join(part))
@@ -72,7 +72,9 @@ def check_tensors(arguments: Arguments, side: str) -> None:
 def check_indices(arguments: Arguments, side: str, names: list[str]) -> None:
     example, indices = EXAMPLES[side], []
     if not arguments.given(side):
-        arguments.errors.append(f"--{side} is missing: a TorchScript model does not know them, such as {example}")
+        arguments.errors.append(
+            f"--{side} is missing: a TorchScript model does not list its tensors. Set it, as in {example}"
+        )
     for name in names:
         match = re.fullmatch("(.+)__([0-9]{1,9})", name)
         if match:

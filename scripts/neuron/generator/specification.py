@@ -1,4 +1,4 @@
-"""The model folder that the arguments describe as a whole, after all checks of how they fit together."""
+"""Check how the arguments fit together, and describe the model folder to write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The images that ours are built on."""
+"""Find and pull the images that ours are built on."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def check_engine() -> dict:
     if not shutil.which("docker"):
         raise UserError("docker is not installed: install Docker Engine with compose v2, or set RUNTIME=local")
     done = run("docker", "info", "--format", "{{json .}}")
-    info = json.loads(done.stdout or "{}") if done.stdout.startswith("{") else {}
+    info = json.loads(done.stdout) if done.stdout.startswith("{") else {}
     if done.returncode or info.get("ServerErrors"):
         why = "; ".join(info.get("ServerErrors") or []) or done.stderr.strip()
         raise UserError(f"the Docker engine does not answer ({why}): start it, or set RUNTIME=local")

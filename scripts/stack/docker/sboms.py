@@ -64,20 +64,20 @@ def inventory(image: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def components(found: dict[str, Any]) -> Iterator[Component]:
-    system, version = found["release"]["ID"], found["release"]["VERSION_ID"]
+def components(contents: dict[str, Any]) -> Iterator[Component]:
+    system, version = contents["release"]["ID"], contents["release"]["VERSION_ID"]
     yield Component(
         type=ComponentType.OPERATING_SYSTEM, name=system, version=version, bom_ref=f"system:{system}@{version}"
     )
-    for package in found["debian"]:
+    for package in contents["debian"]:
         qualifiers = {"arch": package["architecture"], "distro": f"{system}-{version}"}
         yield library(PackageURL("deb", system, package["name"], package["version"], qualifiers))
     locations: dict[PackageURL, list[str]] = {}
-    for package in found["python"]:
+    for package in contents["python"]:
         url = PackageURL("pypi", None, package["name"], package["version"])
         locations.setdefault(url, []).append(package["location"])
     yield from (library(url, places) for url, places in locations.items())
-    for binary in found["binaries"]:
+    for binary in contents["binaries"]:
         sha256 = HashType(alg=HashAlgorithm.SHA_256, content=binary["sha256"])
         yield Component(type=ComponentType.FILE, name=binary["path"], bom_ref=binary["path"], hashes=[sha256])
 

@@ -42,7 +42,7 @@ def build(settings: Settings, environment: dict[str, str]) -> dict[str, list[str
     profile = settings.choice("PROFILE", PROFILES)
     repository = settings.path("MODEL_REPOSITORY")
     for name in settings.words("SYSTEMS"):
-        assembled_models(name, repository)  # before its export, a config need not name the backend
+        assembled_models(name, repository)  # raises: before its export, a config need not name the backend
     systems = settings.words("SYSTEMS")
     backends = checked(by_model(systems, repository, profile), profile, environment)
     used = engines(systems, repository, profile)

@@ -75,7 +75,7 @@ def python_path(requirement: str, state: Path) -> str:
 
 
 def transformers(requirement: str, state: Path) -> str:
-    """Install another transformers than the locked one and return its folder; empty for the locked one."""
+    """Install the release of transformers that the user set, and return its folder; nothing for the locked release."""
     if requirement == "transformers":
         return ""
     target = state / "transformers" / hashlib.sha256(requirement.encode()).hexdigest()[:12]
@@ -104,7 +104,7 @@ def transformers(requirement: str, state: Path) -> str:
 
 
 def prometheus_flags(binary: Path, state: Path) -> str:
-    """Return where Debian's Prometheus finds its pages: it looks where the package would be installed."""
+    """Return the flag for the pages of an unpacked Prometheus, which looks for them where a package installs them."""
     assets = state / "debian/prometheus/usr/share/prometheus/web"
     return f"--web.local-assets={assets}/" if binary.is_relative_to(state) else ""
 

@@ -98,9 +98,9 @@ class LocalStack(Stack):
         self.supervisor.check()
         self.state.mkdir(parents=True, exist_ok=True)
         self.check_gateway()
-        programs = ["gateway", "triton", "prometheus", *(["traces"] if self.settings.traces() else [])]
-        check_free(self.settings, [name for program in programs for name in PORTS[program]], self.own_ports)
-        _ = self.grafana
+        expected = ["gateway", "triton", "prometheus", *(["traces"] if self.settings.traces() else [])]
+        check_free(self.settings, [name for program in expected for name in PORTS[program]], self.own_ports)
+        _ = self.grafana  # raises if GRAFANA_HOME has no Grafana, or its port is taken
         if self.running() and (self.changed_stack() or self.changed_gateway()):
             self.check_no_comparison(WOULD_RESTART)
 
@@ -314,7 +314,7 @@ class LocalStack(Stack):
         )
 
     def not_live(self) -> str:
-        """Wait also for supervisord, so that `make status` after `make up` finds every program running."""
+        """Return also a program that supervisord has just started: `make status` after `make up` must find none."""
         starting = (name for name in self.programs() if not self.process(name).running)
         return super().not_live() or next((f"{name} has just started" for name in starting), "")
 

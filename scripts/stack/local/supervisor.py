@@ -39,7 +39,7 @@ class Supervisor:
     def running(self) -> bool:
         try:
             return self.rpc.getState()["statename"] == "RUNNING"
-        except (OSError, http.client.HTTPException, xmlrpc.client.Error):  # the last while it shuts down
+        except (OSError, http.client.HTTPException, xmlrpc.client.Error):  # xmlrpc's while supervisord shuts down
             return False
 
     def check(self) -> None:
@@ -53,7 +53,7 @@ class Supervisor:
         for old in (self.state / "log").glob("*.log*"):
             old.unlink()
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(CONF)]
-        # Only `make models` needs the one; the gateway reads the other from a file.
+        # Only `make models` needs HF_TOKEN, and the gateway reads API_KEYS from a file.
         own = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "API_KEYS")}
         variables = {**own, **environment, "STATE": str(self.state), "ROOT": str(ROOT)}
         done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
