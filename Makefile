@@ -57,7 +57,7 @@ add: packages ## Serve SYSTEM too, and add it to SYSTEMS in .env: with HF_MODEL 
 remove: packages ## Unload SYSTEM, delete its files, take it out of SYSTEMS in .env
 	@$(stack) remove
 
-down: ## Stop it
+down: ## Stop the stack
 	@$(call if_installed,down)
 
 status: ## Show the state of each process and each model
@@ -147,7 +147,7 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, a
 test-unit: $(all) ## Quick tests without a server
 	@$(unit_tests) -m "not slow"
 
-test-unit-all: $(all) ## Those and the slow ones
+test-unit-all: $(all) ## All tests without a server, the slow ones too
 	@$(unit_tests)
 
 # Reads neither the developer's .env (tests/.env does not exist) nor make's command line, whose SYSTEMS may be 14 GB.
@@ -157,7 +157,7 @@ test-stack: $(all) ## Quick tests on the real Triton, Prometheus and Locust, on 
 	@$(assemble_embedding)
 	@$(stack_tests) -m "not slow"
 
-test-stack-all: $(all) ## Those and the slow ones; TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients OpenAI's clients
+test-stack-all: $(all) ## All tests of test-stack, the slow ones too; TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients OpenAI's clients
 	@$(if $(TENSORFLOW),tests/packages.sh tests/tensorflow.lock $(TENSORFLOW))
 	@$(if $(OPENAI_CLIENTS),tests/packages.sh tests/openai_clients.lock $(OPENAI_CLIENTS) openai@7.57.0)
 	@$(assemble_embedding)
