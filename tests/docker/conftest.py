@@ -89,7 +89,7 @@ class DockerTestStack(TestStack):
 
 @pytest.fixture(scope="session")
 def new_stack() -> Iterator:
-    """Return what makes stacks, whose builds use the packages that this machine's pip uses."""
+    """Yield a function that makes stacks, whose builds use the packages that this machine's pip uses."""
     with tempfile.TemporaryDirectory() as folder, pip_configuration(Path(folder) / "pip.conf") as configuration:
 
         def make() -> DockerTestStack:

@@ -21,8 +21,8 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
 
 
 @pytest.fixture
-def compose(tmp_path, monkeypatch):
-    """Return what makes a Compose of settings. It assumes a rootful engine."""
+def new_compose(tmp_path, monkeypatch):
+    """Return a function that makes a Compose of settings. It assumes a rootful engine."""
     monkeypatch.setattr("scripts.stack.docker.preflight.check_engine", dict)
 
     def make(**settings):
@@ -43,8 +43,8 @@ def services(compose):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 12])
-def test_neuron_services_get_neuron_devices(compose, count):
-    composed = services(compose(NEURON_DEVICES=str(count)))
+def test_neuron_services_get_neuron_devices(new_compose, count):
+    composed = services(new_compose(NEURON_DEVICES=str(count)))
     expected = [f"/dev/neuron{number}" for number in range(count)]
     for service in NEURON_SERVICES:
         devices = composed[service].get("devices") or []
@@ -52,39 +52,41 @@ def test_neuron_services_get_neuron_devices(compose, count):
     assert {name for name, service in composed.items() if service.get("devices")} <= set(NEURON_SERVICES)
 
 
-def test_only_neuron_services_have_limits(compose):
-    limited = {name: service["ulimits"] for name, service in services(compose()).items() if service.get("ulimits")}
+def test_only_neuron_services_have_limits(new_compose):
+    limited = {name: service["ulimits"] for name, service in services(new_compose()).items() if service.get("ulimits")}
     limits = {"memlock": -1, "stack": 67108864}
     assert limited == {"triton-neuron": limits, "exporter-neuron": limits}
 
 
 @pytest.mark.parametrize("chip", PINS)
-def test_each_chip_has_its_image(compose, chip):
-    made = compose(NEURON_CHIP=chip)
-    composed = services(made)
+def test_each_chip_has_its_image(new_compose, chip):
+    compose = new_compose(NEURON_CHIP=chip)
+    composed = services(compose)
     target = "neuron-inf1" if chip == "inf1" else "neuron"
     triton = composed["triton-neuron"]
     assert triton["image"] == composed["neuron-monitor"]["image"] == f"triton-transformers:{target}"
     assert triton["build"]["target"] == target
-    assert triton["build"]["args"]["TRITON_IMAGE"] == made.pins[PINS[chip]]
-    assert made.environment["TRITON_IMAGE_BUILT"] == triton["image"]
+    assert triton["build"]["args"]["TRITON_IMAGE"] == compose.pins[PINS[chip]]
+    assert compose.environment["TRITON_IMAGE_BUILT"] == triton["image"]
 
 
 @pytest.mark.parametrize("source", ["pypi", "pypi-transformers", "ngc"])
-def test_every_target_is_in_its_dockerfile(compose, source):
-    builds = [service["build"] for service in services(compose(TRITON_SOURCE=source)).values() if "build" in service]
+def test_every_target_is_in_its_dockerfile(new_compose, source):
+    builds = [
+        service["build"] for service in services(new_compose(TRITON_SOURCE=source)).values() if "build" in service
+    ]
     targets = {(build["dockerfile"], build["target"]) for build in builds if "target" in build}
     assert len(targets) == 4
-    assert services(compose(PROFILE="cuda"))["triton-cuda"]["build"]["target"] == "cuda"
+    assert services(new_compose(PROFILE="cuda"))["triton-cuda"]["build"]["target"] == "cuda"
     for file, target in targets:
         assert f" AS {target}\n" in (ROOT / file).read_text()
 
 
-def test_other_profiles_use_the_compose_file_alone(compose):
-    made = compose(PROFILE="cuda", NEURON_CHIP="inf1")
-    assert "--file" not in made.command("up")
-    assert services(made)["triton-cuda"]["build"]["args"]["TRITON_IMAGE"] == made.pins["TRITON_IMAGE"]
-    assert not made.devices_file.parent.exists()
+def test_other_profiles_use_the_compose_file_alone(new_compose):
+    compose = new_compose(PROFILE="cuda", NEURON_CHIP="inf1")
+    assert "--file" not in compose.command("up")
+    assert services(compose)["triton-cuda"]["build"]["args"]["TRITON_IMAGE"] == compose.pins["TRITON_IMAGE"]
+    assert not compose.devices_file.parent.exists()
 
 
 def save_text_model(folder, file=""):
@@ -95,29 +97,29 @@ def save_text_model(folder, file=""):
 
 
 @pytest.mark.parametrize(("file", "target"), [("", "cuda-vllm"), ("model.json", "cuda-vllm"), ("model.bin", "cuda")])
-def test_generating_systems_choose_the_image_with_vllm(compose, tmp_path, file, target):
-    """Until `make models` it is the default of PROFILE=cuda, afterwards it follows from the files."""
+def test_generating_systems_choose_the_image_with_vllm(new_compose, tmp_path, file, target):
+    """Choose it by default with PROFILE=cuda; after `make models`, choose by the files."""
     save_text_model(tmp_path, file)
-    made = compose(PROFILE="cuda", SYSTEMS="embedding story")
-    triton = services(made)["triton-cuda"]
+    compose = new_compose(PROFILE="cuda", SYSTEMS="embedding story")
+    triton = services(compose)["triton-cuda"]
     assert (triton["image"], triton["build"]["target"]) == (f"triton-transformers:{target}", target)
     pin = "TRITON_VLLM_IMAGE" if target == "cuda-vllm" else "TRITON_IMAGE"
-    assert triton["build"]["args"]["TRITON_IMAGE"] == made.nvidia_image == made.pins[pin]
+    assert triton["build"]["args"]["TRITON_IMAGE"] == compose.nvidia_image == compose.pins[pin]
     assert f" AS {target}\n" in (ROOT / triton["build"]["dockerfile"]).read_text()
-    assert services(compose(PROFILE="cuda", SYSTEMS="embedding"))["triton-cuda"]["build"]["target"] == "cuda"
-    assert compose(PROFILE="cpu", SYSTEMS="story").nvidia_image == made.pins["TRITON_IMAGE"]
+    assert services(new_compose(PROFILE="cuda", SYSTEMS="embedding"))["triton-cuda"]["build"]["target"] == "cuda"
+    assert new_compose(PROFILE="cpu", SYSTEMS="story").nvidia_image == compose.pins["TRITON_IMAGE"]
 
 
-def test_unknown_chip_is_an_error(compose):
+def test_unknown_chip_is_an_error(new_compose):
     with pytest.raises(UserError, match="NEURON_CHIP=inf3: must be one of inf1, inf2, trn1"):
-        compose(NEURON_CHIP="inf3").environment  # noqa: B018
+        new_compose(NEURON_CHIP="inf3").environment  # noqa: B018
 
 
-def test_neuron_exporter_differs_by_the_profile_and_its_settings(compose):
-    made = compose(NEURON_DEVICES="0", NEURON_LENGTHS="16 64")
-    composed = services(made)
+def test_neuron_exporter_differs_by_the_profile_and_its_settings(new_compose):
+    compose = new_compose(NEURON_DEVICES="0", NEURON_LENGTHS="16 64")
+    composed = services(compose)
     plain, neuron = composed["exporter"], composed["exporter-neuron"]
-    own = {name: value for name, value in made.settings.items() if name == "PROFILE" or name.startswith("NEURON_")}
+    own = {name: value for name, value in compose.settings.items() if name == "PROFILE" or name.startswith("NEURON_")}
     assert neuron["environment"] == plain["environment"] | own
     for same in ("volumes", "user", "read_only", "cap_drop", "restart"):
         assert neuron[same] == plain[same]
@@ -125,13 +127,13 @@ def test_neuron_exporter_differs_by_the_profile_and_its_settings(compose):
 
 
 @pytest.mark.parametrize(("profile", "exporter"), [("neuron", "exporter-neuron"), ("cpu", "exporter")])
-def test_profile_selects_the_exporter(compose, profile, exporter):
-    assert DockerStack(compose(PROFILE=profile).settings).exporter == exporter
+def test_profile_selects_the_exporter(new_compose, profile, exporter):
+    assert DockerStack(new_compose(PROFILE=profile).settings).exporter == exporter
 
 
-def test_other_systems_make_no_other_container(compose, tmp_path):
+def test_other_systems_make_no_other_container(new_compose, tmp_path):
     """Triton gets its systems from a file that it may only read, so a change of SYSTEMS does not restart it."""
-    one, two = (services(compose(PROFILE="cpu", SYSTEMS=systems))["triton-cpu"] for systems in ("spam", "spam ham"))
+    one, two = (services(new_compose(PROFILE="cpu", SYSTEMS=systems))["triton-cpu"] for systems in ("spam", "spam ham"))
     assert one == two
     assert (one["environment"]["SYSTEMS"], one["environment"]["SYSTEMS_FILE"]) == ("", "/serving/systems")
     (serving,) = [volume for volume in one["volumes"] if volume["target"] == "/serving"]
@@ -142,17 +144,17 @@ def test_other_systems_make_no_other_container(compose, tmp_path):
     ("profile", "running", "otherwise"),
     [("cpu", "cpu-pypi-transformers", "cpu-pypi"), ("cuda", "cuda-vllm", "cuda")],
 )
-def test_smaller_image_does_not_replace_the_running_one(compose, profile, running, otherwise):
+def test_smaller_image_does_not_replace_the_running_one(new_compose, profile, running, otherwise):
     """Removing a system must not restart Triton."""
-    settings = compose(PROFILE=profile).settings
+    settings = new_compose(PROFILE=profile).settings
     assert Compose(settings).image_tag == otherwise
     assert Compose(settings, running).image_tag == running
     assert Compose(settings, "the image of another profile").image_tag == otherwise
 
 
-def test_engines_are_kept_in_a_volume(compose):
-    """A CPU's choice of engines, and what vLLM compiled."""
-    composed = services(compose(TRITON_ENGINE="onnxruntime"))
+def test_engines_are_kept_in_a_volume(new_compose):
+    """Keep a CPU's choice of engines, and the code that vLLM compiled."""
+    composed = services(new_compose(TRITON_ENGINE="onnxruntime"))
     volumes = {name: service.get("volumes") or [] for name, service in composed.items()}
     with_cache = {name for name in volumes if "engines" in [volume["source"] for volume in volumes[name]]}
     assert with_cache == {"triton-cpu", "triton-cuda"}
@@ -164,9 +166,9 @@ def test_engines_are_kept_in_a_volume(compose):
     assert (engines["type"], engines["source"], engines["target"]) == ("volume", "engines", "/engines")
 
 
-def test_image_is_chosen_again_after_systems_were_assembled(compose, tmp_path, monkeypatch):
+def test_image_is_chosen_again_after_systems_were_assembled(new_compose, tmp_path, monkeypatch):
     """`make up` asks for the image before `make models` has written a new system's configuration."""
-    stack = DockerStack(compose(PROFILE="cuda", SYSTEMS="embedding story").settings)
+    stack = DockerStack(new_compose(PROFILE="cuda", SYSTEMS="embedding story").settings)
     assert stack.compose.image_tag == "cuda"
     save_text_model(tmp_path, "model.json")
 
@@ -186,13 +188,13 @@ def test_image_is_chosen_again_after_systems_were_assembled(compose, tmp_path, m
         ({"TRACE": "1", "TRACE_URL": "http://other:4318/v1/traces"}, False),
     ],
 )
-def test_traces_have_services_only_while_ours_receive_them(compose, tmp_path, settings, traced):
-    made = compose(PROFILE="cpu", JAEGER_PORT="16000", **settings)
+def test_traces_have_services_only_while_ours_receive_them(new_compose, tmp_path, settings, traced):
+    compose = new_compose(PROFILE="cpu", JAEGER_PORT="16000", **settings)
     done = subprocess.run(
-        made.command("config", "--services"), env=made.environment | NO_ENGINE, capture_output=True, text=True
+        compose.command("config", "--services"), env=compose.environment | NO_ENGINE, capture_output=True, text=True
     )
     assert ({"traces", "jaeger"} <= set(done.stdout.split())) == traced == ("traces" in done.stdout.split())
-    composed = services(made)
+    composed = services(compose)
     url = settings.get("TRACE_URL", "http://traces:4318/v1/traces")
     assert composed["triton-cpu"]["environment"]["TRACE_URL"] == url
     (written,) = composed["traces"]["volumes"]
@@ -203,9 +205,9 @@ def test_traces_have_services_only_while_ours_receive_them(compose, tmp_path, se
     assert (page["host_ip"], page["published"], page["target"]) == ("127.0.0.1", "16000", 16686)
 
 
-def test_services_get_the_settings_that_they_read(compose):
+def test_services_get_the_settings_that_they_read(new_compose):
     secrets = {"HF_TOKEN": "a-secret", "TRITON_ADMIN_KEY": "a-key", "API_KEYS": "a-key-of-the-clients"}
-    composed = services(compose(USERS="9", P95="100", TRITON_CPUS="0-3", **secrets))
+    composed = services(new_compose(USERS="9", P95="100", TRITON_CPUS="0-3", **secrets))
     for name in ("loadtest", "locust", "tune"):
         environment = composed[name]["environment"]
         assert (environment["USERS"], environment["TRITON_CPUS"], environment["PROTOCOL"]) == ("9", "0-3", "http")
@@ -219,13 +221,13 @@ def test_services_get_the_settings_that_they_read(compose):
     assert with_token == {"exporter", "exporter-neuron"}
 
 
-def test_gateway_is_published_at_its_own_address(compose, tmp_path):
-    """Inside it listens on all addresses, so it gets the host's for the rule that anything but loopback needs a key."""
+def test_gateway_is_published_at_its_own_address(new_compose, tmp_path):
+    """Pass it the host's address: all but loopback need a key, and in its container it listens on all addresses."""
     cert, key = save_certificate(tmp_path)
     own = {"TLS_CERT": str(cert), "TLS_KEY": str(key), "API_KEYS": "a-key-of-the-clients"}
     for settings, address in (({}, "127.0.0.1"), ({"GATEWAY_BIND": "0.0.0.0", **own}, "0.0.0.0")):
-        made = compose(PROFILE="cpu", GATEWAY_PORT="8100", REPORTS=str(tmp_path / "reports"), **settings)
-        gateway = services(made)["gateway"]
+        compose = new_compose(PROFILE="cpu", GATEWAY_PORT="8100", REPORTS=str(tmp_path / "reports"), **settings)
+        gateway = services(compose)["gateway"]
         (port,) = gateway["ports"]
         assert (port["host_ip"], port["published"], port["target"]) == (address, "8100", 8080)
         inside = gateway["environment"]
@@ -242,19 +244,19 @@ def test_gateway_is_published_at_its_own_address(compose, tmp_path):
         assert [inside["TLS_CERT"], inside["TLS_KEY"]] == expected
 
 
-def test_renewed_certificate_makes_another_gateway_and_no_other_triton(compose, tmp_path):
+def test_renewed_certificate_makes_another_gateway_and_no_other_triton(new_compose, tmp_path):
     composed = []
     for _ in range(2):
         cert, key = save_certificate(tmp_path)
-        composed.append(services(compose(PROFILE="cpu", TLS_CERT=str(cert), TLS_KEY=str(key))))
+        composed.append(services(new_compose(PROFILE="cpu", TLS_CERT=str(cert), TLS_KEY=str(key))))
     one, two = composed
     assert one["gateway"] != two["gateway"]
     assert one["triton-cpu"] == two["triton-cpu"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("API_KEYS", "a-key-of-the-clients"), ("GATEWAY_TIMEOUT", "5")])
-def test_settings_of_the_gateway_make_no_other_triton(compose, name, value):
-    one, two = (services(compose(PROFILE="cpu", **settings)) for settings in ({}, {name: value}))
+def test_settings_of_the_gateway_make_no_other_triton(new_compose, name, value):
+    one, two = (services(new_compose(PROFILE="cpu", **settings)) for settings in ({}, {name: value}))
     assert one["gateway"] != two["gateway"]
     assert one["triton-cpu"] == two["triton-cpu"]
 
@@ -264,9 +266,9 @@ def test_settings_of_the_gateway_make_no_other_triton(compose, name, value):
     [("exit 0", "while read -r; do :; done; sleep 600"), ("while echo a line; do sleep 0.01; done", "exit 0")],
     ids=["monitor ends", "exporter ends"],
 )
-def test_neuron_monitor_ends_if_either_program_ends(compose, tmp_path, monitor, exporter):
+def test_neuron_monitor_ends_if_either_program_ends(new_compose, tmp_path, monitor, exporter):
     """Two stand-ins for AWS's programs: one ends, the other does not."""
-    command = services(compose())["neuron-monitor"]["entrypoint"]
+    command = services(new_compose())["neuron-monitor"]["entrypoint"]
     for name, script in (("neuron-monitor", monitor), ("python3", exporter)):
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
@@ -300,7 +302,7 @@ def documented_commands() -> list[str]:
 
 
 def test_command_by_hand_works_in_a_fresh_clone(clone):
-    """All of it but `up` itself: compose reads its files and fills in the settings."""
+    """Run all of it but `up` itself: compose reads its files and fills in the settings."""
     *before, up = documented_commands()
     assert up.endswith(" up --build")
     names = {*dotenv_values(EXAMPLE), *dotenv_values(VERSIONS)}

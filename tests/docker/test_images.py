@@ -71,8 +71,8 @@ def test_bill_of_materials_lists_what_the_image_has(built, image):
     assert (subject["name"], subject["version"]) == (image, docker("image", "inspect", "--format", "{{.Id}}", image))
 
     def listed(kind: str) -> set[str]:
-        found = [component for component in bill["components"] if component.get("purl", "").startswith(f"pkg:{kind}/")]
-        return {f"{component['name']}={component['version']}" for component in found}
+        packages = [c for c in bill["components"] if c.get("purl", "").startswith(f"pkg:{kind}/")]
+        return {f"{package['name']}={package['version']}" for package in packages}
 
     # The gateway has the list of dpkg without the program.
     status = run_in(image, "cat /var/lib/dpkg/status")
@@ -126,7 +126,7 @@ def lookup(tmp_path_factory) -> str:
 
 
 def assert_openvino_runs_on_a_cpu(image: str, lookup: str) -> None:
-    """OpenVINO runs a graph, and nothing is left of what sends reports, of other devices and of other formats."""
+    """Assert that OpenVINO runs a graph, without its telemetry and its parts for other devices and formats."""
     assert run_in(image, lookup).splitlines() == ["[[7.0]]", "[[7.0]]"]
     packages = "/opt/venv/lib/python3.*/site-packages"
     assert run_in(image, f"ls -d {packages}/openvino_telemetry* {packages}/openvino/tools 2>/dev/null || true") == ""
@@ -143,7 +143,7 @@ def test_cpu_image_has_openvino_for_cpus(built, lookup):
 
 
 def test_exporter_has_every_config_of_the_repository(built):
-    """With another MODEL_REPOSITORY, `make models` copies them from there."""
+    """Keep them in its image: with another MODEL_REPOSITORY, `make models` copies them from there."""
     files = subprocess.run(
         ["git", "ls-files", "model_repository"], cwd=ROOT, check=True, capture_output=True, text=True
     )

@@ -103,7 +103,7 @@ def test_slim_image_on_nvidias_has_what_its_backends_link_to(new_stack, reposito
 
 
 def test_library_that_was_not_gathered_fails_the_build(new_stack, repository, tags):
-    """It lies in a folder that only the whole image searches. The container would fail later, in a cloud."""
+    """Hide it in a folder that only the whole image searches. The container would fail later, in a cloud."""
     broken = build_on_nvidias(
         tags["broken"],
         "mkdir /private && cp -L /usr/lib/*/libjq.so.1 /private/libhidden.so.1",

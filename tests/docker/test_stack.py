@@ -15,13 +15,12 @@ import pytest
 from scripts.common.settings import ROOT
 from tests.docker.conftest import docker
 from tests.support.embedding import CURL, embed
-from tests.support.stacks import bring_up
+from tests.support.stacks import SHORT, bring_up
 
 pytestmark = pytest.mark.timeout(1800)
 SERVICES = ("triton-cpu", "gateway", "prometheus", "grafana")
 TRACING = ("traces", "jaeger")
-API_KEY = "a-key-of-the-tests"
-SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
+API_KEY = "a-key-of-the-clients"
 
 
 @pytest.fixture(autouse=True)

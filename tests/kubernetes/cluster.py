@@ -23,7 +23,7 @@ NAMESPACE = "triton-transformers-test"
 CLIENTS = Path(__file__).with_name("cluster_clients.yaml")
 IMAGE = "spec.template.spec.containers.0.image"
 WAIT_S = 600
-# The clients report once a second: after that many seconds a report has every request that ended before.
+# A report counts every request that ended this many seconds before it: the clients report once per second.
 REPORTED_S = 3
 
 Value = TypeVar("Value")
@@ -122,8 +122,8 @@ class Cluster:
     def executed(self, pod: str) -> int:
         """Return how many requests the pod's system has answered."""
         page = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8002/metrics').read().decode())"
-        found = re.search(r'^nv_inference_request_success\{model="embedding",.*\} (\d+)', self.python(pod, page), re.M)
-        return int(found[1]) if found else 0
+        sample = re.search(r'^nv_inference_request_success\{model="embedding",.*\} (\d+)', self.python(pod, page), re.M)
+        return int(sample[1]) if sample else 0
 
     # --- autoscaling ------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Clients inside a cluster: half send requests over HTTP to the gateway, half over gRPC to Triton's pods.
 
-Runs in a pod with the gateway's image. Prints its totals as a line of JSON each second. Each client keeps its
+Runs in a pod with the gateway's image. Prints its totals as a line of JSON once per second. Each client keeps its
 connection and repeats no request, so each error of a request counts.
 """
 

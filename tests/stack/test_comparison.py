@@ -265,7 +265,7 @@ def test_foreign_traffic_is_noticed(disturbed):
 
 
 def test_open_loop_compares_the_latency_at_a_rate(stack):
-    """Far less than a slow machine answers, through the gateway, with workers, whose arrivals add up to the rate."""
+    """Send far less than a slow machine answers, through the gateway, from workers whose arrivals add to the rate."""
     done = loadtest(stack, RATE=RATE, ARRIVALS="constant", WINDOW=3, USERS=64, **TWO_WORKERS, PROTOCOL="openai")
     results = stack.results()
     assert not any("failed" in complaint or "keeps up" in complaint for complaint in results["complaints"]), done.stderr
@@ -408,7 +408,10 @@ def test_locust_page_drives_the_load(stack):
         stack.wait(lambda: counted_requests(curl(f"{url}/stats/requests")) > 20, "requests")
         metrics = f"http://127.0.0.1:{stack.environment['LOADTEST_METRICS_PORT']}/metrics"
         counter = r'loadtest_requests_total\{mode="as configured",outcome="ok",run="",system="embedding"\} (\S+)'
-        stack.wait(lambda: float(re.search(counter, curl(metrics))[1]) > 10, "the requests in the metrics")
+        stack.wait(
+            lambda: (sample := re.search(counter, curl(metrics))) and float(sample[1]) > 10,
+            "the requests in the metrics",
+        )
         stack.wait(lambda: 'loadtest_users{run="",system="embedding"} 4.0' in curl(metrics), "the users in the metrics")
     finally:
         os.killpg(process.pid, signal.SIGINT)

@@ -359,7 +359,7 @@ def metrics_of(stack) -> str:
         return response.read().decode()
 
 
-def test_backends_count_texts_tokens_and_padding(run, stack, prometheus):
+def test_backends_count_texts_tokens_and_padding(run, stack):
     def counts() -> dict[str, float]:
         samples = re.findall(r'^(\w+)\{model="(\w+)".*\} (\S+)$', metrics_of(stack), re.MULTILINE)
         return {f"{model} {name}": float(value) for name, model, value in samples if "failure" not in name}

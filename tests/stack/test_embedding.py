@@ -18,7 +18,7 @@ import tritonclient.http as httpclient
 from loadtest.switching import Switch, plan
 from scripts.common.corpus import MIXED
 from scripts.common.settings import MODES
-from scripts.common.triton import engines
+from scripts.common.triton import TritonError, engines
 from scripts.models.catalogue import SYSTEMS
 from tests.support.batches import batches_of
 from tests.support.embedding import CURL, body, embed
@@ -191,7 +191,7 @@ def encoder_refuses(stack, ids, mask) -> str:
         return {"name": name, "shape": np.shape(rows), "datatype": "INT64", "data": np.ravel(rows).tolist()}
 
     request = {"inputs": [tensor("input_ids", ids), tensor("attention_mask", mask)]}
-    with pytest.raises(Exception) as error:
+    with pytest.raises(TritonError) as error:
         stack.triton.infer("encoder", request)
     assert error.value.status == 400
     return str(error.value)

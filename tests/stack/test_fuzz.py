@@ -1,4 +1,4 @@
-"""Bad requests on every public input: no server fails, crashes or tells its paths, and others get right answers."""
+"""Bad requests on every public input: no server fails, crashes or reveals its paths, and others get right answers."""
 
 from __future__ import annotations
 
@@ -269,14 +269,14 @@ class Attack:
 
     def send(self, batch: list[fuzz.Request]) -> list[str]:
         """Send the requests at once; return what went wrong."""
-        wrong = []
+        faults = []
         for request, (status, content) in zip(batch, self.pool.map(self.client.send, batch), strict=True):
             self.statuses[status] += 1
             if reason := fault(request, status, content):
-                wrong.append(f"{reason}: {content[:500]!r} to {request}")
+                faults.append(f"{reason}: {content[:500]!r} to {request}")
         ended = [process.pid for process in self.before if not process.is_running()]
         return [
-            *wrong,
+            *faults,
             *self.good.complaints(),
             *(f"process {pid} ended" for pid in ended),
             *(self.exits() if ended else ()),

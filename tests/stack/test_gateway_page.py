@@ -216,7 +216,7 @@ def test_image_boxes_send_the_sample(page: Page, triton: TritonStandIn, system: 
 
 
 @pytest.mark.slow
-def test_large_images_are_scaled_down(page: Page, triton: TritonStandIn, tmp_path: Path) -> None:
+def test_large_images_are_scaled_down(page: Page, tmp_path: Path) -> None:
     from PIL import Image
 
     Image.effect_noise((640, 480), 90).save(tmp_path / "noise.bmp")
@@ -292,9 +292,7 @@ def test_errors_are_shown_with_the_name_of_the_field(page: Page) -> None:
 
 
 @pytest.mark.slow
-def test_figures_stay_fresh_and_keep_what_was_typed(
-    page: Page, triton: TritonStandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_stay_fresh_and_keep_typed_text(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     page.fill("names", input_text="typed")
     monkeypatch.setitem(page_systems.FIGURES["embedding"], "seconds", 0.5)
     page.browser.execute_async_script("refresh().then(arguments[0])")

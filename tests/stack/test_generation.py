@@ -421,9 +421,9 @@ def test_loading_one_model_does_not_disturb_another(served, plain):
 )
 def test_wrong_config_keeps_the_old_model(served, plain, parameter, value, reason):
     config = served.triton.config("mistral7b")
-    wrong = config | {"parameters": config["parameters"] | {parameter: {"string_value": value}}}
+    changed = config | {"parameters": config["parameters"] | {parameter: {"string_value": value}}}
     with pytest.raises(TritonError, match=reason):
-        served.triton.load("mistral7b", wrong)
+        served.triton.load("mistral7b", changed)
     assert text(served, "mistral7b", "It", max_new_tokens=5) == plain("mistral7b", "It", 5)
 
 

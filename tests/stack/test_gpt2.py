@@ -185,7 +185,7 @@ def test_next_token_of_any_text_equals_transformers(served, original, text):
     assert ask(served, "gpt2_ensemble", text) == [original.next(text)]
 
 
-def test_partial_character_is_replaced(served, original):
+def test_partial_character_is_replaced(served):
     """Continue with a token that is one byte of a character of three."""
     assert ask(served, "gpt2_ensemble", "비 그친 뒤 골목에 빵 굽는 냄새가 퍼진다. 날") == ["\ufffd"]
     assert ask(served, "gpt2_generate", "비 그친 뒤 골목에 빵 굽는 냄새가 퍼진다. 날", tokens=3) == ["씨"]

@@ -169,7 +169,7 @@ def test_streamed_pieces_join_to_the_same_text(served, plain):
 
 
 @pytest.mark.parametrize("model", SERVED)
-def test_seed_gives_the_same_text_in_a_batch(served, plain, model):
+def test_seed_gives_the_same_text_in_a_batch(served, model):
     def ask(n: int) -> str:
         return text(served, model, "I am going", max_new_tokens=10, temperature=1.5, top_p=0.95, seed=n % 3)
 
@@ -272,9 +272,9 @@ def test_wrong_request_leaves_the_others_unharmed(served, plain):
 )
 def test_wrong_config_keeps_the_old_model(served, plain, model, parameters, reason):
     config = served.triton.config(model)
-    wrong = {name: {"string_value": value} for name, value in parameters.items()}
+    changed = {name: {"string_value": value} for name, value in parameters.items()}
     with pytest.raises(TritonError, match=reason):
-        served.triton.load(model, config | {"parameters": config["parameters"] | wrong})
+        served.triton.load(model, config | {"parameters": config["parameters"] | changed})
     assert text(served, model, "It", max_new_tokens=3) == plain("It", 3)
 
 
@@ -282,9 +282,9 @@ def test_missing_tokenizer_fails_with_the_reason(served, tmp_path):
     folder = tmp_path / "compiled"
     shutil.copytree(served.folder / "compiled/nxd", folder, ignore=shutil.ignore_patterns("*token*"))
     config = served.triton.config("nxd")
-    wrong = {"COMPILED_MODEL": {"string_value": str(folder)}}
+    changed = {"COMPILED_MODEL": {"string_value": str(folder)}}
     with pytest.raises(TritonError, match=r"has no tokenizer that loads: save the checkpoint's there"):
-        served.triton.load("nxd", config | {"parameters": config["parameters"] | wrong})
+        served.triton.load("nxd", config | {"parameters": config["parameters"] | changed})
 
 
 def test_log_contains_no_prompt(served):

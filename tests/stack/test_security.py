@@ -138,7 +138,7 @@ def used(stack: TestStack) -> TestStack:
 
 
 def test_canaries_are_in_no_file_but_those_of_the_settings(used):
-    """Logs, reports, data of Prometheus and the rest of the state. Programs and weights hold nothing of a request."""
+    """Search logs, reports, data of Prometheus and the rest of the state, but no programs: they hold no request."""
     files = defaultdict(set)
     for folder, names, here in os.walk(used.folder):
         names[:] = [name for name in names if name != "debian"]
@@ -168,23 +168,23 @@ def test_canaries_are_on_no_page_of_metrics(used):
 
 def holders(file: str) -> dict[str, set[str]]:
     """Return canary -> the command lines of the processes that have it in this file of /proc."""
-    found = defaultdict(set)
+    lines = defaultdict(set)
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
             content = Path(f"/proc/{process.pid}/{file}").read_bytes()
             for canary in CANARIES:
                 if canary.encode() in content:
-                    found[canary].add(" ".join(process.cmdline()))
-    return found
+                    lines[canary].add(" ".join(process.cmdline()))
+    return lines
 
 
 def test_environment_of_no_other_program_has_a_secret(used):
-    found = {
+    programs = {
         canary: {re.search(r"supervisord|serve\.sh|revive\.py|$", line)[0] for line in lines}
         for canary, lines in holders("environ").items()
     }
     # serve.sh goes on as the loop that starts revive.py again.
-    assert found == {ADMIN_KEY: {"supervisord", "serve.sh", "revive.py"}, PASSWORD: {"supervisord"}}
+    assert programs == {ADMIN_KEY: {"supervisord", "serve.sh", "revive.py"}, PASSWORD: {"supervisord"}}
 
 
 def test_process_list_has_the_admin_key_of_triton_alone(used):
@@ -215,7 +215,7 @@ def test_triton_opens_three_ports(stack):
 
 
 def test_names_do_not_leave_the_repository(stack, tmp_path):
-    """Without the key. With it, Triton 2.51 loads a model from anywhere."""
+    """Send no key. With it, Triton 2.51 loads a model from anywhere."""
     (tmp_path / "1").mkdir()
     (tmp_path / "config.pbtxt").write_text('backend: "python"')
     (tmp_path / "1/model.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
@@ -256,7 +256,7 @@ def test_prometheus_cannot_be_changed(stack, path):
 
 
 def test_logs_and_settings_are_private(stack):
-    """Every user may read the log of supervisord, which has starts and ends alone."""
+    """Leave out the log of supervisord, which has only starts and ends of processes: every user may read it."""
     state = stack.folder / "state"
     files = [path for folder in ("run", "log") for path in (state / folder).iterdir() if path.name != "supervisord.log"]
     assert {path.name for path in files} >= {"started.json", "gateway.env", "supervisor.sock", "triton.log"}

@@ -141,9 +141,8 @@ def test_second_load_of_the_same_config_starts_no_process(stack):
 def test_crash_during_a_load_does_not_bring_back_the_older_config(stack):
     """The watcher sees too few processes while the load goes on, for it takes seconds."""
     without = {key: value for key, value in stack.triton.config("slow").items() if key != "dynamic_batching"}
-    for process in stack.processes("triton_python_backend_stub"):
-        if "/slow/" in " ".join(process.cmdline()):
-            process.kill()
+    for process in stack.processes("triton_python_backend_stub", "/slow/"):
+        process.kill()
     stack.triton.load("slow", without)
     end = time.monotonic() + 8
     while time.monotonic() < end:

@@ -165,10 +165,10 @@ def test_vit_without_config_is_completed(stack):
 def test_mixed_sizes_share_a_batch_and_errors_stay_apart(stack, checkpoints, model, batches):
     images = [pixels(20 + 9 * n, 90 - 7 * n, n) for n in range(8)]
     expected = plain(checkpoints["vit"], [Image.fromarray(image) for image in images])
-    wrong = (3, 7)
-    given = {
-        "image": [image[None] - 1000.0 * (n in wrong) for n, image in enumerate(images)],
-        "image_bytes": [[encoded(image)[: 300 if n in wrong else None]] for n, image in enumerate(images)],
+    damaged = (3, 7)
+    requests_by_input = {
+        "image": [image[None] - 1000.0 * (n in damaged) for n, image in enumerate(images)],
+        "image_bytes": [[encoded(image)[: 300 if n in damaged else None]] for n, image in enumerate(images)],
     }
 
     def answer(name: str, image):
@@ -178,12 +178,12 @@ def test_mixed_sizes_share_a_batch_and_errors_stay_apart(stack, checkpoints, mod
             return error
 
     with batches_of(stack, batches, len(images)), ThreadPoolExecutor(len(images)) as clients:
-        for name, requests in given.items():
+        for name, requests in requests_by_input.items():
             before = stack.triton.statistics()[batches]
             answers = list(clients.map(partial(answer, name), requests))
-            assert stack.executions(batches, len(images) - len(wrong), before) == 1
+            assert stack.executions(batches, len(images) - len(damaged), before) == 1
             for n, result in enumerate(answers):
-                if n in wrong:
+                if n in damaged:
                     assert result.status() == "400"
                     assert f"input '{name}'" in result.message()
                 else:

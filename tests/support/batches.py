@@ -20,8 +20,8 @@ def batches_of(stack: TestStack, model: str, rows: int) -> Iterator[None]:
     """Have the model wait until exactly this many rows have arrived; restore its configuration at the end."""
     config = stack.triton.config(model)
     batching = {"preferred_batch_size": [rows], "max_queue_delay_microseconds": LONGER_THAN_ANY_TEST_US}
-    own = {"max_batch_size": max(rows, config["max_batch_size"]), "dynamic_batching": batching}
-    stack.triton.load(model, config | own)
+    override = {"max_batch_size": max(rows, config["max_batch_size"]), "dynamic_batching": batching}
+    stack.triton.load(model, config | override)
     try:
         yield
     finally:
@@ -60,10 +60,10 @@ def stopped(stack: TestStack) -> Iterator[Callable[[], None]]:
 
 def unread_requests(port: int) -> int:
     """Return how many of this process' connections to the port hold bytes that the server has not read."""
-    own = {c.laddr.port for c in psutil.Process().net_connections("tcp") if c.raddr and c.raddr.port == port}
+    own_ports = {c.laddr.port for c in psutil.Process().net_connections("tcp") if c.raddr and c.raddr.port == port}
     count = 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, remote, _, queues, *_ = line.split()
-        here, there, unread = (int(text.partition(":")[2], 16) for text in (local, remote, queues))
-        count += here == port and there in own and unread > 0
+        local_port, remote_port, unread = (int(text.partition(":")[2], 16) for text in (local, remote, queues))
+        count += local_port == port and remote_port in own_ports and unread > 0
     return count

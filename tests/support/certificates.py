@@ -1,4 +1,4 @@
-"""Certificates that nobody signed, for tests of TLS."""
+"""Self-signed certificates, for tests of TLS."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def http(rng: Random, to: str, method: str, path: str, body: bytes, header: str 
 
 
 def framing(rng: Random, body: bytes) -> tuple[str, bytes, bool]:
-    """Return the line of the head that tells where the body ends, the body as it is sent, and whether they agree."""
+    """Return the line of the head that states where the body ends, the body as it is sent, and whether they agree."""
     kind = rng.choice(["right"] * 12 + ["short", "long", "none", "chunks", "chunks", "wrong chunks"])
     if "chunks" in kind:
         size = rng.randint(1, 2000) + len(body) // 1000  # the gateway limits the bytes between chunks
@@ -355,13 +355,13 @@ def infer_message(rng: Random, config: dict[str, Any]) -> Any:
         id=seldom(rng, "", NAMES),
     )
     is_raw = one_in(rng, 2)
-    for given in tensors(rng, config):
-        shape = [min(size, 2**63 - 1) for size in given["shape"]]
-        added = message.inputs.add(name=given["name"], datatype=given["datatype"], shape=shape)
+    for tensor in tensors(rng, config):
+        shape = [min(size, 2**63 - 1) for size in tensor["shape"]]
+        added = message.inputs.add(name=tensor["name"], datatype=tensor["datatype"], shape=shape)
         if seldom(rng, is_raw, [True, False]):
-            message.raw_input_contents.append(raw(rng, given))
+            message.raw_input_contents.append(raw(rng, tensor))
         if not seldom(rng, is_raw, [True, False]):
-            fill(added.contents, rng, given)
+            fill(added.contents, rng, tensor)
         if one_in(rng, 20):
             added.parameters["shared_memory_region"].string_param = "region"
             added.parameters["shared_memory_byte_size"].int64_param = rng.choice([-1, 0, 64, 2**62])

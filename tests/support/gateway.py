@@ -84,7 +84,7 @@ class RunningGateway:
     def sent(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Iterator[Callable[[], Reply]]:
-        """Send a request; yield what waits for its response. At the end of the block the client leaves."""
+        """Send a request; yield a function that waits for its response. At the end of the block the client leaves."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         names = {name.replace("_", "-"): value for name, value in (headers or {}).items()}
         if isinstance(body, dict):

@@ -498,37 +498,38 @@ def merge(into: dict, body: dict) -> None:
 def check(body: dict, kind: type) -> None:
     """Refuse a body with a field that the SDK's model does not have, or without one that it documents as required."""
     try:
-        fits(body, kind)
+        check_fields(body, kind)
     except ValueError as error:
         raise RefusedRequest(400, "InvalidParameter", str(error)) from None
 
 
-def fits(body: dict, kind: type, path: str = "") -> None:
+def check_fields(body: dict, kind: type, path: str = "") -> None:
+    """Raise ValueError if the body is not one that the SDK's model allows."""
     if hasattr(kind, "get_subtype"):
         kind = getattr(sdk, kind.get_subtype(body))
-    types = {kind_of_api: kind().swagger_types[name] for name, kind_of_api in kind().attribute_map.items()}
+    types = {key: kind().swagger_types[name] for name, key in kind().attribute_map.items()}
     if unknown := body.keys() - types.keys():
         raise ValueError(f"{path or kind.__name__}: no field {', '.join(sorted(unknown))}")
-    for name, theirs in kind().attribute_map.items():
-        if "[Required]" in (getattr(kind, name).__doc__ or "") and body.get(theirs) is None:
-            raise ValueError(f"{path or kind.__name__}: {theirs} is required")
+    for name, key in kind().attribute_map.items():
+        if "[Required]" in (getattr(kind, name).__doc__ or "") and body.get(key) is None:
+            raise ValueError(f"{path or kind.__name__}: {key} is required")
     for name, value in body.items():
-        fits_type(value, types[name], f"{path}.{name}".lstrip("."))
+        check_type(value, types[name], f"{path}.{name}".lstrip("."))
 
 
-def fits_type(value: object, kind: str, path: str) -> None:
+def check_type(value: object, kind: str, path: str) -> None:
     simple = {"str": str, "int": int, "float": (int, float), "object": object}
     if kind in simple:
         if not isinstance(value, simple[kind]):
             raise ValueError(f"{path}: {value!r} is not of type {kind}")
     elif match := re.fullmatch(r"list\[(.*)\]", kind):
         for item in value:
-            fits_type(item, match[1], path)
+            check_type(item, match[1], path)
     elif match := re.fullmatch(r"dict\(str, (.*)\)", kind):
         for item in value.values():
-            fits_type(item, match[1], path)
+            check_type(item, match[1], path)
     else:
-        fits(value, getattr(sdk, kind), path)
+        check_fields(value, getattr(sdk, kind), path)
 
 
 def forward(url: str, content: bytes | None = None) -> tuple[int, dict, object]:

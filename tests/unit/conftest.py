@@ -15,9 +15,10 @@ from tests.support.python_backend import python_backend
 def signal_stack() -> Iterator[None]:
     """Restore the stack on which the kernel calls handlers of signals.
 
-    On a CPU with AMX, OpenVINO replaces it each time it loads its CPU plugin. Of two that are unloaded in the order in
-    which they were loaded, the first one's stack stays, after it was freed: the next signal with a handler ends the
-    process (2026.4). Triton's Python processes handle no signals.
+    On a CPU with AMX, OpenVINO sets a stack of its own each time it loads its CPU plugin, and restores the former one
+    when it unloads the plugin. If two plugins are unloaded in the order in which they were loaded, the kernel keeps the
+    first one's stack, which is freed, and the next signal with a handler crashes the process (OpenVINO 2026.4).
+    Triton's Python processes handle no signals.
     """
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(24)  # stack_t
@@ -40,3 +41,12 @@ def few_parity_texts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "PARITY_TEXTS", 1)
         yield
+
+
+@pytest.fixture
+def blank_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the charts of a report blank, because drawing them takes seconds."""
+    from scripts.common import figures
+
+    monkeypatch.setattr(figures, "render", lambda *_: b"")
+    monkeypatch.setattr(figures, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})

@@ -32,7 +32,7 @@ class StackStandIn:
     outcome: str = "better"
     code: int = 0
     load_error: Exception | None = None  # of the first load
-    during_search: str = ""  # what somebody writes into the file meanwhile
+    during_search: str = ""  # written into the file by another program meanwhile
     ignores_files: bool = False
     edits: list | None = None  # of the result
     files: list[str] = field(default_factory=list)
@@ -162,7 +162,7 @@ def test_file_that_changed_during_the_search_is_left_alone(stack):
 @pytest.mark.parametrize("error", [UserError("out of memory"), TritonError("out of memory"), KeyboardInterrupt()])
 def test_configuration_that_does_not_load_is_taken_back(stack, error):
     stack.load_error = error
-    with pytest.raises(type(error), match=str(error)):
+    with pytest.raises(type(error), match=str(error) or None):  # an interrupt has no message
         tune(stack)
     assert stack.files == [AFTER, BEFORE]
     assert stack.path.read_text() == BEFORE

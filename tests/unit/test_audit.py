@@ -84,8 +84,8 @@ def test_advisories_about_the_same_vulnerability_are_one_finding(database):
     path = database(
         advisory("PYSEC-1", aliases=["CVE-1"]), advisory("CVE-2"), advisory("GHSA-1", aliases=["CVE-1", "PYSEC-1"])
     )
-    found = audit.packages({"jinja2": JINJA}, path)
-    assert [(finding.pin, finding.label, finding.ids) for finding in found] == [
+    findings = audit.packages({"jinja2": JINJA}, path)
+    assert [(finding.pin, finding.label, finding.ids) for finding in findings] == [
         ("jinja2", "CVE-2", {"CVE-2"}),
         ("jinja2", "CVE-1", {"CVE-1", "GHSA-1", "PYSEC-1"}),
     ]
@@ -125,7 +125,7 @@ def test_database_of_another_ecosystem_is_refused(database):
         list(vulnerabilities(database(advisory("GHSA-1", ecosystem="npm")), {}))
 
 
-def test_code_tells_whether_a_vulnerability_is_not_accepted(database, monkeypatch, capsys):
+def test_exit_code_is_1_if_a_vulnerability_is_not_accepted(database, monkeypatch, capsys):
     monkeypatch.setenv("OSV_DATABASE", str(database(advisory("PYSEC-1", "a-package-that-is-not-pinned"))))
     assert audit.main() == 0
     assert "PYSEC-1" not in capsys.readouterr().out
@@ -165,8 +165,8 @@ class Osv(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         query = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        found = [advisory("PYSEC-1", aliases=["CVE-1"])] if query["package"]["name"] == "jinja2" else []
-        body = json.dumps({"vulns": found}).encode()
+        advisories = [advisory("PYSEC-1", aliases=["CVE-1"])] if query["package"]["name"] == "jinja2" else []
+        body = json.dumps({"vulns": advisories}).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()

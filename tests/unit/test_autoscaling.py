@@ -119,7 +119,7 @@ def test_means_obey_little_s_law(share):
 
 @pytest.mark.slow
 def test_busy_server_has_half_as_much_waiting_as_computing(table):
-    """Expect what arrives during a batch to wait half of it: the ratio cannot tell 70 % of the capacity from 90 %."""
+    """Expect what arrives during a batch to wait half of it: 70 % of the capacity has nearly the ratio of 90 %."""
     ratio = table.waiting[1:] / table.computing[1:]
     assert ratio[89] - ratio[69] < 0.05
     assert np.all((ratio[69:90] > 0.4) & (ratio[69:90] < 0.6))

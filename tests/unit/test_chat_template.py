@@ -173,7 +173,7 @@ def test_templates_in_tokenizer_config_are_found(tmp_path, form, template):
 
 @pytest.mark.parametrize("template", [None, [{"name": "tool_use", "template": CHATML}]])
 @pytest.mark.parametrize("form", ["vllm", "python"])
-def test_model_without_a_template_says_so(tmp_path, form, template):
+def test_model_without_a_template_refuses_messages(tmp_path, form, template):
     folder = language.save_llama(tmp_path / "weights")
     if template:
         set_in_tokenizer_config(folder, template)
@@ -319,7 +319,7 @@ def test_finish_reason_is_stop_for_a_stop_string(serve, form):
     assert first > second > 0
 
 
-def test_chat_without_a_limit_may_fill_the_context(serve, weights):
+def test_chat_without_a_limit_may_fill_the_context(serve):
     """The parameter max_new_tokens limits only prompts."""
     (response,) = serve("python", messages=message_input(QUESTION), outputs=OUTPUTS[2:])
     tokens = response.outputs["num_input_tokens"][0] + response.outputs["num_output_tokens"][0]

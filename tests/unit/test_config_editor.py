@@ -332,7 +332,7 @@ def live(config: dict) -> dict:
     }
 
 
-def test_what_the_server_completed_stays_out_of_the_text(tmp_path):
+def test_fields_that_the_server_completed_stay_out_of_the_text(tmp_path):
     (tmp_path / "m").mkdir()
     text = 'backend: "onnxruntime"\nmax_batch_size: 64\ninstance_group [ { kind: KIND_AUTO } ]\ndynamic_batching { }\n'
     (tmp_path / "m/config.pbtxt").write_text(text)

@@ -21,18 +21,12 @@ from scripts.models.record import DEFAULT, read_record
 from shared.errors import ConfigError
 from shared.text_tokenizer import TextTokenizer
 from tests.support.checkpoints import language
-from tests.support.python_backend import InferenceRequest, ResponseSender, python_backend
+from tests.support.python_backend import InferenceRequest, ResponseSender
 
 PROMPTS = ["I am going", "Which battery", "비 그친 뒤", "Grüße 🥖 aus München: schönes Wetter,", "It"]
 TOKENS = 24
 NAMES = ("llama", "gpt2")
 MORE_NAMES = ("qwen2", "mistral", "falcon", "gpt_neox", "gemma", "persimmon")
-
-
-@pytest.fixture(scope="module")
-def pb_utils():
-    with python_backend() as module:
-        yield module
 
 
 @pytest.fixture(scope="module")

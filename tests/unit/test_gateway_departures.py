@@ -104,8 +104,8 @@ def test_model_is_asked_again_until_the_text_ends(triton: TritonStandIn, monkeyp
     assert triton.cancelled == []
 
 
-def test_model_is_asked_while_triton_says_nothing_of_itself(triton: TritonStandIn) -> None:
-    """As during a load."""
+def test_model_is_asked_while_triton_does_not_report_its_version(triton: TritonStandIn) -> None:
+    """Triton does not report it while it loads a model."""
     triton.version = "2.72.0"
     with gateway_over(triton) as gateway:
         assert gateway.post("/v1/completions", {"model": "counter", "prompt": "a"}).status == 200
@@ -133,6 +133,7 @@ def test_texts_of_one_request_keep_one_place(triton: TritonStandIn) -> None:
 
 def test_request_that_triton_does_not_answer_in_time_gives_up_its_place(triton: TritonStandIn) -> None:
     with gateway_over(triton, timeout=0.5) as gateway:
+        gateway.get("/v1/models")  # connects and reads the configurations, for which 0.5 s may be too short
         leave(gateway, triton, "/v1/embeddings", TEXTS, "embedding")
         gateway.wait_until(lambda: gateway.app.counters.running == 0)
         assert triton.cancelled == [] and triton.running == ["embedding"]
@@ -143,6 +144,7 @@ def test_request_that_triton_does_not_answer_in_time_gives_up_its_place(triton: 
 def test_slow_answer_gets_504_and_is_not_cancelled(triton: TritonStandIn) -> None:
     triton.models["embedding"].gate.clear()
     with gateway_over(triton, timeout=0.5) as gateway:
+        gateway.get("/v1/models")  # connects and reads the configurations, for which 0.5 s may be too short
         assert gateway.post("/v1/embeddings", TEXTS).status == 504
         assert triton.cancelled == [] and triton.running == ["embedding"]
         triton.models["embedding"].gate.set()
@@ -150,7 +152,7 @@ def test_slow_answer_gets_504_and_is_not_cancelled(triton: TritonStandIn) -> Non
 
 
 def test_failed_text_is_not_cancelled(triton: TritonStandIn) -> None:
-    """It ends by itself, at the moment when a cancellation would be most dangerous."""
+    """Let it end by itself: at that moment, a cancellation would be most dangerous."""
 
     def fail(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
         raise Failure(grpc.StatusCode.INVALID_ARGUMENT, "input 'text_input' is wrong")
@@ -158,7 +160,7 @@ def test_failed_text_is_not_cancelled(triton: TritonStandIn) -> None:
     triton.models["counter_stream"].answer = fail
     with gateway_over(triton) as gateway:
         assert gateway.post("/v1/completions", {"model": "counter", "prompt": "a", "stream": True}).status == 400
-        assert gateway.app.counters.running == 0
+        gateway.wait_until(lambda: gateway.app.counters.running == 0)
     assert triton.cancelled == []
     assert len(triton.received) == 1
 

@@ -45,7 +45,7 @@ def gateway(ports: list[int]) -> Iterator[RunningGateway]:
 
 
 def test_requests_wait_for_triton(gateway: RunningGateway, ports: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of each way to Triton. A further one is refused, because those that wait are in flight."""
+    """Send one over each way to Triton. A further one is refused, because those that wait are in flight."""
     monkeypatch.setattr(outages, "LIMIT_S", 600)
     requests = [("/v1/embeddings", ONE_TEXT), ("/v1/embeddings", MANY_TEXTS), ("/v1/completions", STREAM)]
     with ThreadPoolExecutor(3) as pool:

@@ -265,7 +265,7 @@ def test_page_shows_the_models_of_an_ensemble_in_an_ensemble() -> None:
         assert "model packed_onnx off" in read(running).systems["outer"]
 
 
-def test_page_without_systems_says_so() -> None:
+def test_page_reports_that_no_system_is_served() -> None:
     with serving() as running:
         assert "No system is served" in read(running).text
 

@@ -70,6 +70,8 @@ def test_process_serves_with_tls_and_a_key_and_ends_in_order(tmp_path: Path) -> 
             request = urllib.request.Request(f"https://127.0.0.1:{port}/v1/embeddings", body, headers)
             with urllib.request.urlopen(request, context=context, timeout=START_S) as response:
                 assert json.load(response)["usage"]["total_tokens"] == 3
+            # So that the first request is counted, which follows its response.
+            urllib.request.urlopen(f"https://127.0.0.1:{port}/health", context=context, timeout=START_S).close()
             with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=START_S) as response:
                 metrics = response.read().decode()
             assert 'gateway_requests_total{code="200",route="/v1/embeddings"} 1.0' in metrics

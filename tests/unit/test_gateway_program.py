@@ -52,7 +52,7 @@ class SupervisorStandIn:
 
 @pytest.fixture
 def stack(tmp_path):
-    """Return what makes a stack with these settings, which runs with those of the first."""
+    """Return a function that makes a stack of these settings. The first one is the stack that runs."""
 
     def make(**values: object) -> LocalStack:
         own = {"LOCAL_STATE": tmp_path / "state", "REPORTS": tmp_path / "reports", "RUNTIME": "local"}
@@ -136,7 +136,7 @@ def test_setting_of_the_gateway_restarts_it_alone(stack, capsys, name, value):
         ({"API_KEYS": KEY, "GATEWAY_BIND": "0.0.0.0"}, "without TLS"),
     ],
 )
-def test_addresses_tell_who_reaches_the_gateway(stack, capsys, values, note):
+def test_addresses_are_printed_with_who_reaches_the_gateway(stack, capsys, values, note):
     stack(**values).print_urls()
     printed = capsys.readouterr().out
     assert note in printed

@@ -123,16 +123,16 @@ def test_address_is_not_looked_up(names, address):
 
 
 @pytest.mark.parametrize(
-    ("found", "addresses"),
+    ("unsorted", "addresses"),
     [
         (["::2", "10.0.0.2", "::1", "10.0.0.1"], ["10.0.0.1", "10.0.0.2"]),
         (["::2", "::1"], ["::1", "::2"]),
     ],
 )
-def test_ipv4_comes_before_ipv6(monkeypatch, found, addresses):
+def test_ipv4_comes_before_ipv6(monkeypatch, unsorted, addresses):
     answers = [
         (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
-        for address in found
+        for address in unsorted
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: answers)
     assert asyncio.run(replicas.resolved("triton-pods")) == addresses

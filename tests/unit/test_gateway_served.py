@@ -206,6 +206,7 @@ def test_failure_of_triton_keeps_its_secrets(
         model.answer = answer
     assert (reply.status, reply.error["type"]) == (status, "server_error")
     assert "secret" not in reply.error["message"]
+    gateway.get("/health")  # so that the failure is logged
     (record,) = caplog.records
     assert record.getMessage() == f"request my-id: /v1/classify was answered with {status} (Triton: {code.name})"
 

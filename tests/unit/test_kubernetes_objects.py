@@ -46,7 +46,7 @@ def combinations() -> Iterator[tuple[str, tuple[str, ...]]]:
 def pairs() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each overlay alone, with each component, and for the CPU combinations that contain every pair."""
     seen: set[tuple[str, ...]] = set()
-    for overlay, components in sorted(combinations(), key=lambda each: -len(each[1])):
+    for overlay, components in sorted(combinations(), key=lambda combination: -len(combination[1])):
         new = {*itertools.combinations(components, 2)} - seen
         if new or len(components) < 2:
             yield overlay, components
@@ -81,8 +81,8 @@ def rendered() -> dict[str, list[Object]]:
 
 
 def find(objects: list[Object], kind: str, name: str) -> Object:
-    (found,) = (each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name)
-    return found
+    (matching,) = (content for content in objects if content["kind"] == kind and content["metadata"]["name"] == name)
+    return matching
 
 
 # --- policies ---------------------------------------------------------------------------------------------------------
@@ -90,8 +90,8 @@ def find(objects: list[Object], kind: str, name: str) -> Object:
 
 
 def runs_restricted(objects: list[Object]) -> Iterator[str]:
-    """Kubernetes' own level `restricted` (Pod Security Standards), and a read-only file system."""
-    (namespace,) = (each for each in objects if each["kind"] == "Namespace")
+    """Require Kubernetes' own level `restricted` (Pod Security Standards), and a read-only file system."""
+    (namespace,) = (content for content in objects if content["kind"] == "Namespace")
     if namespace["metadata"]["labels"].get("pod-security.kubernetes.io/enforce") != "restricted":
         yield "the namespace does not enforce `restricted`"
     for workload, pod in pods(objects):
@@ -156,19 +156,21 @@ def shares_memory(objects: list[Object]) -> Iterator[str]:
 
 def survives_evictions(objects: list[Object]) -> Iterator[str]:
     # A comparison measures one server.
-    is_loadtest = any(each["kind"] == "Job" and each["metadata"]["name"] == "loadtest" for each in objects)
+    is_loadtest = any(content["kind"] == "Job" and content["metadata"]["name"] == "loadtest" for content in objects)
     for name in ("triton", "gateway"):
         deployment = find(objects, "Deployment", name)
         if deployment["spec"].get("replicas", 2) < 2 and not (is_loadtest and name == "triton"):
             yield f"{name} has one replica, so an eviction is an outage"
-        budgets = [each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"]
+        budgets = [content["spec"] for content in objects if content["kind"] == "PodDisruptionBudget"]
         if not any(
             budget["selector"] == deployment["spec"]["selector"] and budget.get("maxUnavailable") == 1
             for budget in budgets
         ):
             yield f"{name} has no disruption budget of one pod"
         spread = deployment["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
-        if not {"kubernetes.io/hostname", "topology.kubernetes.io/zone"} <= {each["topologyKey"] for each in spread}:
+        if not {"kubernetes.io/hostname", "topology.kubernetes.io/zone"} <= {
+            constraint["topologyKey"] for constraint in spread
+        }:
             yield f"{name} is not spread over nodes and zones"
         rolling = deployment["spec"]["strategy"]["rollingUpdate"]
         if rolling["maxUnavailable"] > (1 if rolling["maxSurge"] == 0 else 0):
@@ -176,7 +178,9 @@ def survives_evictions(objects: list[Object]) -> Iterator[str]:
 
 
 def isolates_triton(objects: list[Object]) -> Iterator[str]:
-    policies = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "NetworkPolicy"}
+    policies = {
+        content["metadata"]["name"]: content["spec"] for content in objects if content["kind"] == "NetworkPolicy"
+    }
     if policies.get("default-deny") != {"podSelector": {}, "policyTypes": ["Ingress"]}:
         yield "a pod without a policy accepts connections"
     selected = {"app.kubernetes.io/name": "triton"}
@@ -199,11 +203,11 @@ def isolates_triton(objects: list[Object]) -> Iterator[str]:
 
 
 def contains_no_secret(objects: list[Object]) -> Iterator[str]:
-    yield from (f"Secret {each['metadata']['name']} is in git" for each in objects if each["kind"] == "Secret")
+    yield from (f"Secret {content['metadata']['name']} is in git" for content in objects if content["kind"] == "Secret")
     private = {"TRITON_ADMIN_KEY", "API_KEYS", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"}
-    for each in objects:
-        if each["kind"] == "ConfigMap" and private & each["data"].keys():
-            yield f"ConfigMap {each['metadata']['name']} has a secret"
+    for content in objects:
+        if content["kind"] == "ConfigMap" and private & content["data"].keys():
+            yield f"ConfigMap {content['metadata']['name']} has a secret"
     for workload, pod in pods(objects):
         for container in containers(pod):
             for variable in container.get("env", []):
@@ -216,7 +220,7 @@ def seconds_in(file: str, pattern: str) -> int:
 
 
 def drains(objects: list[Object]) -> Iterator[str]:
-    """Each pod has left the Service when it refuses requests, and gets SIGKILL after it has ended by itself."""
+    """Require that each pod leaves the Service before it refuses requests, and ends by itself before SIGKILL."""
     last = {
         "triton": seconds_in("images/triton/drain.py", r"^LIMIT_S = (\d+)")
         + seconds_in("images/triton/serve.sh", r"--exit-timeout-secs=(\d+)"),
@@ -237,10 +241,10 @@ def drains(objects: list[Object]) -> Iterator[str]:
 
 
 def is_in_namespace(objects: list[Object]) -> Iterator[str]:
-    for each in objects:
-        namespace = each["metadata"].get("namespace")
-        if each["kind"] not in ("Namespace", "PersistentVolume") and namespace != "triton-transformers":
-            yield f"{each['kind']} {each['metadata']['name']} is in {namespace or 'whatever namespace is current'}"
+    for content in objects:
+        namespace = content["metadata"].get("namespace")
+        if content["kind"] not in ("Namespace", "PersistentVolume") and namespace != "triton-transformers":
+            yield f"{content['kind']} {content['metadata']['name']} is in {namespace or 'the current namespace'}"
 
 
 def pins_images(objects: list[Object]) -> Iterator[str]:
@@ -249,8 +253,8 @@ def pins_images(objects: list[Object]) -> Iterator[str]:
     Without a tag, Kubernetes pulls `latest`. A colon before a slash belongs to a registry's port.
     """
     for workload, pod in pods(objects):
-        images = [(each["name"], each["image"], each.get("imagePullPolicy")) for each in containers(pod)]
-        volumes = [(each["name"], each["image"]) for each in pod.get("volumes", []) if "image" in each]
+        images = [(c["name"], c["image"], c.get("imagePullPolicy")) for c in containers(pod)]
+        volumes = [(volume["name"], volume["image"]) for volume in pod.get("volumes", []) if "image" in volume]
         images += [(name, image["reference"], image.get("pullPolicy")) for name, image in volumes]
         for name, image, pull_policy in images:
             if not re.search(r":(?!latest$)[^/]+$", image) or pull_policy != "IfNotPresent":
@@ -332,14 +336,16 @@ def case_name(case: tuple) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
 def test_all_pairs_keep_policies(combined, policy):
-    assert [f"{name}: {wrong}" for name, objects in combined.items() for wrong in policy(objects)] == []
+    assert [f"{name}: {problem}" for name, objects in combined.items() for problem in policy(objects)] == []
 
 
 @pytest.mark.slow
 def test_all_combinations_are_valid_and_keep_policies(combined):
-    rest = render_all(each for each in combinations() if " ".join([each[0], *each[1]]) not in combined)
-    assert [(name, wrong) for name, objects in rest.items() for policy in POLICIES for wrong in policy(objects)] == []
-    assert [wrong for version in VERSIONS for wrong in invalid(rest, version)] == []
+    rest = render_all((name, parts) for name, parts in combinations() if " ".join([name, *parts]) not in combined)
+    assert [
+        (name, problem) for name, objects in rest.items() for policy in POLICIES for problem in policy(objects)
+    ] == []
+    assert [problem for version in VERSIONS for problem in invalid(rest, version)] == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
@@ -356,7 +362,10 @@ def test_policy_refuses_its_case(rendered, case):
 def invalid(combined: dict[str, list[Object]], version: str) -> set[str]:
     """Return what is wrong with the objects. Custom resources are left out: their schemas belong to other projects."""
     texts = {
-        json.dumps(each, sort_keys=True) for objects in combined.values() for each in objects if not is_custom(each)
+        json.dumps(content, sort_keys=True)
+        for objects in combined.values()
+        for content in objects
+        if not is_custom(content)
     }
     return {
         f"{content['kind']} {content['metadata']['name']}: {error}"
@@ -373,7 +382,7 @@ def test_objects_are_valid_in_kubernetes(combined, version):
 
 @pytest.mark.slow
 def test_custom_resources_are_those_that_the_docs_list(combined):
-    custom = {f"{each['kind']}" for objects in combined.values() for each in objects if is_custom(each)}
+    custom = {content["kind"] for objects in combined.values() for content in objects if is_custom(content)}
     text = (ROOT / "docs/kubernetes.md").read_text()
     assert {kind for kind in custom if f"`{kind}`" not in text} == set()
 
@@ -408,7 +417,7 @@ def test_documented_overlay_renders():
     assert find(objects, "HTTPRoute", "gateway")["spec"]["hostnames"] == ["models.example.org"]
     images = {container["image"] for _, pod in pods(objects) for container in containers(pod)}
     assert all(image.startswith("registry.example.com/") for image in images)
-    (settings,) = (each["data"] for each in objects if each["metadata"]["name"].startswith("settings-"))
+    (settings,) = (content["data"] for content in objects if content["metadata"]["name"].startswith("settings-"))
     assert settings == {"PROFILE": "cpu", "SYSTEMS": "embedding gpt2_ensemble"}
 
 
@@ -425,7 +434,9 @@ def test_documented_sources_of_models_render():
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_settings_are_those_of_the_stack(rendered, profile, monkeypatch):
-    (settings,) = (each["data"] for each in rendered[profile] if each["metadata"]["name"].startswith("settings-"))
+    (settings,) = (
+        content["data"] for content in rendered[profile] if content["metadata"]["name"].startswith("settings-")
+    )
     assert settings["PROFILE"] == profile
     assert settings["SYSTEMS"] == dotenv_values(EXAMPLE)["SYSTEMS"]
     for name, value in settings.items():
@@ -460,7 +471,7 @@ def test_limits_are_those_of_compose(profile):
             limit = default(service(container["name"], profile)["mem_limit"], **example)
             assert gibibytes(container["resources"]["limits"]["memory"]) == gibibytes(limit), container["name"]
     volumes = find(objects, "Deployment", "triton")["spec"]["template"]["spec"]["volumes"]
-    (shm,) = (each["emptyDir"]["sizeLimit"] for each in volumes if each["name"] == "shm")
+    (shm,) = (volume["emptyDir"]["sizeLimit"] for volume in volumes if volume["name"] == "shm")
     assert gibibytes(shm) == gibibytes(example["TRITON_SHM_SIZE"])
 
 
@@ -473,9 +484,9 @@ def test_workers_are_as_many_as_the_master_waits_for():
 
 
 def test_rules_are_those_of_prometheus():
-    objects = [each for each in render_once("cpu", "monitoring/cpu") if each["kind"] == "PrometheusRule"]
+    objects = [content for content in render_once("cpu", "monitoring/cpu") if content["kind"] == "PrometheusRule"]
     files = sorted(rules.SOURCES.glob("*.yml"))
-    assert {each["metadata"]["name"]: each["spec"] for each in objects} == {
+    assert {content["metadata"]["name"]: content["spec"] for content in objects} == {
         path.stem: yaml.safe_load(path.read_text()) for path in files
     }
 
@@ -498,16 +509,16 @@ def test_check_of_the_rules_finds_a_difference(tmp_path, monkeypatch, capsys):
 def test_dashboards_are_those_of_grafana(profile):
     folder = ROOT / "monitoring/grafana"
     files = [*(folder / "dashboards").glob("*.json"), folder / "hardware" / profile / "hardware.json"]
-    found = [
-        each
-        for each in render_once(profile, f"monitoring/{profile}")
-        if each["kind"] == "ConfigMap" and "grafana_dashboard" in each["metadata"].get("labels", {})
+    config_maps = [
+        content
+        for content in render_once(profile, f"monitoring/{profile}")
+        if content["kind"] == "ConfigMap" and "grafana_dashboard" in content["metadata"].get("labels", {})
     ]
-    assert {name: text for each in found for name, text in each["data"].items()} == {
+    assert {name: text for content in config_maps for name, text in content["data"].items()} == {
         path.name: path.read_text() for path in files
     }
     # `kubectl apply` keeps an object in an annotation of that size.
-    assert max(len(json.dumps(each)) for each in found) < 262144
+    assert max(len(json.dumps(content)) for content in config_maps) < 262144
 
 
 def test_targets_have_the_names_of_the_rules():
@@ -517,16 +528,16 @@ def test_targets_have_the_names_of_the_rules():
     }
     objects = render_once("cpu", "loadtest", "monitoring/cpu")
     scraped = set()
-    for monitor in (each["spec"] for each in objects if each["kind"] == "ServiceMonitor"):
+    for monitor in (content["spec"] for content in objects if content["kind"] == "ServiceMonitor"):
         labels = monitor["selector"]["matchLabels"]
-        (found,) = (
-            each
-            for each in objects
-            if each["kind"] == "Service" and labels.items() <= each["metadata"]["labels"].items()
+        (service,) = (
+            content
+            for content in objects
+            if content["kind"] == "Service" and labels.items() <= content["metadata"]["labels"].items()
         )
-        scraped.add(found["metadata"]["labels"][monitor["jobLabel"]])
+        scraped.add(service["metadata"]["labels"][monitor["jobLabel"]])
         assert {endpoint["port"] for endpoint in monitor["endpoints"]} <= {
-            port["name"] for port in found["spec"]["ports"]
+            port["name"] for port in service["spec"]["ports"]
         }
     assert scraped == jobs
 

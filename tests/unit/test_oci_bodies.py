@@ -13,7 +13,7 @@ from deploy.oci.container_image import Image
 from deploy.oci.deployment import read
 from scripts.common.settings import UserError
 from tests.support.oci import write_deployment
-from tests.support.oci_stand_in import fits
+from tests.support.oci_stand_in import check_fields
 
 EVERYTHING = {
     "deployment__description": "of the tests",
@@ -35,12 +35,12 @@ def deployment(request, tmp_path):
 
 
 def test_bodies_fit_the_sdks_models(deployment):
-    fits(bodies.as_json(bodies.create_model(deployment, "hash")), models.CreateModelDetails)
+    check_fields(bodies.as_json(bodies.create_model(deployment, "hash")), models.CreateModelDetails)
     requested = bodies.create_deployment(deployment, "ocid1.model")
-    fits(bodies.as_json(requested), models.CreateModelDeploymentDetails)
+    check_fields(bodies.as_json(requested), models.CreateModelDeploymentDetails)
     for groups in ([], *([group] for group in bodies.GROUPS), list(bodies.GROUPS)):
         body = bodies.update_deployment(requested, groups, "ocid1.model")
-        fits(bodies.as_json(body), models.UpdateModelDeploymentDetails)
+        check_fields(bodies.as_json(body), models.UpdateModelDeploymentDetails)
 
 
 def test_wrong_bodies_do_not_fit(deployment):
@@ -51,7 +51,7 @@ def test_wrong_bodies_do_not_fit(deployment):
         (body | {"displayName": 3}, "3 is not of type str"),
     ):
         with pytest.raises(ValueError, match=message):
-            fits(wrong, models.CreateModelDeploymentDetails)
+            check_fields(wrong, models.CreateModelDeploymentDetails)
 
 
 def test_body_is_literally_this(tmp_path):

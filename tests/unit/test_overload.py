@@ -24,26 +24,26 @@ def test_figures_count_each_request_once():
         Sample(0.1, 300.0, ""),  # arrived before the window, and was answered in it
         Sample(4.5, 1000.0, ""),  # arrived in the window, and was answered after it
     ]
-    found = overload.figures(samples, 4.0, target_ms=300)
-    assert (found["arrived"], found["accepted"], found["refused"], found["failed"], found["given_up"]) == (
+    figures = overload.figures(samples, 4.0, target_ms=300)
+    assert (figures["arrived"], figures["accepted"], figures["refused"], figures["failed"], figures["given_up"]) == (
         7,
         3,
         2,
         1,
         1,
     )
-    assert found["goodput_rps"] == 3 / 4
-    assert found["goodput_within_target_rps"] == 2 / 4
-    assert found["refused_share"] == pytest.approx(2 / 7)
-    assert (found["arrived_rps"], found["sent_rps"]) == (7 / 4, 6 / 4)
-    assert (found["refused_p50_ms"], found["refused_since_sent_p50_ms"]) == (6, 4)
-    assert found["late_p95_ms"] == 2.5
-    assert found["accepted_p50_ms"] == 500
+    assert figures["goodput_rps"] == 3 / 4
+    assert figures["goodput_within_target_rps"] == 2 / 4
+    assert figures["refused_share"] == pytest.approx(2 / 7)
+    assert (figures["arrived_rps"], figures["sent_rps"]) == (7 / 4, 6 / 4)
+    assert (figures["refused_p50_ms"], figures["refused_since_sent_p50_ms"]) == (6, 4)
+    assert figures["late_p95_ms"] == 2.5
+    assert figures["accepted_p50_ms"] == 500
 
 
 def test_figures_of_a_window_without_refusals_are_empty():
-    found = overload.figures([Sample(1.0, 5.0, "")], 2.0, target_ms=10)
-    assert (found["refused_share"], found["refused_p95_ms"]) == (0.0, None)
+    figures = overload.figures([Sample(1.0, 5.0, "")], 2.0, target_ms=10)
+    assert (figures["refused_share"], figures["refused_p95_ms"]) == (0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ GOOD = {"client_cores": 0.5, "given_up": 0, "late_p95_ms": 3.0, "arrived_rps": 2
     ],
 )
 def test_weak_load_generator_is_reported(change, complaint):
-    assert [found.partition(",")[0] for found in overload.complaints(GOOD | change)] == [complaint]
+    assert [text.partition(",")[0] for text in overload.complaints(GOOD | change)] == [complaint]
 
 
 def test_good_load_generator_is_not_reported():

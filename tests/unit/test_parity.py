@@ -58,7 +58,7 @@ def test_texts_share_a_run_only_if_padding_changes_no_answer(decoder, tmp_path, 
     assert 'key: "padding"' in (tmp_path / "system_encoder/config.pbtxt").read_text()
 
 
-def test_padding_token_outside_the_vocabulary_is_refused(decoder, tmp_path, monkeypatch):
+def test_padding_token_outside_the_vocabulary_is_refused(decoder, tmp_path):
     job = Job("system", "text-classification", "onnx", decoder, movable=False, folder=tmp_path)
     model = TextModel(job)
     model.config.pad_token_id = model.config.vocab_size

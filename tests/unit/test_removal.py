@@ -123,7 +123,7 @@ def test_removal_takes_copies_of_gits_configurations_along(tmp_path):
         ("../spam", "SYSTEM=../spam: not a valid name"),
     ],
 )
-def test_what_is_no_assembled_system_is_refused(tmp_path, name, message):
+def test_model_that_is_no_assembled_system_is_refused(tmp_path, name, message):
     assemble(tmp_path, "spam")
     written(tmp_path / "mine/config.pbtxt", 'backend: "python"')
     before = tree(tmp_path)

@@ -34,13 +34,6 @@ def drawn(dotenv) -> Comparison:
 
 
 @pytest.fixture
-def blank_charts(monkeypatch):
-    """Leave the charts of a report blank, because drawing them takes seconds."""
-    monkeypatch.setattr(figures, "render", lambda *_: b"")
-    monkeypatch.setattr(figures, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
-
-
-@pytest.fixture
 def measured(drawn, blank_charts) -> Comparison:
     return drawn
 
@@ -103,7 +96,7 @@ def test_page_draws_the_slowest_requests_on_one_scale(measured):
     assert "<strong>49 ms</strong> waited 49.2 ms" in html
 
 
-def test_page_without_traces_says_so(measured):
+def test_page_reports_that_no_traces_arrived(measured):
     assert "The slowest requests" not in page(measured)
     html = page(measured, measured.results() | {"slowest": {"traced": 0, "requests": []}})
     assert "No traces of these windows arrived" in html
@@ -183,7 +176,6 @@ def test_table_of_all_modes_fits_80_columns(measured):
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     assert sum("requests/s" in line for line in lines) == 1
-    assert all(re.search(r"\d|batch|inst|dynamic|^$|[a-z]", line) for line in lines)
 
 
 def test_mode_that_was_left_out_is_explained(measured, capsys):

@@ -103,7 +103,7 @@ def child():
 
 
 class Memory:
-    """Counts how often Triton was told that the process lives. A process "other" has memory of another release."""
+    """Counts the reports to Triton that the process lives. A process "other" has memory of another release."""
 
     def __init__(self, arguments):
         if arguments[1] == "other":

@@ -80,17 +80,17 @@ def engine(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
 
 
 def test_inventory_has_packages_and_binaries(root):
-    found = inventory(root)
-    assert found["release"] == {"ID": "debian", "VERSION_ID": "12"}
-    assert found["debian"] == [{"name": "libc6", "version": "2.36-9+deb12u13", "architecture": "amd64"}]
-    places = {(p["name"], p["version"], p["location"]) for p in found["python"]}
+    contents = inventory(root)
+    assert contents["release"] == {"ID": "debian", "VERSION_ID": "12"}
+    assert contents["debian"] == [{"name": "libc6", "version": "2.36-9+deb12u13", "architecture": "amd64"}]
+    places = {(p["name"], p["version"], p["location"]) for p in contents["python"]}
     assert places == {
         ("numpy", "1.26.4", "/opt/venv/lib/site-packages"),
         ("numpy", "1.26.4", "/opt/packages"),
         ("torch", "2.13.0+cpu", "/opt/packages"),
     }
     digest = hashlib.sha256(LIBRARY).hexdigest()
-    assert found["binaries"] == [{"path": "/opt/pytriton/tritonserver/lib/libtriton.so", "sha256": digest}]
+    assert contents["binaries"] == [{"path": "/opt/pytriton/tritonserver/lib/libtriton.so", "sha256": digest}]
 
 
 def test_bill_is_valid_and_lists_everything_once(engine, tmp_path):

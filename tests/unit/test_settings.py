@@ -145,8 +145,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value", "problem"), WRONG)
-def test_wrong_value_is_refused_when_the_settings_are_read(dotenv, monkeypatch, name, value, problem):
-    """So every command refuses it before it assembles, stops or starts anything."""
+def test_wrong_value_is_refused_when_the_settings_are_read(dotenv, name, value, problem):
+    """Refuse it there, so that every command does before it assembles, stops or starts anything."""
     dotenv.write_text(f"{name}='{value}'\n")
     with pytest.raises(UserError, match=re.escape(f"{name}={value}: {problem}")):
         Settings.load()

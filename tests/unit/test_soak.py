@@ -67,7 +67,7 @@ def wandering(chance: np.random.Generator, persistence: float) -> np.ndarray:
 
 
 def judged(values: np.ndarray, kind=MEMORY, process: str = "gateway", series: int = 28) -> Verdict:
-    """Judge a series as one of so many."""
+    """Judge a series as one of this many, which share the rate of errors."""
     return verdict(Series(kind, process, list(map(float, values))), ERROR_RATE / series)
 
 
@@ -94,8 +94,8 @@ def test_few_steps_of_an_allocator_are_flat_in_95_of_100_seeds(steps: int) -> No
 @pytest.mark.parametrize("persistence", [0, 0.5, 0.8])
 def test_leak_within_noise_fails_in_95_of_100_seeds(persistence: float) -> None:
     leak = np.linspace(0, 60, SAMPLES)
-    found = [judged(500 + leak + wandering(np.random.default_rng(seed), persistence)).outcome for seed in SEEDS]
-    assert found.count(RISES) >= 95
+    outcomes = [judged(500 + leak + wandering(np.random.default_rng(seed), persistence)).outcome for seed in SEEDS]
+    assert outcomes.count(RISES) >= 95
 
 
 def test_leak_in_many_small_steps_fails_in_95_of_100_seeds() -> None:
@@ -145,7 +145,7 @@ def test_quantile_of_student_is_that_of_scipy(probability: float) -> None:
 
 
 def test_growth_of_a_process_is_seen() -> None:
-    """A process that holds 64 MiB more, ten more descriptors and one more thread."""
+    """Let a process take 64 MiB, ten descriptors and one thread more."""
     code = """if True:
         import os, sys, threading
         print("started", flush=True)

@@ -73,7 +73,7 @@ def test_instances_of_tritons_own_backends_have_one_thread(backend, parameter):
 
 
 def test_step_that_cannot_batch_gets_more_instances():
-    """Else it would hold up the others in the mode `instances` alone."""
+    """Give it more, or it would delay the others in the mode `instances` alone."""
     last = {"max_batch_size": 0, "instance_group": [GROUP]}
     _, step = plan({"a": STEP, "last": last}, None, MODES, 4)
     assert not step.batches

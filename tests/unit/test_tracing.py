@@ -77,10 +77,10 @@ def request(number: int | None, *lengths: int, token: int = 1) -> InferenceReque
     mask = np.zeros((len(lengths), max(lengths)), int)
     for row, length in zip(mask, lengths, strict=True):
         row[:length] = token
-    made = InferenceRequest(["length"], mask=mask)
+    inference = InferenceRequest(["length"], mask=mask)
     if number is not None:
-        made.context = json.dumps({"traceparent": f"00-{trace(number)}-{number:016x}-01"})
-    return made
+        inference.context = json.dumps({"traceparent": f"00-{trace(number)}-{number:016x}-01"})
+    return inference
 
 
 def trace(number: int) -> str:
@@ -196,7 +196,7 @@ def test_receiver_listens_on_loopback_alone(files):
 
 
 def test_receiver_passes_messages_on(files, tmp_path):
-    """Also after one that the other receiver refused."""
+    """Pass on a message also after the other receiver refused one."""
     arrived = threading.Event()
 
     class Other(TraceFiles):
@@ -220,14 +220,15 @@ def test_receiver_passes_messages_on(files, tmp_path):
     assert other.newer.read_text() == files.newer.read_text()
 
 
-def test_messages_are_dropped_while_the_other_receiver_hangs(files):
-    with socket.socket() as hanging:
-        hanging.bind(("127.0.0.1", 0))
-        hanging.listen()
+def test_messages_are_dropped_while_the_other_receiver_hangs():
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
         forwarder = receiver.Forwarder(f"http://127.0.0.1:{hanging.getsockname()[1]}{receiver.PATH}")
-        for _ in range(2 * receiver.MAX_WAITING):
-            forwarder.add(b"{}")
-        assert forwarder.waiting.full()
+        forwarder.add(b"{}")
+        connection, _ = hanging.accept()  # the forwarder has taken the first message, and takes no other
+        with connection:
+            for _ in range(2 * receiver.MAX_WAITING):
+                forwarder.add(b"{}")
+            assert forwarder.waiting.full()
 
 
 def test_receiver_reports_a_full_disk(port, files):
@@ -253,7 +254,7 @@ def test_newest_messages_are_kept_within_the_limit(tmp_path):
     assert [int(span.trace, 16) for span in files.spans()] == [5, 6, 7]
 
 
-def test_what_is_no_message_of_spans_is_skipped(tmp_path):
+def test_line_that_is_no_message_of_spans_is_skipped(tmp_path):
     files = TraceFiles(tmp_path)
     files.append(message(1))
     with files.newer.open("a") as file:
@@ -267,7 +268,7 @@ def test_what_is_no_message_of_spans_is_skipped(tmp_path):
     assert [int(span.trace, 16) for span in files.spans()] == [1, 2]
 
 
-def test_taken_port_is_one_sentence(port, monkeypatch, capsys):
+def test_taken_port_is_one_sentence(port, monkeypatch):
     monkeypatch.setattr("sys.argv", ["receiver", str(port), "."])
     with pytest.raises(SystemExit, match=f"TRACE_PORT={port} cannot be opened: Address already in use. Stop"):
         receiver.main()

@@ -143,13 +143,6 @@ def at_rate(result: dict) -> dict:
     }
 
 
-@pytest.fixture
-def blank_charts(monkeypatch):
-    """Leave the charts of a report blank, because drawing them takes seconds."""
-    monkeypatch.setattr(figures, "render", lambda *_: b"")
-    monkeypatch.setattr(figures, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
-
-
 def page(result: dict) -> str:
     return report.html(result, charts.all_charts(result))
 
@@ -257,7 +250,7 @@ def test_lines_during_the_search_fit_80_columns(result):
     assert lines[7].split() == ["[red]", "302", "1.00", "not", "proven"]
 
 
-def test_bound_is_marked(result):
+def test_bound_is_marked():
     bound = arm("encoder: max_batch_size 8", 0.65, "not better") | {"is_bound": True, "values": [260.0]}
     assert table.cells(bound) == ["<260", "<0.65", "0.62-0.68", "not better"]
     assert table.cells(bound | {"is_bound": False})[:2] == ["260", "0.65"]

@@ -93,7 +93,7 @@ def test_equal_configurations_rarely_win():
 
 
 def test_bad_start_ends_as_well_as_the_defaults():
-    """From it, no single knob gains anything: a batch needs one instance, and one instance needs batches."""
+    """Start where no single knob gains anything: a batch needs one instance, and one instance needs batches."""
     bad = {
         "instances": {"4 x 4 threads": 0.5, "1 x 2 threads": 1.0, "2 x 1 threads": 1.15, "2 x 2 threads": 0.8},
         "max_batch_size": {1: 0.5, 4: 0.6, 8: 0.75, 16: 0.95, 32: 1.12},

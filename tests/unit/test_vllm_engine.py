@@ -175,7 +175,7 @@ def test_max_batch_is_the_number_of_sequences(module, assembled):
         engine.close()
 
 
-def test_chunks_of_a_long_prompt_leave_room_for_the_tokens_of_others(module, own, tmp_path):
+def test_chunks_of_a_long_prompt_leave_room_for_the_tokens_of_others(module, own):
     edit(own, max_num_batched_tokens=16)
     engine, tokenizer = load(module, own)
     engine.add(1, tokenizer.encode("It"), options(max_new_tokens=50))
@@ -194,10 +194,10 @@ def test_stats_count_the_cache_and_the_prompts_found_in_it(module, assembled):
     engine.add(2, tokens, options())
     engine.step()
     assert engine.stats().cache_usage > 0
-    found = engine.stats().prefix_tokens
-    assert 0 < found < len(tokens)
+    prefix_tokens = engine.stats().prefix_tokens
+    assert 0 < prefix_tokens < len(tokens)
     finish(engine, {2: tokens})
-    assert engine.stats().prefix_tokens == found
+    assert engine.stats().prefix_tokens == prefix_tokens
 
 
 def test_text_that_the_engine_refuses_leaves_the_others(module, assembled):
@@ -274,7 +274,7 @@ def test_backend_answers_a_chat(module, pb_utils, own):
     backend.finalize()
 
 
-def test_dead_engine_ends_the_process_after_the_answers(module, pb_utils, assembled, monkeypatch):
+def test_failed_engine_ends_the_process_after_the_answers(module, pb_utils, assembled, monkeypatch):
     """revive.py then loads the model again; a new process has a new engine and all of the GPU's memory."""
     ended = threading.Event()
 
@@ -421,7 +421,7 @@ def test_model_that_does_not_fit_is_an_error_before_loading(module, assembled, m
         load(module, assembled["mistral"])
 
 
-def test_memory_of_quantized_weights_is_that_of_their_files(module, own, monkeypatch):
+def test_memory_of_quantized_weights_is_that_of_their_files(module, own):
     weights = {"model.weight": torch.zeros(1000, 1000, dtype=torch.int32), "model.scale": torch.zeros(10)}
     save_file(weights, own / "model.safetensors")
     share = module.memory_share("mistral", own, {"model": str(own), "dtype": "float32", module.CACHE: 0})

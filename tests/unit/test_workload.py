@@ -79,7 +79,7 @@ def test_grpc_request_carries_the_text():
     ],
 )
 def test_load_asks_only_for_the_vector(outputs, asked):
-    """Others may need a step of their own, and a request that names no output asks for all."""
+    """Other outputs may need a step of their own, and a request that names no output asks for all."""
     examples = Examples.from_config(TEXT | {"output": [{"name": name, "dims": ["1"]} for name in outputs]}, TEXTS)
     assert examples.outputs == asked
     request = grpc_request("m", examples.requests[0], examples.outputs)
@@ -254,7 +254,7 @@ def test_users_in_workers_have_the_same_random_streams():
     assert alone == [first[0], second[0], first[1], second[1], first[2]]
 
 
-def test_settings_override_the_workload(monkeypatch):
+def test_settings_override_the_workload():
     base = Settings.load() | {"WORKLOAD": "published", "USERS": "", "WAIT": "", "MAX_BATCH": ""}
     published = Workload.from_settings(Settings(base))
     assert (published.users, published.spawn_rate, published.wait, published.max_batch) == (300, 3, (0.1, 0.4), 8)

@@ -52,7 +52,7 @@ class Device:
         return self.known[key]
 
 
-class Generates:
+class DeviceGenerationMixin:
     """Hugging Face's own generate() on a Device, for a class that is a GenerationMixin and has `device_model`."""
 
     device_model: Device

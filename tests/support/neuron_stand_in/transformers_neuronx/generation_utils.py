@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stand_in_language import Generates
+from stand_in_language import DeviceGenerationMixin
 from transformers import GenerationMixin, PreTrainedModel
 
 
-class HuggingFaceGenerationModelAdapter(Generates, PreTrainedModel, GenerationMixin):
+class HuggingFaceGenerationModelAdapter(DeviceGenerationMixin, PreTrainedModel, GenerationMixin):
     def __init__(self, config, model) -> None:
         super().__init__(config)
         if model.device_model is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from stand_in_language import Generates
+from stand_in_language import DeviceGenerationMixin
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
 
-class HuggingFaceGenerationAdapter(Generates, PreTrainedModel, GenerationMixin):
+class HuggingFaceGenerationAdapter(DeviceGenerationMixin, PreTrainedModel, GenerationMixin):
     def __init__(self, model) -> None:
         config = json.loads((model.model_path / "neuron_config.json").read_text())
         del config["neuron_config"]

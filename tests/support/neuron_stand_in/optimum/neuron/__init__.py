@@ -9,11 +9,11 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from stand_in_language import Device, Generates
+from stand_in_language import Device, DeviceGenerationMixin
 from transformers import AutoConfig, GenerationConfig, GenerationMixin
 
 
-class NeuronModelForCausalLM(Generates, GenerationMixin):
+class NeuronModelForCausalLM(DeviceGenerationMixin, GenerationMixin):
     main_input_name = "input_ids"
     _is_stateful = False
     _supports_cache_class = False
