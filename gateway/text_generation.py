@@ -36,7 +36,7 @@ OUTPUTS = TEXT, REASON, PROMPT_TOKENS, NEW_TOKENS = (
     "text_output", "finish_reason", "num_input_tokens", "num_output_tokens",
 )  # fmt: skip
 # The backends' words for a prompt that leaves no room for the new tokens.
-TOO_LONG = re.compile(r"has \d+ tokens; (in|of) the model's")
+TOO_LONG = re.compile(r"has \d+ tokens; (in the model's|of the model's|the model is compiled)")
 
 PositiveInt = Annotated[int, Meta(ge=1, lt=2**31)]
 

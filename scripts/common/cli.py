@@ -21,6 +21,8 @@ from scripts.common.triton import TritonError
 # No emoji: a text between colons must stay as the user wrote it.
 out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+# A command passes these signals on to a command that it waits for.
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: Collection[str] = ()) -> None:
@@ -48,14 +50,20 @@ def call(command: list[str], environment: dict[str, str]) -> int:
             except KeyboardInterrupt:
                 interrupted = True
             else:
-                return 130 if interrupted else code
+                break
+    if code >= 0 or interrupted:
+        return 130 if interrupted else code
+    if -code not in PASSED_ON:
+        program = escape(" ".join(command[1:]).removeprefix("-m "))
+        cause = ". The machine may have run out of memory" if -code == signal.SIGKILL else ""
+        err.print(f"[red]error:[/] {signal.Signals(-code).name} ended {program}{cause}")
+    return 128 - code
 
 
 @contextlib.contextmanager
 def forwarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass SIGTERM and SIGHUP on to the process, which then ends in its own way."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda n, _: process.send_signal(n)) for number in numbers}
+    """Pass PASSED_ON on to the process, which then ends in its own way."""
+    before = {number: signal.signal(number, lambda n, _: process.send_signal(n)) for number in PASSED_ON}
     try:
         yield
     finally:

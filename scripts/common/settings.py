@@ -14,6 +14,7 @@ import functools
 import hashlib
 import io
 import ipaddress
+import math
 import os
 import re
 import secrets
@@ -60,7 +61,9 @@ def _number(kind: type[int] | type[float], noun: str, minimum: float) -> Rule:
             value = kind(text)
         except ValueError:
             raise ValueError(f"must be {noun}") from None
-        if not minimum <= value < float("inf"):
+        if not math.isfinite(value):
+            raise ValueError(f"must be {noun}")
+        if value < minimum:
             raise ValueError(f"must be at least {minimum:g}")
         return value
 

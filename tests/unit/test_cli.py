@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from scripts.common.cli import print_table
+from scripts.common.cli import call, print_table
 from scripts.common.settings import ROOT
 
 # Ends with the number of the signal that it receives.
@@ -32,6 +33,12 @@ def test_signal_reaches_the_command_that_is_waited_for(number):
         assert parent.stdout.readline() == "ready\n"
         parent.send_signal(number)
         assert parent.wait(60) == number
+
+
+def test_command_that_a_signal_killed_is_named(capsys):
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert call([sys.executable, "-c", script], dict(os.environ)) == 137
+    assert capsys.readouterr().err == f"error: SIGKILL ended -c {script}. The machine may have run out of memory\n"
 
 
 def test_table_aligns_its_columns_and_is_never_cut(capsys):

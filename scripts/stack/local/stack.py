@@ -61,6 +61,7 @@ FOLDERS = (
     "debian",
     "grafana",
     "log",
+    "peers",
     "prometheus",
     "run",
     SBOMS,

@@ -56,7 +56,10 @@ class Supervisor:
         # Only `make models` needs HF_TOKEN, and the gateway reads API_KEYS from a file.
         own = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "API_KEYS")}
         variables = {**own, **environment, "STATE": str(self.state), "ROOT": str(ROOT)}
-        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+        try:
+            done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+        except subprocess.TimeoutExpired:
+            raise UserError("supervisord did not start within 60 s: the machine is too busy, try again") from None
         if done.returncode:
             raise UserError(f"supervisord did not start: {(done.stderr or done.stdout).strip()}")
         self._wait_until(self.running, "start")
