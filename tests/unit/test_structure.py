@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -50,3 +52,21 @@ def test_test_modules_import_no_test_module():
             if wrong := {name for name in names if name.rpartition(".")[2].startswith("test_")}:
                 imported[str(path)] = wrong
     assert imported == {}
+
+
+def test_backends_import_transformers_without_packages_that_they_do_not_use():
+    backends = ROOT / "images/triton/backends"
+    direct = [
+        path.name
+        for path in backends.rglob("*.py")
+        if re.search(r"^\s*(import|from) transformers\b", path.read_text(), re.MULTILINE)
+    ]
+    assert direct == ["lean_transformers.py"]
+    script = """
+import sys
+from shared.lean_transformers import transformers
+transformers.AutoModelForCausalLM, transformers.BertModel, transformers.AutoImageProcessor
+assert not {"scipy", "sklearn"} & sys.modules.keys()
+import scipy, sklearn
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=backends, check=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import transformers
-from transformers import AutoConfig, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from neuron.libraries import imported_class
 from neuron.llm import CompiledLLM
 from shared.continuation import Row
 from shared.decoding import Decoder, Traits
 from shared.errors import ConfigError
+from shared.lean_transformers import transformers
 
 
 class NeuronDecoder(Decoder):
@@ -45,7 +44,7 @@ class NeuronDecoder(Decoder):
             do_sample=False,
             num_beams=1,
             pad_token_id=self.padding,
-            logits_processor=LogitsProcessorList([choice]),
+            logits_processor=transformers.LogitsProcessorList([choice]),
         )
         self.samples = choice.tokens is not None and answer[:, -1].tolist() == choice.tokens
 
@@ -67,7 +66,7 @@ class NeuronDecoder(Decoder):
         return rows
 
 
-class LeastProbable(LogitsProcessor):
+class LeastProbable(transformers.LogitsProcessor):
     """Leaves only a token that no model chooses by itself."""
 
     tokens: list[int] | None = None
@@ -94,7 +93,9 @@ def with_generate(model, compiled: CompiledLLM):
         return imported_class("neuronx_distributed_inference.utils.hf_adapter.HuggingFaceGenerationAdapter")(model)
     if "transformers_neuronx" in packages(model):
         adapter_class = imported_class("transformers_neuronx.generation_utils.HuggingFaceGenerationModelAdapter")
-        config = AutoConfig.from_pretrained(compiled.folder, local_files_only=True, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(
+            compiled.folder, local_files_only=True, trust_remote_code=False
+        )
         adapter = adapter_class(config, model)
         if not hasattr(adapter, "generate"):
             raise ConfigError(
@@ -110,12 +111,12 @@ def padding_side(model, compiled: CompiledLLM) -> str:
     return compiled.padding_side or ("right" if right else "left")
 
 
-def generation_config(model, tokenizer, compiled: CompiledLLM) -> GenerationConfig:
+def generation_config(model, tokenizer, compiled: CompiledLLM) -> transformers.GenerationConfig:
     """Return the begin and end tokens. The checkpoint's own file may have more end tokens than the model's config."""
     if (compiled.folder / "generation_config.json").is_file():
-        config = GenerationConfig.from_pretrained(compiled.folder, local_files_only=True)
+        config = transformers.GenerationConfig.from_pretrained(compiled.folder, local_files_only=True)
     else:
-        config = getattr(model, "generation_config", None) or GenerationConfig()
+        config = getattr(model, "generation_config", None) or transformers.GenerationConfig()
     if config.eos_token_id is None:
         config.eos_token_id = tokenizer.eos_token_id
     return config

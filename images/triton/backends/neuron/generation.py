@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import transformers
-from transformers import AutoTokenizer
-
 from neuron.cores import Cores
 from neuron.decoding import NeuronDecoder, with_generate
 from neuron.libraries import loading
@@ -16,6 +13,7 @@ from shared.batched_generation import BatchedGeneration
 from shared.continuation import Row
 from shared.decoding import Decoder
 from shared.errors import BadRequest, ConfigError
+from shared.lean_transformers import transformers
 
 # The first release whose stopping criteria return a value for each row.
 MIN_TRANSFORMERS = (4, 39)
@@ -64,7 +62,9 @@ class NeuronGeneration(BatchedGeneration):
 
 def load_tokenizer(compiled: CompiledLLM):
     try:
-        return AutoTokenizer.from_pretrained(compiled.folder, local_files_only=True, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(
+            compiled.folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:
         raise ConfigError(
             f"COMPILED_MODEL: {compiled.folder} has no tokenizer that loads: save the checkpoint's there with "

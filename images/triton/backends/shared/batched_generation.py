@@ -6,13 +6,12 @@ import contextlib
 import queue
 import time
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-
 from shared import pretrained
 from shared.continuation import Row
 from shared.decoding import Decoder
 from shared.errors import ConfigError
 from shared.generation import Job, TextGeneration
+from shared.lean_transformers import transformers
 from shared.parameters import int_parameter, weights_folder
 from shared.types import InstanceArgs, ModelConfig
 
@@ -29,7 +28,7 @@ class BatchedGeneration(TextGeneration):
         return self.decoder
 
     def load_decoder(self, config: ModelConfig, args: InstanceArgs) -> Decoder:
-        return Decoder(pretrained.load(AutoModelForCausalLM, config, args), load_tokenizer(config, args))
+        return Decoder(pretrained.load(transformers.AutoModelForCausalLM, config, args), load_tokenizer(config, args))
 
     def placement(self) -> str:
         """Return the model's precision and device, for the log."""
@@ -94,8 +93,8 @@ class BatchedGeneration(TextGeneration):
         self.metrics.add(padding_tokens=max(lengths) * len(lengths) - sum(lengths))
 
 
-def load_tokenizer(config: ModelConfig, args: InstanceArgs) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+def load_tokenizer(config: ModelConfig, args: InstanceArgs) -> transformers.PreTrainedTokenizerBase:
+    tokenizer: transformers.PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
         weights_folder(config, args),
         local_files_only=True,
         trust_remote_code=pretrained.trusts_remote_code(config),

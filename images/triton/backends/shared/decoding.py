@@ -13,17 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
 
 from shared.chat_template import ChatTemplate
 from shared.continuation import Options, Owner, Row
+from shared.lean_transformers import transformers
 from shared.packing import RunCost, cheapest_cut
 
 # Lengths of the prompts that are timed, in tokens.
@@ -47,7 +40,7 @@ class Decoder:
 
     padding_side = "left"
 
-    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, model: Any, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
         self.model = model
         self.tokenizer = tokenizer
         ends = model.generation_config.eos_token_id
@@ -55,7 +48,7 @@ class Decoder:
         starts = (tokenizer.bos_token_id, model.generation_config.bos_token_id, tokenizer.eos_token_id)
         # Drop the checkpoint's other settings: a penalty on repetition would count a row's padding, which depends on
         # the rest of the batch.
-        model.generation_config = GenerationConfig(eos_token_id=sorted(self.end_tokens) or None)
+        model.generation_config = transformers.GenerationConfig(eos_token_id=sorted(self.end_tokens) or None)
         traits = self.traits()
         self.vocabulary, self.context, self.device = traits.vocabulary, traits.context, traits.device
         self.padding = next(
@@ -140,14 +133,14 @@ class Decoder:
             do_sample=False,
             num_beams=1,
             pad_token_id=self.padding,
-            logits_processor=LogitsProcessorList([Sampling(rows)]),
-            stopping_criteria=StoppingCriteriaList([Progress(rows, self, after_token)]),
+            logits_processor=transformers.LogitsProcessorList([Sampling(rows)]),
+            stopping_criteria=transformers.StoppingCriteriaList([Progress(rows, self, after_token)]),
         )
         if not all(row.done for row in rows):
             raise RuntimeError("the model stopped before every text was done")
 
 
-class Progress(StoppingCriteria):
+class Progress(transformers.StoppingCriteria):
     """Adds the new token to each row and returns which rows are done."""
 
     def __init__(self, rows: Sequence[Row[Any]], decoder: Decoder, after_token: Callable[[], None]) -> None:
@@ -163,7 +156,7 @@ class Progress(StoppingCriteria):
         return torch.tensor([row.done for row in self.rows], device=input_ids.device)
 
 
-class Sampling(LogitsProcessor):
+class Sampling(transformers.LogitsProcessor):
     """Leaves each sampling row only the token that it drew, so that one greedy search serves all rows."""
 
     def __init__(self, rows: Sequence[Row[Any]]) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
-from transformers import AutoImageProcessor
 
 from shared.errors import BadRequest, ConfigError
+from shared.lean_transformers import transformers
 from shared.parameters import int_parameter, usable_cpus
 from shared.types import Array, ModelConfig, Tensors
 
@@ -61,7 +61,9 @@ class ImageProcessor:
         self.max_pixels = int_parameter(config, "max_pixels", MAX_PIXELS)
         Image.MAX_IMAGE_PIXELS = None  # we check max_pixels instead
         try:
-            self.processor: Any = AutoImageProcessor.from_pretrained(folder, use_fast=False, local_files_only=True)
+            self.processor: Any = transformers.AutoImageProcessor.from_pretrained(
+                folder, use_fast=False, local_files_only=True
+            )
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
                 f"{folder} has no image processor that loads: put the model's preprocessor_config.json there, or run "

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from shared.errors import ConfigError
+from shared.lean_transformers import transformers
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from shared.parameters import DEVICES, choice_parameter, instance_count, parameter, usable_cpus, weights_folder
 from shared.types import InstanceArgs, ModelConfig

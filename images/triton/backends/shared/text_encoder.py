@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers.utils import ModelOutput
 
 from shared import pooling, pretrained
 from shared.errors import ConfigError
+from shared.lean_transformers import transformers
 from shared.packed_encoder import Encoder, PackedEncoder
 from shared.parameters import choice_parameter, int_parameter, parameter, weights_folder
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
@@ -54,7 +54,9 @@ class TextEncoder(PackedEncoder):
         names = names or self.encoder.outputs
         return [self.output(name, outputs, tensors).float().cpu().numpy() for name in names]
 
-    def output(self, name: str, outputs: ModelOutput, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    def output(
+        self, name: str, outputs: transformers.utils.ModelOutput, tensors: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
         if name == "mask_logits":
             positions = (tensors["input_ids"] == self.mask_token_id).int().argmax(dim=1)
             logits: torch.Tensor = outputs["logits"]

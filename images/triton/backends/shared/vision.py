@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 import triton_python_backend_utils as pb_utils
 from safetensors import safe_open
 
 from shared import images, pretrained, serving
 from shared.answers import ACTIVATIONS, classify
 from shared.backend import BatchBackend
+from shared.lean_transformers import transformers
 from shared.parameters import choice_parameter, parameter, weights_folder
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
