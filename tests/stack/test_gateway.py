@@ -308,7 +308,7 @@ def test_langchain_embeds(served, url):
     assert np.allclose(embeddings.embed_query(TEXTS[0]), embed(served, TEXTS[0])[0], atol=1e-5)
 
 
-def test_langchain_is_told_the_option_that_it_needs(openai, url, monkeypatch):
+def test_error_names_the_option_that_langchain_needs(openai, url, monkeypatch):
     """Name the option: by default, LangChain sends tokens of an OpenAI tokenizer, which it downloads."""
     import tiktoken
     from langchain_openai import OpenAIEmbeddings

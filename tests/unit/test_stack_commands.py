@@ -171,7 +171,7 @@ def test_add_serves_a_system_and_saves_it(calls):
     assert calls.saved() == "ham spam"
 
 
-def test_add_says_how_to_serve_streams(calls, capsys):
+def test_add_names_the_command_that_serves_streams(calls, capsys):
     calls("add", SYSTEM="falcon7b")
     assert "`make add SYSTEM=falcon7b_stream` also serves its texts as streams." in capsys.readouterr().out
     calls("add", SYSTEM="falcon7b", dotenv="SYSTEMS=falcon7b_stream\n")
