@@ -1,20 +1,15 @@
 #!/usr/bin/env bash
-# Installs packages in a build, with the build secrets pip_conf (a pip configuration) and ca (additional certificates).
-# pip.sh: installs uv into /opt/uv. Images copy other folders, so they have neither uv nor pip.
-# pip.sh VENV [arguments of `uv pip install`]: installs packages at their locked versions into a virtual environment.
+# pip.sh VENV [arguments of pip install]: installs packages at their locked versions into a virtual environment, in a
+# build. It uses the build secrets pip_conf (a pip configuration) and ca (additional certificates).
 set -euo pipefail
+venv=$1
+shift
+
 [[ ! -s /run/secrets/pip_conf ]] || export PIP_CONFIG_FILE=/run/secrets/pip_conf
 if [[ -s /run/secrets/ca ]]; then
   cat /etc/ssl/certs/ca-certificates.crt /run/secrets/ca >/tmp/ca.pem
   export PIP_CERT=/tmp/ca.pem GIT_SSL_CAINFO=/tmp/ca.pem
 fi
-if (($# == 0)); then
-  python3 -m venv /opt/uv
-  exec /opt/uv/bin/pip install --quiet --disable-pip-version-check "$(grep -o 'uv==[0-9.]*' pyproject.toml)"
-fi
-
-venv=$1
-shift
 # The lock sets all versions; a transformers of the user's choice brings its own tokenizers and hub client.
 constraints=/tmp/constraints.txt
 if [[ ${TRANSFORMERS:-transformers} == transformers ]]; then
@@ -22,11 +17,16 @@ if [[ ${TRANSFORMERS:-transformers} == transformers ]]; then
 else
   grep -Eiv '^(transformers|tokenizers|huggingface[-_]hub)=' requirements.lock >$constraints
 fi
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
+
+# A separate pip, so that the image has none, and one that knows dependency groups.
+pip=/opt/pip/bin/pip
+if [[ ! -e $pip ]]; then
+  python3 -m venv /opt/pip
+  $pip install pip==26.3
+fi
 [[ -e $venv ]] || python3 -m venv --without-pip "$venv"
-# The cache is another file system. Containers cannot write compiled modules.
-export UV_LINK_MODE=copy UV_NO_PROGRESS=1
-/opt/uv/bin/python "$(dirname "$0")/uv_pip.py" --python "$venv/bin/python" --compile-bytecode \
-  --constraint $constraints "$@"
+$pip --python "$venv/bin/python" install --constraint $constraints "$@"
 
 packages=$(echo "$venv"/lib/python3.*/site-packages)
 rm -rf "$packages"/openvino_telemetry*  # reports the use of OpenVINO's tools

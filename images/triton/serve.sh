@@ -85,6 +85,8 @@ unset "${!AIP_@}"
 export ORT_DISABLE_TELEMETRY=1
 # Backends read labels and tokenizers of all languages, whatever the locale.
 export PYTHONUTF8=1
+# Model repositories and backends are read-only in containers.
+export PYTHONDONTWRITEBYTECODE=1
 
 # Loads the systems of SYSTEMS_FILE. Reloads a model whose Python process crashed, which Triton does not. $$ becomes
 # tritonserver's pid. The loop ends with tritonserver, because revive.py then ends without an error.

@@ -5,7 +5,10 @@ It runs before any package is installed, so it uses the standard library only. S
 
 from __future__ import annotations
 
+import ast
 import fcntl
+import functools
+import os
 import re
 import shutil
 import subprocess
@@ -19,8 +22,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from scripts.make.uv_pip import install_command, pip_settings
-
 REFRESH_S = 0.25
 # Between two lines in a log file.
 LINE_S = 10
@@ -29,6 +30,18 @@ PROBE_S = 5
 SIZES_WITH_TORCH = {
     "stack": "2 GB, or 5 with PyTorch's CUDA build",
     "all": "3 GB, or 6 with PyTorch's CUDA build",
+}
+# uv reads no configuration of pip. Settings of pip for indexes and connections -> uv's variables.
+PIP_SETTINGS = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "proxy": "ALL_PROXY",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
 }
 MEGABYTES = {"B": 1e-6, "KiB": 2**10 / 1e6, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e6}
 
@@ -39,7 +52,7 @@ class Progress:
     # uv's reports of progress, which the line replaces. Print all other lines: warnings and errors.
     routine = re.compile(
         r" [+~-] \S+==\S+$|Using (Python|CPython) |(Audited|Resolved|Prepared|Uninstalled|Installed) \d+ package|"
-        r"\s*(Building|Built) \S+==\S+$"
+        r"Bytecode compiled |\s*(Building|Built) \S+==\S+$"
     )
 
     def __init__(self) -> None:
@@ -59,6 +72,8 @@ class Progress:
             elif ended := re.match(r" Downloaded (\S+)", line):
                 self.downloaded.add(ended[1])
                 self.state = self.downloads()
+            elif installed := re.match(r"Installed \d+ packages?", line):
+                self.state = f"{installed[0].lower()}, compiling their modules"
             elif not self.routine.match(line):
                 self.print_message(line)
 
@@ -94,10 +109,17 @@ class Progress:
 
 def uv_install(venv: Path, lock: str, *arguments: str) -> int:
     """Install packages at the versions of the lock with a progress line, and return uv's exit code."""
-    command, environment = install_command(venv)
-    command += ["--python", f"{venv}/bin/python", "--constraint", lock, *arguments]
+    settings = pip_settings(venv)
+    command = [f"{venv}/bin/uv", "pip", "install", "--python", f"{venv}/bin/python", "--compile-bytecode"]
+    for constraints in (lock, *settings.get("constraint", [])):
+        command += ["--constraint", constraints]
+    if "no-index" in settings:
+        command.append("--no-index")
+    environment = uv_environment(settings)
+    if not has_cache(venv, environment):
+        command.append("--no-cache")
     progress = Progress()
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as uv:
+    with subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True) as uv:
         assert uv.stderr
         reader = threading.Thread(target=progress.read, args=(uv.stderr,))
         reader.start()
@@ -108,6 +130,47 @@ def uv_install(venv: Path, lock: str, *arguments: str) -> int:
         reader.join()
     progress.clear()
     return uv.returncode
+
+
+@functools.cache  # pip takes half a second
+def pip_settings(venv: Path) -> dict[str, list[str]]:
+    """Return the values of each setting that pip's files and variables set; variables replace files."""
+    command = [f"{venv}/bin/python", "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if listed.returncode:
+        sys.exit("error: pip cannot read its configuration: see its message above")
+    settings: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):
+        settings |= dict(re.findall(rf"^{section}\.([\w-]+)=(.*)$", listed.stdout, re.MULTILINE))
+    if ast.literal_eval(settings.get("no-index", "''")).lower() in ("0", "false", "no", "off"):
+        del settings["no-index"]
+    values = {name: ast.literal_eval(value).split() for name, value in settings.items()}
+    return {name: words for name, words in values.items() if words}
+
+
+def uv_environment(settings: dict[str, list[str]]) -> dict[str, str]:
+    """Return the environment of uv, in which pip's settings count where uv has none of its own."""
+    # pip takes the best version of all indexes; uv would take the first index that has the package.
+    environment = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "1", "NO_COLOR": "1"}
+    for bundle in ("CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):  # pip reads these too
+        if os.environ.get(bundle):
+            environment["SSL_CERT_FILE"] = os.environ[bundle]
+    for name, variable in PIP_SETTINGS.items():
+        if name in settings:
+            values = [os.path.expanduser(value) for value in settings[name]]
+            environment[variable] = ("," if name == "find-links" else " ").join(values)
+    return environment | os.environ
+
+
+def has_cache(venv: Path, environment: dict[str, str]) -> bool:
+    """Return whether uv can write its cache, which a read-only home does not let it."""
+    command = [f"{venv}/bin/uv", "cache", "dir"]
+    folder = subprocess.run(command, env=environment, capture_output=True, text=True).stdout.strip()
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def install_torch(venv: Path, lock: str) -> None:

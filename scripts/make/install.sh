@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# install.sh VENV LOCK GROUP, in the root of the checkout: installs the locked packages of a group, or `all`, into a virtual environment.
+# install.sh VENV LOCK GROUP: installs the locked packages of a group, or `all`, into a virtual environment.
 # Checks what install.py itself needs, and stops with one sentence about what the machine lacks.
 set -euo pipefail
 
@@ -15,4 +15,4 @@ command -v "$python" >/dev/null || fail "$python is not installed (Debian: apt i
 [[ ${3:?usage: install.sh VENV LOCK GROUP} != all && $3 != stack ]] || "$python" -c 'import sys; sys.exit(sys.version_info >= (3, 13))' ||
   fail "$("$python" --version) is too new: Triton's wheel and numpy < 2 need Python 3.11 or 3.12. Set PYTHON=python3.11"
 "$python" -c 'import ensurepip' 2>/dev/null || fail "Python's venv module is missing (Debian: apt install python3-venv)"
-exec "$python" -m scripts.make.install "$@"
+exec "$python" "$(dirname "$0")/install.py" "$@"

@@ -10,7 +10,7 @@ python3 -m venv "$work"
 PYTHONPATH=$PWD "$work/bin/python" - "$work" >"$work/pins" <<'END'
 import subprocess, sys
 from pathlib import Path
-from scripts.make.uv_pip import pip_settings, uv_environment
+from scripts.make.install import pip_settings, uv_environment
 
 work = Path(sys.argv[1])
 command = [work / "bin/uv", "pip", "compile", "--python", work / "bin/python", "--quiet", "--no-header", "--no-annotate"]
