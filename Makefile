@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
 # ONNX Runtime 1.29 and later report usage by default.
 export ORT_DISABLE_TELEMETRY := 1
-# Some container images set it. Each process would then compile the project anew.
+# Some container images set PYTHONDONTWRITEBYTECODE. With it, each process would compile the project anew.
 export PYTHONDONTWRITEBYTECODE :=
 # Only variables on make's command line are settings; an exported USERS may belong to another program.
 on_command_line := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))

@@ -54,7 +54,7 @@ async def send_noise(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
     await writer.drain()
 
 
-# Name -> what the attack does to {}, one of TARGETS, the number of its clients, and what a client does.
+# Name -> what the attack does (to {}, a target), the number of its clients, the function that each client runs.
 ATTACKS: dict[str, tuple[str, int, Client]] = {
     "idle": (f"{IDLE} connections to {{}} that send nothing for {HELD_S:g} s", IDLE, send_nothing),
     "slow": (f"{SLOW} clients that send {{}} a byte of a request per second", SLOW, send_slowly),

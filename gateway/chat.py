@@ -21,7 +21,7 @@ class TextPart(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """A message. Clients send the model's earlier messages back with all their fields, of which these are null."""
+    """A message. Clients send the model's earlier messages back with all fields; those of None are null in them."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]

@@ -219,9 +219,9 @@ async def _read(served: Served, inference: Inference, name: str) -> Loaded:
 
 
 def readiness_complaint(systems: Sequence[Loaded]) -> str:
-    """Return why Triton, which answers, is not ready, and what to do. A load makes it not ready, too."""
+    """Return why Triton answers that it is not ready, and what to do. It is not ready during a load, either."""
     names = ", ".join(system.name for system in systems if system.reason)
-    model = f"a model of {names}" if names else "a model that is in none of these systems"
+    model = f"a model of {names}" if names else "a model"
     return (
         f"Triton is not ready: {model} is loading, or failed to load. `make status` shows the state of each model, "
         "`make logs` why."

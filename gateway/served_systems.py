@@ -152,7 +152,7 @@ class Served:
         return system if system.streams else await self.lookup(f"{system.name}_stream")
 
     async def lookup(self, name: str) -> System | None:
-        """Return the system if Triton has loaded it. Do not call this with any name of a client: it keeps each name."""
+        """Return the system if Triton has loaded it. Pass no name that a client made up: this keeps every name."""
         reading = self._systems.get(name)
         if reading is None or reading.is_old:
             task = asyncio.create_task(self._read(name))

@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Kind:
-    """A quantity, its unit, and the growth from which it counts as growing: absolute, or as a share of the mean."""
+    """A quantity, its unit, and the growth from which a series counts as rising: absolute, or a share of the mean."""
 
     name: str
     unit: str

@@ -21,6 +21,7 @@ from scripts.common.triton import TritonError
 # No emoji: a text between colons must stay as the user wrote it.
 out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+OUT_OF_MEMORY = "Memory may have run out"
 # A command passes these signals on to a command that it waits for.
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 
@@ -55,8 +56,8 @@ def call(command: list[str], environment: dict[str, str]) -> int:
         return 130 if interrupted else code
     if -code not in PASSED_ON:
         program = escape(" ".join(command[1:]).removeprefix("-m "))
-        cause = ". The machine may have run out of memory" if -code == signal.SIGKILL else ""
-        err.print(f"[red]error:[/] {signal.Signals(-code).name} ended {program}{cause}")
+        hint = f". {OUT_OF_MEMORY}: end other programs, or use a smaller model" if -code == signal.SIGKILL else ""
+        err.print(f"[red]error:[/] {program} was ended by signal {-code} ({signal.strsignal(-code)}){hint}")
     return 128 - code
 
 

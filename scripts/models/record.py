@@ -14,7 +14,7 @@ from scripts.models.catalogue import RECIPES
 # The recipe of a system that is being put in place. If that is interrupted, the next run assembles it again.
 UNFINISHED = "unfinished"
 NAME = "1/assembled.json"
-# The fact of a system whose FORMAT was empty: the profile whose default format, or the fallback for that, it has.
+# A fact that is recorded if FORMAT was empty: the profile, whose default format or fallback the system has.
 DEFAULT = "default_on"
 
 

@@ -118,7 +118,7 @@ def reload(stack: Stack, systems: list[str]) -> None:
     """Load the systems from their files. Raise UserError with the reason if a model does not load."""
     with err.status(f"loading {', '.join(systems)}"):
         for system in systems:
-            # Load an ensemble together with its steps: Triton stops one whose maximum batch exceeds that of a step.
+            # Load an ensemble together with its steps: Triton stops one whose batches may exceed a step's.
             # This load does not report when a step fails; the one below does.
             with contextlib.suppress(TritonError):
                 stack.triton.load(system)

@@ -38,7 +38,10 @@ def test_signal_reaches_the_command_that_is_waited_for(number):
 def test_command_that_a_signal_killed_is_named(capsys):
     script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert call([sys.executable, "-c", script], dict(os.environ)) == 137
-    assert capsys.readouterr().err == f"error: SIGKILL ended -c {script}. The machine may have run out of memory\n"
+    assert capsys.readouterr().err == (
+        f"error: -c {script} was ended by signal 9 (Killed). "
+        "Memory may have run out: end other programs, or use a smaller model\n"
+    )
 
 
 def test_table_aligns_its_columns_and_is_never_cut(capsys):

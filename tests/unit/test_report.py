@@ -1,6 +1,7 @@
 """The files of a report: their content, and the secrets that they never contain."""
 
 import re
+from base64 import b64decode
 from html.parser import HTMLParser
 
 import pytest
@@ -12,7 +13,7 @@ from loadtest import charts, compare, report, statistics, table
 from loadtest.compare import Comparison
 from scripts.common import figures
 from scripts.common import settings as settings_module
-from scripts.common.figures import DARK, LIGHT, recoloured, render, svg_data_urls
+from scripts.common.figures import DARK, LIGHT, PLACEHOLDERS, coloured, render, svg_data_urls
 from scripts.common.settings import EXAMPLE, MODES, Settings
 from scripts.dashboards.render.evaluate import BATCHING, load
 from tests.support.measured_windows import comparison, open_loop_rounds, rounds
@@ -131,9 +132,19 @@ def without_ids(svg: bytes) -> bytes:
 def test_charts_draw_in_both_formats_and_sizes(drawn, title):
     chart = charts.all_charts(drawn.results(), drawn.windows)[title]
     assert render(chart.draw, chart.wide, LIGHT, "png").startswith(b"\x89PNG")
-    light, dark = (render(chart.draw, chart.narrow, palette, "svg") for palette in (LIGHT, DARK))
-    assert b"<svg" in dark
-    assert without_ids(recoloured(light, DARK)) == without_ids(dark)
+    drawing = render(chart.draw, chart.narrow, PLACEHOLDERS, "svg")
+    for palette in (LIGHT, DARK):
+        drawn_apart = render(chart.draw, chart.narrow, palette, "svg")
+        assert b"<svg" in drawn_apart
+        assert without_ids(coloured(drawing, palette)) == without_ids(drawn_apart)
+
+
+def test_colours_of_a_chart_itself_are_alike_in_both_themes():
+    def draw(figure, palette):
+        figure.add_subplot().plot([1, 2], [1, 2], color=LIGHT.instances)
+
+    for url in svg_data_urls(draw, (4, 2)).values():
+        assert f"stroke: {LIGHT.instances}" in b64decode(url.partition(",")[2]).decode()
 
 
 def test_dashboard_in_report_repeats_no_number():

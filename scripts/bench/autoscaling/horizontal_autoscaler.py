@@ -11,7 +11,7 @@ SYNC_S = 15
 
 @dataclass(frozen=True)
 class Policy:
-    """At most this many replicas are added or removed within `period_s`: a number, or percent of those before."""
+    """The most replicas to add or remove within `period_s`: a number, or percent of the replicas at its start."""
 
     value: int
     period_s: int

@@ -79,7 +79,7 @@ class Evaluator:
             self.values[variable["name"]] = (chosen or {}).get(variable["name"]) or self.default(variable)
 
     def default(self, variable: dict) -> str:
-        """Return the value that stands for all of them, or the last in the alphabet: the newest comparison."""
+        """Return the value for all values of the label, or else the last in the alphabet: the newest comparison."""
         if variable["includeAll"]:
             return variable["allValue"]
         query = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])

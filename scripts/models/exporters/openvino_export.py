@@ -185,7 +185,7 @@ def token_windows(tokenizer: PreTrainedTokenizerBase, context: int | None) -> li
 
 
 def perplexity(logits: Logits, texts: Iterable[list[int]]) -> float:
-    """Return among how many equally probable tokens the model chooses, on average over the tokens of the texts."""
+    """Return the perplexity: the number of equally probable tokens that would leave the model as unsure as it is."""
     losses: list[np.ndarray] = []
     for tokens in texts:
         if len(tokens) > 1:

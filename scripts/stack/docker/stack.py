@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from scripts.common.cli import err, out
+from scripts.common.cli import OUT_OF_MEMORY, err, out
 from scripts.common.files import ANOTHER_COMPARISON, exclusive
 from scripts.common.ports import check_free
 from scripts.common.settings import PROFILES, ROOT, Settings, UserError
@@ -28,6 +28,8 @@ from scripts.stack.base import PORTS, SBOMS, WOULD_RESTART, Process, Stack
 from scripts.stack.docker import base_images, preflight, slim
 from scripts.stack.docker.compose import Compose
 
+# The exit code of a container that the kernel killed.
+KILLED = 137
 MODELS_LOCK = "models.lock"
 LOADTEST_LOCK = "loadtest.lock"
 # Another value of one of these makes another container of Triton.
@@ -232,6 +234,8 @@ class DockerStack(Stack):
             self.settings.path("MODEL_REPOSITORY").resolve().mkdir(parents=True, exist_ok=True)
             self.build_quietly(self.exporter)
             if code := self.run_service(self.exporter, "another `make models` is at work here"):
+                if code == KILLED:
+                    err.print(f"[red]error:[/] the exporter was killed. {OUT_OF_MEMORY}: raise EXPORTER_MEMORY in .env")
                 sys.exit(code)
 
     def loadtest(self) -> None:

@@ -315,7 +315,7 @@ class LocalStack(Stack):
         )
 
     def not_live(self) -> str:
-        """Return also a program that supervisord has just started: `make status` after `make up` must find none."""
+        """Return also a program that supervisord has just started, so that `make status` then shows all as running."""
         starting = (name for name in self.programs() if not self.process(name).running)
         return super().not_live() or next((f"{name} has just started" for name in starting), "")
 

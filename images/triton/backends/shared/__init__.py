@@ -3,9 +3,9 @@
 import os
 import sys
 
-# Triton's Python processes ignore PYTHONPATH, but the local runtime puts the packages of TRANSFORMERS= there.
+# The local runtime names the folder of TRANSFORMERS in PYTHONPATH, which Triton's Python processes ignore.
 folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 sys.path[:0] = [folder for folder in folders if folder and folder not in sys.path]
 
-# OpenVINO reports each import to Google through this package, which pip installs with it. So hide the package.
+# OpenVINO reports each import to Google through this package, which is installed with it. So hide the package.
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
