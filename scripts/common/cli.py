@@ -52,8 +52,10 @@ def call(command: list[str], environment: dict[str, str]) -> int:
                 interrupted = True
             else:
                 break
-    if code >= 0 or interrupted:
-        return 130 if interrupted else code
+    if interrupted:
+        return 130
+    if code >= 0:
+        return code
     if -code not in PASSED_ON:
         program = escape(" ".join(command[1:]).removeprefix("-m "))
         hint = f". {OUT_OF_MEMORY}: end other programs, or use a smaller model" if -code == signal.SIGKILL else ""

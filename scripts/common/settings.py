@@ -61,7 +61,7 @@ def _number(kind: type[int] | type[float], noun: str, minimum: float) -> Rule:
             value = kind(text)
         except ValueError:
             raise ValueError(f"must be {noun}") from None
-        if value in (math.inf, -math.inf) or value != value:
+        if not -math.inf < value < math.inf:
             raise ValueError(f"must be {noun}")
         if value < minimum:
             raise ValueError(f"must be at least {minimum:g}")

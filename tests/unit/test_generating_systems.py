@@ -18,7 +18,6 @@ from loadtest.switching import Switch, plan
 from loadtest.users import Job, Traffic, user_class
 from loadtest.windows import Experiment, Plan
 from loadtest.workload import Workload
-from scripts.common import figures
 from scripts.common.figures import LIGHT, render
 from scripts.common.settings import MODES, ROOT, Settings, UserError
 from scripts.common.triton import TritonError
@@ -311,8 +310,7 @@ RATES = [(20, 100), (22, 99), (18, 101)]
 
 
 @pytest.fixture
-def measured(monkeypatch) -> Comparison:
-    monkeypatch.setattr(figures, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})
+def measured(blank_charts) -> Comparison:
     return comparison(Settings(Settings.load() | {"USERS": "8", "SYSTEM": "story"}), generating_rounds(RATES))
 
 

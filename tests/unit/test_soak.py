@@ -47,7 +47,6 @@ from drills.soak.soaking import Soak
 from drills.soak.trend import student_t, trend
 from drills.steady_load import GRPC, HTTP, TEXTS, RefusedError
 from gateway.inference import rpc_error
-from scripts.common import figures
 from scripts.common.settings import Settings, UserError
 from tests.support.awaitables import answered, never
 
@@ -311,11 +310,10 @@ class FakeStack:
 
 
 @pytest.mark.slow
-def test_unexpected_error_of_a_client_stops_the_soak_and_is_reported(tmp_path, monkeypatch) -> None:
+def test_unexpected_error_of_a_client_stops_the_soak_and_is_reported(tmp_path, monkeypatch, blank_charts) -> None:
     monkeypatch.setattr(soaking, "DrillStack", FakeStack)
     monkeypatch.setattr(soaking, "repository_of", lambda _settings: tmp_path)
     monkeypatch.setattr(soaking, "SAMPLE_S", 0.5)
-    monkeypatch.setattr(figures, "render", lambda *_: b"")  # drawing takes seconds
     settings = Settings.load().replace(SOAK="1", USERS="3", WAIT="0,0.001", REPORTS=str(tmp_path))
     assert soaking.soak(settings) == 1
     content = json.loads((tmp_path / "latest-soak/soak.json").read_text())
