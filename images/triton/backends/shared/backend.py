@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 from abc import ABC, abstractmethod
@@ -47,6 +48,9 @@ class Backend(ABC):
         self.metrics.close()
         if tracing.sender:
             tracing.sender.close()
+        # Free the requests and response senders of reference cycles now. If Python frees one while the process exits,
+        # after Triton has taken its shared memory away, the process crashes or hangs, and the unload with it.
+        gc.collect()
 
 
 class BatchBackend(Backend, Generic[Job]):
