@@ -4,6 +4,7 @@ import ctypes
 import json
 import socket
 import subprocess
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -226,8 +227,31 @@ def test_local_profile_without_its_device_restarts_nothing(monkeypatch, tmp_path
         stack.up()
 
 
+@pytest.mark.parametrize(
+    ("packages", "passes"),
+    [
+        ({"torch": "2.13.0+cpu"}, False),
+        ({}, False),
+        ({"torch": "2.13.0"}, True),
+        ({"torch": "2.13.0+cpu", "onnxruntime-gpu": "1.31.1"}, True),
+    ],
+)
+def test_local_cuda_needs_packages_for_it(monkeypatch, packages, passes):
+    monkeypatch.setattr(local_preflight, "gpu_count", lambda: 1)
+    monkeypatch.setattr(local_preflight, "installed", lambda package: packages.get(package, ""))
+    expected = nullcontext() if passes else pytest.raises(UserError, match="are the builds for CPUs")
+    with expected:
+        local_preflight.check_device(Settings(Settings.load() | {"PROFILE": "cuda"}))
+
+
+def test_installed_package_has_a_version():
+    assert local_preflight.installed("pytest") == pytest.__version__
+    assert local_preflight.installed("no-such-package") == ""
+
+
 def test_local_profile_with_its_device_passes(monkeypatch):
     monkeypatch.setattr(local_preflight, "gpu_count", lambda: 1)
+    monkeypatch.setattr(local_preflight, "has_builds_for_cuda", lambda: True)
     monkeypatch.setattr(local_preflight.importlib.util, "find_spec", lambda name: object())
     for profile in ("cpu", "cuda", "neuron"):
         local_preflight.check_device(Settings(Settings.load() | {"PROFILE": profile}))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import re
+from importlib.metadata import PackageNotFoundError, version
 
 from scripts.common.settings import Settings, UserError
 
@@ -16,6 +18,11 @@ def check_device(settings: Settings) -> None:
     if settings["PROFILE"] == "cuda" and not gpu_count():
         raise UserError(
             "PROFILE=cuda: CUDA finds no GPU on this machine. Install NVIDIA's driver if it has one, or set PROFILE=cpu"
+        )
+    if settings["PROFILE"] == "cuda" and not has_builds_for_cuda():
+        raise UserError(
+            "PROFILE=cuda: the installed ONNX Runtime and PyTorch are the builds for CPUs. Set RUNTIME=docker, whose "
+            "image has those for CUDA, put onnxruntime-gpu or such a PyTorch on PYTHONPATH, or set PROFILE=cpu"
         )
     if settings["PROFILE"] == "neuron" and not any(map(importlib.util.find_spec, NEURON_LIBRARIES)):
         raise UserError(
@@ -32,6 +39,19 @@ def gpu_count() -> int:
         return 0
     count = ctypes.c_int()
     return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
+def has_builds_for_cuda() -> bool:
+    """Return whether this Python finds a build for CUDA, without the seconds that an import takes."""
+    torch = installed("torch")
+    return bool(installed("onnxruntime-gpu") or (torch and not torch.endswith("+cpu")))
+
+
+def installed(package: str) -> str:
+    """Return the package's version; nothing if it is not installed."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+    return ""
 
 
 def check_paths(*paths: object) -> None:
