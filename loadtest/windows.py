@@ -302,7 +302,10 @@ class Experiment:
         statistics = self.triton.statistics()
         names = [model.name for model in self.switch.models if model.batches]
         if missing := [name for name in names if name not in statistics]:
-            raise UserError(f"{', '.join(missing)} is no longer served: see `make status` and `make logs`")
+            raise UserError(
+                f"Triton no longer serves {', '.join(missing)}: it restarts after a crash, or another client unloaded "
+                "them. See `make status` and `make logs`"
+            )
         return {name: Counters.from_statistics(statistics[name]) for name in names}
 
     def _now(self) -> float:

@@ -221,8 +221,19 @@ def traced(stack):
     assert not {*TRACING} & {*running}
 
 
+def compare_without_a_crash(traced, attempts: int = 3) -> subprocess.CompletedProcess[str]:
+    """Run a comparison, and again if Triton crashed meanwhile: while 2.51 traces, it may (docs/tracing.md)."""
+    for _ in range(attempts):
+        restarts = traced.inspect("triton-cpu")["RestartCount"]
+        done = traced.make("loadtest", TRACE=1, **SHORT)
+        if traced.inspect("triton-cpu")["RestartCount"] == restarts:
+            break
+        traced.make("up", TRACE=1)  # waits until the models are back
+    return done
+
+
 def test_traces_are_in_the_report_and_in_jaeger(traced):
-    done = traced.make("loadtest", TRACE=1, **SHORT)
+    done = compare_without_a_crash(traced)
     assert done.returncode == 0, done.stdout + done.stderr
     slowest = traced.results()["slowest"]
     assert slowest["traced"] >= len(slowest["requests"]) == 10
