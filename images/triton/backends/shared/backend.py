@@ -14,6 +14,7 @@ import triton_python_backend_utils as pb_utils
 from shared import serving, standstill, tracing
 from shared.metrics import Metrics
 from shared.parameters import choice_parameter
+from shared.quick_exit import leave_out_teardown
 from shared.types import InstanceArgs, ModelConfig, Tensors
 
 Job = TypeVar("Job")
@@ -31,6 +32,7 @@ class Backend(ABC):
         return auto_complete_model_config
 
     def initialize(self, args: InstanceArgs) -> None:
+        leave_out_teardown()
         self.set_up(json.loads(args["model_config"]), args)
         tracing.start(args["model_name"])
         self.metrics = Metrics(args, *self.counters, gauges=self.gauges, engine_labels=self.engine_labels)
@@ -48,8 +50,7 @@ class Backend(ABC):
         self.metrics.close()
         if tracing.sender:
             tracing.sender.close()
-        # Free the requests and response senders of reference cycles now. If Python frees one while the process exits,
-        # after Triton has taken its shared memory away, the process crashes or hangs, and the unload with it.
+        # Free response senders in reference cycles while Triton still shares its memory: quick_exit.py.
         gc.collect()
 
 
