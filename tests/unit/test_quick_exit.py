@@ -1,5 +1,6 @@
 """The Python process of a model ends without Python's teardown, which could crash or hang it."""
 
+import os
 import subprocess
 import sys
 
@@ -9,14 +10,22 @@ from scripts.common.settings import ROOT
 
 SCRIPT = """
 import atexit
-from shared.quick_exit import leave_out_teardown
+from tests.support.python_backend import python_backend
 
 class Sender:
     def __del__(self):
         print("freed")
 
-leave_out_teardown()
-atexit.register(print, "a library's own end")
+with python_backend():
+    from shared.backend import Backend
+
+    class Model(Backend):
+        def set_up(self, config, args):
+            atexit.register(print, "the end of a library")
+
+        def execute(self, requests): ...
+
+    Model().initialize({"model_config": "{}", "model_name": "m", "model_version": "1"})
 sender = Sender()
 sender.itself = sender
 print("served")
@@ -26,15 +35,17 @@ print("served")
 @pytest.mark.parametrize(
     ("program", "printed"),
     [
-        ("triton_python_backend_stub", ["served", "a library's own end"]),
-        ("python3", ["served", "a library's own end", "freed"]),
+        ("triton_python_backend_stub", ["served", "the end of a library"]),
+        ("python3", ["served", "the end of a library", "freed"]),
     ],
 )
 def test_only_a_models_process_leaves_out_the_teardown(program, printed):
+    path = [str(ROOT / "images/triton/backends"), *sys.path]
     done = subprocess.run(
         [f"/backends/python/{program}", "-c", SCRIPT, *"abcdefgh"],
         executable=sys.executable,
-        cwd=ROOT / "images/triton/backends",
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
     )
