@@ -17,7 +17,7 @@ if [[ ${TRANSFORMERS:-transformers} == transformers ]]; then
 else
   grep -Eiv '^(transformers|tokenizers|huggingface[-_]hub)=' requirements.lock >$constraints
 fi
-# ONNX Runtime's build for CUDA has a name of its own and the same releases. The lock has only the build for CPUs.
+# The lock has ONNX Runtime's build for CPUs. The build for CUDA must be of the same release.
 sed -n 's/^onnxruntime==/onnxruntime-gpu==/p' requirements.lock >>$constraints
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
 

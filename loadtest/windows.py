@@ -303,8 +303,8 @@ class Experiment:
         names = [model.name for model in self.switch.models if model.batches]
         if missing := [name for name in names if name not in statistics]:
             raise UserError(
-                f"Triton no longer serves {', '.join(missing)}: it restarts after a crash, or another client unloaded "
-                "them. See `make status` and `make logs`"
+                f"Triton no longer serves {', '.join(missing)}. Either it crashed and restarts, or another client "
+                "unloaded a model: see `make status` and `make logs`"
             )
         return {name: Counters.from_statistics(statistics[name]) for name in names}
 

@@ -51,7 +51,7 @@ flags=(
 # Without a GPU, Triton's search for one logs errors. No flag turns these two off, and a filter of the log would lose the
 # last lines of a crash, because a container ends with its first process.
 if [[ ${PROFILE:-cpu} != cuda ]]; then
-  # Without Docker, Triton would place instances on the machine's GPU, which this profile's packages cannot use.
+  # Triton places instances on every GPU that it sees. Only PROFILE=cuda has the packages for that.
   export CUDA_VISIBLE_DEVICES=
   flags+=(--allow-gpu-metrics=false)
   echo "serve.sh: Without a GPU, Triton logs two errors that are harmless: 'CudaDriverHelper has not been initialized'" \

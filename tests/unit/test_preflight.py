@@ -232,26 +232,28 @@ def test_local_profile_without_its_device_restarts_nothing(monkeypatch, tmp_path
     [
         ({"torch": "2.13.0+cpu"}, False),
         ({}, False),
+        ({"torch": "2.13.0+rocm7.1"}, False),
         ({"torch": "2.13.0"}, True),
+        ({"torch": "2.13.0+cu130"}, True),
         ({"torch": "2.13.0+cpu", "onnxruntime-gpu": "1.31.1"}, True),
     ],
 )
-def test_local_cuda_needs_packages_for_it(monkeypatch, packages, passes):
+def test_local_cuda_needs_a_build_for_it(monkeypatch, packages, passes):
     monkeypatch.setattr(local_preflight, "gpu_count", lambda: 1)
-    monkeypatch.setattr(local_preflight, "installed", lambda package: packages.get(package, ""))
-    expected = nullcontext() if passes else pytest.raises(UserError, match="are the builds for CPUs")
-    with expected:
+    monkeypatch.setattr(local_preflight, "installed_version", lambda package: packages.get(package, ""))
+    refused = pytest.raises(UserError, match="neither ONNX Runtime nor PyTorch is installed with CUDA here")
+    with nullcontext() if passes else refused:
         local_preflight.check_device(Settings(Settings.load() | {"PROFILE": "cuda"}))
 
 
 def test_installed_package_has_a_version():
-    assert local_preflight.installed("pytest") == pytest.__version__
-    assert local_preflight.installed("no-such-package") == ""
+    assert local_preflight.installed_version("pytest") == pytest.__version__
+    assert local_preflight.installed_version("no-such-package") == ""
 
 
 def test_local_profile_with_its_device_passes(monkeypatch):
     monkeypatch.setattr(local_preflight, "gpu_count", lambda: 1)
-    monkeypatch.setattr(local_preflight, "has_builds_for_cuda", lambda: True)
+    monkeypatch.setattr(local_preflight, "has_cuda_build", lambda: True)
     monkeypatch.setattr(local_preflight.importlib.util, "find_spec", lambda name: object())
     for profile in ("cpu", "cuda", "neuron"):
         local_preflight.check_device(Settings(Settings.load() | {"PROFILE": profile}))

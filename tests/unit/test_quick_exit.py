@@ -40,12 +40,14 @@ print("served")
     ],
 )
 def test_only_a_models_process_leaves_out_the_teardown(program, printed):
+    # Without PYTHONUNBUFFERED, so that what is printed waits for a flush.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     path = [str(ROOT / "images/triton/backends"), *sys.path]
     done = subprocess.run(
         [f"/backends/python/{program}", "-c", SCRIPT, *"abcdefgh"],
         executable=sys.executable,
         cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(path)},
+        env=environment | {"PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
     )

@@ -115,5 +115,4 @@ def test_errors_without_a_gpu_are_explained(serve, profile, explained):
 
 @pytest.mark.parametrize(("profile", "visible"), [("cpu", ""), ("neuron", ""), ("cuda", "1")])
 def test_only_cuda_uses_the_gpus_of_the_machine(serve, profile, visible):
-    """Without Docker, Triton would place instances on a GPU that the installed packages cannot use."""
     assert f"\nCUDA_VISIBLE_DEVICES={visible}\n" in serve(PROFILE=profile, CUDA_VISIBLE_DEVICES="1")

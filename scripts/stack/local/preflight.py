@@ -19,10 +19,10 @@ def check_device(settings: Settings) -> None:
         raise UserError(
             "PROFILE=cuda: CUDA finds no GPU on this machine. Install NVIDIA's driver if it has one, or set PROFILE=cpu"
         )
-    if settings["PROFILE"] == "cuda" and not has_builds_for_cuda():
+    if settings["PROFILE"] == "cuda" and not has_cuda_build():
         raise UserError(
-            "PROFILE=cuda: the installed ONNX Runtime and PyTorch are the builds for CPUs. Set RUNTIME=docker, whose "
-            "image has those for CUDA, put onnxruntime-gpu or such a PyTorch on PYTHONPATH, or set PROFILE=cpu"
+            "PROFILE=cuda: neither ONNX Runtime nor PyTorch is installed with CUDA here. Set RUNTIME=docker, whose "
+            "image has both, or set PROFILE=cpu"
         )
     if settings["PROFILE"] == "neuron" and not any(map(importlib.util.find_spec, NEURON_LIBRARIES)):
         raise UserError(
@@ -41,14 +41,14 @@ def gpu_count() -> int:
     return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
 
 
-def has_builds_for_cuda() -> bool:
-    """Return whether this Python finds a build for CUDA, without the seconds that an import takes."""
-    torch = installed("torch")
-    return bool(installed("onnxruntime-gpu") or (torch and not torch.endswith("+cpu")))
+def has_cuda_build() -> bool:
+    """Return whether a build for CUDA is installed, without the seconds that an import takes."""
+    torch = installed_version("torch")
+    return bool(installed_version("onnxruntime-gpu") or (torch and ("+" not in torch or "+cu" in torch)))
 
 
-def installed(package: str) -> str:
-    """Return the package's version; nothing if it is not installed."""
+def installed_version(package: str) -> str:
+    """Return the package's version, or an empty string if it is not installed."""
     with contextlib.suppress(PackageNotFoundError):
         return version(package)
     return ""

@@ -14,10 +14,13 @@ import triton_python_backend_utils as pb_utils
 from shared import serving, standstill, tracing
 from shared.metrics import Metrics
 from shared.parameters import choice_parameter
-from shared.quick_exit import leave_out_teardown
+from shared.quick_exit import skip_teardown
 from shared.types import InstanceArgs, ModelConfig, Tensors
 
 Job = TypeVar("Job")
+
+# Before torch and other libraries are imported, so that their own exit functions run.
+skip_teardown()
 
 
 class Backend(ABC):
@@ -32,7 +35,6 @@ class Backend(ABC):
         return auto_complete_model_config
 
     def initialize(self, args: InstanceArgs) -> None:
-        leave_out_teardown()
         self.set_up(json.loads(args["model_config"]), args)
         tracing.start(args["model_name"])
         self.metrics = Metrics(args, *self.counters, gauges=self.gauges, engine_labels=self.engine_labels)
@@ -50,7 +52,7 @@ class Backend(ABC):
         self.metrics.close()
         if tracing.sender:
             tracing.sender.close()
-        # Free response senders in reference cycles while Triton still shares its memory: quick_exit.py.
+        # Free response senders in reference cycles while Triton's shared memory is there: quick_exit.py.
         gc.collect()
 
 

@@ -28,7 +28,7 @@ def chosen_device(config: ModelConfig, args: InstanceArgs) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(
-            "the instance must run on a GPU, but the installed torch finds none: set KIND_CPU in instance_group"
+            "the instance must run on a GPU, and torch finds none: set PROFILE=cuda, or KIND_CPU in instance_group"
         )
     return torch.device("cuda", int(args["model_instance_device_id"]))
 

@@ -1,8 +1,8 @@
 """End the Python process of a model without Python's teardown.
 
-With torch, the teardown takes a second of CPU time at each unload. It also frees objects after Triton has closed the
-shared memory that they use: a response sender freed then crashes the process, or waits for ever for a lock in that
-memory, and the unload of its model with it.
+With torch, the teardown takes a second of CPU time. It also frees objects after Triton has closed the shared memory
+that they use: freeing a response sender then crashes the process, or it waits for ever for a lock in that memory, so
+that the model is never unloaded.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import sys
 from shared.stub_memory import stub_arguments
 
 
-def leave_out_teardown() -> None:
-    """Call this before other modules register their functions for the exit, and those still run."""
+def skip_teardown() -> None:
+    """Skip the teardown of this process, and the exit functions that are registered already."""
     if stub_arguments("self"):  # not in a test, whose exit code would be lost
-        atexit.register(end)
+        atexit.register(exit_now)
 
 
-def end() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+def exit_now() -> None:
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
