@@ -18,7 +18,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -225,12 +225,13 @@ class Settings(dict[str, str]):
         environment = {name: os.environ[name] for name in defaults if os.environ.get(name) and _is_setting(name)}
         own = {name: value for name, value in _read(DOTENV).items() if value}
         known = defaults.keys() | _read(VERSIONS).keys()
-        if unknown := own.keys() - known:
-            raise UserError(f".env: unknown setting {', '.join(sorted(unknown))}; .env.example lists all settings")
-        for name in set(os.environ.get(NAMES, "").split()) - known:
+        for name in sorted(own.keys() - known):
+            meant = f"did you mean {like[0]}?" if (like := _like(name, defaults)) else ".env.example lists all settings"
+            raise UserError(f".env: unknown setting {name}; {meant}")
+        for name in sorted(set(os.environ.get(NAMES, "").split()) - known):
             # make's command line may hold variables of its own, so only a name like a setting's is refused.
-            if close := difflib.get_close_matches(name, defaults, n=1, cutoff=0.75):
-                raise UserError(f"unknown setting {name} on make's command line; did you mean {close[0]}?")
+            if like := _like(name, defaults):
+                raise UserError(f"unknown setting {name} on make's command line; did you mean {like[0]}?")
         settings = cls({name: value for name, value in (defaults | own | environment).items() if name in defaults})
         settings._in_dotenv, settings._in_environment = frozenset(own), frozenset(environment)
         for name in RULES if checked else ():
@@ -417,6 +418,11 @@ def command_environment(**settings: str) -> dict[str, str]:
 def _reachable(bind: ipaddress.IPv4Address) -> str:
     """Return the address at which a client on this machine reaches a server on this address."""
     return "127.0.0.1" if bind.is_unspecified else str(bind)
+
+
+def _like(name: str, names: Iterable[str]) -> list[str]:
+    """Return the name that a misspelt one probably means, or nothing."""
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.75)
 
 
 def _is_setting(name: str) -> bool:

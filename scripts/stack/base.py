@@ -380,6 +380,11 @@ class Stack(ABC):
             age = _duration(max(0, int(process.seconds))) if process.running else "-"
             table.add_row(name, _colour(process.state, process.running), age, str(process.crashes))
         out.print(table)
+        if self.recorded()["settings"] and (changed := self.changed_settings() + self.changed_gateway()):
+            out.print(
+                f"[yellow]The stack runs with other values of {', '.join(changed)}.[/] Give each command those values "
+                "or keep them in .env, or run `make up` to restart the stack with the present ones"
+            )
         out.print()
         return self.print_models() and healthy
 

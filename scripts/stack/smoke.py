@@ -75,9 +75,8 @@ def main() -> int:
         out.print(f"[red]failed[/]  {name}: {escape(error)}" if error else f"[green]ok[/]      {name}")
         failures += bool(error)
     if failures:
-        raise UserError(
-            f"{failures} system(s) failed against {settings.url('TRITON_HTTP_PORT')}; is the stack up? (`make status`)"
-        )
+        url = settings.url("TRITON_HTTP_PORT")
+        raise UserError(f"{failures} system(s) failed against {url}: `make status` shows what runs there")
     return 0
 
 
@@ -103,7 +102,7 @@ def attempt(triton: Triton, name: str, limits: Limits, running: dict[str, str] |
             compare(rows, alone, answers, description, limits)
         return ""
     except (TritonError, SmokeError) as error:
-        return str(error)
+        return "it is not served" if "unknown model" in str(error) else str(error)
 
 
 def examples(config: dict[str, Any], composing: dict[str, dict[str, Any]]) -> list[list[Tensor]]:

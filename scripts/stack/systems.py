@@ -181,8 +181,14 @@ class ModelControl:
                         f"[yellow]{system}:[/] {escape(self._hung_process() or str(error))}. Loading the system again"
                     )
                     continue
-                hint = " (`make logs` shows why)" if "failed to poll" in str(error) else ""
+                hint = f" ({self._polling_error(model)})" if "failed to poll" in str(error) else ""
                 raise UserError(f"model '{model}' did not load{consequence}: {error}{hint}") from None
+
+    def _polling_error(self, model: str) -> str:
+        """Return what Triton logged last about the model's folder. Its answer has no reason."""
+        poll = rf"(?:ModelConfig: (.*)\n)?.*Poll failed for model directory '{re.escape(model)}': (.*)\""
+        errors = re.findall(poll, self.log())
+        return " ".join(filter(None, errors[-1][::-1])) if errors else "`make logs` shows why"
 
     def _hung_process(self) -> str:
         """Return revive.py's last line about a process that it ended, or nothing."""

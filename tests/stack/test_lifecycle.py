@@ -108,7 +108,7 @@ def test_down_leaves_no_process(stack):
     assert "not running" in stack.make("status").stdout
     smoke = stack.make("smoke")
     assert smoke.returncode != 0
-    assert "is the stack up?" in smoke.stderr
+    assert "`make status` shows what runs there" in smoke.stderr
 
 
 def test_taken_port_is_one_sentence(stack):

@@ -78,7 +78,10 @@ def test_value_that_equals_the_default_counts_as_chosen(dotenv, monkeypatch):
 
 def test_misspelt_name_raises(dotenv):
     dotenv.write_text("USERZ=3\n")
-    with pytest.raises(UserError, match="USERZ"):
+    with pytest.raises(UserError, match=r"^\.env: unknown setting USERZ; did you mean USERS\?$"):
+        Settings.load()
+    dotenv.write_text("NOTHING_LIKE_IT=3\n")
+    with pytest.raises(UserError, match=r"NOTHING_LIKE_IT; \.env\.example lists all settings$"):
         Settings.load()
 
 

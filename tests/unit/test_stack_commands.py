@@ -44,6 +44,19 @@ def test_status_and_logs_of_a_stopped_stack(tmp_path, capsys):
     ]
 
 
+def test_status_names_settings_that_the_running_stack_lacks(tmp_path, capsys, monkeypatch):
+    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local"}
+    LocalStack(Settings(Settings.load() | own | {"TRITON_HTTP_PORT": "8010"})).write_record(programs=[])
+    monkeypatch.setattr(LocalStack, "running", lambda stack: True)
+    monkeypatch.setattr(LocalStack, "print_models", lambda stack: True)
+    stack = LocalStack(Settings(Settings.load() | own))
+    assert stack.status()
+    assert "The stack runs with other values of TRITON_HTTP_PORT." in capsys.readouterr().out
+    stack.write_record(programs=[])
+    assert stack.status()
+    assert "other values" not in capsys.readouterr().out
+
+
 def test_down_works_in_a_read_only_checkout(tmp_path, monkeypatch, capsys):
     def refuse(*arguments, **keywords):
         raise OSError("Read-only file system")

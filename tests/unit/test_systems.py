@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 import pytest
@@ -62,6 +63,25 @@ def control(triton, tmp_path):
         lambda: triton.calls.append(("wait", "")),
         lambda system: [system, *triton.assembled.get(system, triton.steps[system])],
     )
+
+
+NO_POLL = TritonError("failed to load 'spam', failed to poll from model repository", 400)
+POLLED = """E1126 model_repository_manager.cc:1460] "Poll failed for model directory 'spam': an older reason"
+[libprotobuf ERROR text_format.cc:337] Error parsing text-format inference.ModelConfig: 24:9: no field named "nonsense".
+E1126 model_repository_manager.cc:1460] "Poll failed for model directory 'spam': failed to read config.pbtxt"
+E1126 model_repository_manager.cc:1460] "Poll failed for model directory 'ham': another reason"
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [(POLLED, 'failed to read config.pbtxt 24:9: no field named "nonsense".'), ("", "`make logs` shows why")],
+)
+def test_model_that_cannot_be_read_is_refused_with_the_reason(control, triton, log, reason):
+    control.log = lambda: log
+    triton.failures["spam"] = [NO_POLL]
+    with pytest.raises(UserError, match=f"model repository {re.escape(f'({reason})')}$"):
+        control.serve(["spam"], [])
 
 
 def test_systems_are_loaded_one_after_the_other_and_listed(control, triton, capsys):
