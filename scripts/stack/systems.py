@@ -188,7 +188,7 @@ class ModelControl:
         """Return what Triton logged last about the model's folder. Its answer has no reason."""
         poll = rf"(?:ModelConfig: (.*)\n)?.*Poll failed for model directory '{re.escape(model)}': (.*)\""
         errors = re.findall(poll, self.log())
-        return " ".join(filter(None, errors[-1][::-1])) if errors else "`make logs` shows why"
+        return ": ".join(filter(None, errors[-1][::-1])) if errors else "`make logs` shows why"
 
     def _hung_process(self) -> str:
         """Return revive.py's last line about a process that it ended, or nothing."""

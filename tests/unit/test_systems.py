@@ -75,7 +75,7 @@ E1126 model_repository_manager.cc:1460] "Poll failed for model directory 'ham': 
 
 @pytest.mark.parametrize(
     ("log", "reason"),
-    [(POLLED, 'failed to read config.pbtxt 24:9: no field named "nonsense".'), ("", "`make logs` shows why")],
+    [(POLLED, 'failed to read config.pbtxt: 24:9: no field named "nonsense".'), ("", "`make logs` shows why")],
 )
 def test_model_that_cannot_be_read_is_refused_with_the_reason(control, triton, log, reason):
     control.log = lambda: log
