@@ -9,7 +9,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -392,28 +391,37 @@ def test_quantized_graph_is_int8(loader, tmp_path):
     assert loader.load(MATRICES, engine="onnxruntime").labels == {"engine": "onnxruntime", "precision": "int8"}
 
 
-def packed(pb_utils: ModuleType, folder: Path, engine: str, threads: str = "2") -> Any:
-    """Return the backend packed_onnx with the encoder of the tests, whose vectors of tokens differ by position."""
+@pytest.fixture
+def packed(pb_utils, tmp_path):
+    """Return a function that starts packed_onnx with the encoder of the tests, whose vectors of tokens differ by place.
+
+    The instances end with the test, because they all report the same metrics.
+    """
     spec = importlib.util.spec_from_file_location("packed_onnx_of_tests", BACKENDS / "packed_onnx/model.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    config = POOLED | {
-        "output": [*tensors(per_token=[-1, SIZE]), *tensors(begin=[SIZE])],
-        "parameters": {"engine": {"string_value": engine}, "intra_op_thread_count": {"string_value": threads}},
+    args = {
+        "model_name": "model",
+        "model_version": "1",
+        "model_instance_name": "model_0",
+        "model_repository": str(tmp_path),
+        "model_instance_kind": "CPU",
+        "model_instance_device_id": "0",
     }
-    backend = module.TritonPythonModel()
-    backend.initialize(
-        {
-            "model_config": json.dumps(config),
-            "model_name": "model",
-            "model_version": "1",
-            "model_instance_name": "model_0",
-            "model_repository": str(folder),
-            "model_instance_kind": "CPU",
-            "model_instance_device_id": "0",
+    started = []
+
+    def start(engine: str, threads: str = "2") -> Any:
+        config = POOLED | {
+            "output": [*tensors(per_token=[-1, SIZE]), *tensors(begin=[SIZE])],
+            "parameters": {"engine": {"string_value": engine}, "intra_op_thread_count": {"string_value": threads}},
         }
-    )
-    return backend
+        started.append(module.TritonPythonModel())
+        started[-1].initialize(args | {"model_config": json.dumps(config)})
+        return started[-1]
+
+    yield start
+    for backend in started:
+        backend.finalize()
 
 
 @pytest.fixture
@@ -430,16 +438,16 @@ def measured_costs(monkeypatch) -> list[int]:
     return measured
 
 
-def test_cost_of_a_run_is_remembered(pb_utils, tmp_path, cache, measured_costs):
+def test_cost_of_a_run_is_remembered(packed, tmp_path, cache, measured_costs):
     save_encoder(tmp_path / "1/model.onnx")
-    costs = {packed(pb_utils, tmp_path, "onnxruntime").cost for _ in range(2)}
+    costs = {packed("onnxruntime").cost for _ in range(2)}
     assert len(measured_costs) == len(costs) == 1
 
 
 @pytest.mark.parametrize("change", ["model", "cpu", "engine", "threads", "damage", "no folder"])
-def test_cost_of_a_run_is_measured_again_after_a_change(pb_utils, tmp_path, cache, measured_costs, monkeypatch, change):
+def test_cost_of_a_run_is_measured_again_after_a_change(packed, tmp_path, cache, measured_costs, monkeypatch, change):
     save_encoder(tmp_path / "1/model.onnx")
-    packed(pb_utils, tmp_path, "onnxruntime")
+    packed("onnxruntime")
     if change == "model":
         save_encoder(tmp_path / "1/model.onnx")  # with other random numbers
     elif change == "cpu":
@@ -449,11 +457,11 @@ def test_cost_of_a_run_is_measured_again_after_a_change(pb_utils, tmp_path, cach
         memory.write_text(json.dumps(json.loads(memory.read_text()) | {"per_token": None}))
     elif change == "no folder":
         monkeypatch.delenv("TRITON_ENGINE_CACHE")
-    packed(pb_utils, tmp_path, F32 if change == "engine" else "onnxruntime", "3" if change == "threads" else "2")
+    packed(F32 if change == "engine" else "onnxruntime", "3" if change == "threads" else "2")
     assert len(measured_costs) == 2
 
 
-def test_packed_runs_of_openvino_have_few_lengths(pb_utils, tmp_path):
+def test_packed_runs_of_openvino_have_few_lengths(packed, pb_utils, tmp_path):
     """Their answers equal those of ONNX Runtime, also for texts of the maximum length."""
     save_encoder(tmp_path / "1/model.onnx")
     longest = POSITIONS - 1  # positions count from 1
@@ -461,7 +469,7 @@ def test_packed_runs_of_openvino_have_few_lengths(pb_utils, tmp_path):
     ids = [RANDOM.integers(0, ROWS, (1, length)) for length in lengths]
     answers = {}
     for engine in ("onnxruntime", F32):
-        backend = packed(pb_utils, tmp_path, engine)
+        backend = packed(engine)
         run, shapes = backend.encoder.run, []
 
         def record(outputs, feed, run=run, shapes=shapes):
@@ -487,9 +495,9 @@ def test_packed_runs_of_openvino_have_few_lengths(pb_utils, tmp_path):
             np.testing.assert_allclose(a[name], b[name], atol=1e-5)
 
 
-def test_lone_run_stays_on_its_thread(pb_utils, tmp_path):
+def test_lone_run_stays_on_its_thread(packed, tmp_path):
     save_encoder(tmp_path / "1/model.onnx")
-    backend = packed(pb_utils, tmp_path, "onnxruntime")
+    backend = packed("onnxruntime")
     threads = []
     run = backend.encoder.run_alone
     backend.encoder = replace(
@@ -497,7 +505,6 @@ def test_lone_run_stays_on_its_thread(pb_utils, tmp_path):
     )
     row = np.ones((1, 4), np.int64)
     backend.execute([InferenceRequest(["begin"], input_ids=row, attention_mask=row)])
-    backend.finalize()
     assert threads == [threading.current_thread()]
 
 

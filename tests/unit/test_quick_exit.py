@@ -16,19 +16,26 @@ class Sender:
     def __del__(self):
         print("freed")
 
+def end_of_a_library():
+    many = [[] for _ in range(10**6)]  # enough for the garbage collector to start by itself
+    print("the end of a library")
+
 with python_backend():
     from shared.backend import Backend
 
     class Model(Backend):
         def set_up(self, config, args):
-            atexit.register(print, "the end of a library")
+            atexit.register(end_of_a_library)
 
         def execute(self, requests): ...
 
-    Model().initialize({"model_config": "{}", "model_name": "m", "model_version": "1"})
+    model = Model()
+    model.initialize({"model_config": "{}", "model_name": "m", "model_version": "1"})
+    model.finalize()
+print("served")
 sender = Sender()
 sender.itself = sender
-print("served")
+del sender
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -52,8 +53,7 @@ class Backend(ABC):
         self.metrics.close()
         if tracing.sender:
             tracing.sender.close()
-        # Free response senders in reference cycles while Triton's shared memory is there: quick_exit.py.
-        gc.collect()
+        atexit.register(gc.disable)  # the exit functions of libraries must not free a response sender: quick_exit.py
 
 
 class BatchBackend(Backend, Generic[Job]):

@@ -228,7 +228,7 @@ class Job:
         for row in self.rows:
             row.done = True
         serving.send_last(self.sender, response)
-        del self.sender  # the thread may keep the job until the process ends, too late for a sender: quick_exit.py
+        del self.sender  # frees its shared memory now: the job and its rows wait for the garbage collector
 
 
 def default_options(config: ModelConfig) -> dict[str, Any]:
