@@ -225,9 +225,10 @@ class Settings(dict[str, str]):
         environment = {name: os.environ[name] for name in defaults if os.environ.get(name) and _is_setting(name)}
         own = {name: value for name, value in _read(DOTENV).items() if value}
         known = defaults.keys() | _read(VERSIONS).keys()
-        for name in sorted(own.keys() - known):
-            meant = f"did you mean {like[0]}?" if (like := _like(name, defaults)) else ".env.example lists all settings"
-            raise UserError(f".env: unknown setting {name}; {meant}")
+        if unknown := sorted(own.keys() - known):
+            meant = [like for name in unknown for like in _like(name, defaults)]
+            hint = f"did you mean {', '.join(meant)}?" if meant else ".env.example lists all settings"
+            raise UserError(f".env: unknown setting {', '.join(unknown)}; {hint}")
         for name in sorted(set(os.environ.get(NAMES, "").split()) - known):
             # make's command line may hold variables of its own, so only a name like a setting's is refused.
             if like := _like(name, defaults):
@@ -421,7 +422,7 @@ def _reachable(bind: ipaddress.IPv4Address) -> str:
 
 
 def _like(name: str, names: Iterable[str]) -> list[str]:
-    """Return the name that a misspelt one probably means, or nothing."""
+    """Return the one of the names that a misspelt name probably means, or an empty list."""
     return difflib.get_close_matches(name, names, n=1, cutoff=0.75)
 
 

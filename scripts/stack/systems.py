@@ -188,7 +188,10 @@ class ModelControl:
         """Return what Triton logged last about the model's folder. Its answer has no reason."""
         poll = rf"(?:ModelConfig: (.*)\n)?.*Poll failed for model directory '{re.escape(model)}': (.*)\""
         errors = re.findall(poll, self.log())
-        return ": ".join(filter(None, errors[-1][::-1])) if errors else "`make logs` shows why"
+        if not errors:
+            return "`make logs` shows why"
+        wrong_line, reason = errors[-1]
+        return f"{reason}: {wrong_line}" if wrong_line else reason
 
     def _hung_process(self) -> str:
         """Return revive.py's last line about a process that it ended, or nothing."""

@@ -44,7 +44,7 @@ CHAT_TEMPLATE = (
 CHAT = [{"role": "user", "content": "Which battery fits?"}, {"role": "assistant", "content": "The second one 🥖"}]
 # To fill it takes longer than any pause of a busy machine.
 LONG_CONTEXT = 32768
-# A choice between two logits that differ by more than this is the same in a batch, which rounds otherwise: by 1e-5.
+# A batch changes logits by up to 1e-5. If the best one leads by more than this, it is the best in a batch, too.
 CLEAR = 1e-3
 # The first edition of NVIDIA's tutorial, and today's, each with the name of its answer.
 PUBLISHED = {

@@ -86,7 +86,6 @@ def test_last_counts_are_sent_when_the_model_is_unloaded(doubler, pb_utils):
     before = pb_utils.metrics.get("transformers_runs_total", 0)
     results(doubler, 1)
     doubler.finalize()
-    doubler.metrics.thread.join(60)  # finalize() waits two seconds, which a busy machine may exceed
     assert pb_utils.metrics["transformers_runs_total"] == before + 1
     assert pb_utils.metrics["transformers_memory_limit_bytes"] == 0
 

@@ -265,7 +265,7 @@ def test_running_texts_end_before_the_model_is_unloaded(served, tmp_path_factory
 
 
 def test_response_sender_is_freed_with_the_last_response(served):
-    """Its shared memory would otherwise wait for the garbage collector, like the request and its rows."""
+    """Switch the garbage collector off: it frees the request and its rows at some later time."""
     gc.disable()
     try:
         request = send(served("llama"), "It")

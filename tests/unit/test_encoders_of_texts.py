@@ -120,7 +120,6 @@ def test_wrong_text_leaves_the_others_in_one_run(start, pb_utils):
     model = start(TEXT)
     model.execute([request("one"), request(""), request("two")])
     model.finalize()
-    model.metrics.thread.join(60)  # finalize() waits two seconds, which a busy machine may exceed
     assert pb_utils.metrics["transformers_runs_total"] == 1
 
 

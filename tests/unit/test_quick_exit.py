@@ -46,8 +46,8 @@ del sender
         ("python3", ["served", "the end of a library", "freed"]),
     ],
 )
-def test_only_a_models_process_leaves_out_the_teardown(program, printed):
-    # Without PYTHONUNBUFFERED, so that what is printed waits for a flush.
+def test_only_a_models_process_skips_the_teardown(program, printed):
+    # Without PYTHONUNBUFFERED, so that Python prints only when it flushes.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     path = [str(ROOT / "images/triton/backends"), *sys.path]
     done = subprocess.run(

@@ -80,6 +80,9 @@ def test_misspelt_name_raises(dotenv):
     dotenv.write_text("USERZ=3\n")
     with pytest.raises(UserError, match=r"^\.env: unknown setting USERZ; did you mean USERS\?$"):
         Settings.load()
+    dotenv.write_text("USERZ=3\nROUNSD=3\n")
+    with pytest.raises(UserError, match="ROUNSD, USERZ; did you mean ROUNDS, USERS"):
+        Settings.load()
     dotenv.write_text("NOTHING_LIKE_IT=3\n")
     with pytest.raises(UserError, match=r"NOTHING_LIKE_IT; \.env\.example lists all settings$"):
         Settings.load()

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from scripts.common.triton import TritonError
 from scripts.models.record import Record
 from scripts.stack.smoke import CLIENTS, TEXTS, Limits, SmokeError, attempt, compare
 
@@ -35,6 +36,14 @@ class Server:
             scores = [self.in_batch(number, score) for number, score in enumerate(scores)]
         data = {"score": scores} | ({"label": [self.label] * len(texts)} if self.label else {})
         return {"outputs": [{"name": k, "shape": [len(v), 1], "data": v} for k, v in data.items()]}
+
+
+def test_system_that_the_server_does_not_serve_is_one_sentence(monkeypatch):
+    def refuse(server: Server, name: str) -> dict:
+        raise TritonError(f"Request for unknown model: '{name}' is not found", 400)
+
+    monkeypatch.setattr(Server, "composing", refuse)
+    assert attempt(Server(CONFIG), "system", Limits()) == "it is not served"
 
 
 def test_equal_answers_pass():

@@ -20,7 +20,7 @@ from shared.types import InstanceArgs, ModelConfig, Tensors
 
 Job = TypeVar("Job")
 
-# Before torch and other libraries are imported, so that their own exit functions run.
+# Call this before a model imports torch and other libraries, so that Python still runs their exit functions.
 skip_teardown()
 
 
@@ -53,7 +53,7 @@ class Backend(ABC):
         self.metrics.close()
         if tracing.sender:
             tracing.sender.close()
-        atexit.register(gc.disable)  # the exit functions of libraries must not free a response sender: quick_exit.py
+        atexit.register(gc.disable)  # so that no library's exit function frees a response sender: quick_exit.py
 
 
 class BatchBackend(Backend, Generic[Job]):

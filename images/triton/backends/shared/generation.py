@@ -228,7 +228,8 @@ class Job:
         for row in self.rows:
             row.done = True
         serving.send_last(self.sender, response)
-        del self.sender  # frees its shared memory now: the job and its rows wait for the garbage collector
+        # Free its shared memory now. The job and its rows refer to each other, so Python frees them later.
+        del self.sender
 
 
 def default_options(config: ModelConfig) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """End the Python process of a model without Python's teardown.
 
 With torch, the teardown takes a second of CPU time. It also frees objects after Triton has closed the shared memory
-that they use: freeing a response sender then crashes the process, or it waits for ever for a lock in that memory, so
-that the model is never unloaded.
+that they use. If Python frees a response sender then, the process crashes, or it waits for ever for a lock in that
+memory and Triton never unloads the model.
 """
 
 from __future__ import annotations
