@@ -165,8 +165,12 @@ def test_text_half_of_clip_equals_get_text_features(served, checkpoints):
 def test_load_test_measures_vectors(served, system):
     """The requests are the same in every format."""
     done = served.make("loadtest", SYSTEM=system, MODES="none dynamic", ROUNDS=2, WINDOW=1, WARMUP=1, USERS=8)
-    assert done.returncode == 0, done.stdout + done.stderr
-    modes = served.results()["modes"]
+    # The exit code may only mean that batching was not proven: tiny models answer before others wait for them.
+    assert "texts per batch (" in done.stdout, done.stdout + done.stderr
+    results = served.results()
+    assert results["system"] == system
+    modes = results["modes"]
+    assert min(mode["requests"] for mode in modes.values()) > 0
     assert [mode["failures"] for mode in modes.values()] == [0] * len(modes)
 
 

@@ -336,6 +336,8 @@ def test_comparison_runs_on_images(stack):
     done = stack.make("loadtest", SYSTEM="vit_ensemble", **load)
     assert "images per batch (" in done.stdout, done.stdout + done.stderr
     results = stack.results()
-    assert results["verdict"]["batched"], done.stdout + done.stderr
+    # Of both windows together: on a busy machine, a tiny model may run no batch in one of them.
+    batches = {mode: figures["mean_batch"] for mode, figures in results["modes"].items()}
+    assert batches["dynamic"] > batches["none"] == pytest.approx(1, abs=0.02), done.stdout + done.stderr
     assert results["settings"]["images"]["count"] >= 24
     assert results["modes"]["dynamic"]["failures"] == results["modes"]["none"]["failures"] == 0
