@@ -123,7 +123,7 @@ def test_measurements_are_kept_in_a_volume(stack):
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("encoder ")]
     engine, precision = line.split()[2:4]
     assert engine in ("onnxruntime", "openvino")
-    kept, cost = (
+    (kept, *_), (cost, *_) = (
         json.loads(stack.inside("triton-cpu", "cat", f"/engines/encoder-1{end}.json")) for end in ("", "-cost")
     )
     assert kept["engine"] in (engine, f"{engine}-{precision}")

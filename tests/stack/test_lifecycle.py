@@ -187,8 +187,8 @@ def test_choice_of_the_engine_outlives_the_server(stack):
     assert "settings changed (" in done.stdout
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("encoder ")]
     engine, precision = line.split()[2:4]
-    decision = stack.folder / "state/serving/engines/encoder-1.json"
-    assert json.loads(decision.read_text())["engine"] in (engine, f"{engine}-{precision}")
+    (decision,) = json.loads((stack.folder / "state/serving/engines/encoder-1.json").read_text())
+    assert decision["engine"] in (engine, f"{engine}-{precision}")
     assert "(measured before: " not in stack.log
     stack.make("down")
     assert stack.make("up", TRITON_ENGINE="auto").returncode == 0

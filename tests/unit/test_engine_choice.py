@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import threading
@@ -225,7 +226,8 @@ def test_decision_is_measured_again_after_a_change(loader, measured_models, cach
     elif change == "damage":
         cache.write_text(cache.read_text()[:-9])
     else:
-        cache.write_text(json.dumps(json.loads(cache.read_text()) | {"engine": "abacus"}))
+        (kept,) = json.loads(cache.read_text())
+        cache.write_text(json.dumps([kept | {"engine": "abacus"}]))
     loader.load(POOLED)
     assert measured_models == ["model-1"] * 2
     loader.load(POOLED)
@@ -440,6 +442,40 @@ def test_cost_of_a_run_is_remembered(packed, tmp_path, cache, measured_costs):
     assert len(measured_costs) == len(costs) == 1
 
 
+def test_costs_of_several_numbers_of_threads_are_remembered(packed, tmp_path, cache, measured_costs):
+    """A comparison switches between them again and again."""
+    save_encoder(tmp_path / "1/model.onnx")
+    first = [packed("onnxruntime", threads).cost for threads in "123"]
+    assert [packed("onnxruntime", threads).cost for threads in "123"] == first
+    assert len(measured_costs) == 3
+
+
+def test_oldest_measurements_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path))
+
+    kept, values = measurements.MAXIMUM_KEPT, itertools.count()
+
+    def recall(number: int) -> int:
+        key, measure = (lambda: {"n": number}), (lambda: {"value": next(values)})
+        return measurements.recall_or_measure("m", key, measure, lambda _: True)["value"]
+
+    assert [recall(number) for number in range(kept + 1)] == [*range(kept + 1)]
+    assert [recall(number) for number in range(1, kept + 1)] == [*range(1, kept + 1)]
+    assert recall(0) == kept + 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "7", "[7, {}]", pytest.param('{"key": {"n": 1}, "s": 7}', id="earlier version"), "[" * 100_000],
+)
+def test_unreadable_measurements_are_replaced(tmp_path, monkeypatch, content):
+    monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path))
+    (tmp_path / "m.json").write_text(content)
+    for seconds in (8, 9):
+        measured = measurements.recall_or_measure("m", lambda: {"n": 1}, lambda s=seconds: {"s": s}, lambda _: True)
+        assert measured["s"] == 8
+
+
 @pytest.mark.parametrize("change", ["model", "cpu", "engine", "threads", "damage", "no folder"])
 def test_cost_of_a_run_is_measured_again_after_a_change(packed, tmp_path, cache, measured_costs, monkeypatch, change):
     save_encoder(tmp_path / "1/model.onnx")
@@ -450,7 +486,8 @@ def test_cost_of_a_run_is_measured_again_after_a_change(packed, tmp_path, cache,
         monkeypatch.setattr(measurements, "cpu", lambda: {"model name": "another"})
     elif change == "damage":
         memory = cache.with_name("model-1-cost.json")
-        memory.write_text(json.dumps(json.loads(memory.read_text()) | {"per_token": None}))
+        (kept,) = json.loads(memory.read_text())
+        memory.write_text(json.dumps([kept | {"per_token": None}]))
     elif change == "no folder":
         monkeypatch.delenv("TRITON_ENGINE_CACHE")
     packed(F32 if change == "engine" else "onnxruntime", "3" if change == "threads" else "2")

@@ -15,6 +15,8 @@ from typing import Any
 import onnxruntime as ort
 
 Measured = dict[str, Any]
+# Per file. A comparison and a search load a model with several numbers of threads in turn.
+MAXIMUM_KEPT = 16
 
 
 def recall_or_measure(
@@ -28,11 +30,12 @@ def recall_or_measure(
     if folder is None:
         return measure()
     file, depends_on = folder / f"{name}.json", key()
-    if (measured := _read(file, depends_on, is_complete)) is None:
+    if (measured := _find(file, depends_on, is_complete)) is None:
         with _lock(folder):
-            if (measured := _read(file, depends_on, is_complete)) is None:
+            if (measured := _find(file, depends_on, is_complete)) is None:
                 measured = measure()
-                _write(file, {"key": depends_on} | measured)
+                others = (other for other in _read(file) if other["key"] != depends_on)
+                _write(file, [{"key": depends_on} | measured, *others][:MAXIMUM_KEPT])
     return measured
 
 
@@ -89,20 +92,30 @@ def _lock(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _read(file: Path, key: Measured, is_complete: Callable[[Measured], bool]) -> Measured | None:
-    """Return the kept measurement, unless it is missing, damaged or depends on what has changed."""
+def _find(file: Path, key: Measured, is_complete: Callable[[Measured], bool]) -> Measured | None:
+    """Return the kept measurement with this key, or None if it is missing or incomplete."""
+    for measured in _read(file):
+        with contextlib.suppress(KeyError, TypeError):
+            if measured["key"] == key and is_complete(measured):
+                return measured
+    return None
+
+
+def _read(file: Path) -> list[Measured]:
+    """Return all measurements in a file, the newest first; none if it is missing, damaged or of an earlier version."""
     try:
-        measured: Measured = json.loads(file.read_text())
-        return measured if measured["key"] == key and is_complete(measured) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        kept = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError):
+        return []
+    kept = kept if isinstance(kept, list) else []
+    return [measured for measured in kept if isinstance(measured, dict) and "key" in measured]
 
 
-def _write(file: Path, measured: Measured) -> None:
+def _write(file: Path, measurements: list[Measured]) -> None:
     unfinished = file.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # a full disk costs the next load some seconds, no more
         try:
-            unfinished.write_text(json.dumps(measured, indent=1) + "\n")
+            unfinished.write_text(json.dumps(measurements, indent=1) + "\n")
             unfinished.replace(file)
         finally:
             unfinished.unlink(missing_ok=True)
