@@ -264,6 +264,7 @@ class Comparison:
             lambda label, part: show(label, len(self.windows) + part),
             Reader(self.settings.url("TRITON_METRICS_PORT"), self.plan.system) if self.generates else None,
         )
+        log(self.plan.announcement(self.modes))
         log(GENERATING_HEADER if self.generates else WINDOWS_HEADER)
 
         def on_window(window: Window) -> None:

@@ -66,6 +66,15 @@ class Plan:
         """
         return self.users if self.generates and not self.rate else 0
 
+    def announcement(self, modes: Sequence[str]) -> str:
+        """Return what the comparison will measure, for people who wait for it."""
+        length = f"{round(self.length_s, 1):g} s" if self.length_s else f"at least {self.minimum_window_s:g} s"
+        warmup = f"{'at least ' if self.warmup_requests else ''}{self.warmup_s:g} s"
+        return (
+            f"measuring {len(modes)} modes in {self.rounds} rounds: {len(modes) * self.rounds} windows of {length}, "
+            f"each after {warmup} of warm-up"
+        )
+
 
 def schedule(modes: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
     """Return (round, mode) of each window: A B C, C B A, A C B, B C A ..., so that a steady drift cancels.

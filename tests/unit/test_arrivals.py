@@ -432,3 +432,18 @@ def test_latency_over_grpc_counts_from_the_arrival():
     stalled = arrived_within(samples, first + 0.25)
     assert len(stalled) >= 20
     assert all(sample.at > first + 0.28 for sample in stalled)
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "warmup"),
+    [
+        ({}, "at least 4 s", "3 s"),
+        ({"generates": True}, "at least 10 s", "at least 3 s"),
+        ({"window_s": 1200.0}, "1200 s", "3 s"),
+        ({"rate": 30.0}, "33.3 s", "3 s"),
+    ],
+)
+def test_plan_announces_its_windows(changes, length, warmup):
+    fields = {"system": "m", "rounds": 2, "window_s": None, "warmup_s": 3, "users": 1, "spawn_rate": None}
+    announced = Plan(**fields | changes).announcement(["none", "instances", "dynamic"])
+    assert announced == f"measuring 3 modes in 2 rounds: 6 windows of {length}, each after {warmup} of warm-up"
