@@ -185,10 +185,13 @@ kubernetes-rules: $(all) ## Write Prometheus' rules for prometheus-operator
 lock: ## Write requirements.lock: the newest versions that the groups of pyproject.toml allow
 	@scripts/make/lock.sh
 
+# The tools of tests go first: the stack removes .local only if it is empty.
 clean: ## Stop everything; remove what make created, except .env and the reports
+	@rm -rf $(addprefix .local/,kubectl kubernetes-validate openai-clients tensorflow)
 	@$(if $(is_installed),$(stack) clean)
 	@rm -rf $(venv) $(venv).lock .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
+	@echo "removed $(venv) and the caches of this folder; kept .env and the reports"
 
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)

@@ -416,7 +416,10 @@ def test_down_keeps_the_volumes(stack):
 def test_clean_leaves_nothing(stack):
     """Run what `make clean` runs before it removes the virtual environment, which these tests need."""
     command = [sys.executable, "-m", "scripts.stack", "clean"]
-    subprocess.run(command, cwd=ROOT, env=stack.variables(), check=True, capture_output=True, timeout=540)
+    done = subprocess.run(
+        command, cwd=ROOT, env=stack.variables(), check=True, capture_output=True, text=True, timeout=540
+    )
+    assert "removed the containers, volumes and images of the stack, and the assembled models\n" in done.stdout
     assert docker("ps", "--all", "--quiet", "--filter", stack.label) == ""
     assert docker("volume", "ls", "--quiet", "--filter", stack.label) == ""
     assert docker("image", "ls", "--quiet", "--filter", "reference=triton-transformers*") == ""

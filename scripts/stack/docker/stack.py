@@ -172,6 +172,7 @@ class DockerStack(Stack):
         for folder in (self.record.parent, self.served.folder, self.state):
             with contextlib.suppress(OSError):  # files of the local runtime are in it, or it does not exist
                 folder.rmdir()
+        out.print("removed the containers, volumes and images of the stack, and the assembled models")
 
     # --- building ---------------------------------------------------------------------------------------------------
 

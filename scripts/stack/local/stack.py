@@ -265,6 +265,7 @@ class LocalStack(Stack):
             shutil.rmtree(self.state / folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # files that are not ours are in it, or it does not exist
             self.state.rmdir()
+        out.print("removed the state of the stack and the assembled models")
 
     # --- one-shot programs ------------------------------------------------------------------------------------------
 
