@@ -10,6 +10,12 @@ from dotenv import dotenv_values
 # Removed when the test run ends. Tests that generate secrets write them here.
 _folder = tempfile.TemporaryDirectory(prefix="settings-")
 
+# The stacks of a test run share this folder, so that only the first one measures the cost of the encoder's runs, which
+# takes 6 seconds of CPU time. xdist's workers inherit the name from the process that starts them.
+if "MEASUREMENTS_OF_TESTS" not in os.environ:
+    _measurements = tempfile.TemporaryDirectory(prefix="measurements-")
+    os.environ["MEASUREMENTS_OF_TESTS"] = _measurements.name
+
 for _name in dotenv_values(Path(__file__).parents[1] / ".env.example"):
     os.environ.pop(_name, None)
 os.environ["TRITON_SETTINGS_FILE"] = f"{_folder.name}/.env"

@@ -284,7 +284,7 @@ def test_comparison_with_workers_through_the_gateway_ends_the_workers(stack):
 def test_interrupt_restores_the_server_and_keeps_the_results(stack):
     before = stack.triton.config("encoder")
     process, lines = stack.follow_make("loadtest", **(SHORT | {"ROUNDS": 20}))
-    stack.wait(lambda: sum("none " in line for line in lines) >= 2, "a round and the next window")
+    process.wait_until(lambda: sum("none " in line for line in lines) >= 2, "a round and the next window")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=180) != 0
     text = "".join(lines)

@@ -19,7 +19,7 @@ import pytest
 
 from scripts.common.settings import MODES, ROOT
 from tests.support.embedding import embed
-from tests.support.stacks import SHORT, Make, bring_up
+from tests.support.stacks import SHORT, FollowedMake, bring_up
 
 TWO_WORKERS = {"WORKERS": 2}
 KEY_OF_GATEWAY = "a-key-for-the-gateway"
@@ -62,7 +62,7 @@ def loadtest(stack, **settings) -> subprocess.CompletedProcess[str]:
     return stack.make("loadtest", **(SHORT | settings))
 
 
-def running(stack, **settings) -> tuple[Make, list[str]]:
+def running(stack, **settings) -> tuple[FollowedMake, list[str]]:
     """Start a comparison in the background; return it with the lines that it prints."""
     return stack.follow_make("loadtest", **(SHORT | {"ROUNDS": 20} | settings))
 
@@ -94,11 +94,11 @@ def batched_rows(line: str) -> float:
     return float(window[1]) * SHORT["WINDOW"] * (float(window[2]) - 1) if window else 0
 
 
-def wait_for_the_first_switch(stack) -> None:
-    stack.wait(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch")
+def wait_for_the_first_switch(stack, process: FollowedMake) -> None:
+    process.wait_until(lambda: "dynamic_batching" not in stack.triton.config("encoder"), "the first switch")
 
 
-def wait_for_connections(stack, protocol: str, *shares: int) -> None:
+def wait_for_connections(stack, process: FollowedMake, protocol: str, *shares: int) -> None:
     """Wait until each worker has this many connections with Triton: one for each of its users."""
     port = int(stack.environment[f"TRITON_{protocol}_PORT"])
 
@@ -108,14 +108,14 @@ def wait_for_connections(stack, protocol: str, *shares: int) -> None:
         except psutil.Error:
             return 0
 
-    stack.wait(lambda: [connections(worker) for worker in workers(stack)] == [*shares], "each user's connection")
+    process.wait_until(lambda: [connections(worker) for worker in workers(stack)] == [*shares], "all connections")
 
 
 @pytest.fixture(scope="module")
 def compared(stack) -> Finished:
     """Kill a comparison after its first switch, then run one of all modes; return the second."""
     process, _ = running(stack, **ENDLESS, **TWO_WORKERS, PROTOCOL="grpc", USERS=20)
-    wait_for_connections(stack, "GRPC", 10, 10)
+    wait_for_connections(stack, process, "GRPC", 10, 10)
     assert "dynamic_batching" not in stack.triton.config("encoder")
     for worker in workers(stack):
         worker.suspend()  # so that it cannot notice by itself that it gets no answers any more
@@ -238,9 +238,9 @@ def disturbed(stack) -> Finished:
     process, lines = running(stack, **TWO_WORKERS)
     try:
         traffic.start()
-        stack.wait(lambda: measured_windows(lines) >= 2, "a whole round", 300)
+        process.wait_until(lambda: measured_windows(lines) >= 2, "a whole round")
         # On a busy machine, few of these requests are in a window.
-        stack.wait(lambda: max(map(batched_rows, lines)) > 6, "a window with one of these requests", 300)
+        process.wait_until(lambda: max(map(batched_rows, lines)) > 6, "a window with one of these requests")
         workers(stack)[0].kill()
         return Finished(process.wait(timeout=300), "".join(lines), newest_report(stack))
     finally:
@@ -311,9 +311,9 @@ def test_missing_batching_fails_with_the_cause(stack):
 )
 def test_interrupt_restores_the_server_and_keeps_windows(stack, number, settings):
     process, lines = running(stack, **settings)
-    stack.wait(lambda: measured_windows(lines) >= 2, "a whole round")
+    process.wait_until(lambda: measured_windows(lines) >= 2, "a whole round")
     os.killpg(process.pid, number)
-    stack.wait(lambda: "restoring the server's configuration" in "".join(lines), "the end of the load")
+    process.wait_until(lambda: "restoring the server's configuration" in "".join(lines), "the end of the load")
     os.killpg(process.pid, number)  # again, while the configuration is being restored
     process.wait(timeout=180)
     text = "".join(lines)
@@ -326,7 +326,7 @@ def test_interrupt_restores_the_server_and_keeps_windows(stack, number, settings
 
 def test_early_interrupt_is_quiet(stack):
     process, lines = running(stack, **ENDLESS)
-    wait_for_the_first_switch(stack)
+    wait_for_the_first_switch(stack, process)
     os.killpg(process.pid, signal.SIGTERM)
     process.wait(timeout=180)
     text = "".join(lines)
@@ -336,7 +336,7 @@ def test_early_interrupt_is_quiet(stack):
 
 def test_killed_server_ends_the_run_and_keeps_its_windows(stack):
     process, lines = running(stack, MODES="instances dynamic")
-    stack.wait(lambda: measured_windows(lines) >= 2, "a whole round")
+    process.wait_until(lambda: measured_windows(lines) >= 2, "a whole round")
     stack.server().send_signal(signal.SIGKILL)
     assert process.wait(timeout=180) != 0
     text = "".join(lines)
@@ -350,7 +350,7 @@ def test_killed_server_ends_the_run_and_keeps_its_windows(stack):
 def test_second_comparison_is_refused(stack):
     process, lines = running(stack, **ENDLESS, **TWO_WORKERS)
     try:
-        wait_for_connections(stack, "HTTP", 8, 8)
+        wait_for_connections(stack, process, "HTTP", 8, 8)
         done = loadtest(stack)
         assert done.returncode != 0
         assert "another comparison or search is running against this stack" in done.stderr

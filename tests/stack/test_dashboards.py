@@ -154,7 +154,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(stack, prometheus, recorded, generated) -> Run:
     process, lines = stack.follow_make("loadtest", **SHORT)
-    stack.wait(lambda: prometheus.at("loadtest_window", time.time()), "a window")
+    process.wait_until(lambda: prometheus.at("loadtest_window", time.time()), "a window")
     targets = stack.folder / "state/prometheus/targets.json"  # `make` does not write it again
     write_atomically(targets, json.dumps(json.loads(targets.read_text()) + recorded))
     assert process.wait(timeout=540) == 0, "".join(lines)

@@ -22,7 +22,7 @@ from scripts.common.triton import TritonError, engines
 from scripts.models.catalogue import SYSTEMS
 from tests.support.batches import batches_of
 from tests.support.embedding import CURL, body, embed
-from tests.support.stacks import bring_up
+from tests.support.stacks import bring_up, measure_anew
 
 
 def refused(stack, *texts: bytes, model: str = "embedding") -> tuple[int, str]:
@@ -103,7 +103,7 @@ def test_served_vectors_equal_the_original(stack, original):
 
 
 def test_measured_engine_answers_like_the_original_and_survives_switches(new_stack, original):
-    stack = new_stack()
+    stack = measure_anew(new_stack())
     stack.environment |= {"TRITON_ENGINE": "auto", "GRAFANA_HOME": "none"}
     bring_up(stack)
     metrics = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}"

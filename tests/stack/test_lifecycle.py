@@ -35,12 +35,12 @@ from scripts.stack.local.stack import LocalStack
 from scripts.stack.local.supervisor import Supervisor
 from tests.support.certificates import save_certificate
 from tests.support.embedding import embed
-from tests.support.stacks import SYSTEM
+from tests.support.stacks import SYSTEM, measure_anew
 
 
 @pytest.fixture(scope="module")
 def stack(new_stack):
-    return new_stack()
+    return measure_anew(new_stack())
 
 
 @pytest.fixture(autouse=True)

@@ -18,14 +18,13 @@ import psutil
 import pytest
 
 from scripts.common.http import answers, opener
-from scripts.common.ports import free_ports
 from scripts.common.settings import ROOT
 from scripts.common.triton import Triton, TritonError
 from scripts.stack.local import programs
 from tests.support.checkpoints import language
 from tests.support.oci import write_deployment
 from tests.support.oci_stand_in import OciStandIn, model_id, oci_server
-from tests.support.stacks import TestStack
+from tests.support.stacks import TestStack, reserve_ports
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +49,7 @@ class Containers:
         environment = dict(details["environmentVariables"])
         assert environment["TRITON_HTTP_PORT"] == str(details["serverPort"]) == str(details["healthCheckPort"])
         assert environment["MODEL_REPOSITORY"].startswith(f"{MOUNTED}/")
-        (port,) = free_ports(1)
+        (port,) = reserve_ports(1)
         environment |= {
             "TRITON_HTTP_PORT": str(port),
             "MODEL_REPOSITORY": environment["MODEL_REPOSITORY"].replace(MOUNTED, str(artifact)),

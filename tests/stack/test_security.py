@@ -20,11 +20,10 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from scripts.common.ports import free_ports
 from scripts.common.settings import ROOT
 from scripts.common.triton import ADMIN_HEADER, GRPC_ADMIN_HEADER
 from tests.support.embedding import body, embed
-from tests.support.stacks import SHORT, TestStack, bring_up, filled_stack, stacks
+from tests.support.stacks import SHORT, TestStack, bring_up, filled_stack, reserve_ports, stacks
 
 # Each text is searched for everywhere after requests, errors, a comparison and a crash.
 TEXT = "canary-text-of-a-client"
@@ -46,7 +45,7 @@ def stack() -> Iterator[TestStack]:
             stack.environment.pop(name, None)
         (stack.folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in SECRETS.items()))
         patch.setenv("AIP_MODE", "PREDICTION")
-        patch.setenv("AIP_HTTP_PORT", str(free_ports(1)[0]))
+        patch.setenv("AIP_HTTP_PORT", str(reserve_ports(1)[0]))
         resource.setrlimit(resource.RLIMIT_CORE, (limits[1], limits[1]))
         try:
             yield bring_up(stack)

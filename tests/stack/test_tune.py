@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from tests.support.embedding import embed
-from tests.support.stacks import Make, bring_up
+from tests.support.stacks import FollowedMake, bring_up
 
 pytestmark = pytest.mark.slow
 GOAL = {"RATE": 30}  # a measurement takes less time than with P95
@@ -45,17 +45,17 @@ def result(stack) -> dict:
     return json.loads((stack.folder / "reports/latest-tune/tune.json").read_text())
 
 
-def running(stack, **settings) -> tuple[Make, list[str]]:
+def running(stack, **settings) -> tuple[FollowedMake, list[str]]:
     return stack.follow_make("tune", **GOAL, **settings)
 
 
-def wait_for_a_candidate(stack, original) -> None:
-    stack.wait(lambda: stack.configurations() != original, "a candidate on the server")
+def wait_for_a_candidate(stack, process: FollowedMake, original) -> None:
+    process.wait_until(lambda: stack.configurations() != original, "a candidate on the server")
 
 
 def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, original):
     process, _ = running(stack)
-    wait_for_a_candidate(stack, original)
+    wait_for_a_candidate(stack, process, original)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=120)
     assert stack.configurations() != original
@@ -95,7 +95,7 @@ def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, orig
 
 def test_interrupt_restores_the_server_and_prints_the_best_so_far(stack, original):
     process, lines = running(stack)
-    wait_for_a_candidate(stack, original)
+    wait_for_a_candidate(stack, process, original)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=180) != 0
     text = "".join(lines)

@@ -33,23 +33,53 @@ SYSTEM = ("embedding", "tokenizer", "encoder")
 SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 
 
+_reserved_ports: set[int] = set()
+
+
+def reserve_ports(count: int) -> list[int]:
+    """Return free ports, and reserve them for the caller: a port that it does not listen on yet would look free."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports: list[int] = []
+    while len(ports) < count:
+        (port,) = free_ports(1)
+        if port % workers == worker % workers and port not in _reserved_ports:
+            ports.append(port)
+            _reserved_ports.add(port)
+    return ports
+
+
 class FollowedMake(Make):
     """A `make` that runs in the background. After follow(), wait() returns once `lines` has all that it printed."""
 
     reader: threading.Thread | None = None
+    lines: list[str]
 
     def follow(self) -> list[str]:
         """Return the list of the lines that it prints from now on."""
-        lines: list[str] = []
-        self.reader = threading.Thread(target=lambda: lines.extend(iter(self.stdout.readline, "")), daemon=True)
+        self.lines = []
+        self.reader = threading.Thread(target=lambda: self.lines.extend(iter(self.stdout.readline, "")), daemon=True)
         self.reader.start()
-        return lines
+        return self.lines
 
     def wait(self, timeout: float | None = None) -> int:
         code = super().wait(timeout)
         if self.reader:
             self.reader.join(timeout)
         return code
+
+    def wait_until(self, condition: Callable[[], Any], description: str, seconds: float = 300) -> None:
+        """Wait until the condition is true. Raise AssertionError with `lines` if `make` ends first, or too late."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if self.poll() is not None:
+                self.wait(60)
+                if condition():
+                    return
+                raise AssertionError(f"ended with {self.returncode} before {description}:\n{''.join(self.lines)}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {seconds} s for {description}:\n{''.join(self.lines)}")
+            time.sleep(0.1)
 
 
 @dataclass
@@ -62,7 +92,7 @@ class TestStack:
 
     def __post_init__(self) -> None:
         names = [name for name in dotenv_values(EXAMPLE) if name.endswith("_PORT")]
-        self.environment |= dict(zip(names, map(str, free_ports(len(names))), strict=True))
+        self.environment |= dict(zip(names, map(str, reserve_ports(len(names))), strict=True))
         self.environment |= {
             "RUNTIME": "local",
             # Most tests compare exact numbers, and measuring the engines takes seconds.
@@ -303,4 +333,12 @@ def filled_stack(queue_delay_us: int = QUEUE_DELAY_US) -> TestStack:
     """Return a stack, not yet up, with the embedding system and the small models, which wait this long for a batch."""
     stack = TestStack(Path(tempfile.mkdtemp(prefix="stack-")))
     fill_repository(stack.folder / "models", queue_delay_us)
+    (stack.folder / "state/serving").mkdir(parents=True)
+    (stack.folder / "state/serving/engines").symlink_to(os.environ["MEASUREMENTS_OF_TESTS"])
+    return stack
+
+
+def measure_anew(stack: TestStack) -> TestStack:
+    """Let a stack, not yet up, measure as on a new machine."""
+    (stack.folder / "state/serving/engines").unlink()
     return stack
