@@ -464,6 +464,13 @@ def test_oldest_measurements_are_forgotten(tmp_path, monkeypatch):
     assert recall(0) == kept + 1
 
 
+def test_incomplete_measurement_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path))
+    for seconds in (8, 9):
+        measurements.recall_or_measure("m", lambda: {"n": 1}, lambda s=seconds: {"s": s}, lambda _: False)
+    assert json.loads((tmp_path / "m.json").read_text()) == [{"key": {"n": 1}, "s": 9}]
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "7", "[7, {}]", pytest.param('{"key": {"n": 1}, "s": 7}', id="earlier version"), "[" * 100_000],
