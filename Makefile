@@ -185,7 +185,7 @@ kubernetes-rules: $(all) ## Write Prometheus' rules for prometheus-operator
 lock: ## Write requirements.lock: the newest versions that the groups of pyproject.toml allow
 	@scripts/make/lock.sh
 
-# The tools of tests go first: the stack removes .local only if it is empty.
+# Delete the tools of tests first, because the stack deletes .local only if it is empty.
 clean: ## Stop everything; remove what make created, except .env and the reports
 	@rm -rf $(addprefix .local/,kubectl kubernetes-validate openai-clients tensorflow)
 	@$(if $(is_installed),$(stack) clean)

@@ -165,7 +165,7 @@ def test_text_half_of_clip_equals_get_text_features(served, checkpoints):
 def test_load_test_measures_vectors(served, system):
     """The requests are the same in every format."""
     done = served.make("loadtest", SYSTEM=system, MODES="none dynamic", ROUNDS=2, WINDOW=1, WARMUP=1, USERS=8)
-    # The exit code may only mean that batching was not proven: tiny models answer before others wait for them.
+    # Ignore the exit code: on a busy machine, Triton may run no batch of a tiny model, and `make` then fails.
     assert "texts per batch (" in done.stdout, done.stdout + done.stderr
     results = served.results()
     assert results["system"] == system

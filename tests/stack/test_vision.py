@@ -336,7 +336,7 @@ def test_comparison_runs_on_images(stack):
     done = stack.make("loadtest", SYSTEM="vit_ensemble", **load)
     assert "images per batch (" in done.stdout, done.stdout + done.stderr
     results = stack.results()
-    # Of both windows together: on a busy machine, a tiny model may run no batch in one of them.
+    # Compare the means of all windows: on a busy machine, Triton may run no batch of a tiny model in one of them.
     batches = {mode: figures["mean_batch"] for mode, figures in results["modes"].items()}
     assert batches["dynamic"] > batches["none"] == pytest.approx(1, abs=0.02), done.stdout + done.stderr
     assert results["settings"]["images"]["count"] >= 24

@@ -37,7 +37,7 @@ _reserved_ports: set[int] = set()
 
 
 def reserve_ports(count: int) -> list[int]:
-    """Return free ports, and reserve them for the caller: a port that it does not listen on yet would look free."""
+    """Return free ports that no other stack gets, even while the caller does not listen on them."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     ports: list[int] = []
@@ -47,6 +47,16 @@ def reserve_ports(count: int) -> list[int]:
             ports.append(port)
             _reserved_ports.add(port)
     return ports
+
+
+def wait_for(condition: Callable[[], Any], description: str, seconds: float, printed: Callable[[], str]) -> Any:
+    """Wait until the condition is true; return its value. If the time is over, show what a program printed."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if result := condition():
+            return result
+        time.sleep(0.1)
+    raise AssertionError(f"waited {seconds} s for {description}\n{printed()}")
 
 
 class FollowedMake(Make):
@@ -69,17 +79,15 @@ class FollowedMake(Make):
         return code
 
     def wait_until(self, condition: Callable[[], Any], description: str, seconds: float = 300) -> None:
-        """Wait until the condition is true. Raise AssertionError with `lines` if `make` ends first, or too late."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if self.poll() is not None:
-                self.wait(60)
-                if condition():
-                    return
-                raise AssertionError(f"ended with {self.returncode} before {description}:\n{''.join(self.lines)}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"waited {seconds} s for {description}:\n{''.join(self.lines)}")
-            time.sleep(0.1)
+        """Wait until the condition is true. Raise AssertionError with `lines` if `make` ends first, or takes longer."""
+        ended = object()
+
+        def met_or_ended() -> Any:
+            return condition() or (self.poll() is not None and ended)
+
+        if wait_for(met_or_ended, description, seconds, lambda: "".join(self.lines)) is ended:
+            self.wait(60)
+            assert condition(), f"ended with {self.returncode} before {description}:\n{''.join(self.lines)}"
 
 
 @dataclass
@@ -211,12 +219,7 @@ class TestStack:
 
     def wait(self, condition: Callable[[], Any], description: str, seconds: float = 300) -> Any:
         """Wait until the condition is true; return its value."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if result := condition():
-                return result
-            time.sleep(0.1)
-        raise AssertionError(f"waited {seconds} s for {description}\n{self.log[-3000:]}")
+        return wait_for(condition, description, seconds, lambda: self.log[-3000:])
 
     def results(self) -> dict:
         return json.loads((self.folder / "reports/latest/results.json").read_text())

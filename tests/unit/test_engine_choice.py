@@ -452,7 +452,6 @@ def test_costs_of_several_numbers_of_threads_are_remembered(packed, tmp_path, ca
 
 def test_oldest_measurements_are_forgotten(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path))
-
     kept, values = measurements.MAXIMUM_KEPT, itertools.count()
 
     def recall(number: int) -> int:

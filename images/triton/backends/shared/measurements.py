@@ -15,7 +15,7 @@ from typing import Any
 import onnxruntime as ort
 
 Measured = dict[str, Any]
-# Per file. A comparison and a search load a model with several numbers of threads in turn.
+# A file keeps several, because a comparison and a search load a model with several numbers of threads in turn.
 MAXIMUM_KEPT = 16
 
 
