@@ -650,7 +650,6 @@ def start_without_make(stack, folder: Path) -> subprocess.Popen:
     environment = stack.environment | {
         "TRITON_HOME": str(programs.triton(folder)),
         "PATH": programs.path_with_this_python(),
-        "LD_LIBRARY_PATH": programs.library_path(folder) or "",
         "MODEL_REPOSITORY": str(stack.folder / "models"),
         "SYSTEMS": "first still",
     }

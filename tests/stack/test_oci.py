@@ -70,8 +70,6 @@ class Containers:
         """Start serve.sh with the deployment's environment and this machine's paths of Triton."""
         home = programs.triton(self.folder / "home")
         own = {"TRITON_HOME": str(home), "PATH": programs.path_with_this_python(), "HOME": "/tmp"}
-        if libraries := programs.library_path(self.folder / "home"):
-            own["LD_LIBRARY_PATH"] = libraries
         with (self.folder / "container.log").open("w") as log:
             return psutil.Popen(
                 [ROOT / "images/triton/serve.sh"],

@@ -1,5 +1,9 @@
 """Programs and packages of the local runtime: their places and their releases."""
 
+import platform
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +58,67 @@ def test_python_path_keeps_the_users_own(tmp_path, monkeypatch):
     assert programs.python_path("transformers==5.0.0", tmp_path) == "/another:/of/the/shell"
     monkeypatch.delenv("PYTHONPATH")
     assert programs.python_path("transformers==5.0.0", tmp_path) == "/another"
+
+
+def loaded_by_stub(home: Path) -> str:
+    """Return the path of the libpython that the loader gives Triton's stub."""
+    stub = home / "backends/python/triton_python_backend_stub"
+    listed = subprocess.run(["ldd", stub], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"libpython\S+ => (\S+)", listed)
+    assert found, listed
+    return found[1]
+
+
+def version_of(libpython: str) -> str:
+    """Return the version of a libpython; in another process, because this one may have loaded its own."""
+    program = "import ctypes, sys; version = ctypes.CDLL(sys.argv[1]).Py_GetVersion; version.restype = ctypes.c_char_p"
+    command = [sys.executable, "-c", f"{program}; print(version().decode().split()[0])", libpython]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_stub_loads_the_libpython_of_this_python(tmp_path):
+    """The loader's may be older: `ssl` then needs a function that it does not have."""
+    assert version_of(loaded_by_stub(programs.triton(tmp_path))) == platform.python_version()
+
+
+def own_libpython(folder: Path, monkeypatch, release: tuple[int, ...] | None = None) -> str:
+    """Let this Python's libraries lie in the folder, and the loader find a libpython of a release; return its name."""
+    monkeypatch.setattr(programs.sysconfig, "get_config_var", lambda name: str(folder / "built-elsewhere"))
+    monkeypatch.setattr(programs.sys, "base_prefix", str(folder))
+
+    def load(name: str) -> str:
+        if not release:
+            raise OSError(f"{name}: cannot open shared object file")
+        return name
+
+    monkeypatch.setattr(programs.ctypes, "CDLL", load)
+    monkeypatch.setattr(programs, "release_of", lambda library: release)
+    return f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+
+
+def test_own_libpython_is_preferred_to_the_loaders(tmp_path, monkeypatch):
+    name = own_libpython(tmp_path, monkeypatch, (3, 11, 0))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / name).touch()
+    assert programs.libpython(tmp_path) == tmp_path / "lib" / name
+
+
+def test_python_without_a_shared_library_uses_the_loaders_of_its_release(tmp_path, monkeypatch):
+    own_libpython(tmp_path, monkeypatch, sys.version_info[:3])
+    assert programs.libpython(tmp_path) is None
+
+
+def test_older_libpython_of_the_loader_is_an_error(tmp_path, monkeypatch):
+    name = own_libpython(tmp_path, monkeypatch, (3, 11, 0))
+    message = rf"without a shared library, and {name} is of the older 3\.11\.0, .*: set PYTHON to"
+    with pytest.raises(UserError, match=message):
+        programs.libpython(tmp_path)
+
+
+def test_missing_libpython_is_an_error(tmp_path, monkeypatch):
+    own_libpython(tmp_path, monkeypatch)
+    monkeypatch.setattr(programs, "debian_package", lambda name, state: None)
+    with pytest.raises(
+        UserError, match=r"needs libpython3\.\d+\.so\.1\.0, which this machine lacks: install libpython3"
+    ):
+        programs.libpython(tmp_path)

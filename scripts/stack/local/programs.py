@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import re
 import shutil
 import site
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,26 +49,53 @@ def triton(state: Path) -> Path:
             (home / "backends" / backend.name).symlink_to(backend)
     for part in ("bin", "caches"):
         (home / part).symlink_to(wheel / part)
-    (state / "triton/nvidia_pytriton.libs").symlink_to(packages / "nvidia_pytriton.libs")
+    # The stub's RPATH leads to this folder.
+    libraries = state / "triton/nvidia_pytriton.libs"
+    libraries.mkdir()
+    for library in (packages / "nvidia_pytriton.libs").iterdir():
+        (libraries / library.name).symlink_to(library)
+    if library := libpython(state):
+        (libraries / library.name).symlink_to(library)
     return home
 
 
-def library_path(state: Path) -> str:
-    """Return LD_LIBRARY_PATH for the stub, which links to libpython; empty if the loader finds it by itself."""
+def libpython(state: Path) -> Path | None:
+    """Return the libpython that the stub links to; None if the loader finds a suitable one by itself.
+
+    Prefer this Python's own: its modules, such as `ssl`, may need functions that another 3.11 does not have.
+    """
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
     soname = f"{name}.so.1.0"
+    # LIBDIR is wrong if this Python was moved after it was built.
+    for folder in (sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib"):
+        if (own := Path(folder, soname)).exists():
+            return own
+    unpacked = None
     try:
-        ctypes.CDLL(soname)
-        return ""
+        library = ctypes.CDLL(soname)
     except OSError:
-        pass
-    own = Path(sys.base_prefix) / "lib"
-    if (own / soname).exists():
-        return str(own)
-    unpacked = debian_package(name, state)
-    if unpacked is None:
-        raise UserError(f"Triton's Python backend needs {soname}, which this machine lacks: install {name}")
-    return str(next(unpacked.rglob(soname)).parent)
+        package = debian_package(name, state)
+        if package is None:
+            raise UserError(
+                f"Triton's Python backend needs {soname}, which this machine lacks: install {name}"
+            ) from None
+        unpacked = next(package.rglob(soname))
+        library = ctypes.CDLL(str(unpacked))
+    if (release := release_of(library)) < sys.version_info[:3]:
+        raise UserError(
+            f"{sys.executable} is Python {platform.python_version()}, built without a shared library, and "
+            f"{unpacked or soname} is of the older {'.'.join(map(str, release))}, which cannot load its modules: set "
+            "PYTHON to a Python with a shared library, such as Debian's /usr/bin/python3, and remove .venv"
+        )
+    return unpacked
+
+
+def release_of(library: ctypes.CDLL) -> tuple[int, ...]:
+    """Return the release of a libpython, such as (3, 11, 2)."""
+    library.Py_GetVersion.restype = ctypes.c_char_p
+    version = re.match(r"(\d+)\.(\d+)\.(\d+)", library.Py_GetVersion().decode())
+    assert version
+    return tuple(map(int, version.groups()))
 
 
 def python_path(requirement: str, state: Path) -> str:

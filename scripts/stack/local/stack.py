@@ -208,8 +208,6 @@ class LocalStack(Stack):
             "PATH": programs.path_with_this_python(),
             "PYTHONPATH": programs.python_path(self.settings["TRANSFORMERS"], self.state),
         }
-        if libraries := programs.library_path(self.state):
-            environment["LD_LIBRARY_PATH"] = libraries
         self.write_gateway_settings()
         available = {"gateway": True, "triton": True, "prometheus": prometheus, "grafana": grafana}
         available |= {"traces": self.settings.traces()}
