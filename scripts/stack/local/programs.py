@@ -52,9 +52,7 @@ def triton(state: Path) -> Path:
     # The stub's RPATH leads to this folder.
     libraries = state / "triton/nvidia_pytriton.libs"
     libraries.mkdir()
-    for library in (packages / "nvidia_pytriton.libs").iterdir():
-        (libraries / library.name).symlink_to(library)
-    if library := libpython(state):
+    for library in (*(packages / "nvidia_pytriton.libs").iterdir(), *filter(None, [libpython(state)])):
         (libraries / library.name).symlink_to(library)
     return home
 
