@@ -28,8 +28,8 @@ class Config:
     metrics_host: str = "127.0.0.1"
     triton: str = "127.0.0.1:8001"  # its gRPC address
     triton_http: str = ""  # its HTTP address; empty: only gRPC is used
-    systems: tuple[str, ...] = ()  # if there is no systems_file
-    systems_file: Path | None = None  # the list that `make up` keeps
+    systems: tuple[str, ...] = ()  # without a systems_file
+    systems_file: Path | None = None  # the list that `make up` keeps of what it was asked to serve
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; none: no key is required
     tls: tuple[Path, Path] | None = None  # certificate and private key
     limits: Limits = field(default_factory=Limits)

@@ -18,9 +18,11 @@ async def list_models(request: Request) -> Response:
 
 async def show_model(request: Request) -> Response:
     name = request.path_params["model"]
-    for model in await _models(gateway_of(request)):
+    gateway = gateway_of(request)
+    for model in await _models(gateway):
         if model["id"] == name:
             return json_response(model)
+    await gateway.served.find(name)  # raises ApiError 503 for a system that is not loaded now
     raise not_found(name)
 
 

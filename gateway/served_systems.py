@@ -11,10 +11,11 @@ from functools import cached_property
 import grpc
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from gateway.api_error import ApiError, from_triton, is_not_loaded, not_found, not_ready
+from gateway.api_error import RETRY, ApiError, from_triton, is_not_loaded, not_found, not_ready
 from gateway.config import Config
 from gateway.inference import CANCEL, Inference, retrieve_error
 from scripts.common import kinds
+from scripts.common.system_names import listed_names
 
 CACHED_S = 2.0
 # The same for a system that is not loaded: requests wait for it after a restart of Triton.
@@ -107,17 +108,25 @@ class Served:
     def __init__(self, config: Config, inference: Inference) -> None:
         self._config = config
         self._inference = inference
-        self._names: tuple[float, list[str]] = (-CACHED_S, [])
+        self._names: tuple[float, list[str] | None] = (-CACHED_S, None)
         self._systems: dict[str, Reading] = {}
 
     def names(self) -> list[str]:
-        """Return the names of the systems that `make up` loaded."""
+        """Return the names of the systems that `make up` has loaded or was asked to load.
+
+        Raise ApiError if the list is unreadable; but if it was readable before, its last names stay.
+        """
+        file = self._config.systems_file
+        if file is None:
+            return list(self._config.systems)
         read_at, names = self._names
         if time.monotonic() >= read_at + CACHED_S:
-            file = self._config.systems_file
-            with contextlib.suppress(OSError):  # such as too many open files: the last names stay
-                names = file.read_text().split() if file and file.exists() else list(self._config.systems)
+            with contextlib.suppress(OSError):  # such as too many open files
+                listed = listed_names(file)
+                names = names if listed is None else listed
             self._names = time.monotonic(), names
+        if names is None:
+            raise ApiError(503, "The list of the served systems is damaged: `make up` writes it again.", headers=RETRY)
         return names
 
     def companions(self) -> list[str]:
@@ -148,8 +157,17 @@ class Served:
         return system
 
     async def stream_of(self, system: System) -> System | None:
-        """Return the companion that streams the system's responses, if it is loaded."""
-        return system if system.streams else await self.lookup(f"{system.name}_stream")
+        """Return the companion that streams the system's responses, None if there is none.
+
+        Raise ApiError if it is not loaded yet.
+        """
+        if system.streams:
+            return system
+        name = f"{system.name}_stream"
+        companion = await self.lookup(name)
+        if companion is None and name in self.names():
+            raise not_ready(name)
+        return companion
 
     async def lookup(self, name: str) -> System | None:
         """Return the system if Triton has loaded it. Pass no name that a client made up: this keeps every name."""

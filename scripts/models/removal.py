@@ -10,11 +10,11 @@ from pathlib import Path
 
 from scripts.common.model_config import CONFIGS, with_steps
 from scripts.common.settings import Settings, UserError
+from scripts.common.system_names import NAME
 from scripts.models.catalogue import find_system
 from scripts.models.hub import DOWNLOADS
 from scripts.models.record import NAME as RECORD
 from scripts.models.record import Record, find_record, read_record, read_records
-from scripts.models.selection import NAME
 
 
 def removable(name: str, repository: Path) -> Record:

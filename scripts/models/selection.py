@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 from scripts.common.cli import out
 from scripts.common.settings import Settings, UserError
+from scripts.common.system_names import NAME
 from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
 from scripts.models.record import DEFAULT, Record, find_record, read_record, read_records
 from scripts.models.refusals import check_task_name
@@ -16,8 +16,6 @@ from scripts.neuron.target import Target
 
 # The recipe `gpt2` makes models with published names, so it serves gpt2_ensemble only.
 TASKS = tuple(task for task in RECIPES if task != "gpt2")
-# Names become folders, arguments on command lines, and parts of URLs.
-NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
 # These settings choose what a system is made of. Without any of them, a system that is in place stays as it is.
 CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT")
 

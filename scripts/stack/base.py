@@ -194,7 +194,9 @@ class Stack(ABC):
         with exclusive(self.state, UP_OR_DOWN):
             # A server that restarts loads the systems of this list. The systems that are not loaded yet must stay out
             # of it: this command loads them.
-            self.served.write(name for name in self.served_now() if name not in unload)
+            served = self.served_now()
+            self.served.write(name for name in served if name not in unload)
+            self.served.request([*served, *self.settings.words("SYSTEMS")])
             self.start()
             self.wait(self.not_live)
             self.check_key()

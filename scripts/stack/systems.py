@@ -13,6 +13,7 @@ from rich.markup import escape
 from scripts.common.cli import err, out
 from scripts.common.files import write_atomically
 from scripts.common.settings import UserError
+from scripts.common.system_names import listed_names
 from scripts.common.triton import NOT_REPORTED, Triton, TritonError
 
 # How often to load a model whose Python process did not report to Triton in time.
@@ -26,22 +27,26 @@ class StillLoadingError(UserError):
 class ServedSystems:
     """The file that lists the systems of the running server. After a crash, revive.py loads them again.
 
-    A second file lists the systems whose load began and was not seen to end, because the command was interrupted.
+    A second file lists what was requested: those systems, and others that are not loaded yet or failed to load. The
+    gateway reads it. A third one lists the systems whose load began and was not seen to end, because the command was
+    interrupted.
     """
 
     def __init__(self, state: Path) -> None:
         self.folder = state / "serving"
         self.path = self.folder / "systems"
+        self.requested_path = self.folder / "requested"
         self.unfinished_path = self.folder / "unfinished"
-        self.files = (self.path, self.unfinished_path)
+        self.files = (self.path, self.requested_path, self.unfinished_path)
         # The local runtime's TRITON_ENGINE_CACHE.
         self.engines = self.folder / "engines"
 
     def read(self) -> list[str]:
-        return _names(self.path)
+        """Return the systems of the running server; none if the list is missing or damaged."""
+        return listed_names(self.path) or []
 
     def unfinished(self) -> list[str]:
-        return _names(self.unfinished_path)
+        return listed_names(self.unfinished_path) or []
 
     def begin(self, system: str) -> None:
         """Note that the load of a system begins."""
@@ -54,15 +59,22 @@ class ServedSystems:
             _write_names(self.unfinished_path, [name for name in unfinished if name not in systems])
 
     def write(self, systems: Iterable[str]) -> None:
+        self._write(self.path, systems)
+
+    def request(self, systems: Iterable[str]) -> None:
+        """List the systems that the server is to serve."""
+        self._write(self.requested_path, systems)
+
+    def withdraw(self, systems: Collection[str]) -> None:
+        """List what the server still is to serve without these systems."""
+        self.request(name for name in listed_names(self.requested_path) or [] if name not in systems)
+
+    def _write(self, path: Path, systems: Iterable[str]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        _write_names(self.path, systems)
-        # Triton's container runs as another user, whatever the umask is.
+        _write_names(path, systems)
+        # The containers run as another user, whatever the umask is.
         self.folder.chmod(0o755)
-        self.path.chmod(0o644)
-
-
-def _names(path: Path) -> list[str]:
-    return path.read_text().split() if path.exists() else []
+        path.chmod(0o644)
 
 
 def _write_names(path: Path, names: Iterable[str]) -> None:
@@ -117,6 +129,7 @@ class ModelControl:
         stay = [system for system in self.served.read() if system not in systems]
         # Write the list first: after a crash from here on, revive.py must not load them again.
         self.served.write(stay)
+        self.served.withdraw(systems)
         used = {model for system in stay for model in self._models(system)}
         for system in systems:
             models = self._models(system)

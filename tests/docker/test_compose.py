@@ -140,6 +140,11 @@ def test_other_systems_make_no_other_container(new_compose, tmp_path):
     assert (serving["source"], serving["read_only"]) == (str(tmp_path / "state/serving"), True)
 
 
+def test_gateway_reads_what_the_server_is_to_serve(new_compose):
+    """It answers for systems that are not loaded yet, too."""
+    assert services(new_compose(PROFILE="cpu"))["gateway"]["environment"]["SYSTEMS_FILE"] == "/serving/requested"
+
+
 @pytest.mark.parametrize(
     ("profile", "running", "otherwise"),
     [("cpu", "cpu-pypi-transformers", "cpu-pypi"), ("cuda", "cuda-vllm", "cuda")],

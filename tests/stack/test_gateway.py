@@ -169,7 +169,7 @@ def local_gateway(served: TestStack, **limits) -> Iterator[str]:
     config = Config(
         triton=f"127.0.0.1:{served.environment['TRITON_GRPC_PORT']}",
         triton_http=f"127.0.0.1:{served.environment['TRITON_HTTP_PORT']}",
-        systems_file=served.folder / "state/serving/systems",
+        systems_file=served.folder / "state/serving/requested",
         limits=Limits(**limits),
     )
     with running_gateway(config) as gateway:

@@ -36,14 +36,14 @@ def triton() -> Iterator[TritonStandIn]:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("serving") / "systems"
+    path = tmp_path_factory.mktemp("serving") / "requested"
     path.write_text("embedding\nreranker\nclassifier\nvision\nmistral7b\ngpt2_ensemble\nabsent\n")
     return path
 
 
 @pytest.fixture(scope="module")
 def gateway(triton: TritonStandIn, file: Path) -> Iterator[RunningGateway]:
-    with running_gateway(Config(triton=triton.address, systems=("encoder",), systems_file=file)) as running:
+    with running_gateway(Config(triton=triton.address, systems_file=file)) as running:
         yield running
 
 
@@ -91,7 +91,7 @@ def test_model_has_openais_form(gateway: RunningGateway) -> None:
     assert model == {"id": "embedding", "object": "model", "owned_by": "triton-transformers"}
 
 
-@pytest.mark.parametrize("name", ["nothing", "vision", "absent", "encoder", "a/b", "%2e%2e", "mistral7b_stream"])
+@pytest.mark.parametrize("name", ["nothing", "vision", "encoder", "a/b", "%2e%2e", "mistral7b_stream"])
 def test_other_model_is_not_found(gateway: RunningGateway, name: str) -> None:
     reply = gateway.get(f"/v1/models/{name}")
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
@@ -111,8 +111,8 @@ def test_system_of_another_kind_names_its_endpoint(gateway: RunningGateway, mode
 
 
 def test_system_that_is_not_loaded_is_not_ready(gateway: RunningGateway) -> None:
-    reply = gateway.post("/v1/embeddings", BODY | {"model": "absent"})
-    assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "model_not_ready", "1")
+    for reply in gateway.post("/v1/embeddings", BODY | {"model": "absent"}), gateway.get("/v1/models/absent"):
+        assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "model_not_ready", "1")
 
 
 def test_systems_follow_the_file(gateway: RunningGateway, file: Path, fresh: None) -> None:
@@ -120,11 +120,40 @@ def test_systems_follow_the_file(gateway: RunningGateway, file: Path, fresh: Non
     file.write_text("encoder\n")
     try:
         assert models(gateway) == ["encoder"]
-        file.unlink()  # as before the first `make up`, which starts the servers with SYSTEMS
-        assert models(gateway) == ["encoder"]
+        assert gateway.get("/v1/models/absent").status == 404
     finally:
         file.write_text(before)
         models(gateway)  # forget the list of this test
+
+
+DAMAGED = [b"\xff\xfe\x00 embedding", bytes(64), b'{"a": [', b"../../etc\n"]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_damaged_file_changes_nothing(gateway: RunningGateway, file: Path, content: bytes, fresh: None) -> None:
+    before = file.read_bytes()
+    served = models(gateway)
+    file.write_bytes(content)
+    try:
+        assert models(gateway) == served
+        assert gateway.post("/v1/embeddings", BODY).status == 200
+    finally:
+        file.write_bytes(before)
+
+
+@pytest.mark.parametrize("content", [*DAMAGED, None])
+def test_gateway_that_starts_with_a_damaged_file_says_so(
+    triton: TritonStandIn, tmp_path: Path, content: bytes | None, fresh: None
+) -> None:
+    file = tmp_path / "requested"
+    if content is not None:
+        file.write_bytes(content)
+    with running_gateway(Config(triton=triton.address, systems_file=file)) as gateway:
+        for reply in gateway.post("/v1/embeddings", BODY), gateway.get("/v1/models"), gateway.get("/"):
+            assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+            assert "`make up` writes it again" in reply.error["message"]
+        file.write_text("embedding\n")
+        assert gateway.post("/v1/embeddings", BODY).status == 200
 
 
 def test_configuration_is_read_once_for_many_requests(cached: None) -> None:
@@ -165,6 +194,24 @@ def test_unloaded_system_is_not_ready(gateway: RunningGateway, triton: TritonSta
         reply = gateway.post("/v1/embeddings", BODY)
     finally:
         triton.models["embedding"] = model
+    assert (reply.status, reply.error["code"]) == (503, "model_not_ready")
+
+
+def test_requested_stream_that_is_not_loaded_yet_is_not_ready(
+    gateway: RunningGateway, triton: TritonStandIn, file: Path, fresh: None
+) -> None:
+    """After a restart, Triton loads a system before the one that streams its texts."""
+    before = file.read_text()
+    model = triton.models.pop("mistral7b_stream")
+    body = {"model": "mistral7b", "prompt": "a", "stream": True}
+    try:
+        assert gateway.post("/v1/completions", body).status == 400
+        file.write_text(f"{before}mistral7b_stream\n")
+        reply = gateway.post("/v1/completions", body)
+    finally:
+        triton.models["mistral7b_stream"] = model
+        file.write_text(before)
+        assert gateway.post("/v1/completions", body).status == 200  # forget the list and the answers of this test
     assert (reply.status, reply.error["code"]) == (503, "model_not_ready")
 
 

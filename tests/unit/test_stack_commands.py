@@ -66,6 +66,22 @@ def test_down_works_in_a_read_only_checkout(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "not running\n"
 
 
+def test_up_lists_what_is_to_be_served_before_it_starts_anything(monkeypatch, tmp_path):
+    """The gateway then answers 503 for these systems, not 404, also if this command is killed halfway."""
+
+    def killed(stack):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalStack, "start", killed)
+    monkeypatch.setattr(LocalStack, "running", lambda stack: True)
+    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local", "SYSTEMS": "ham egg"}
+    stack = LocalStack(Settings(Settings.load() | own))
+    stack.served.write(["spam", "ham"])
+    with pytest.raises(KeyboardInterrupt):
+        stack.up(unload=["spam"])
+    assert stack.served.requested_path.read_text().split() == ["spam", "ham", "egg"]
+
+
 class StackStandIn:
     """A stack that records what commands do with it. `served` are the systems of the running server."""
 

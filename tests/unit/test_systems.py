@@ -178,6 +178,12 @@ def test_system_that_is_not_loaded_is_only_unlisted(control, triton):
     assert (triton.calls, control.served.read()) == ([], [])
 
 
+def test_unloaded_system_is_not_requested_any_more(control):
+    control.served.request(["spam", "ham"])
+    control.unload(["spam"])
+    assert control.served.requested_path.read_text() == "ham\n"
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), TritonError("http://127.0.0.1:8000: timed out")])
 def test_load_that_was_not_seen_to_end_is_waited_for_and_unloaded(control, triton, error):
     triton.failures["spam"] = [error]
@@ -215,5 +221,18 @@ def test_interrupted_load_of_a_server_that_restarted_is_only_forgotten(control, 
 def test_list_of_systems_is_readable_by_the_containers_user(tmp_path):
     served = ServedSystems(tmp_path)
     served.write(["spam", "ham", "spam"])
+    served.request(["spam"])
     assert served.read() == ["spam", "ham"]
-    assert (served.folder.stat().st_mode & 0o777, served.path.stat().st_mode & 0o777) == (0o755, 0o644)
+    for path, mode in ((served.folder, 0o755), (served.path, 0o644), (served.requested_path, 0o644)):
+        assert path.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", bytes(64), b'{"a": [', b"spam ../ham"])
+def test_damaged_list_names_nothing(tmp_path, content):
+    served = ServedSystems(tmp_path)
+    served.folder.mkdir()
+    for path in served.files:
+        path.write_bytes(content)
+    assert (served.read(), served.unfinished()) == ([], [])
+    served.begin("spam")
+    assert served.unfinished() == ["spam"]
