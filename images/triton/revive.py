@@ -5,7 +5,7 @@ Triton gives up on a process that stands still for a second, and mixes up respon
 waiting. Triton makes the memory that it shares with its processes readable for every user of the machine: this program
 hides it. Triton sometimes waits in vain for a process to end: this program ends it.
 
-serve.sh starts this with the pid of tritonserver, and again if it crashes. It watches the server's children, the Python
+serve.sh starts this with the pid and the start time of tritonserver, and again if it crashes. It watches the server's children, the Python
 stubs, and ends with the server, after killing stubs that outlive it. It reloads a model through the model-control API
 with the configuration that is in force, so that a comparison's override stays in force. Standard library only: it runs
 in every image, which has the folder `shared` of the backends, too.
@@ -472,8 +472,7 @@ def load_systems(triton: Triton) -> None:
 
 
 def main() -> None:
-    server = int(sys.argv[1])
-    started = start_time(server)
+    server, started = int(sys.argv[1]), sys.argv[2]
     with contextlib.suppress(OSError):  # only root may ask for this
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     for work, *arguments in ((load_systems, Triton()), (end_hung_loads, server, Triton())):
@@ -482,7 +481,7 @@ def main() -> None:
     keeper = threading.Thread(target=keep_regions, args=(server, started), daemon=True)
     keeper.start()
     watch = Watch(Triton())
-    while started and start_time(server) == started:
+    while start_time(server) == started:
         time.sleep(POLL_S)
         try:
             watch.poll(stubs_of(server))

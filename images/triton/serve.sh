@@ -91,9 +91,15 @@ export PYTHONUTF8=1
 export PYTHONDONTWRITEBYTECODE=1
 
 # Loads the systems of SYSTEMS_FILE. Reloads a model whose Python process crashed, which Triton does not. $$ becomes
-# tritonserver's pid. The loop ends with tritonserver, because revive.py then ends without an error.
+# tritonserver's pid, and its start time tells it from a later process with this pid. revive.py ends without an error
+# when tritonserver has ended. The loop also ends with tritonserver if revive.py cannot run, as after `make clean`.
 revive=$(dirname "$(readlink -f "$0")")/revive.py
-until python3 "$revive" "$$"; do sleep 1; done &
+start_time() {
+  local fields
+  { read -ra fields <"/proc/$$/stat"; } 2>/dev/null && [[ ${fields[2]} != [ZX] ]] && echo "${fields[21]}"
+}
+started=$(start_time)
+until python3 "$revive" "$$" "$started" || [[ $(start_time) != "$started" ]]; do sleep 1; done &
 # The Python processes of models run their code with the server's environment.
 export -n TRITON_ADMIN_KEY
 

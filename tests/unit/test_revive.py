@@ -419,23 +419,41 @@ def test_systems_that_the_server_loads_itself_are_loaded_again_if_a_process_did_
 
 # --- the program ------------------------------------------------------------------------------------------------------
 
-BROKEN_WATCH = """
+# Replaces parts of the program that need a server, then runs it.
+PROGRAM = """
 import sys
 sys.path.append(sys.argv.pop(1))
 import revive
 revive.POLL_S, revive.load_systems = 0.01, lambda triton: None
-revive.Watch.poll = lambda watch, stubs: 1 / 0
+{changes}
 revive.main()
 """
 
 
-def test_program_ends_after_an_unknown_error_so_that_it_is_started_again(child):
-    command = [sys.executable, "-c", BROKEN_WATCH, str(ROOT / "images/triton"), str(child.pid)]
+def run_program(server: int, started: str, changes: str = "") -> subprocess.CompletedProcess[str]:
+    program = PROGRAM.format(changes=changes)
+    command = [sys.executable, "-c", program, str(ROOT / "images/triton"), str(server), started]
     environment = os.environ | {
         "BIND_ADDRESS": "127.0.0.1",
         "TRITON_ADMIN_KEY": "key",
         "TRITON_HOME": str(ROOT / "images/triton"),
     }
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_program_ends_after_an_unknown_error_so_that_it_is_started_again(child):
+    changes = "revive.Watch.poll = lambda watch, stubs: 1 / 0"
+    ended = run_program(child.pid, revive.start_time(child.pid), changes)
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr
+
+
+def test_program_ends_if_the_server_ended_before_it_started(child):
+    started = revive.start_time(child.pid)
+    child.kill()
+    child.wait()
+    assert run_program(child.pid, started).returncode == 0
+
+
+def test_program_ends_if_another_process_has_the_pid_of_the_server(child):
+    assert run_program(child.pid, "1").returncode == 0
