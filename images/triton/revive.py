@@ -5,10 +5,10 @@ Triton gives up on a process that stands still for a second, and mixes up respon
 waiting. Triton makes the memory that it shares with its processes readable for every user of the machine: this program
 hides it. Triton sometimes waits in vain for a process to end: this program ends it.
 
-serve.sh starts this with the pid and the start time of tritonserver, and again if it crashes. It watches the server's children, the Python
-stubs, and ends with the server, after killing stubs that outlive it. It reloads a model through the model-control API
-with the configuration that is in force, so that a comparison's override stays in force. Standard library only: it runs
-in every image, which has the folder `shared` of the backends, too.
+serve.sh starts this with the pid and the start time of tritonserver, and again if it crashes. It watches the server's
+children, the Python stubs, and ends with the server, after killing stubs that outlive it. It reloads a model through
+the model-control API with the configuration that is in force, so that a comparison's override stays in force. Standard
+library only: it runs in every image, which has the folder `shared` of the backends, too.
 """
 
 from __future__ import annotations
