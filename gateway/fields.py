@@ -6,8 +6,9 @@ for "as usual") and those that change nothing in the answer are ignored; any oth
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -50,6 +51,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
+# Half of a surrogate pair.
+HALF = re.compile("[\ud800-\udfff]")
 
 
 async def read(request: Request, decoder: msgspec.json.Decoder[Body]) -> Body:
@@ -70,10 +73,44 @@ def _parse(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.") from None
     except msgspec.MsgspecError as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}.") from None
+        raise _half_character(body) or ApiError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "The body must be a JSON object.")
     return fields
+
+
+def _half_character(body: bytes) -> ApiError | None:
+    """Return the error for a text with half a surrogate pair, such as an emoji that was cut; None if there is none.
+
+    msgspec takes the end of that text for the end of the body. JavaScript's JSON.stringify writes such texts.
+    """
+    try:
+        halves = ((path, match[0]) for path, text in _texts(json.loads(body)) if (match := HALF.search(text)))
+        path, half = next(halves, ("", ""))
+    except (ValueError, RecursionError):
+        return None
+    if not half:
+        return None
+    param = shown(path.removeprefix("."))
+    place = f"'{param}'" if param else "The body"
+    message = (
+        f"{place} has \\u{ord(half):04x} without its other half, such as of an emoji that was cut in two: send whole "
+        "characters."
+    )
+    return ApiError(400, message, param or None, "invalid_value")
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the texts of a JSON value with their places. The name of a field comes before its value."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, field in value.items():
+            yield path, name
+            yield from _texts(field, f"{path}.{name}")
+    elif isinstance(value, list):
+        for index, element in enumerate(value):
+            yield from _texts(element, f"{path}[{index}]")
 
 
 def _convert(fields: dict[str, Any], struct: type[Body]) -> Body:

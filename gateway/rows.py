@@ -23,6 +23,8 @@ SHORT_TEXTS, SHORT_CHARACTERS = 8, 16_000
 # Parts of one request that Triton has at a time. The requests of other clients wait behind them, and Triton 2.51
 # computes them even if the client has left. Two would keep one instance busy.
 PARTS_AT_ONCE = 4
+# An error names so many empty texts.
+NAMED_TEXTS = 10
 
 
 async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs: Sequence[str]) -> list[Outputs]:
@@ -105,9 +107,15 @@ def check_count(gateway: Gateway, count: int, param: str) -> None:
 
 
 def check_texts(gateway: Gateway, texts: Sequence[str], param: str, is_list: bool = True) -> None:
-    """Raise ApiError if a request has no texts, too many, or an empty one."""
+    """Raise ApiError if a request has no texts, too many, or empty ones."""
     check_count(gateway, len(texts), param)
-    for index, text in enumerate(texts):
-        if not text:
-            name = f"{param}[{index}]" if is_list else param
-            raise ApiError(400, f"'{name}' must not be an empty string.", name)
+    if all(texts):
+        return
+    empty = [f"{param}[{index}]" if is_list else param for index, text in enumerate(texts) if not text]
+    if len(texts) == 1:
+        raise ApiError(400, f"'{empty[0]}' must not be an empty string.", empty[0])
+    names = ", ".join(f"'{name}'" for name in empty[:NAMED_TEXTS])
+    others = f" and {len(empty) - NAMED_TEXTS} others" if len(empty) > NAMED_TEXTS else ""
+    verb = "are empty strings" if len(empty) > 1 else "is an empty string"
+    message = f"{names}{others} {verb}, so none of the {len(texts)} texts was answered. Leave empty strings out."
+    raise ApiError(400, message, empty[0])

@@ -249,6 +249,33 @@ def test_body_that_is_not_the_right_json_is_refused(gateway: RunningGateway, bod
     assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
 
 
+@pytest.mark.parametrize(
+    ("body", "param", "half"),
+    [
+        (b'"model": "embedding", "input": "\\ud800"', "input", "\\ud800"),
+        (b'"model": "embedding", "input": ["a", "\\ude00 cut at its beginning"]', "input[1]", "\\ude00"),
+        (b'"input": ["\\ud83d\\ude00", "\\ud83d\\ud83d"], "model": "embedding"', "input[1]", "\\ud83d"),
+        (b'"model": "embedding", "input": [{"text": "a \\ud83d\\u0041"}]', "input[0].text", "\\ud83d"),
+        (b'"input": "a", "\\ud800": 1', None, "\\ud800"),
+    ],
+)
+def test_half_a_character_is_named(gateway: RunningGateway, body: bytes, param: str | None, half: str) -> None:
+    reply = gateway.post(PATH, b"{%b}" % body)
+    place = f"'{param}'" if param else "The body"
+    assert (reply.status, reply.error["param"], reply.error["code"]) == (400, param, "invalid_value")
+    assert reply.error["message"].startswith(f"{place} has {half} without its other half")
+
+
+def test_empty_texts_are_named(gateway: RunningGateway) -> None:
+    def refusal(*texts: str) -> str:
+        return str(gateway.post(PATH, {"model": "embedding", "input": texts}).error["message"])
+
+    end = "so none of the {} texts was answered. Leave empty strings out."
+    assert refusal("a", "") == f"'input[1]' is an empty string, {end.format(2)}"
+    assert refusal("", "a", "") == f"'input[0]', 'input[2]' are empty strings, {end.format(3)}"
+    assert refusal(*[""] * 12).endswith(f"'input[9]' and 2 others are empty strings, {end.format(12)}")
+
+
 @pytest.mark.parametrize("model", ["nothing", "a/b/c", "../embedding", "", "x" * 10_000, "encoder", "안녕", "\x00"])
 def test_unknown_model_is_not_found(gateway: RunningGateway, triton: TritonStandIn, model: str) -> None:
     reply = gateway.post(PATH, {"model": model, "input": "a"})
