@@ -26,10 +26,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api_error import RETRY, ApiError, timed_out
+from gateway.api_error import RETRY, ApiError, shown, timed_out
 from gateway.config import Config
 from gateway.counters import Counters
 from gateway.exchange import Exchange
+from gateway.monitoring import is_loopback
 from gateway.outages import Outages, answer_at_once
 from gateway.places import PLACE, Place
 from gateway.routes import Routes, check_method
@@ -41,6 +42,10 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:]*))(?::\d+)?")
 # Clients need no key for these.
 OPEN_PATHS = ("/health",)
+# Clients on this machine need no key for this one.
+METRICS_PATH = "/metrics"
+# A proxy adds these to the requests that it passes on, and others that begin with X-Forwarded-.
+PROXY_HEADERS = (b"forwarded", b"via", b"x-real-ip")
 # The status in the metrics of a client that left, which gets no response.
 CLIENT_LEFT = 499
 CLOSE = {"connection": "close"}
@@ -159,16 +164,18 @@ class Admission:
 
     def _admit(self, exchange: Exchange, scope: Scope, headers: Headers) -> Route:
         """Return the request's route. Raise ApiError if it is not admitted."""
+        _check_host(scope)
         path = scope["path"]
-        if path not in OPEN_PATHS:
+        if path not in OPEN_PATHS and not (path == METRICS_PATH and _is_from_this_machine(scope, headers)):
             self._check_client(path, headers)
         route = self._routes.find(scope)
         exchange.route = route.path
-        check_method(route, scope["method"])
+        check_method(route, scope)
         if scope["method"] == "POST":
             self._check_origin(headers)
             if path.startswith("/v1/") and _media_type(headers) != b"application/json":
                 raise ApiError(415, "Send JSON, with the header 'content-type: application/json'.")
+            _check_encoding(headers)
             if self.counters.running >= self._limits.in_flight:
                 raise self._busy()
             if int(headers.get(b"content-length", 0)) > self._limits.body:
@@ -255,16 +262,49 @@ async def _wait_forever() -> Message:
     return cast(Message, await asyncio.get_running_loop().create_future())
 
 
+def _is_from_this_machine(scope: Scope, headers: Headers) -> bool:
+    """Return whether a client on this machine sent the request, for itself.
+
+    A page of another site whose name leads to this machine has that name in the header Host. In a container, clients on
+    the host come from the address of Docker's bridge. Others may come from there, too, so that address does not count.
+    """
+    address, _ = scope["client"] or ("", 0)
+    is_local = is_loopback(address) and is_loopback(_name(headers.get(b"host", b"").decode("latin-1")))
+    return is_local and not any(name in PROXY_HEADERS or name.startswith(b"x-forwarded-") for name in headers)
+
+
+def _name(host: str) -> str:
+    """Return the name or address in a Host header, or the whole header if it is neither."""
+    match = HOST.fullmatch(host)
+    return (match[1] or match[2]).lower() if match else host
+
+
 @functools.lru_cache(1024)
 def _is_local_name(host: str) -> bool:
     """Return whether a Host header is an address, localhost, or a name without a domain, such as a container's."""
-    match = HOST.fullmatch(host)
-    name = (match[1] or match[2]).lower() if match else host
+    name = _name(host)
     try:
         ipaddress.ip_address(name)
     except ValueError:
         return name.endswith(".localhost") or "." not in name
     return True
+
+
+def _check_host(scope: Scope) -> None:
+    """Raise ApiError unless the request names one host, as HTTP/1.1 requires."""
+    hosts = [name for name, _ in scope["headers"]].count(b"host")
+    if hosts > 1 or (not hosts and scope["http_version"] == "1.1"):
+        raise ApiError(400, f"The request has {hosts or 'no'} Host header{'s' * (hosts > 1)}: send exactly one.")
+
+
+def _check_encoding(headers: Headers) -> None:
+    """Raise ApiError for a compressed body: unpacked, it may be larger than GATEWAY_BODY."""
+    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in (b"", b"identity"):
+        message = (
+            f"Bodies with 'content-encoding: {shown(encoding.decode('latin-1'))}' are refused: do not compress them."
+        )
+        raise ApiError(415, message, headers={"accept-encoding": "identity"})
 
 
 def _media_type(headers: Headers) -> bytes:

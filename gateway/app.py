@@ -10,17 +10,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway import front_page
-from gateway.admission import Admission
+from gateway.admission import METRICS_PATH, Admission
 from gateway.chat import chat
 from gateway.completions import completions
 from gateway.config import Config
-from gateway.context import Gateway
+from gateway.context import Gateway, gateway_of
 from gateway.counters import Counters
 from gateway.embeddings import embeddings
 from gateway.inference import Inference
@@ -39,9 +40,16 @@ async def health(request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
+async def metrics(request: Request) -> Response:
+    """Return what GATEWAY_METRICS_PORT serves, in the format that the client asks for."""
+    encode, media_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(gateway_of(request).counters.registry), media_type=media_type)
+
+
 # Each path once; the path is the label `route` of the metrics.
 ROUTES = [
     Route("/health", health),
+    Route(METRICS_PATH, metrics),
     Route("/", front_page.index),
     *(Route(f"/{name}", front_page.asset) for name in front_page.MEDIA_TYPES),
     Route("/reports/{name}", front_page.report),

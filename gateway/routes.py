@@ -40,9 +40,10 @@ class Routes:
         raise ApiError(404, f"There is nothing at {shown(scope['path'])}.{hint}", code="not_found")
 
 
-def check_method(route: Route, method: str) -> None:
+def check_method(route: Route, scope: Scope) -> None:
     """Raise ApiError 405 if the route does not answer this method."""
     methods = route.methods or set()
-    if method not in methods:
+    if scope["method"] not in methods:
         allowed = ", ".join(sorted(methods))
-        raise ApiError(405, f"{route.path} answers {allowed}, not {method}.", headers={"allow": allowed})
+        message = f"{shown(scope['path'])} answers {allowed}, not {scope['method']}."
+        raise ApiError(405, message, headers={"allow": allowed})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
+import gzip
 import hashlib
 import json
 import logging
@@ -12,6 +14,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from starlette.requests import Request
@@ -231,6 +234,67 @@ def test_own_page_is_accepted(gateway: RunningGateway) -> None:
     assert gateway.post(PATH, BODY, origin=gateway.url).status == 200
 
 
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:8080", "[::1]:8080", "a.localhost"])
+def test_metrics_need_no_key_on_this_machine(locked: RunningGateway, host: str) -> None:
+    reply = locked.get("/metrics", host=host)
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/plain; version=")
+    assert b"\ngateway_in_flight 0.0\n" in reply.body
+
+
+def test_metrics_come_in_the_format_that_the_client_asks_for(gateway: RunningGateway) -> None:
+    reply = gateway.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
+    assert reply.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert reply.body.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "models.example"},
+        {"host": "192.0.2.1"},
+        {"host": "gateway:8080"},
+        {"host": "localhost.evil.example"},
+        {"x_forwarded_for": "127.0.0.1"},
+        {"x_forwarded_proto": "https"},
+        {"x_real_ip": "127.0.0.1"},
+        {"forwarded": "for=127.0.0.1"},
+        {"via": "1.1 proxy"},
+        {"authorization": "Bearer wrong", "host": "models.example"},
+    ],
+)
+def test_metrics_behind_a_proxy_need_a_key(locked: RunningGateway, headers: dict[str, str]) -> None:
+    reply = locked.get("/metrics", **headers)
+    assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+    assert locked.get("/metrics", **headers | {"authorization": f"Bearer {KEYS[0]}"}).status == 200
+
+
+@pytest.mark.parametrize("address", ["172.18.0.1", "192.0.2.1", "10.0.2.100", None])
+def test_metrics_from_another_address_need_a_key(config: Config, address: str | None) -> None:
+    """Docker's bridge is the address of clients of the host; with rootless Docker, of all clients."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/metrics", "http_version": "1.1"}
+        scope |= {"headers": [(b"host", b"localhost:8080")], "client": (address, 50000) if address else None}
+        await app.build(replace(config, keys=(bytes(32),)))(scope, ask, send)
+
+    asyncio.run(ask())
+    assert sent[0]["status"] == 401
+
+
+def test_metrics_without_keys_are_for_local_names_alone(gateway: RunningGateway) -> None:
+    """Without keys, the gateway's port is on loopback; in a container, clients come from Docker's bridge."""
+    assert gateway.get("/metrics").status == gateway.get("/metrics", host="gateway:8080").status == 200
+    assert gateway.get("/metrics", host="evil.example").status == 403
+
+
 # --- methods, paths and types ---------------------------------------------------------------------------------------
 
 
@@ -254,13 +318,16 @@ def test_nearly_right_path_gets_a_suggestion(gateway: RunningGateway, path: str)
         ("OPTIONS", PATH, "POST"),
         ("PUT", PATH, "POST"),
         ("DELETE", "/v1/models/embedding", "GET, HEAD"),
+        ("PUT", "/try/a%20b", "POST"),
         ("POST", "/v1/models", "GET, HEAD"),
     ],
 )
 def test_other_method_is_refused(gateway: RunningGateway, method: str, path: str, allowed: str) -> None:
     reply = gateway.request(method, path)
     assert (reply.status, reply.headers["allow"]) == (405, allowed)
-    assert method == "HEAD" or reply.error["type"] == "invalid_request_error"
+    if method != "HEAD":
+        assert reply.error["type"] == "invalid_request_error"
+        assert reply.error["message"] == f"{unquote(path)} answers {allowed}, not {method}."
 
 
 def test_head_has_no_body(gateway: RunningGateway) -> None:
@@ -278,6 +345,18 @@ def test_json_is_accepted(gateway: RunningGateway, type: str) -> None:
 )
 def test_type_of_a_form_is_refused(gateway: RunningGateway, type: str) -> None:
     assert gateway.post(PATH, BODY, content_type=type).status == 415
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "gzip, identity", "x" * 1000])
+def test_packed_body_is_refused(gateway: RunningGateway, encoding: str) -> None:
+    reply = gateway.post(PATH, gzip.compress(json.dumps(BODY).encode()), content_encoding=encoding)
+    assert (reply.status, reply.headers["accept-encoding"]) == (415, "identity")
+    assert reply.error["message"].endswith("are refused: do not compress them.") and len(reply.body) < 300
+
+
+@pytest.mark.parametrize("encoding", ["identity", "Identity", ""])
+def test_body_that_is_not_packed_is_accepted(gateway: RunningGateway, encoding: str) -> None:
+    assert gateway.post(PATH, BODY, content_encoding=encoding).status == 200
 
 
 # --- limits ---------------------------------------------------------------------------------------------------------
@@ -505,6 +584,34 @@ def test_malformed_request_gets_400_in_openais_form(gateway: RunningGateway, req
     answer = raw(gateway, request_bytes)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+CLOSING = b"connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/v1/models"])
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [
+        (b"1.1", b"", b"400"),
+        (b"1.1", b"host: localhost\r\nhost: localhost\r\n", b"400"),
+        (b"1.0", b"host: localhost\r\nHost: 127.0.0.1\r\n", b"400"),
+        (b"1.1", b"host: localhost\r\n", b"200"),
+        (b"1.0", b"", b"200"),
+    ],
+)
+def test_request_names_one_host(
+    gateway: RunningGateway, path: bytes, version: bytes, hosts: bytes, status: bytes
+) -> None:
+    answer = raw(gateway, b"GET %b HTTP/%b\r\n%b" % (path, version, hosts) + CLOSING)
+    assert answer.startswith(b"HTTP/1.1 %b " % status)
+    assert status == b"200" or b"send exactly one" in answer
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: localhost\r\nhost: localhost\r\n"])
+def test_request_names_one_host_with_keys_too(locked: RunningGateway, hosts: bytes) -> None:
+    key = b"authorization: Bearer %b\r\n" % KEYS[0].encode()
+    assert raw(locked, b"GET /v1/models HTTP/1.1\r\n" + key + hosts + CLOSING).startswith(b"HTTP/1.1 400 ")
 
 
 def test_pipelined_requests_are_answered_in_order(gateway: RunningGateway) -> None:
