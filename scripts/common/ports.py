@@ -7,13 +7,16 @@ import socket
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from scripts.common.settings import Settings, UserError
 
-# free_ports() chooses from this range. Where it ends, the kernel's range for outgoing connections begins by default.
-FIRST_FREE, FIRST_OUTGOING = 10_000, 32_768
+# The first port of those that free_ports() chooses from.
+FIRST_FREE = 10_000
+OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+DEFAULT_OUTGOING = range(32_768, 61_000)
 
 
 def check_free(settings: Settings, names: list[str], ours: Collection[int] = ()) -> None:
@@ -34,8 +37,7 @@ def check_free(settings: Settings, names: list[str], ours: Collection[int] = ())
                 probe.bind((address, port))
             except OSError as error:
                 raise UserError(
-                    f"port {port} cannot be opened on {address} ({_holder(port) or error.strerror}): "
-                    f"set another {name} in .env, or stop the program that holds the port"
+                    f"port {port} cannot be opened on {address} {_obstacle(name, port, error.strerror or '')}"
                 ) from None
 
 
@@ -56,7 +58,7 @@ def free_ports(count: int) -> list[int]:
 
     Otherwise a client that reconnects to a restarting server may connect to itself on the server's port, and keep it.
     """
-    last = max(FIRST_FREE + 1000, first_outgoing())
+    last = max(FIRST_FREE + 1000, outgoing_ports().start)
     with ExitStack() as stack:
         ports: list[int] = []
         while len(ports) < count:
@@ -68,25 +70,42 @@ def free_ports(count: int) -> list[int]:
         return ports
 
 
-def first_outgoing() -> int:
-    """Return the first port that the kernel gives to outgoing connections."""
+def outgoing_ports() -> range:
+    """Return the ports that the kernel gives to outgoing connections."""
     try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        first, last = map(int, OUTGOING.read_text().split())
     except OSError:  # not Linux
-        return FIRST_OUTGOING
+        return DEFAULT_OUTGOING
+    return range(first, last + 1)
 
 
-def _holder(port: int) -> str:
-    """Return which program listens on the port, as far as this user may know."""
+def _obstacle(name: str, port: int, error: str) -> str:
+    """Return why the port of a setting cannot be opened, as far as this user may know, and what to do."""
+    holder = _holder(port)
+    program = holder and _program(holder.pid)
+    outgoing = outgoing_ports()
+    if not holder or holder.status == psutil.CONN_LISTEN or port not in outgoing:
+        cause = f"taken by {program}" if program else error
+        return f"({cause}): set another {name} in .env, or stop the program that holds the port"
+    cause = f"an outgoing connection of {program or 'another program'} uses it"
+    if holder.status == psutil.CONN_TIME_WAIT:
+        cause = "the kernel keeps it for a minute after an outgoing connection"
+    return (
+        f"({cause}): set {name} in .env to a port outside {outgoing[0]}-{outgoing[-1]}, which the kernel gives to "
+        "outgoing connections (net.ipv4.ip_local_port_range), or try again in a minute"
+    )
+
+
+def _holder(port: int) -> Any:
+    """Return psutil's connection that holds the port, rather one that listens; None if it is hidden from this user."""
     try:
-        connections = psutil.net_connections("tcp")
+        connections = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port]
     except psutil.AccessDenied:
-        return ""
-    for connection in connections:
-        address = connection.laddr
-        if connection.status == psutil.CONN_LISTEN and address and address.port == port and connection.pid:
-            try:
-                return f"taken by {psutil.Process(connection.pid).name()}, pid {connection.pid}"
-            except psutil.NoSuchProcess:
-                break
+        return None
+    return min(connections, key=lambda connection: connection.status != psutil.CONN_LISTEN, default=None)
+
+
+def _program(pid: int | None) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return f"{psutil.Process(pid).name()}, pid {pid}" if pid else ""
     return ""

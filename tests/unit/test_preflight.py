@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import socket
 import subprocess
 from contextlib import nullcontext
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.common.ports import first_outgoing, free_ports
+from scripts.common.ports import check_free, free_ports, outgoing_ports
 from scripts.common.settings import Settings, UserError
 from scripts.stack.docker import preflight
 from scripts.stack.local import preflight as local_preflight
@@ -204,6 +205,9 @@ class SupervisorStandIn:
     def running(self) -> bool:
         return True
 
+    def answers(self) -> bool:
+        return True
+
     def stop(self) -> None:
         raise AssertionError("the running stack was stopped")
 
@@ -289,4 +293,46 @@ def test_path_that_a_shell_would_split_is_an_error():
 def test_free_ports_are_none_of_outgoing_connections():
     ports = free_ports(200)
     assert len(set(ports)) == 200
-    assert 10_000 <= min(ports) <= max(ports) < first_outgoing()
+    assert 10_000 <= min(ports) <= max(ports) < outgoing_ports().start
+
+
+def check_port(port: int) -> None:
+    check_free(Settings.load().replace(PROMETHEUS_PORT=str(port)), ["PROMETHEUS_PORT"])
+
+
+@pytest.fixture
+def outgoing():
+    """Return an outgoing connection, and the server's side of it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        with client, accepted:
+            yield client, accepted
+
+
+def test_port_of_an_outgoing_connection_is_an_error_with_the_cause(outgoing):
+    client, accepted = outgoing
+    port = client.getsockname()[1]
+    first, last = outgoing_ports()[0], outgoing_ports()[-1]
+    with pytest.raises(
+        UserError, match=rf"\(an outgoing connection of .*, pid {os.getpid()} uses it\): set PROM"
+    ) as error:
+        check_port(port)
+    assert f"to a port outside {first}-{last}, which the kernel gives to outgoing connections" in str(error.value)
+    client.close()
+    assert accepted.recv(1) == b""  # the client closed first, so its side waits for late packets
+    accepted.close()
+    with pytest.raises(UserError, match=r"\(the kernel keeps it for a minute after an outgoing connection\): set PROM"):
+        check_port(port)
+
+
+def test_port_of_ended_connections_to_a_server_is_free():
+    """The server's side waits for late packets. Servers open such a port with SO_REUSEADDR, and so does the check."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+    accepted.close()
+    assert client.recv(1) == b""
+    client.close()
+    check_port(port)
