@@ -186,7 +186,7 @@ class DrillStack:
             finally:
                 await clients.close()
 
-        if not self.supervisor.running():
+        if not self.supervisor.answers():
             return False
         programs = [info for info in self.supervisor.rpc.getAllProcessInfo() if info["statename"] != "STOPPED"]
         running = {info["name"] for info in programs if info["statename"] in ("RUNNING", "STARTING")}

@@ -3,11 +3,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+# Finds supervisord by its environment, because its files may have been deleted while it runs.
 local_stack_runs() {
-  local state pid
+  local state cmdline
   state=$(scripts/make/setting.sh LOCAL_STATE)
-  pid=$(cat "${state/#\~\//$HOME/}/run/supervisord.pid" 2>/dev/null) &&
-    grep -qa supervisord "/proc/$pid/cmdline" 2>/dev/null
+  state=$(realpath -ms "${state/#\~\//$HOME/}")
+  while read -r cmdline; do
+    ! grep -qszxF "STATE=$state" "${cmdline%/*}/environ" || return 0
+  done < <(grep -lszxF supervisor.supervisord /proc/[0-9]*/cmdline)
+  return 1
 }
 
 runtime=$(scripts/make/setting.sh RUNTIME)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import ssl
 import time
 from abc import ABC, abstractmethod
@@ -58,7 +59,7 @@ COMPARISON_RUNS = "a comparison or a search is running against this stack"
 WOULD_UNLOAD = f"{COMPARISON_RUNS}, and SYSTEMS lacks systems that the server would unload"
 WOULD_DISTURB = f"{COMPARISON_RUNS}, and adding a system would disturb it"
 WOULD_REFRESH = f"{COMPARISON_RUNS}: edited configurations wait for the next `make up`"
-WOULD_RESTART = f"{COMPARISON_RUNS}, and the changed settings would restart the stack"
+WOULD_RESTART = f"{COMPARISON_RUNS}, and this command would restart the stack"
 UP_OR_DOWN = "another `make up` or `make down` is at work here"
 
 
@@ -87,7 +88,7 @@ class Stack(ABC):
 
     @cached_property
     def state(self) -> Path:
-        return self.settings.path("LOCAL_STATE").absolute()
+        return Path(os.path.abspath(self.settings.path("LOCAL_STATE")))
 
     @cached_property
     def triton(self) -> Triton:

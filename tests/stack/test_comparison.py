@@ -357,7 +357,7 @@ def test_second_comparison_is_refused(stack):
         # Nor do other settings restart the server.
         done = stack.make("up", PROMETHEUS_RETENTION="8d")
         assert done.returncode != 0
-        assert "is running against this stack, and the changed settings would restart the stack" in done.stderr
+        assert "is running against this stack, and this command would restart the stack" in done.stderr
         assert process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGINT)

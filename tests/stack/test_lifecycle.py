@@ -463,6 +463,24 @@ def test_killed_supervisor_leaves_no_orphans(stack):
     assert answers(stack)
 
 
+def test_stack_whose_control_files_were_deleted_is_found(stack):
+    """`down` stops it, and `up` restarts it with its systems."""
+    assert stack.make("up", SYSTEMS="embedding lookup").returncode == 0
+    before = stack.server()
+    shutil.rmtree(stack.folder / "state/run")
+    status = stack.make("status")
+    assert status.returncode != 0
+    assert "supervisor.sock was deleted: `make up` starts it again, `make down` stops it" in status.stderr
+    again = stack.make("up")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "supervisor.sock was deleted: restarting the stack" in again.stdout
+    assert stack.server() != before
+    assert ready_models(stack) == {"embedding", "tokenizer", "encoder", "lookup"}
+    shutil.rmtree(stack.folder / "state/run")
+    assert stack.make("down").stdout == "stopped\n"
+    assert stack.processes("tritonserver") == []
+
+
 def test_dangerous_endpoints_require_the_key(stack):
     stranger = Triton(stack.http)
     for call in (stranger.index, lambda: stranger.load("encoder", {})):

@@ -35,6 +35,14 @@ class SupervisorStandIn:
     def running(self) -> bool:
         return True
 
+    def answers(self) -> bool:
+        return True
+
+    def process(self) -> None: ...
+
+    def ports(self) -> set[int]:
+        return set()
+
     def check(self) -> None: ...
 
     def program(self, name: str) -> dict[str, str]:

@@ -4,12 +4,11 @@ import os
 import re
 import subprocess
 import sys
-import time
 
-import psutil
 import pytest
 
 from scripts.common.settings import ROOT
+from tests.support.supervisord_stand_in import supervisord_stand_in
 
 # Stands in for the virtual environment's Python: prints the settings that our commands would load.
 PRINT_SETTINGS = """#!/bin/sh
@@ -125,14 +124,9 @@ def test_engine_is_queried_once(installed_machine, target):
 @pytest.mark.parametrize("line", ["LOCAL_STATE={}", "export LOCAL_STATE = '{}'  # elsewhere", 'LOCAL_STATE="{}"\r'])
 def test_running_local_stack_is_found_in_local_state_of_dotenv(machine, line):
     state = machine.folder / "the state"
-    (state / "run").mkdir(parents=True)
     machine.dotenv.write_text(f"RUNTIME=\n{line.format(state)}\n")
-    with subprocess.Popen(["bash", "-c", "exec -a supervisord sleep 60"]) as supervisord:
-        while psutil.Process(supervisord.pid).cmdline()[:1] != ["supervisord"]:  # still bash
-            time.sleep(0.01)
-        (state / "run/supervisord.pid").write_text(f"{supervisord.pid}\n")
+    with supervisord_stand_in(state):
         assert machine.run("scripts/make/runtime.sh").stdout == "local\n"
-        supervisord.kill()
     assert machine.run("scripts/make/runtime.sh").stdout == "docker\n"
 
 

@@ -21,6 +21,7 @@ from scripts.common.cli import call, err, out
 from scripts.common.files import ANOTHER_COMPARISON, comparison_lock, exclusive, write_atomically
 from scripts.common.ports import check_free
 from scripts.common.settings import ROOT, SECRETS, Settings, UserError, command_environment
+from scripts.common.triton import Triton
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
 from scripts.stack.base import GATEWAY_SETTINGS, PORTS, SBOMS, WOULD_RESTART, Process, Stack
@@ -100,9 +101,9 @@ class LocalStack(Stack):
         self.state.mkdir(parents=True, exist_ok=True)
         self.check_gateway()
         expected = ["gateway", "triton", "prometheus", *(["traces"] if self.settings.traces() else [])]
-        check_free(self.settings, [name for program in expected for name in PORTS[program]], self.own_ports)
+        check_free(self.settings, [name for program in expected for name in PORTS[program]], self.supervisor.ports())
         _ = self.grafana  # raises if GRAFANA_HOME has no Grafana, or its port is taken
-        if self.running() and (self.changed_stack() or self.changed_gateway()):
+        if self.running() and (self.reason_to_restart() or self.changed_gateway()):
             self.check_no_comparison(WOULD_RESTART)
 
     def check_comparison(self) -> None:
@@ -112,7 +113,7 @@ class LocalStack(Stack):
 
     def start(self) -> None:
         running = self.running()
-        if running and not (changed := self.changed_stack()):
+        if running and not (reason := self.reason_to_restart()):
             if self.changed_gateway():
                 self.restart_gateway()
             self.write_targets()
@@ -121,14 +122,18 @@ class LocalStack(Stack):
         self.check()
         if running:
             with self.no_comparison(WOULD_RESTART):
-                out.print(f"settings changed ({', '.join(changed)}): restarting the stack")
+                out.print(f"{reason}: restarting the stack")
                 self.stop()
         self.write_targets()
         self.start_with_settings()
 
-    def changed_stack(self) -> list[str]:
-        """Return the names of the settings that need a restart of all programs; an earlier release had no gateway."""
-        return self.changed_settings() or ([] if "gateway" in self.programs() else ["GATEWAY_PORT"])
+    def reason_to_restart(self) -> str:
+        """Return why all programs must restart, or nothing."""
+        if not self.supervisor.answers():
+            return f"{self.supervisor.socket} was deleted"
+        # An earlier release had no gateway.
+        changed = self.changed_settings() or ([] if "gateway" in self.programs() else ["GATEWAY_PORT"])
+        return f"settings changed ({', '.join(changed)})" if changed else ""
 
     def restart_gateway(self) -> None:
         """Stop the gateway, which start_programs() then starts with its new settings."""
@@ -151,12 +156,6 @@ class LocalStack(Stack):
         for name in self.programs():
             self.supervisor.start_program(name)
 
-    @property
-    def own_ports(self) -> set[int]:
-        """Return the ports that this stack's programs hold."""
-        before = self.recorded()["settings"] if self.running() else {}
-        return {int(before[name]) for names in PORTS.values() for name in names if name in before}
-
     @cached_property
     def grafana(self) -> programs.Grafana | None:
         """Return the Grafana of GRAFANA_HOME, or one on the PATH that is new enough and whose port is free."""
@@ -172,7 +171,7 @@ class LocalStack(Stack):
         try:
             if too_old and not home:
                 raise UserError(f"{grafana.binary} is older than {programs.MIN_GRAFANA}")
-            check_free(self.settings, PORTS["grafana"], self.own_ports)
+            check_free(self.settings, PORTS["grafana"], self.supervisor.ports())
         except UserError as error:
             if home:
                 raise
@@ -231,7 +230,7 @@ class LocalStack(Stack):
         write_atomically(self.state / "prometheus/targets.json", json.dumps(targets))
 
     def stop(self) -> None:
-        if "gateway" in self.programs():
+        if self.supervisor.answers() and "gateway" in self.programs():
             self.supervisor.stop_program("gateway")
         self.drain_triton()
         self.supervisor.stop()
@@ -239,11 +238,12 @@ class LocalStack(Stack):
 
     def drain_triton(self) -> None:
         """Wait until Triton has answered what it accepted. Its settings may differ from those of this command."""
-        before = self.recorded()["settings"]
-        if before and self.supervisor.program("triton")["statename"] == "RUNNING":
-            own = {name: before[name] for name in ("BIND_ADDRESS", "TRITON_HTTP_PORT", "TRITON_ADMIN_KEY")}
-            own["TRITON_HOME"] = str(programs.triton_home(self.state))
-            done = subprocess.run([sys.executable, DRAIN], env=os.environ | own, capture_output=True, text=True)
+        if not (supervisord := self.supervisor.process()):
+            return
+        environment = supervisord.environ()
+        started_with = {name: environment[name] for name in SERVER_SETTINGS if name in environment}
+        if Triton.from_settings(Settings(self.settings | started_with)).live():
+            done = subprocess.run([sys.executable, DRAIN], env=environment, capture_output=True, text=True)
             if done.returncode:
                 err.print(f"[yellow]{escape(done.stderr.strip())}[/]")
 

@@ -1,0 +1,50 @@
+"""The supervisord of a state folder is found and stopped even if its socket and its pid file were deleted."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+
+from scripts.common.settings import Settings, UserError
+from scripts.stack.local.stack import LocalStack
+from scripts.stack.local.supervisor import Supervisor
+from tests.support.supervisord_stand_in import supervisord_stand_in
+
+
+def test_supervisord_without_its_files_is_found_and_stopped(tmp_path):
+    supervisor, other = Supervisor(tmp_path / "state"), Supervisor(tmp_path / "other")
+    with supervisord_stand_in(tmp_path / "state") as (process, port):
+        assert supervisor.running() and not supervisor.answers()
+        assert supervisor.process().pid == process.pid
+        assert supervisor.ports() == {port}
+        assert not other.running() and other.process() is None and other.ports() == set()
+        other.stop()
+        assert psutil.pid_exists(process.pid)
+        supervisor.stop()
+        assert not supervisor.running()
+
+
+def test_state_of_a_program_without_the_socket_is_one_sentence(tmp_path):
+    supervisor = Supervisor(tmp_path)
+    deleted = pytest.raises(UserError, match=f"because {supervisor.socket} was deleted: `make up` starts it again")
+    with supervisord_stand_in(tmp_path), deleted:
+        supervisor.program("triton")
+    with pytest.raises(UserError, match="because the stack has just ended: `make up` starts it again"):
+        supervisor.program("triton")
+
+
+def test_ports_of_a_stack_without_its_socket_are_its_own(tmp_path):
+    with supervisord_stand_in(tmp_path / "state") as (_, port):
+        ports = {"TRITON_HTTP_PORT": str(port), "LOCAL_STATE": str(tmp_path / "state"), "GRAFANA_HOME": "none"}
+        stack = LocalStack(Settings.load().replace(REPORTS=str(tmp_path), RUNTIME="local", **ports))
+        stack.check()
+        assert stack.reason_to_restart() == f"{stack.supervisor.socket} was deleted"
+
+
+def test_start_that_was_never_made_leaves_nothing_to_stop(tmp_path):
+    supervisor = Supervisor(tmp_path)
+    supervisor.stop()
+    assert not supervisor.running()
+    assert os.listdir(tmp_path) == []
