@@ -6,7 +6,6 @@ Only the standard library: this runs in every image.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import urllib.error
@@ -14,15 +13,10 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-from revive import BACKENDS, Triton, instance_stubs, stubs_of
+from revive import BACKENDS, Triton, instance_stubs, required_systems, stubs_of
 
 # Docker and Kubernetes give up after five seconds, and would not show the message of a check that they end.
 TIMEOUT_S = 4
-
-
-def systems() -> list[str]:
-    file = os.environ.get("SYSTEMS_FILE")
-    return (Path(file).read_text() if file else os.environ.get("SYSTEMS", "")).split()
 
 
 def is_server(comm: Path) -> bool:
@@ -73,7 +67,7 @@ def main() -> None:
     triton = Triton()
     path = ""
     try:
-        for path in ("/v2/health/ready", *(f"/v2/models/{name}/ready" for name in systems())):
+        for path in ("/v2/health/ready", *(f"/v2/models/{name}/ready" for name in required_systems())):
             triton.call(path)
         path = "/v2/repository/index"
         short = short_of_processes(triton, living_processes())

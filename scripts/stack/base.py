@@ -60,6 +60,8 @@ WOULD_UNLOAD = f"{COMPARISON_RUNS}, and SYSTEMS lacks systems that the server wo
 WOULD_DISTURB = f"{COMPARISON_RUNS}, and adding a system would disturb it"
 WOULD_REFRESH = f"{COMPARISON_RUNS}: edited configurations wait for the next `make up`"
 WOULD_RESTART = f"{COMPARISON_RUNS}, and this command would restart the stack"
+# The state of a system that Triton does not know, and the reason to show.
+NOT_LOADED = ("NOT LOADED", "`make up` loads it, or names the reason")
 UP_OR_DOWN = "another `make up` or `make down` is at work here"
 
 
@@ -103,6 +105,7 @@ class Stack(ABC):
         return ModelControl(
             self.triton,
             self.served,
+            self.settings.path("MODEL_REPOSITORY"),
             timeout=self.settings.integer("READY_TIMEOUT"),
             log=lambda: self.log_tail("triton", 200),
             wait_until_live=lambda: self.wait(self.not_live),
@@ -210,7 +213,7 @@ class Stack(ABC):
 
     def unload_unfinished(self, systems: Collection[str]) -> None:
         """Unload what interrupted commands left on the server, except these systems; none during a comparison."""
-        leftover = sorted({*self.served.unfinished()}.difference(systems, self.served.read()))
+        leftover = sorted({*self.served.unfinished()}.difference(systems, self.control.listed()))
         if not leftover:
             return
         try:
@@ -245,7 +248,7 @@ class Stack(ABC):
 
     def served_now(self) -> list[str]:
         """Return the systems that the running server serves."""
-        return self.served.read() if self.running() else []
+        return self.control.listed() if self.running() else []
 
     def down(self) -> None:
         # Without the folder nothing was started here, and a read-only checkout could not create it.
@@ -398,6 +401,10 @@ class Stack(ABC):
         except TritonError as error:
             out.print(f"models      unknown: {escape(str(error))}")
             return False
+        missing = dict.fromkeys(
+            self.served.requested() or (), ("NOT LOADED", "`make up` loads it, or names the reason")
+        )
+        index = missing | index
         log = self.log_tail("triton", 10**6)
         engine = engines(self.settings.url("TRITON_METRICS_PORT"))
         table = _table("model", "state", "engine", "dynamic batching", "crashes recovered")
@@ -408,9 +415,11 @@ class Stack(ABC):
             ready_engine = engine.get(model, "") if ready else ""
             table.add_row(model, _colour(state.lower(), ready), ready_engine, escape(batching), str(recovered))
         out.print(table)
+        for path in (damaged := self.served.damaged()):
+            out.print(f"[red]{path} is missing or damaged:[/] it lists the served systems. `make up` writes it again")
         out.print()
         self.print_urls()
-        return all(state == "READY" for state, _ in index.values())
+        return not damaged and all(state == "READY" for state, _ in index.values())
 
     def logs(self, follow: bool) -> None:
         out.print(f"no logs: {self.show_logs(follow)}")

@@ -41,9 +41,17 @@ class ServedSystems:
         # The local runtime's TRITON_ENGINE_CACHE.
         self.engines = self.folder / "engines"
 
-    def read(self) -> list[str]:
-        """Return the systems of the running server; none if the list is missing or damaged."""
-        return listed_names(self.path) or []
+    def read(self) -> list[str] | None:
+        """Return the systems of the running server; None if the list is missing or damaged."""
+        return listed_names(self.path)
+
+    def requested(self) -> list[str] | None:
+        """Return the systems that the server is to serve; None if the list is missing or damaged."""
+        return listed_names(self.requested_path)
+
+    def damaged(self) -> list[Path]:
+        """Return the lists that are missing or damaged."""
+        return [path for path in (self.path, self.requested_path) if listed_names(path) is None]
 
     def unfinished(self) -> list[str]:
         return listed_names(self.unfinished_path) or []
@@ -67,7 +75,7 @@ class ServedSystems:
 
     def withdraw(self, systems: Collection[str]) -> None:
         """List what the server still is to serve without these systems."""
-        self.request(name for name in listed_names(self.requested_path) or [] if name not in systems)
+        self.request(name for name in self.requested() or self.read() or [] if name not in systems)
 
     def _write(self, path: Path, systems: Iterable[str]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -87,10 +95,30 @@ class ModelControl:
 
     triton: Triton
     served: ServedSystems
+    repository: Path
     timeout: int  # seconds for each system
     log: Callable[[], str]  # the end of Triton's log
     wait_until_live: Callable[[], None]
     assembled: Callable[[str], list[str]]  # the models of a system on disk, an ensemble before its steps
+
+    def listed(self) -> list[str]:
+        """Return the systems of the running server; if their list is missing or damaged, those that Triton has loaded.
+
+        A list of names that are no models is damaged too.
+        """
+        names = self.served.read()
+        if names is None or not all((self.repository / name).is_dir() for name in names):
+            return self._loaded()
+        return names
+
+    def _loaded(self) -> list[str]:
+        """Return the loaded models that are no steps of others; none if Triton does not answer."""
+        try:
+            models = [model for model, (state, _) in self.triton.index().items() if state == "READY"]
+            steps = {step for model in models for step in self._models(model)[1:]}
+        except TritonError:
+            return []
+        return [model for model in models if model not in steps]
 
     def serve(self, systems: list[str], refresh: Collection[str]) -> None:
         """Load each system, one after the other; refresh some of those that are loaded. Raise UserError at the end.
@@ -108,6 +136,7 @@ class ModelControl:
                     start = time.monotonic()
                     self.served.begin(system)
                     with err.status(f"{system}: loading{progress}"):
+                        self._check_configs(system)
                         self._load(system, system)
                     out.print(f"{system}: loaded in {time.monotonic() - start:.1f} s{progress}")
             except StillLoadingError as error:
@@ -116,7 +145,7 @@ class ModelControl:
                 errors.append(str(error))
                 self.served.end([system])
             else:
-                self.served.write([*self.served.read(), system])
+                self.served.write([*self.listed(), system])
                 self.served.end([system])
         if errors:
             raise UserError("\n".join(errors))
@@ -126,7 +155,7 @@ class ModelControl:
         systems = list(systems)
         for system in set(systems).intersection(self.served.unfinished()):
             self._wait_for_load(system)
-        stay = [system for system in self.served.read() if system not in systems]
+        stay = [system for system in self.listed() if system not in systems]
         # Write the list first: after a crash from here on, revive.py must not load them again.
         self.served.write(stay)
         self.served.withdraw(systems)
@@ -169,10 +198,17 @@ class ModelControl:
         for model in reversed(assembled):
             self._load(model, system, ", the previous version stays loaded")
         dropped = [model for model in loaded if model not in assembled]
-        used = {model for other in self.served.read() for model in self._models(other)} if dropped else ()
+        used = {model for other in self.listed() for model in self._models(other)} if dropped else ()
         for model in dropped:
             if model not in used:
                 self.triton.unload(model)
+
+    def _check_configs(self, system: str) -> None:
+        """Raise UserError if a config.pbtxt of the system is unreadable: Triton names neither the file nor the line."""
+        try:
+            self.assembled(system)
+        except UserError as error:
+            raise UserError(f"{system} did not load: {error}") from None
 
     def _load(self, model: str, system: str, consequence: str = "") -> None:
         for attempt in range(1, ATTEMPTS + 1):

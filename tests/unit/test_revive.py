@@ -13,6 +13,7 @@ import urllib.error
 import pytest
 
 from scripts.common.settings import ROOT
+from scripts.common.system_names import listed_names
 
 spec = importlib.util.spec_from_file_location("revive", ROOT / "images/triton/revive.py")
 revive = importlib.util.module_from_spec(spec)
@@ -377,15 +378,24 @@ class LoadingStandIn:
 
 
 @pytest.fixture
-def load(tmp_path, monkeypatch):
-    """Return a function that loads the systems "spam" and "ham", and returns the loads that Triton saw."""
-    (tmp_path / "systems").write_text("spam\nham\n")
-    monkeypatch.setenv("SYSTEMS_FILE", str(tmp_path / "systems"))
+def listed(tmp_path, monkeypatch):
+    """Return the file that lists the systems "spam" and "ham", whose models are in the repository."""
+    (tmp_path / "models/spam").mkdir(parents=True)
+    file = tmp_path / "systems"
+    file.write_text("spam\nham\n")
+    monkeypatch.setenv("SYSTEMS_FILE", str(file))
+    monkeypatch.setenv("MODEL_REPOSITORY", str(tmp_path / "models"))
     monkeypatch.setattr(revive, "log", lambda message: None)
+    return file
+
+
+@pytest.fixture
+def load(listed):
+    """Return a function that loads the listed systems, and returns the loads that Triton saw."""
 
     def run(*messages):
         triton = LoadingStandIn(*messages)
-        revive.load_systems(triton)
+        assert revive.load_systems(triton) is (not messages or "not healthy" in messages[0])
         return triton.loads
 
     return run
@@ -417,6 +427,66 @@ def test_systems_that_the_server_loads_itself_are_loaded_again_if_a_process_did_
     assert triton.loads == loads
 
 
+LISTS = {b"": [], b"spam\nham\n": ["spam", "ham"], b"egg": ["egg"]}
+DAMAGED = (b"\0\0\0\0", b"\xfe\xff", b"<html>\n", b"../models\n", None)
+
+
+@pytest.mark.parametrize("content", [*LISTS, *DAMAGED])
+def test_every_program_reads_the_list_by_one_rule(listed, content):
+    listed.unlink()
+    if content is not None:
+        listed.write_bytes(content)
+    assert revive.listed_systems(listed) == listed_names(listed) == LISTS.get(content)
+
+
+def test_requested_systems_are_loaded_while_the_list_is_damaged(listed, load):
+    listed.write_bytes(b"\xff\xff")
+    listed.with_name("requested").write_text("egg\n")
+    assert load() == ["egg"]
+
+
+def test_loaded_systems_are_not_loaded_again(listed):
+    triton = LoadingStandIn()
+    triton.index = [{"name": "spam", "state": "READY"}, {"name": "ham", "state": "UNAVAILABLE"}]
+    assert revive.load_systems(triton)
+    assert triton.loads == ["ham"]
+
+
+@pytest.fixture
+def watched(listed, monkeypatch):
+    """Return a Triton that refuses one load, and the thread that tries again after a change."""
+    monkeypatch.setattr(revive, "CHANGE_POLL_S", 0.01)
+    refused, waiting = LoadingStandIn("failed to poll"), threading.Event()
+    monkeypatch.setattr(revive, "log", lambda message: waiting.set() if message.startswith("waiting") else None)
+    thread = threading.Thread(target=revive.keep_loading, args=(refused,), daemon=True)
+    yield refused, thread, waiting
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_system_that_did_not_load_is_loaded_again_after_a_change_of_its_files(watched, tmp_path):
+    triton, thread, waiting = watched
+    thread.start()
+    assert waiting.wait(60)
+    assert triton.loads == ["spam", "ham"]
+    triton.index = [{"name": "ham", "state": "READY"}]
+    (tmp_path / "models/spam/config.pbtxt").write_text("restored")
+    thread.join(60)
+    assert triton.loads == ["spam", "ham", "spam"]
+
+
+def test_list_that_was_damaged_is_read_again_after_its_repair(watched, listed):
+    triton, thread, waiting = watched
+    triton.messages.clear()
+    listed.write_bytes(b"\0" * 9)
+    thread.start()
+    assert waiting.wait(60)
+    assert triton.loads == []
+    listed.write_text("ham\n")
+    thread.join(60)
+    assert triton.loads == ["ham"]
+
+
 # --- the program ------------------------------------------------------------------------------------------------------
 
 # Replaces parts of the program that need a server, then runs it.
@@ -424,7 +494,7 @@ PROGRAM = """
 import sys
 sys.path.append(sys.argv.pop(1))
 import revive
-revive.POLL_S, revive.load_systems = 0.01, lambda triton: None
+revive.POLL_S, revive.keep_loading = 0.01, lambda triton: None
 {changes}
 revive.main()
 """

@@ -77,3 +77,27 @@ def test_status_shows_engines_in_80_columns(metrics_port, monkeypatch, tmp_path)
     assert lines["spam"] == ["ready", "openvino", "bf16", "on", "0"]
     assert lines["sentiment_encoder"] == ["ready", "onnxruntime", "int8", "on", "0"]
     assert lines["gpt2"][:2] == ["unavailable", "Internal:"]
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (b"spam\nlost\n", "lost               not loaded                      `make up` loads it"),
+        (b"\xff\0", "is missing or damaged:"),
+        (None, "is missing or damaged:"),
+    ],
+)
+def test_status_shows_what_a_server_should_have_loaded(metrics_port, monkeypatch, tmp_path, capsys, content, shown):
+    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local", "TRITON_METRICS_PORT": str(metrics_port)}
+    stack = LocalStack(Settings(Settings.load() | own))
+    stack.__dict__["triton"] = TritonStandIn()
+    monkeypatch.setattr(TritonStandIn, "index", lambda triton: {"spam": ("READY", "")})
+    stack.served.write(["spam"])
+    stack.served.request(["spam"])
+    assert stack.print_models()
+    assert "not loaded" not in (before := capsys.readouterr().out) and "damaged" not in before
+    stack.served.requested_path.unlink()
+    if content is not None:
+        stack.served.requested_path.write_bytes(content)
+    assert not stack.print_models()
+    assert " ".join(shown.split()) in " ".join(capsys.readouterr().out.split())

@@ -74,8 +74,10 @@ def test_up_lists_what_is_to_be_served_before_it_starts_anything(monkeypatch, tm
 
     monkeypatch.setattr(LocalStack, "start", killed)
     monkeypatch.setattr(LocalStack, "running", lambda stack: True)
-    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local", "SYSTEMS": "ham egg"}
+    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local", "SYSTEMS": "ham egg", "MODEL_REPOSITORY": str(tmp_path)}
     stack = LocalStack(Settings(Settings.load() | own))
+    for name in ("spam", "ham"):
+        (tmp_path / name).mkdir()
     stack.served.write(["spam", "ham"])
     with pytest.raises(KeyboardInterrupt):
         stack.up(unload=["spam"])

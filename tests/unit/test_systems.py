@@ -54,10 +54,13 @@ def triton():
 
 @pytest.fixture
 def control(triton, tmp_path):
+    for name in triton.steps:
+        (tmp_path / name).mkdir()
     log = "revive: process 7 of model 'spam' did not report to Triton in time; ended it"
     return ModelControl(
         triton,
         ServedSystems(tmp_path),
+        tmp_path,
         5,
         lambda: log,
         lambda: triton.calls.append(("wait", "")),
@@ -190,7 +193,7 @@ def test_load_that_was_not_seen_to_end_is_waited_for_and_unloaded(control, trito
     with pytest.raises((KeyboardInterrupt, UserError)):
         control.serve(["spam"], [])
     triton.loading = ["encoder"]  # Triton goes on with the steps, and does not know the ensemble yet
-    assert (control.served.read(), control.served.unfinished()) == ([], ["spam"])
+    assert (control.listed(), control.served.unfinished()) == ([], ["spam"])
     control.unload(["spam"])
     assert triton.calls == [*[("load", "spam")] * 2, *(("unload", model) for model in ["spam", "tokenizer", "encoder"])]
     assert control.served.unfinished() == []
@@ -218,6 +221,35 @@ def test_interrupted_load_of_a_server_that_restarted_is_only_forgotten(control, 
     assert (triton.calls, control.served.unfinished()) == ([], [])
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\0garbage", b"unknown\n", None])
+def test_damaged_list_is_written_again_from_what_the_server_has_loaded(control, triton, content):
+    triton.steps = triton.steps | {"tokenizer": [], "encoder": []}
+    triton.loaded += ["encoder", "tokenizer", "spam"]
+    if content is not None:
+        control.served.write(["spam"])
+        control.served.path.write_bytes(content)
+    assert control.listed() == ["spam"]
+    control.serve(["egg"], [])
+    assert control.served.read() == ["spam", "egg"]
+
+
+def test_damaged_list_of_a_server_that_has_loaded_nothing_is_empty(control):
+    control.served.write(["spam"])
+    control.served.path.write_bytes(b"\0")
+    assert control.listed() == []
+
+
+def test_unreadable_configuration_is_named_before_triton_is_asked(control, triton):
+    def assembled(system):
+        raise UserError("models/encoder/config.pbtxt, line 3, is not a model configuration: Expected identifier")
+
+    control.assembled = assembled
+    with pytest.raises(UserError, match=r"^spam did not load: models/encoder/config.pbtxt, line 3, is not"):
+        control.serve(["spam"], [])
+    assert triton.calls == []
+    assert control.served.unfinished() == []
+
+
 def test_list_of_systems_is_readable_by_the_containers_user(tmp_path):
     served = ServedSystems(tmp_path)
     served.write(["spam", "ham", "spam"])
@@ -233,6 +265,7 @@ def test_damaged_list_names_nothing(tmp_path, content):
     served.folder.mkdir()
     for path in served.files:
         path.write_bytes(content)
-    assert (served.read(), served.unfinished()) == ([], [])
+    assert (served.read(), served.unfinished()) == (None, [])
+    assert served.damaged() == [served.path, served.requested_path]
     served.begin("spam")
     assert served.unfinished() == ["spam"]
