@@ -269,7 +269,7 @@ def system_figures(loaded: Loaded, figures: Figures) -> list[Figure]:
     batch = figures.models.get(model, {}).get("batch")
     return [
         Figure("requests", *per_second(total("successes") + failures)),
-        Figure("mean latency", *duration(next((own["seconds"] for own in counted if "seconds" in own), None))),
+        Figure("mean latency", *duration(total("seconds") / timed if (timed := total("timed")) else None)),
         Figure("tokens", *per_second(total("tokens")))
         if any("tokens" in own for own in counted)
         else Figure("mean batch", decimal(batch)),

@@ -15,11 +15,17 @@ def _rate(counter: str, labels: str = "") -> str:
     return f"sum by (model) (rate({counter}{labels}[1m]))"
 
 
+def _first_of(own: str, tritons: str) -> str:
+    """Prefer the backend's own counter: Triton's times of a request that streams end before its first token."""
+    return f"({_rate(own)} or {_rate(tritons)})"
+
+
 # Figure -> PromQL. Triton counts a failed request to an ensemble twice (docs/metrics.md), so failures are kept apart.
 QUERIES = {
     "successes": _rate("nv_inference_request_success"),
     "failures": _rate("nv_inference_request_failure", '{reason!="CANCELED"}'),
-    "seconds": f"{_rate('nv_inference_request_duration_us')} / 1e6 / ({_rate('nv_inference_request_success')} > 0)",
+    "seconds": _first_of("transformers_request_microseconds_total", "nv_inference_request_duration_us") + " / 1e6",
+    "timed": _first_of("transformers_requests_total", "nv_inference_request_success"),
     "batch": f"{_rate('nv_inference_count')} / ({_rate('nv_inference_exec_count')} > 0)",
     "tokens": _rate("transformers_generated_tokens_total"),
     "together": f"{_rate('transformers_generated_tokens_total')} / ({_rate('transformers_runs_total')} > 0)",

@@ -6,6 +6,7 @@ Prometheus scrapes recorded samples for GPUs and NeuronCores, because the test m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -51,8 +52,13 @@ NEEDS_HARDWARE = {
     "Executions/s",
     "Errors of the hardware/s",
 }
-# Queries that return series only after failures. Another query of the same panel always returns some.
-ONLY_AFTER_FAILURES = {("Failures/s by reason", "{{model}}: {{reason}}")}
+# Queries that return series only after failures, or in a container with a limit. Another query of the same panel always
+# returns some.
+SELDOM = {
+    ("Failures/s by reason", "{{model}}: {{reason}}"),
+    ("Memory of Triton and its models", "in the container"),
+    ("Memory of Triton and its models", "limit"),
+}
 
 
 def recorded_names() -> set[str]:
@@ -184,7 +190,7 @@ def test_every_query_has_finite_numbers(run, name):
     for panel in ALL[name]["panels"]:
         lines = run.shown[name, panel["id"]]
         for target in panel["targets"]:
-            if (panel["title"], target["legendFormat"]) in ONLY_AFTER_FAILURES:
+            if (panel["title"], target["legendFormat"]) in SELDOM:
                 continue
             pattern = re.escape(re.sub(r"{{\w+}}", "@", target["legendFormat"])).replace("@", ".+")
             matching = [line for line in lines if re.fullmatch(pattern, line.name)]
@@ -398,6 +404,24 @@ def test_backends_count_texts_tokens_and_padding(run, stack):
     assert after["encoder transformers_max_batch_size"] == 64
     used, limit = after["encoder transformers_memory_used_bytes"], after["encoder transformers_memory_limit_bytes"]
     assert 2**28 < used < limit
+
+
+def test_memory_is_that_of_the_servers_own_processes(run, stack, prometheus):
+    (server,) = (process for process in psutil.process_iter() if is_server_of(process, stack))
+    shown = value(prometheus, "stack:process_memory:bytes", time.time())
+    own = sum(own_memory(process) for process in (server, *server.children(recursive=True)))
+    assert shown == pytest.approx(own, rel=0.25)
+
+
+def own_memory(process: psutil.Process) -> int:
+    memory = process.memory_info()
+    return memory.rss - memory.shared
+
+
+def is_server_of(process: psutil.Process, stack) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.name() == "tritonserver" and stack.environment["TRITON_HTTP_PORT"] in process.cmdline()
+    return False
 
 
 def without_batching(config: dict) -> dict:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -284,6 +285,21 @@ def test_streamed_pieces_join_to_the_same_text(served, model):
         assert "".join(parts) == text(served, model, prompt, max_new_tokens=30)
         assert parts[0].startswith(prompt)
     assert max(map(len, streamed)) > 5
+
+
+@pytest.mark.parametrize("model", ["falcon7b_stream", "falcon7b", "fussy"])
+def test_mean_latency_is_that_of_the_client(served, model):
+    """Triton's own time of a request ends when its backend has accepted it."""
+    before = settled(served, model)
+    ask = pieces if model.endswith("_stream") else text
+    sent = time.monotonic()
+    ask(served, model, "I am going", max_new_tokens=100)
+    answered = time.monotonic()
+    grown = {name: value - before[name] for name, value in settled(served, model).items()}
+    assert grown["requests"] == 1
+    assert grown["first_token_microseconds"] + grown["later_token_microseconds"] <= grown["request_microseconds"]
+    assert grown["waiting_microseconds"] <= grown["first_token_microseconds"]
+    assert grown["request_microseconds"] <= 1e6 * (answered - sent)
 
 
 def test_seed_gives_the_same_text_in_a_batch(served):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
+import time
 from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
+import psutil
 import pytest
 
 from shared.errors import BadRequest, Busy, ConfigError
@@ -50,7 +53,12 @@ def doubler(backend):
 
 
 def instance_args(config: dict) -> dict[str, str]:
-    return {"model_config": json.dumps(config), "model_name": "m", "model_version": "1"}
+    return {
+        "model_config": json.dumps(config),
+        "model_name": "m",
+        "model_version": "1",
+        "model_instance_name": "m_0",
+    }
 
 
 def results(model, *numbers: int) -> list:
@@ -88,6 +96,16 @@ def test_last_counts_are_sent_when_the_model_is_unloaded(doubler, pb_utils):
     doubler.finalize()
     assert pb_utils.metrics["transformers_runs_total"] == before + 1
     assert pb_utils.metrics["transformers_memory_limit_bytes"] == 0
+
+
+def test_own_memory_is_that_of_the_process_and_of_the_server(doubler, pb_utils):
+    pb_utils.metrics["transformers_server_memory_bytes"] = 0
+    ended = time.monotonic() + 60
+    while not pb_utils.metrics["transformers_server_memory_bytes"] and time.monotonic() < ended:
+        time.sleep(0.05)
+    assert 0 < pb_utils.metrics["transformers_server_memory_bytes"] < psutil.Process(os.getppid()).memory_info().rss
+    doubler.finalize()
+    assert pb_utils.metrics["transformers_server_memory_bytes"] == 0
 
 
 def test_task_parameter_chooses_the_class(backend, doubler, monkeypatch):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import queue
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -163,6 +165,40 @@ def test_text_joins_while_another_runs(served):
     long.go.set()
     assert short.finished.wait(60) and long.finished.wait(60)
     assert short.pieces_before < 10 < len(long.responses)
+
+
+def test_request_is_timed_from_its_arrival_to_its_last_response(served, monkeypatch):
+    """Triton's own time ends when execute() returns."""
+
+    class Timed(ResponseSender):
+        def __init__(self) -> None:
+            super().__init__()
+            self.times: list[float] = []
+
+        def send(self, response, flags: int = 0) -> None:
+            self.times.append(time.monotonic())
+            super().send(response, flags)
+
+    model, long, waiting, gone = served("llama", streams=True, max_batch=1), Held(), Timed(), Cancelled()
+    counted: queue.Queue[dict[str, int]] = queue.Queue()
+    monkeypatch.setattr(model.metrics, "add", lambda **counts: "requests" in counts and counted.put(counts))
+    send(model, "It", long)
+    assert long.holds.wait(60)
+    arrived = time.monotonic()
+    send(model, "I am going", waiting)
+    executed = time.monotonic()
+    gone.cancelled = True
+    send(model, "I am", gone)
+    began = time.monotonic()
+    long.go.set()
+    counted.get(timeout=60)
+    times = counted.get(timeout=60)
+    assert gone.finished.wait(60) and counted.empty()  # a cancelled request is not counted
+    microseconds, last = times["request_microseconds"], waiting.times[-1]
+    assert 1e6 * (last - executed) <= microseconds + 1
+    assert times["waiting_microseconds"] + 1 >= 1e6 * (began - executed)
+    assert times["waiting_microseconds"] <= 1e6 * (waiting.times[0] - arrived) + 1
+    assert len(waiting.times) > 2
 
 
 class Cancelled(ResponseSender):

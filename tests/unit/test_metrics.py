@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import mmap
+import os
 import threading
 import urllib.error
 import urllib.request
@@ -117,6 +119,14 @@ def test_process_memory_grows_with_what_the_process_allocates():
     block = bytes([1]) * 2**26
     assert 2**25 < process_memory() - before < 2**27
     del block
+
+
+def test_process_memory_leaves_out_shared_pages():
+    before = process_memory()
+    with mmap.mmap(-1, 2**26) as block:
+        block.write(bytes([1]) * 2**26)
+        assert process_memory() - before < 2**25
+        assert process_memory(os.getpid()) > 0
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 from scripts.dashboards.definitions.panels import Query, lines, locust, new_dashboard
 
 NO_DATA = "No data"
+# Triton's memory is limited to less than the machine has.
+LIMITED = "stack:memory_limit:bytes < on () max(nv_cpu_memory_total_bytes)"
 
 
 def machine():
@@ -27,10 +29,14 @@ def machine():
         ),
         lines(
             "Memory of Triton and its models",
-            "With Docker, the memory of Triton's container and its limit; without, the machine's.",
+            "Own memory of the server and of each model's processes, without files that they map. If the container has "
+            "a limit, also what counts for it.",
             "bytes",
-            Query("stack:memory_used:bytes", "used"),
-            Query("stack:memory_limit:bytes", "limit"),
+            Query("stack:process_memory:bytes", "all"),
+            Query("max(transformers_server_memory_bytes > 0)", "tritonserver"),
+            Query("max by (model) (sum by (model, instance) (transformers_process_memory_bytes) > 0)", "{{model}}"),
+            Query(f"stack:memory_used:bytes and on () {LIMITED}", "in the container"),
+            Query(f"stack:memory_limit:bytes and on () {LIMITED}", "limit"),
             no_value=NO_DATA,
         ),
         *locust("", "No load test (make loadtest, make locust)"),

@@ -7,9 +7,11 @@ leaves as soon as it ends, because each has its own past (the model's keys and v
 from __future__ import annotations
 
 import json
+import math
 import queue
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from shared import serving
 from shared.backend import Backend
 from shared.errors import BadRequest, ConfigError
+from shared.metrics import REQUEST_COUNTERS
 from shared.parameters import int_parameter, parameter, version_file
 from shared.prompts import DETAILS, RULES, TEXT_OUTPUT, Piece, PromptRequest, read_request
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
@@ -74,6 +77,8 @@ class Job:
     request: PromptRequest
     rows: list[Row]
     sender: pb_utils.InferenceResponseSender
+    arrived_at: float = field(default_factory=time.monotonic)
+    began_at: float = math.inf
 
     @property
     def done(self) -> bool:
@@ -81,7 +86,7 @@ class Job:
 
 
 class TritonPythonModel(Backend):
-    counters = ("texts", "tokens", "generated_tokens", "runs")
+    counters = ("texts", "tokens", "generated_tokens", "runs", *REQUEST_COUNTERS)
 
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.tokenizer = Tokenizer.from_file(str(version_file(args, "tokenizer.json")))
@@ -146,6 +151,9 @@ class TritonPythonModel(Backend):
         while (arrived := self.arrived_jobs(wait=not jobs)) is not None:
             jobs += arrived
             rows = [row for job in jobs for row in job.rows if not row.done][: self.max_batch]
+            for job in jobs:
+                if job.rows[0] in rows:
+                    job.began_at = min(job.began_at, time.monotonic())
             try:
                 self.advance(rows)
             except Exception as error:
@@ -203,6 +211,7 @@ class TritonPythonModel(Backend):
             for text, row in zip(texts, job.rows, strict=True)
         ]
         serving.send_last(job.sender, job.request.response(pieces))
+        self.metrics.add_request(job.arrived_at, job.began_at)
 
 
 class BatchInputs:

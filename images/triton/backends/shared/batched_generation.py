@@ -64,6 +64,8 @@ class BatchedGeneration(TextGeneration):
 
     def run(self, rows: list[Row[Job]]) -> Exception | None:
         jobs = {row.owner for row in rows}
+        for job in jobs:
+            job.begin()
         self.metrics.set(running_texts=len(rows), waiting_texts=self.waiting.qsize())
         self.count_padding([len(row.prompt_tokens) for row in rows])
         generated, next_check = 0, 0.0

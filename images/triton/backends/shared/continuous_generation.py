@@ -74,6 +74,7 @@ class ContinuousGeneration(TextGeneration):
             try:
                 row.owner.end_if_cancelled()  # the engine would read its prompt, and the other texts wait
                 if not row.done:  # or another text of the same request failed
+                    row.owner.begin()
                     self.engine.add(key, row.prompt_tokens, row.options)
                     self.rows[key] = row
             except Exception as error:

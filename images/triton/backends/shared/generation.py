@@ -23,6 +23,7 @@ from shared.backend import Backend
 from shared.chat_template import ChatTemplate
 from shared.continuation import Options, Row
 from shared.errors import BadRequest, Busy, ConfigError
+from shared.metrics import REQUEST_COUNTERS, Metrics
 from shared.parameters import int_parameter, parameter
 from shared.prompts import NUMBERS, Piece, PromptRequest, Rule, read_option, read_request
 from shared.types import InstanceArgs, ModelConfig
@@ -58,6 +59,7 @@ class TextGeneration(Backend):
         "later_tokens",
         "later_token_microseconds",
         "runs",
+        *REQUEST_COUNTERS,
     )
     gauges = ("running_texts", "waiting_texts", "cache_usage_ratio")
     default_max_batch = 32
@@ -131,7 +133,8 @@ class TextGeneration(Backend):
         if streams and len(read.prompts) > 1:
             raise BadRequest(f"input '{read.name}' holds {len(read.prompts)} prompts; streaming takes one per request")
         # Clients of vLLM's backend, which ask for a stream, expect it without the prompt.
-        job = Job(read, sender, streams, read.echoes(default="stream" not in read.options or not streams))
+        echoes = read.echoes(default="stream" not in read.options or not streams)
+        job = Job(read, sender, streams, echoes, self.metrics)
         prompts = read.prompts if read.messages is None else [self.model.chat_template.prompt(read.messages)]
         job.rows = [self.row(job, prompt) for prompt in prompts]
         if len(job.rows) > self.max_waiting:
@@ -178,17 +181,28 @@ class Job:
     """One request: its rows, and its response, whole or in pieces."""
 
     def __init__(
-        self, request: PromptRequest, sender: pb_utils.InferenceResponseSender, streams: bool, echoes: bool
+        self,
+        request: PromptRequest,
+        sender: pb_utils.InferenceResponseSender,
+        streams: bool,
+        echoes: bool,
+        metrics: Metrics,
     ) -> None:
         self.request = request
         self.sender = sender
         self.streams = streams
         self.echoes = echoes  # each text begins with its prompt
+        self.metrics = metrics
         self.rows: list[Row[Job]] = []
         self.sent = self.sent_tokens = 0  # characters of the texts, and new tokens
         self.finished = False  # the last response is sent
         self.end_requested = False
         self.arrived_at = time.monotonic()
+        self.began_at = math.inf
+
+    def begin(self) -> None:
+        """Note that a text of the request begins to run."""
+        self.began_at = min(self.began_at, time.monotonic())
 
     def update(self, check_cancelled: bool) -> None:
         """Send what is ready. With `check_cancelled`, ask Triton whether the client still waits."""
@@ -198,6 +212,7 @@ class Job:
             return
         if all(row.done for row in self.rows):
             self.finish(self.request.response([self.unsent(row) for row in self.rows]))
+            self.metrics.add_request(self.arrived_at, self.began_at)
         elif self.streams:
             self.send_piece()
 

@@ -30,9 +30,9 @@ def memory(cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -
     return total - available, total
 
 
-def process_memory(proc: Path = Path("/proc")) -> int:
-    """Return this process's own memory in bytes, without what it shares with others, such as mapped files."""
-    _, resident, shared, *_ = map(int, (proc / "self/statm").read_text().split())
+def process_memory(pid: int | str = "self") -> int:
+    """Return a process's own memory in bytes, without what it shares with others, such as mapped files."""
+    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -28,12 +30,17 @@ COUNTERS = {
     "padding_tokens": "Tokens added to give rows the same length",
     "padding_rows": "Rows added to reach the batch size that the model was compiled for",
     "runs": "Runs of the model's graph; packing makes several runs of one execution",
+    "requests": "Requests that the model answered completely",
+    "request_microseconds": "Time from the arrival of these requests to their last response",
+    "waiting_microseconds": "Time from the arrival of these requests until the first of their texts ran",
 }
 GAUGES = {
     "running_texts": "Texts that are being continued",
     "waiting_texts": "Texts that wait until one of the running texts has ended",
     "cache_usage_ratio": "Share of the cache for keys and values that is in use",
 }
+# Triton times a request until execute() returns. A backend that responds later counts these.
+REQUEST_COUNTERS = ("requests", "request_microseconds", "waiting_microseconds")
 SEND_INTERVAL_S = 0.5
 
 
@@ -53,6 +60,8 @@ class Metrics:
     ) -> None:
         self.config = json.loads(args["model_config"])
         self.labels = {"model": args["model_name"], "version": args["model_version"]}
+        # The name of the instance. Prometheus has a label `instance` of its own.
+        self.process = {"process": args["model_instance_name"]}
         self.counters = counters
         self.engine_labels = engine_labels
         self.counts: Counter[str] = Counter()
@@ -65,6 +74,15 @@ class Metrics:
     def add(self, **counts: int) -> None:
         with self.lock:
             self.counts.update(counts)
+
+    def add_request(self, arrived_at: float, began_at: float) -> None:
+        """Count a request that has just got its last response; both times are those of time.monotonic()."""
+        now = time.monotonic()
+        self.add(
+            requests=1,
+            request_microseconds=round(1e6 * (now - arrived_at)),
+            waiting_microseconds=round(1e6 * (began_at - arrived_at)),
+        )
 
     def set(self, **values: float) -> None:
         """Set gauges."""
@@ -85,7 +103,8 @@ class Metrics:
             self._gauge("max_batch_size", "The model's max_batch_size").set(self.config.get("max_batch_size", 0))
             self._gauge("cpus", "CPUs that Triton may use").set(usable_cpus())
             gauges = {name: self._gauge(name, GAUGES[name]) for name in self.values}
-            process = self._gauge("process_memory_bytes", "Own memory of one Python process of the model")
+            process = self._gauge("process_memory_bytes", "Own memory of a Python process of the model", **self.process)
+            server = self._gauge("server_memory_bytes", "Own memory of tritonserver, without the models' processes")
             used = self._gauge("memory_used_bytes", "Memory in use in Triton's container, or on the machine")
             limit = self._gauge("memory_limit_bytes", "Memory limit of Triton's container, or memory of the machine")
             engine = "1 for the engine and the precision that the model runs in"
@@ -103,9 +122,9 @@ class Metrics:
                 # Triton goes on reporting the gauges of a model after it is unloaded.
                 for name, gauge in gauges.items():
                     gauge.set(0 if closed else values[name])
-                bytes_used = (0, 0, 0) if closed else (process_memory(), *memory())
-                for gauge, value in zip((process, used, limit), bytes_used, strict=True):
-                    gauge.set(value)
+                sizes = (0, 0, 0, 0) if closed else (process_memory(), process_memory(os.getppid()), *memory())
+                for gauge, size in zip((process, server, used, limit), sizes, strict=True):
+                    gauge.set(size)
                 for engine_gauge in engines:
                     engine_gauge.set(int(not closed))
         except Exception as error:
