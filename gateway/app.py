@@ -33,6 +33,7 @@ from gateway.routes import Routes
 from gateway.served_systems import Served
 from gateway.short_requests import ShortRequests
 from gateway.try_it import try_it
+from scripts.common.certificate import expiry
 from scripts.common.settings import Settings
 
 
@@ -67,6 +68,8 @@ ROUTES = [
 def build(config: Config, settings: Settings | None = None) -> Admission:
     """Return the application. Its lifespan opens and closes the connections to Triton."""
     counters = Counters()
+    if config.tls:
+        counters.certificate_expires(expiry(config.tls[0]))
     settings = settings or Settings()
 
     @contextlib.asynccontextmanager

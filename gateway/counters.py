@@ -48,6 +48,11 @@ class Counters:
     def first_token(self, route: str, seconds: float) -> None:
         self._first_token.labels(route).observe(seconds)
 
+    def certificate_expires(self, timestamp: float) -> None:
+        """Export when the certificate expires that the gateway has loaded: a renewed file counts after a restart."""
+        name = "gateway_certificate_expiry_timestamp_seconds"
+        Gauge(name, "When the certificate expires, in seconds since 1970", registry=self.registry).set(timestamp)
+
     def tokens(self, prompt: int, completion: int = 0) -> None:
         self._prompt.inc(prompt)
         if completion:

@@ -19,6 +19,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
+from scripts.common.certificate import expiry_warning
 from scripts.common.cli import err, out
 from scripts.common.files import exclusive
 from scripts.common.http import answers
@@ -356,6 +357,8 @@ class Stack(ABC):
         url = self.settings.url
         if "gateway" in self.programs():
             out.print(f"Gateway     {url('GATEWAY_PORT')}  (OpenAI's API: {url('GATEWAY_PORT')}/v1)")
+            if warning := expiry_warning(self.settings):
+                out.print(f"            [yellow]{escape(warning)}[/]")
             if not self.settings["API_KEYS"]:
                 out.print("            loopback only: set API_KEYS and GATEWAY_BIND to open it")
             elif not self.settings.gateway_bind().is_loopback:

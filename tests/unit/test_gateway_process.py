@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -13,10 +14,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from scripts.common.certificate import expiry
 from scripts.common.ports import free_ports
 from tests.support.certificates import save_certificate
 from tests.support.triton_http_stand_in import http_before
@@ -51,7 +54,7 @@ def wait_for(port: str, running: subprocess.Popen[str]) -> None:
 
 def test_process_serves_with_tls_and_a_key_and_ends_in_order(tmp_path: Path) -> None:
     port, metrics_port = map(str, free_ports(2))
-    certificate, key = save_certificate(tmp_path)
+    certificate, key = save_certificate(tmp_path, lifetime=timedelta(days=30))
     context = ssl.create_default_context(cafile=str(certificate))
     with TritonStandIn(embedding()) as triton, http_before(triton.address) as http:
         settings = {
@@ -76,6 +79,9 @@ def test_process_serves_with_tls_and_a_key_and_ends_in_order(tmp_path: Path) -> 
                 metrics = response.read().decode()
             assert 'gateway_requests_total{code="200",route="/v1/embeddings"} 1.0' in metrics
             assert "process_resident_memory_bytes" in metrics
+            (expires,) = re.findall(r"^gateway_certificate_expiry_timestamp_seconds (\S+)$", metrics, re.MULTILINE)
+            assert float(expires) == expiry(certificate)
+            assert expiry(certificate) == pytest.approx(time.time() + timedelta(days=30).total_seconds(), abs=3600)
             running.send_signal(signal.SIGTERM)
             assert running.wait(START_S) == 0
             assert running.stderr and "a-key-of-the-test" not in running.stderr.read()

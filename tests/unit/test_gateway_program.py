@@ -6,15 +6,18 @@ import configparser
 import json
 import shlex
 import socket
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from scripts.common import settings as settings_module
+from scripts.common.certificate import DAY_S, WARNING_DAYS, expiry
 from scripts.common.settings import SECRETS, Settings, UserError
 from scripts.stack.base import GATEWAY_SETTINGS
 from scripts.stack.local.stack import LocalStack
 from scripts.stack.local.supervisor import CONF
+from tests.support import promql
 from tests.support.certificates import save_certificate
 
 KEY = "a-key-of-the-tests"
@@ -158,6 +161,35 @@ def test_renewed_certificate_restarts_the_gateway(stack, tmp_path, capsys):
     save_certificate(tmp_path)
     stack(TLS_CERT=cert, TLS_KEY=key).start()
     assert "settings changed (TLS_CERT): restarting the gateway" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("days", "state"), [(-1, "expired on {}, so clients refuse it"), (0.5, "expires on {}"), (13, "expires on {}")]
+)
+def test_certificate_that_expires_soon_gets_a_warning(stack, tmp_path, capsys, days, state):
+    cert, key = save_certificate(tmp_path, lifetime=timedelta(days=days))
+    stack(TLS_CERT=cert, TLS_KEY=key).print_urls()
+    date = f"{datetime.fromtimestamp(expiry(cert), UTC):%Y-%m-%d}"
+    warning = f"TLS_CERT={cert}: the certificate {state.format(date)}. Renew it, then run `make up`"
+    assert warning in " ".join(capsys.readouterr().out.split())
+
+
+def test_certificate_that_lasts_gets_no_warning(stack, tmp_path, capsys):
+    cert, key = save_certificate(tmp_path, lifetime=timedelta(days=15))
+    stack(TLS_CERT=cert, TLS_KEY=key).print_urls()
+    assert "certificate" not in capsys.readouterr().out
+
+
+def test_certificate_that_became_unreadable_is_reported(stack, tmp_path, capsys):
+    cert, key = save_certificate(tmp_path)
+    cert.write_text("damaged")
+    stack(TLS_CERT=cert, TLS_KEY=key).print_urls()
+    assert f"TLS_CERT={cert}: not a certificate in PEM" in " ".join(capsys.readouterr().out.split())
+
+
+def test_alert_of_the_certificate_begins_with_the_warning():
+    (rule,) = (rule for rule in promql.rules() if rule.get("alert") == "CertificateExpires")
+    assert rule["expr"].endswith(f"< {WARNING_DAYS} * {DAY_S}")
 
 
 def test_stack_of_a_release_without_gateway_restarts(stack):
