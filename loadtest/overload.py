@@ -7,12 +7,14 @@ gateway, which refuses those beyond GATEWAY_IN_FLIGHT. At the end, single reques
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import gevent
@@ -26,12 +28,14 @@ from loadtest.crowd.crowd import Crowd
 from loadtest.encoding import ROUTES
 from loadtest.examples import Tensor
 from loadtest.instances import Capacity
+from loadtest.other_programs import OtherPrograms, busy, is_busy
+from loadtest.overload_charts import all_charts
 from loadtest.sample import Sample
 from loadtest.statistics import CLIENT_LIMIT, Results
 from loadtest.users import LIGHT, GatewayUser, Job
 from loadtest.workload import POOL_SPAWN_RATE
 from scripts.common.cli import err, out
-from scripts.common.figures import PALETTES
+from scripts.common.figures import PALETTES, images, write_charts
 from scripts.common.files import complete_folder, write_json
 from scripts.common.pages import page
 from scripts.common.settings import Settings, UserError
@@ -50,7 +54,22 @@ MAXIMUM_RECOVERY_S = 60.0
 LATE_MS = 20.0
 # The share of the scheduled requests that must arrive. Among a thousand, chance alone does not withhold a tenth.
 ARRIVED_FROM = 0.9
+# A load generator that used fewer cores does not need one of its own.
+OWN_CPU_FROM = 0.5
+# The 95th percentile of admitted requests, as a multiple of requests in flight / answers per second: measured 1.23.
+QUEUE_TO_P95 = 1.25
 REFUSED = "429 "  # how GatewayUser begins the error
+
+
+# A second of the overload, or of the time until the last response: how many requests ended, and how.
+Second = dict[str, float | None]
+
+
+class Recovery(NamedTuple):
+    """The single requests after the overload: seconds since its end, and milliseconds (None if it failed)."""
+
+    seconds: float | None  # until a request was fast, and the ones after it too; None if that took too long
+    requests: list[tuple[float, float | None]]
 
 
 def figures(samples: Sequence[Sample], seconds: float, target_ms: float) -> Results:
@@ -65,14 +84,15 @@ def figures(samples: Sequence[Sample], seconds: float, target_ms: float) -> Resu
         "arrived_rps": len(arrived) / seconds,
         "sent_rps": len(sent) / seconds,
         **percentiles("late", [sample.late_ms for sample in sent]),
-        "goodput_rps": len(answered) / seconds,
-        "goodput_within_target_rps": sum(latency <= target_ms for latency in answered) / seconds,
+        "answered_rps": len(answered) / seconds,
+        "goodput_rps": sum(latency <= target_ms for latency in answered) / seconds,
         "refused_share": len(refused) / len(arrived) if arrived else 0.0,
         **percentiles("refused", refused),
         **percentiles("refused_since_sent", [sample.latency_ms - sample.late_ms for sample in refusals]),
         **percentiles("accepted", accepted),
         "arrived": len(arrived),
         "accepted": len(accepted),
+        "accepted_within_target": sum(latency <= target_ms for latency in accepted),
         "refused": len(refused),
         "given_up": len(arrived) - len(sent),
         "failed": len(sent) - len(accepted) - len(refused),
@@ -84,23 +104,47 @@ def percentiles(name: str, milliseconds: Sequence[float]) -> dict[str, float | N
     return {f"{name}_p50_ms": p50, f"{name}_p95_ms": p95}
 
 
-def recovery(ask: Callable[[], float | None], limit_ms: float, clock: Callable[[], float]) -> float | None:
-    """Return the seconds until a single request is fast, and the ones after it too; None if that takes too long.
+def recovery(ask: Callable[[], float | None], limit_ms: float, clock: Callable[[], float]) -> Recovery:
+    """Send single requests until several in a row are fast, or until that takes too long.
 
     `ask` returns the latency of one request in milliseconds, or None if it failed.
     """
     start = clock()
-    since, fast = start, 0
+    requests: list[tuple[float, float | None]] = []
+    since, fast = 0.0, 0
     while fast < LONE_IN_A_ROW:
-        began = clock()
-        if began - start > MAXIMUM_RECOVERY_S:
-            return None
+        began = clock() - start
+        if began > MAXIMUM_RECOVERY_S:
+            return Recovery(None, requests)
         latency = ask()
+        requests.append((began, latency))
         is_fast = latency is not None and latency <= limit_ms
         since, fast = (began if not fast else since, fast + 1) if is_fast else (began, 0)
         if latency is None:
             gevent.sleep(0.02)
-    return since - start
+    return Recovery(since, requests)
+
+
+def timeline(samples: Sequence[Sample], target_ms: float) -> list[Second]:
+    """Return what became of the requests in each second: when they were answered or refused."""
+    last = max((sample.at for sample in samples), default=0.0)
+    seconds = []
+    for number in range(math.floor(last) + 1):
+        ended = [sample for sample in samples if number <= sample.at < number + 1]
+        latencies = [sample.latency_ms for sample in ended if not sample.error]
+        refused = sum(sample.error.startswith(REFUSED) for sample in ended)
+        in_time = sum(latency <= target_ms for latency in latencies)
+        seconds.append(
+            {
+                "second": number,
+                "in_time": in_time,
+                "late": len(latencies) - in_time,
+                "refused": refused,
+                "failed": len(ended) - len(latencies) - refused,
+                **percentiles("accepted", latencies),
+            }
+        )
+    return seconds
 
 
 class LightComparison(Comparison):
@@ -119,6 +163,7 @@ class Overload:
         self.seconds = settings.number("WINDOW") if settings["WINDOW"] else WINDOW_S
         self.target_ms = settings.number("P95") if settings["P95"] else TARGET_MS
         self.settings = settings.replace(PROTOCOL="openai", RATE="")
+        self.others = OtherPrograms.from_environment()
         self.in_flight = self.settings.integer("GATEWAY_IN_FLIGHT")
         self.closed = LightComparison(self.settings)
         pool = str(self.in_flight + SPARE_USERS)
@@ -138,10 +183,10 @@ class Overload:
             lone_p50, lone_p95 = np.percentile([latency for latency in lone if latency], (50, 95)).tolist()
             with self.closed.crowd(lambda label: show(label, 1)) as crowd:
                 show("measuring the capacity", 1)
-                capacity, capacity_cores = self.capacity(crowd)
+                capacity, capacity_cores, capacity_others = self.capacity(crowd)
             with self.open.crowd(lambda label: show(label, 2)) as crowd:
                 show(f"sending {self.factor:g} times as much", 2)
-                overload, cores, recovered_s = self.overload(crowd, capacity * self.factor, AS_FAST * lone_p95)
+                overload, cores, others = self.overload(crowd, capacity * self.factor, AS_FAST * lone_p95)
         results = self.closed.identity() | {
             "settings": {
                 "factor": self.factor,
@@ -156,31 +201,36 @@ class Overload:
             "command": report.command(self.settings),
             "engines": {},
             "lone_p50_ms": lone_p50,
+            "as_fast_ms": AS_FAST * lone_p95,
             "capacity_rps": capacity,
             "scheduled_rps": capacity * self.factor,
             **overload,
             "goodput_ratio": overload["goodput_rps"] / capacity,
-            "recovered_s": recovered_s,
             "client_cores": max(cores, capacity_cores),
+            "other_cores": max((known for known in (others, capacity_others) if known is not None), default=None),
         }
-        return results | {"complaints": complaints(results)}
+        return results | {"advice": advice(results), "complaints": complaints(results)}
 
-    def capacity(self, crowd: Crowd) -> tuple[float, float]:
-        """Return the answers per second to the users of a closed loop, and the cores that the busiest process used."""
+    def capacity(self, crowd: Crowd) -> tuple[float, float, float | None]:
+        """Return the answers per second to the users of a closed loop, and the cores that were used meanwhile.
+
+        The first are those of the load generator's busiest process, the second those of other programs.
+        """
         users = self.closed.workload.users
         crowd.start(users, self.closed.workload.spawn_rate or users)
         self.wait_for(crowd, users)
         gevent.sleep(self.closed.plan.warmup_s)
         crowd.open_window()
+        self.others.open()
         gevent.sleep(self.seconds)
-        cores = crowd.cores
+        cores, others = crowd.cores, self.others.cores()
         answered = [sample for sample in crowd.close_window() if sample.at < self.seconds and not sample.error]
         if not answered:
             raise UserError("no request was answered: `make logs` shows what the gateway and the server do")
-        return len(answered) / self.seconds, cores
+        return len(answered) / self.seconds, cores, others
 
     def overload(self, crowd: Crowd, rate: float, limit_ms: float) -> tuple[Results, float, float | None]:
-        """Return the numbers at this rate, the cores of the busiest process, and the seconds until recovery."""
+        """Return the numbers at this rate and of the recovery, and the cores as capacity() does."""
         users = self.open.workload.users
         crowd.start(users, POOL_SPAWN_RATE)
         self.wait_for(crowd, users)
@@ -188,11 +238,18 @@ class Overload:
         crowd.resume()
         gevent.sleep(self.closed.plan.warmup_s)
         crowd.open_window()
+        self.others.open()
         gevent.sleep(self.seconds)
-        cores = crowd.cores
+        cores, others = crowd.cores, self.others.cores()
         single = gevent.spawn(recovery, self.ask, limit_ms, time.monotonic)
         crowd.pause()
-        return figures(crowd.close_window(), self.seconds, self.target_ms), cores, single.get()
+        samples, recovered = crowd.close_window(), single.get()
+        results = figures(samples, self.seconds, self.target_ms) | {
+            "recovered_s": recovered.seconds,
+            "single_requests": recovered.requests,
+            "timeline": timeline(samples, self.target_ms),
+        }
+        return results, cores, others
 
     def wait_for(self, crowd: Crowd, users: int) -> None:
         while crowd.running < users:
@@ -217,18 +274,54 @@ class Overload:
             connection.close()
 
 
+def advice(results: Results) -> str:
+    """Return why answers come after the target, and the setting that mends it; nothing if 95 % of them come in time."""
+    target_ms, in_flight = results["settings"]["target_ms"], results["settings"]["in_flight"]
+    answered, p95 = results["answered_rps"], results["accepted_p95_ms"]
+    if p95 is None or p95 <= target_ms:
+        return ""
+    if results["lone_p50_ms"] > target_ms:
+        return (
+            f"Even one request alone takes {results['lone_p50_ms']:.0f} ms. Set a higher P95, or let `make tune` look "
+            "for a faster configuration."
+        )
+    queue_s = in_flight / answered if answered else math.inf
+    if not results["refused"] or queue_s * 1000 <= target_ms / QUEUE_TO_P95:
+        return (
+            f"The gateway's queue does not explain that: {in_flight} requests in flight at {answered:.0f} answers per "
+            f"second take {queue_s:.1f} s. `make loadtest TRACE=1` shows where the slowest requests spend their time."
+        )
+    fitting = max(1, math.floor(answered * target_ms / 1000 / QUEUE_TO_P95))
+    return (
+        f"The gateway admits {in_flight} requests at once, and at {answered:.0f} answers per second that is a queue of "
+        f"{queue_s:.1f} s. Set GATEWAY_IN_FLIGHT={fitting}, so that an admitted request waits no longer than "
+        f"{target_ms:g} ms and the others are refused at once."
+    )
+
+
 def complaints(results: Results) -> list[str]:
     """Return what makes the numbers doubtful."""
     doubts = []
-    if results["client_cores"] >= CLIENT_LIMIT:
+    machine, cores, others = results["host"]["cores"], results["client_cores"], results["other_cores"]
+    machine_is_busy = is_busy(others, machine)
+    if machine_is_busy:
+        doubts.append(busy(others, machine))
+    if cores >= CLIENT_LIMIT:
         doubts.append(
-            f"the load generator used {results['client_cores']:.2f} of the 1 core that a process can use, so it may "
-            "have been late: set WORKERS, or a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
+            f"the load generator used {cores:.2f} of the 1 core that a process can use, so it may have been late: set "
+            "WORKERS, or a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
         )
     if (late := results["late_p95_ms"]) is not None and late > LATE_MS:
+        if machine_is_busy:
+            remedy = "other programs used the CPU that it waited for"
+        elif cores >= OWN_CPU_FROM:
+            remedy = "give it a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
+        else:
+            remedy = f"it used only {cores:.2f} cores, and waited for those that the server used: keep one free of "
+            remedy += "Triton (TRITON_CPUS), or set a lower OVERLOAD"
         doubts.append(
             f"the load generator sent one of twenty requests more than {late:.0f} ms after its arrival, and the "
-            "latencies count that: give it a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
+            f"latencies count that: {remedy}"
         )
     if results["arrived_rps"] < ARRIVED_FROM * results["scheduled_rps"]:
         doubts.append(
@@ -253,12 +346,12 @@ def rows(results: Results) -> list[tuple[str, str]]:
         ("arrivals, requests per second", number("arrived_rps", ".1f")),
         ("  sent", number("sent_rps", ".1f")),
         ("  sent late by, p50 / p95 ms", f"{number('late_p50_ms', '.1f')} / {number('late_p95_ms', '.1f')}"),
-        ("goodput, answers per second", number("goodput_rps", ".1f")),
+        (f"goodput, answers within {results['settings']['target_ms']:g} ms per second", number("goodput_rps", ".1f")),
         ("  of the capacity", number("goodput_ratio", ".2f")),
-        (f"  within {results['settings']['target_ms']:g} ms", number("goodput_within_target_rps", ".1f")),
-        ("answered, p50 / p95 ms", f"{number('accepted_p50_ms', '.0f')} / {number('accepted_p95_ms', '.0f')}"),
+        ("all answers per second", number("answered_rps", ".1f")),
+        ("  p50 / p95 ms", f"{number('accepted_p50_ms', '.0f')} / {number('accepted_p95_ms', '.0f')}"),
         ("refused with 429", number("refused_share", ".1%")),
-        ("refusal, p50 / p95 ms", f"{number('refused_p50_ms', '.0f')} / {number('refused_p95_ms', '.0f')}"),
+        ("  p50 / p95 ms", f"{number('refused_p50_ms', '.0f')} / {number('refused_p95_ms', '.0f')}"),
         (
             "  since it was sent",
             f"{number('refused_since_sent_p50_ms', '.0f')} / {number('refused_since_sent_p95_ms', '.0f')}",
@@ -268,14 +361,20 @@ def rows(results: Results) -> list[tuple[str, str]]:
         ("one request alone, p50 ms", number("lone_p50_ms", ".1f")),
         ("seconds until as fast again", number("recovered_s", ".1f")),
         ("load generator, cores", number("client_cores", ".2f")),
+        ("other programs, cores", number("other_cores", ".2f")),
     ]
 
 
 def sentence(results: Results) -> str:
+    """Return the headline: first how many requests were answered within the target."""
+    in_time, late = results["goodput_rps"], results["answered_rps"] - results["goodput_rps"]
+    shown = f"{in_time:.0f}" if in_time >= 0.5 or not in_time else f"{in_time:.1f}"
     return (
-        f"At {results['settings']['factor']:g} times its capacity, the server answers {results['goodput_rps']:.0f} "
-        f"requests of {results['system']} per second, {results['goodput_ratio']:.2f} times its capacity; the gateway "
-        f"refuses {results['refused_share']:.0%}."
+        f"{shown if in_time else 'None'} of the {results['arrived_rps']:.0f} requests of {results['system']} that "
+        f"arrive per second, {results['settings']['factor']:g} times the capacity, "
+        f"{'is' if shown == '1' or not in_time else 'are'} answered within {results['settings']['target_ms']:g} ms: a "
+        f"goodput of {results['goodput_ratio']:.2f} times the capacity. {late:.0f} per second are answered later, and "
+        f"the gateway refuses {results['refused_share']:.0%}."
     )
 
 
@@ -284,6 +383,8 @@ def write(results: Results, reports: Path) -> Path:
     target = reports / f"{results['run']}-{results['system']}-overload"
     with complete_folder(target, LATEST) as work:
         write_json(results, work / "results.json")
+        charts = all_charts(results)
+        write_charts(charts, work)
         content = page(
             "loadtest",
             "overload.html.j2",
@@ -291,6 +392,7 @@ def write(results: Results, reports: Path) -> Path:
             rows=rows(results),
             sentence=sentence(results),
             palettes=PALETTES,
+            images=images(charts),
         )
         (work / "report.html").write_text(content, encoding="utf-8")
     return target
@@ -304,7 +406,10 @@ def main() -> int:
     for label, value in rows(results):
         table.add_row(label, value)
     out.print(table)
-    out.print(f"\n[bold]{sentence(results)}[/]\n\nreport  {folder}/report.html  (numbers: {folder}/results.json)")
+    out.print(f"\n[bold]{sentence(results)}[/]")
+    if results["advice"]:
+        out.print(results["advice"])
+    out.print(f"\nreport  {folder}/report.html  (numbers: {folder}/results.json)")
     for complaint in results["complaints"]:
         err.print(f"[yellow]doubtful:[/] {complaint}")
     return 0

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from loadtest.charts import all_charts
 from loadtest.statistics import Results, write_csv
-from loadtest.table import columns, left_out, rows, sentence
+from loadtest.table import columns, explanation, left_out, rows, sentence
 from loadtest.telemetry import LAST_SCRAPE_S
 from loadtest.windows import Window
 from scripts.common.figures import PALETTES, Chart, images, write_charts
@@ -77,7 +77,7 @@ def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
         sentence=sentence(results),
         columns=columns(results),
         rows=rows(results),
-        left_out=left_out(results),
+        explanation=" ".join([explanation(results), *left_out(results)]),
         palettes=PALETTES,
         images=images(charts),
         dashboard=dashboard,

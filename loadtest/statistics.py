@@ -14,6 +14,7 @@ import numpy as np
 
 from loadtest.arrivals import GIVEN_UP
 from loadtest.generating import Generated
+from loadtest.other_programs import busy, is_busy
 from loadtest.sample import Sample
 from loadtest.windows import Counters, Window
 from scripts.common.settings import MODES
@@ -148,10 +149,17 @@ def summary(windows: list[Window], model: str) -> Results:
         "queue_ms": sum(m.queue_ms for m in models.values()),
         "compute_ms": sum(m.compute_ms for m in models.values()),
         "cpu": float(np.mean([w.client_cpu for w in windows])),
+        "other_cores": mean_known([w.other_cores for w in windows]),
         **generation([w.generated for w in windows if w.generated]),
         **open_loop(windows),
         "models": {name: asdict(m) for name, m in models.items()},
     }
+
+
+def mean_known(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def generation(windows: list[Generated]) -> Results:
@@ -289,7 +297,7 @@ def batching_error(windows: list[Window], model: str, noun: str = "texts") -> st
 
 
 def complaints(results: Results) -> list[str]:
-    """Return why the comparison does not count; without complaints its exit code is 0."""
+    """Return why the comparison does not count; without such a reason its exit code is 0."""
     reasons = []
     if results["stopped"]:
         reasons.append(f"stopped early: {results['stopped']}; what was measured until then is kept")
@@ -309,6 +317,15 @@ def complaints(results: Results) -> list[str]:
         )
     reasons.append(missed_ratio(results))
     return [reason for reason in reasons if reason]
+
+
+def doubts(results: Results) -> list[str]:
+    """Return what makes the numbers doubtful, although the comparison counts: its interval contains the noise."""
+    machine = results["host"]["cores"]
+    taken = [window["other_cores"] for window in results["windows"] if is_busy(window["other_cores"], machine)]
+    if not taken:
+        return []
+    return [f"in {len(taken)} of {len(results['windows'])} windows {busy(max(taken), machine)}"]
 
 
 def likely_cause(results: Results) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from loadtest.other_programs import is_busy
 from loadtest.statistics import NARROW, NOT_PROVEN, THROUGHPUT_RATIO, Results, heaviest, summary, throughput
 from loadtest.windows import Window
 
@@ -33,7 +36,7 @@ def closed_loop_sentence(results: Results) -> str:
     generates = results["generates"]
     batching, answer = ("batching", "generate") if generates else ("dynamic batching", "answer")
     times = f"{verdict[THROUGHPUT_RATIO]:.2f} times as many {'tokens' if generates else 'requests'} of {system}"
-    baseline = without_batching(results)
+    baseline = f"the same server with {without_batching(results)}"
     if interval is None or verdict["outcome"] == NOT_PROVEN:
         return not_proven(f"{load}, {batching} {past(answer)} {times} as {baseline}", interval)
     low, high = (f"{bound:.2f}" for bound in interval)
@@ -55,7 +58,7 @@ def open_loop_sentence(results: Results) -> str:
         return f"Not proven: {load}, the server does not keep up, neither with {batching} nor with {baseline}: {grows}."
     ratio = f"{verdict[verdict['headline']]:.2f} times as fast"
     if interval is None or verdict["outcome"] == NOT_PROVEN:
-        return not_proven(f"{load}, {batching} was {ratio} as {baseline} (95th percentile)", interval)
+        return not_proven(f"{load}, {batching} was {ratio} as with {baseline} (95th percentile)", interval)
     low, high = (f"{bound:.2f}" for bound in interval)
     if "dynamic" in overloaded:
         return (
@@ -81,12 +84,32 @@ def past(verb: str) -> str:
 
 
 def without_batching(results: Results) -> str:
-    """Return the words for the baseline, and that it is the best of several modes."""
+    """Return how the server was configured in the baseline, and that it is the best of several modes."""
     if results["generates"]:
         return "one text at a time"
-    is_instances = results["verdict"]["baseline"] == "instances"
-    instances = f"{results['triton']['cores']} instances" if is_instances else "the same instances"
-    return f"{instances} without batching" + (", the best mode without it" if len(results["modes"]) > 2 else "")
+    baseline = "dynamic batching off"
+    if results["verdict"]["baseline"] == "instances":
+        baseline += f" and one instance for each of its {results['triton']['cores']} cores"
+    return baseline + (", its best mode without it" if len(results["modes"]) > 2 else "")
+
+
+def explanation(results: Results) -> str:
+    """Return what the modes are, and what they have in common."""
+    if results["generates"]:
+        return (
+            "Every mode runs on this server with the same model, users and texts. One at a time: the model generates "
+            "one text after the other. Together: as configured, a text runs together with the others that are there."
+        )
+    cores, modes = results["triton"]["cores"], results["modes"]
+    parts = [
+        f"Every mode runs on this server with the same models, users and {results['noun']}.",
+        "No batching: the configured instances run each request by itself." if "none" in modes else "",
+        f"{cores} instances: the same with one instance for each core of the server, with one thread each."
+        if "instances" in modes
+        else "",
+        "Dynamic batching: the configured instances run requests that wait together.",
+    ]
+    return " ".join(filter(None, parts))
 
 
 def left_out(results: Results) -> list[str]:
@@ -117,6 +140,7 @@ def rows(results: Results) -> list[list[str]]:
     p50, p95, p99 = (row(f"latency {p}, ms", f"{p}_ms", ".0f", comparable) for p in ("p50", "p95", "p99"))
     locust = [
         row("Locust, cores", "cpu", ".2f", compare=False),
+        row("other programs, cores", "other_cores", ".2f", compare=False),
         row("requests measured", "requests", "d", compare=False),
         row("failed", "failures", "d", compare=False),
     ]
@@ -173,7 +197,7 @@ def print_table(results: Results, console: Console) -> None:
     console.print(table)
     console.print()
     console.print(f"[bold]{escape(sentence(results))}[/]")
-    for line in left_out(results):
+    for line in [explanation(results), *left_out(results)]:
         console.print(escape(line))
 
 
@@ -184,4 +208,5 @@ def window_line(window: Window) -> str:
     together = f"{numbers['tokens_per_step']:>10.2f}" if window.generated else f"{numbers['mean_batch']:>8.2f}"
     overloaded = "  does not keep up" if numbers.get("overloaded") else ""
     line = f"{window.round:>5}  {window.mode:<10}{throughput(window):>11.1f}{p95:>9}{together}{numbers['failures']:>8}"
-    return line + overloaded
+    others = f"  others took {window.other_cores:.1f} cores" if is_busy(window.other_cores, os.cpu_count() or 1) else ""
+    return line + overloaded + others

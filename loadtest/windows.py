@@ -12,6 +12,7 @@ import gevent
 from loadtest.arrivals import arrived_within, is_overloaded, unanswered
 from loadtest.crowd.crowd import Crowd
 from loadtest.generating import Generated, Reader
+from loadtest.other_programs import OtherPrograms
 from loadtest.sample import Sample
 from loadtest.switching import LoadRefused, Switch
 from loadtest.telemetry import Metrics
@@ -165,6 +166,7 @@ class Window:
     counted_s: float  # between the two readings of the counters, which begin before the window and end after it
     generated: Generated | None = None  # by a system that generates text
     open_loop: OpenLoop | None = None
+    other_cores: float | None = None  # CPU seconds per second of programs that are no part of the measurement
 
 
 class Experiment:
@@ -182,6 +184,7 @@ class Experiment:
         triton: Triton,
         switch: Switch,
         metrics: Metrics,
+        others: OtherPrograms,
         progress: Callable[[str, float], None],
         reader: Reader | None = None,
     ) -> None:
@@ -192,6 +195,7 @@ class Experiment:
         self.triton = triton
         self.switch = switch
         self.metrics = metrics
+        self.others = others
         self.progress = progress
         self.reader = reader
         self.began = time.perf_counter()
@@ -231,11 +235,12 @@ class Experiment:
         counted_from = self._now()
         before = self._counters()
         self.crowd.open_window()
+        self.others.open()
         began_at, start = time.time(), self._now()
         with self.metrics.window(mode, number) as update:
             self._measure(label, start, update)
             seconds = self._now() - start
-            client_cpu = self.crowd.cores
+            client_cpu, other_cores = self.crowd.cores, self.others.cores()
             if self.plan.rate:
                 self.progress(f"{label}: waiting for the last responses", 1)
                 self.crowd.pause()
@@ -264,7 +269,18 @@ class Experiment:
         samples = sorted(sample._replace(at=start + sample.at) for sample in samples)
         end = start + seconds
         return Window(
-            number, mode, start, end, samples, counters, client_cpu, began_at, counted_s, generated, open_loop
+            round=number,
+            mode=mode,
+            start=start,
+            end=end,
+            samples=samples,
+            counters=counters,
+            client_cpu=client_cpu,
+            began_at=began_at,
+            counted_s=counted_s,
+            generated=generated,
+            open_loop=open_loop,
+            other_cores=other_cores,
         )
 
     def _spawn(self, label: str) -> None:

@@ -178,7 +178,7 @@ def test_comparison_writes_report_and_results(compared, stack):
     assert names == {
         "report.html", "results.json", "requests.csv", "throughput.png", "latency.png", "batches.png", "time.png"
     }  # fmt: skip
-    for word in ("requests/s", "dynamic / this mode", "without batching", "report.html", "make down"):
+    for word in ("requests/s", "dynamic / this mode", "dynamic batching off", "report.html", "make down"):
         assert word in compared.output
 
 

@@ -28,6 +28,7 @@ from loadtest.arrivals import CONSTANT, GIVEN_UP, POISSON, Arrivals, arrived_wit
 from loadtest.crowd.local import LocalCrowd
 from loadtest.crowd.master import MasterCrowd
 from loadtest.examples import Tensor
+from loadtest.other_programs import OtherPrograms
 from loadtest.sample import Sample
 from loadtest.telemetry import Metrics
 from loadtest.users import Job
@@ -324,7 +325,17 @@ class StubTriton:
 
 def measured_window(job: Job, plan: Plan, metrics: Metrics) -> Window:
     with LocalCrowd(job) as crowd, gevent.Timeout(60):
-        experiment = Experiment(plan, MODES, {}, crowd, StubTriton(), StubSwitch(), metrics, lambda *_: None)
+        experiment = Experiment(
+            plan,
+            MODES,
+            {},
+            crowd,
+            StubTriton(),
+            StubSwitch(),
+            metrics,
+            OtherPrograms.from_environment({}),
+            lambda *_: None,
+        )
         return experiment._window(1, "none")
 
 

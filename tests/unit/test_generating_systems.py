@@ -13,6 +13,7 @@ from loadtest.compare import Comparison
 from loadtest.examples import Examples
 from loadtest.generating import Generated, Reader, generates
 from loadtest.instances import Capacity
+from loadtest.other_programs import OtherPrograms
 from loadtest.sample import Sample
 from loadtest.switching import Switch, plan
 from loadtest.users import Job, Traffic, user_class
@@ -273,7 +274,17 @@ class StubMetrics:
 @pytest.mark.parametrize(("generates", "responses"), [(True, 8), (False, 0)])
 def test_warm_up_lasts_until_each_user_had_a_response(generates, responses):
     crowd = SlowCrowd()
-    experiment = Experiment(planned(generates=generates), MODES, {}, crowd, None, None, StubMetrics(), lambda *_: None)
+    experiment = Experiment(
+        planned(generates=generates),
+        MODES,
+        {},
+        crowd,
+        None,
+        None,
+        StubMetrics(),
+        OtherPrograms.from_environment({}),
+        lambda *_: None,
+    )
     experiment._warm_up("round 1")
     assert (len(crowd.samples), crowd.windows) == (responses, 1)
 
@@ -281,7 +292,17 @@ def test_warm_up_lasts_until_each_user_had_a_response(generates, responses):
 def test_window_lasts_until_it_holds_enough_responses(monkeypatch):
     monkeypatch.setattr("loadtest.windows.GENERATING_MINIMUM_WINDOW_S", 0.2)
     crowd = SlowCrowd()
-    experiment = Experiment(planned(generates=True), MODES, {}, crowd, None, None, StubMetrics(), lambda *_: None)
+    experiment = Experiment(
+        planned(generates=True),
+        MODES,
+        {},
+        crowd,
+        None,
+        None,
+        StubMetrics(),
+        OtherPrograms.from_environment({}),
+        lambda *_: None,
+    )
     experiment._measure("round 1", experiment._now(), lambda *_: None)
     assert len(crowd.samples) == 16
 
@@ -299,7 +320,17 @@ class StalledCrowd(SlowCrowd):
 
 def test_window_lasts_until_its_first_response():
     crowd = StalledCrowd()
-    experiment = Experiment(planned(window_s=0.01), MODES, {}, crowd, None, None, StubMetrics(), lambda *_: None)
+    experiment = Experiment(
+        planned(window_s=0.01),
+        MODES,
+        {},
+        crowd,
+        None,
+        None,
+        StubMetrics(),
+        OtherPrograms.from_environment({}),
+        lambda *_: None,
+    )
     experiment._measure("round 1", experiment._now(), lambda *_: None)
     assert (crowd.checks, len(crowd.samples)) == (3, 1)
 
@@ -373,7 +404,7 @@ def test_sentence_and_table_name_the_modes_and_show_both_times(measured):
     assert sentence.startswith(
         "With 8 users, batching generates 5.02 times as many tokens of story (95 % interval 3.81"
     )
-    assert ") as one text at a time; 95 % of the requests are answered within" in sentence
+    assert ") as the same server with one text at a time; 95 % of the requests are answered within" in sentence
     assert table.columns(results) == ["", "one at a time", "together", "together / one at a time"]
     rows = {row[0]: row[1:] for row in table.rows(results)}
     assert rows["tokens/s"] == ["19.9", "100.0", "5.02"]

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from loadtest import charts, compare, report, statistics, table
 from loadtest.compare import Comparison
+from loadtest.host import host
 from scripts.common import figures
 from scripts.common import settings as settings_module
 from scripts.common.figures import DARK, LIGHT, PLACEHOLDERS, coloured, render, svg_data_urls
@@ -160,14 +161,16 @@ def test_dashboard_in_report_repeats_no_number():
 def test_sentence_states_ratio_and_users(measured):
     sentence = table.sentence(measured.results())
     assert "With 64 users, dynamic batching answers 1.50 times as many requests of embedding" in sentence
-    assert "as the same instances without batching;" in sentence
+    assert "as the same server with dynamic batching off;" in sentence
 
 
 def test_sentence_and_table_name_the_best_other_mode(measured):
     measured.windows = rounds([(100, 120, 150), (100, 120, 150), (100, 121, 150)])
     results = measured.results()
     assert "answers 1.25 times as many requests" in table.sentence(results)
-    assert "as 2 instances without batching, the best mode without it; 95 %" in table.sentence(results)
+    assert "with dynamic batching off and one instance for each of its 2 cores, its best mode without it; 95 %" in (
+        table.sentence(results)
+    )
     assert "within 7 ms instead of 8 ms" in table.sentence(results)
     assert table.columns(results) == ["", "no batching", "2 instances", "dynamic batching", "dynamic / 2 instances"]
     assert table.rows(results)[:2] == [
@@ -177,7 +180,9 @@ def test_sentence_and_table_name_the_best_other_mode(measured):
     assert results["verdict"]["baseline"] == "instances"
     assert "</i>2 instances</th>" in page(measured, results)
     measured.windows = rounds([(120, 100, 150)] * 3)
-    assert "as the same instances without batching, the best mode without it;" in table.sentence(measured.results())
+    assert "as the same server with dynamic batching off, its best mode without it;" in table.sentence(
+        measured.results()
+    )
 
 
 def test_table_of_all_modes_fits_80_columns(measured):
@@ -199,7 +204,36 @@ def test_mode_that_was_left_out_is_explained(measured, capsys):
 
 
 def test_sound_comparison_has_no_complaints(measured):
-    assert measured.results()["complaints"] == []
+    results = measured.results()
+    assert (results["complaints"], results["passed"]) == ([], True)
+
+
+@pytest.mark.parametrize(("taken", "complains"), [(None, False), (0.19, False), (1.3, True)])
+def test_busy_machine_is_reported_with_the_cores_and_passes(measured, monkeypatch, taken, complains):
+    monkeypatch.setattr(compare, "host", lambda: {**host(), "cores": 2})
+    measured.windows[1].other_cores = taken
+    results = measured.results()
+    complaint = (
+        f"in 1 of {len(measured.windows)} windows other programs used up to 1.3 of this machine's 2 cores, so the "
+        "numbers show them too: end them and measure again"
+    )
+    assert results["complaints"] == [complaint] * complains
+    assert results["passed"]
+    assert (escape(complaint) in page(measured, results)) == complains
+    (row,) = [row for row in table.rows(results) if row[0] == "other programs, cores"]
+    assert ("-" if taken is None else f"{taken:.2f}") in row
+
+
+def test_terminal_and_page_explain_what_is_compared(measured, capsys):
+    results = measured.results()
+    table.print_table(results, Console(width=500))
+    for text in (page(measured, results), capsys.readouterr().out):
+        assert "Every mode runs on this server with the same models, users and texts. No batching: the" in text
+
+
+def test_parts_of_a_line_are_indented_on_the_page(measured):
+    measured.windows = rounds([(1000, 1200, 1500)] * 2)
+    assert '<td class="part">  95 % interval</td>' in page(measured, measured.results())
 
 
 def test_every_defect_is_a_complaint(measured):
@@ -316,8 +350,8 @@ def test_open_loop_shows_the_ratio_of_percentiles(open_loop):
     assert results["complaints"] == []
     assert table.sentence(results) == (
         "At 100 requests per second, dynamic batching answers 95 % of the requests of embedding within 50 ms instead "
-        "of 90 ms with 2 instances without batching, the best mode without it: 1.81 times as fast (95 % interval 1.61 "
-        "to 2.02)."
+        "of 90 ms with dynamic batching off and one instance for each of its 2 cores, its best mode without it: 1.81 "
+        "times as fast (95 % interval 1.61 to 2.02)."
     )
     rows = {row[0]: row[1:] for row in table.rows(results)}
     assert next(iter(rows)) == "latency p95, ms"
@@ -341,8 +375,8 @@ def test_open_loop_fits_80_columns(open_loop):
     [
         (
             ("none", "instances"),
-            "within 50 ms. With 2 instances without batching, the best mode without it, the server does not keep up: "
-            "the latency grows as long as the load lasts.",
+            "within 50 ms. With dynamic batching off and one instance for each of its 2 cores, its best mode without "
+            "it, the server does not keep up: the latency grows as long as the load lasts.",
             [],
         ),
         (("dynamic",), "At 100 requests per second, with dynamic batching the server does not keep up:", []),
@@ -372,10 +406,10 @@ def test_mode_that_does_not_keep_up_has_no_large_number(open_loop, overloaded, s
     [
         (
             [(100, 90), (100, 110)],
-            "Not proven: at 100 requests per second, dynamic batching was 1.01 times as fast as the ",
+            "Not proven: at 100 requests per second, dynamic batching was 1.01 times as fast as with ",
         ),
         ([(100, 50)], "in the only complete round, and one round has no interval."),
-        ([(50, 100), (50, 100)], "within 100 ms instead of 50 ms with the same instances without batching: 0.50 times"),
+        ([(50, 100), (50, 100)], "within 100 ms instead of 50 ms with dynamic batching off: 0.50 times"),
     ],
 )
 def test_open_loop_without_a_gain_is_not_called_one(open_loop, p95s, sentence):

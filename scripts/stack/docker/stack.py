@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from loadtest.other_programs import STACK_CONTAINERS
 from scripts.common.cli import OUT_OF_MEMORY, err, out
 from scripts.common.files import ANOTHER_COMPARISON, exclusive
 from scripts.common.ports import check_free
@@ -254,6 +255,9 @@ class DockerStack(Stack):
                 # They connect to the comparison once it runs, and end with it.
                 scale = ["--force-recreate", "--scale", f"loadtest-worker={workers}", "loadtest-worker"]
                 self.compose.run("up", "--detach", "--no-deps", *scale, profile="*")
+            self.compose.environment[STACK_CONTAINERS] = " ".join(
+                self.compose.run("ps", "--quiet", profile="*").split()
+            )
             return self.run_service(service, ANOTHER_COMPARISON)
 
     def locust(self) -> None:

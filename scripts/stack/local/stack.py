@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 from rich.markup import escape
 
+from loadtest.other_programs import STACK_PROCESS
 from scripts.common.cli import call, err, out
 from scripts.common.files import ANOTHER_COMPARISON, comparison_lock, exclusive, write_atomically
 from scripts.common.ports import check_free
@@ -283,10 +284,15 @@ class LocalStack(Stack):
         return exclusive(self.settings.path("MODEL_REPOSITORY"), "another `make models` is at work here")
 
     def loadtest(self) -> None:
+        os.environ |= self.own_processes()
         self.become("loadtest")
 
     def tune(self) -> int:
-        return call([sys.executable, "-m", "loadtest.tune"], command_environment())
+        return call([sys.executable, "-m", "loadtest.tune"], command_environment() | self.own_processes())
+
+    def own_processes(self) -> dict[str, str]:
+        """Return the variable that tells a load generator which processes are the stack's."""
+        return {STACK_PROCESS: str(self.supervisor.rpc.getPID())}
 
     def locust(self) -> None:
         self.become("loadtest.locust_page")

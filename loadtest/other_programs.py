@@ -1,0 +1,135 @@
+"""The CPU time that other programs take from a measurement: what neither the stack nor the load generator used.
+
+It includes the time in which the hypervisor ran other virtual machines (steal time). Whoever starts the load generator
+tells it by environment variables which processes or containers are the stack's. Without them nothing is known, because
+the stack may run on another machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# The process whose descendants are the servers, without Docker.
+STACK_PROCESS = "STACK_PROCESS"
+# The ids of the stack's containers, and the folder with the control groups of all containers.
+STACK_CONTAINERS, CGROUPS = "STACK_CONTAINERS", Path("/host/cgroup")
+# The files with the CPU time of a control group, in version 2 and in version 1.
+USAGE = ("cpu.stat", "cpuacct.usage")
+# The share of the machine from which on other programs make a measurement doubtful.
+BUSY_FROM = 0.1
+# What each process' line in /proc has after the closing parenthesis of its name: parent, and clock ticks in user and
+# kernel mode, of itself and of its children that have ended.
+PARENT, TICKS = 1, slice(11, 15)
+# The machine's clock ticks: user, nice, system and steal. Interrupts are nobody's, and guests are counted as user.
+BUSY_TICKS = (1, 2, 3, 8)
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class OtherPrograms:
+    """Measures the cores that other programs used since the last call of open(); None if that cannot be known."""
+
+    own_seconds: Callable[[], float | None]
+    proc: Path = Path("/proc")
+
+    def __post_init__(self) -> None:
+        self.open()
+
+    @classmethod
+    def from_environment(
+        cls, environment: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), cgroups: Path = CGROUPS
+    ) -> OtherPrograms:
+        if process := environment.get(STACK_PROCESS):
+            return cls(lambda: process_seconds({os.getpid(), int(process)}, proc), proc)
+        if containers := environment.get(STACK_CONTAINERS):
+            files = usage_files(containers.split(), cgroups)
+            return cls(lambda: container_seconds(files, proc), proc)
+        return cls(lambda: None, proc)
+
+    def open(self) -> None:
+        self.opened, self.before = time.monotonic(), self._seconds()
+
+    def cores(self) -> float | None:
+        elapsed, after = time.monotonic() - self.opened, self._seconds()
+        if self.before is None or after is None or elapsed <= 0:
+            return None
+        return max(0.0, after - self.before) / elapsed
+
+    def _seconds(self) -> float | None:
+        own = self.own_seconds()
+        if own is None:
+            return None
+        ticks = (self.proc / "stat").read_text().split("\n", 1)[0].split()
+        return sum(int(ticks[place]) for place in BUSY_TICKS) * TICK_S - own
+
+
+def process_seconds(roots: set[int], proc: Path) -> float:
+    """Return the CPU time of these processes and of all their descendants, also of those that have ended."""
+    parents, ticks = {}, {}
+    for path in proc.glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        pid = int(path.parent.name)
+        parents[pid], ticks[pid] = int(fields[PARENT]), sum(map(int, fields[TICKS]))
+
+    def is_own(pid: int) -> bool:
+        while pid not in roots:
+            if pid not in parents:
+                return False
+            pid = parents[pid]
+        return True
+
+    return sum(of_process for pid, of_process in ticks.items() if is_own(pid)) * TICK_S
+
+
+def usage_files(containers: list[str], cgroups: Path) -> list[Path] | None:
+    """Return the file with the CPU time of each container; None if that of one is not visible."""
+    found: dict[str, Path] = {}
+    for folder, _, files in os.walk(cgroups):
+        for container in containers:
+            if container in Path(folder).name:
+                paths = [Path(folder) / name for name in USAGE if name in files]
+                found |= {container: path for path in paths if has_usage(path)}
+    return list(found.values()) if len(found) == len(containers) else None
+
+
+def has_usage(file: Path) -> bool:
+    """Return whether the file has the CPU time; with version 1 of control groups a cpu.stat has none."""
+    return file.name != USAGE[0] or "usage_usec" in file.read_text()
+
+
+def container_seconds(files: list[Path] | None, proc: Path) -> float | None:
+    """Return the CPU time of the containers, and of this process and its children; None if it cannot be read."""
+    if files is None:
+        return None
+    try:
+        return sum(map(usage, files)) + process_seconds({os.getpid()}, proc)
+    except OSError:  # a container has ended
+        return None
+
+
+def usage(file: Path) -> float:
+    """Return the CPU time in seconds that a control group's file has."""
+    text = file.read_text()
+    if file.name == USAGE[1]:
+        return int(text) / 1e9
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("usage_usec")) / 1e6
+
+
+def is_busy(cores: float | None, machine: int) -> bool:
+    """Return whether other programs used so much of a machine of that many cores that a measurement is doubtful."""
+    return cores is not None and cores > BUSY_FROM * machine
+
+
+def busy(cores: float, machine: int) -> str:
+    """Return the end of a complaint about other programs that used so many cores."""
+    return (
+        f"other programs used up to {cores:.1f} of this machine's {machine} core{'s' if machine > 1 else ''}, so the "
+        "numbers show them too: end them and measure again"
+    )
