@@ -23,6 +23,8 @@ LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 CORES = "NEURON_CORE_START_INDEX"
 # Triton's words for a Python process that did not report in time, as happens on a busy machine: it waits for a second.
 NOT_REPORTED = re.compile(r"is not healthy|health mutex")
+# Ends the error of a request that Triton did not answer in time, over HTTP and gRPC: a slow load is no crash.
+TIMED_OUT = "timed out"
 UNLOAD_S = 60
 LOAD_S = 600
 
@@ -159,7 +161,7 @@ class Triton:
                 if status := statuses.get(error.code()):
                     raise TritonError(text, status) from None
                 if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                    text = "timed out"  # as over HTTP: ModelControl distinguishes a slow load from a crash by it
+                    text = TIMED_OUT
                 raise TritonError(f"{self.grpc_address} does not answer: {text}") from None
 
     def _with_cores(self, model: str) -> Config | None:

@@ -14,7 +14,7 @@ from scripts.common.cli import err, out
 from scripts.common.files import write_atomically
 from scripts.common.settings import UserError
 from scripts.common.system_names import listed_names
-from scripts.common.triton import NOT_REPORTED, Triton, TritonError
+from scripts.common.triton import NOT_REPORTED, TIMED_OUT, Triton, TritonError
 
 # How often to load a model whose Python process did not report to Triton in time.
 ATTEMPTS = 3
@@ -176,8 +176,22 @@ class ModelControl:
                 with err.status(f"{system}: waiting for a load that an interrupted command began"):
                     self.triton.load(system, timeout=self.timeout)
             except TritonError as error:
+                if error.status is None and TIMED_OUT in str(error):
+                    raise self._still_loading(system) from None
                 if error.status is None:
                     raise
+
+    def _still_loading(self, system: str) -> StillLoadingError:
+        """Return the error for a load that takes longer than READY_TIMEOUT. Name what Triton is loading."""
+        try:
+            index = self.triton.index()
+        except TritonError:
+            index = {}
+        models = ", ".join(sorted(model for model, (state, _) in index.items() if state == "LOADING"))
+        return StillLoadingError(
+            f"{system} is not loaded within READY_TIMEOUT={self.timeout}: Triton goes on loading {models or system}. "
+            "`make status` shows when it is ready, `make logs` what it does"
+        )
 
     def _models(self, system: str) -> list[str]:
         """Return the system's loaded models, an ensemble before its steps; none if it is not loaded."""
@@ -216,11 +230,8 @@ class ModelControl:
                 return self.triton.load(model, timeout=self.timeout)
             except TritonError as error:
                 repeatable = attempt < ATTEMPTS
-                if error.status is None and "timed out" in str(error):
-                    raise StillLoadingError(
-                        f"{system} is not loaded within READY_TIMEOUT={self.timeout}: it goes on loading. "
-                        "`make status` shows when it is ready, `make logs` what it does"
-                    ) from None
+                if error.status is None and TIMED_OUT in str(error):
+                    raise self._still_loading(system) from None
                 if repeatable and error.status is None:
                     err.print(f"[yellow]{system}:[/] the server crashed and is restarted. Loading the system again")
                     self.wait_until_live()

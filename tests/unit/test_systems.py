@@ -163,7 +163,9 @@ def test_system_is_loaded_again_after_a_crash_of_the_server(control, triton, cap
 
 def test_load_beyond_ready_timeout_is_one_sentence(control, triton):
     triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: timed out")]
-    with pytest.raises(UserError, match="spam is not loaded within READY_TIMEOUT=5: it goes on loading"):
+    triton.loading = ["tokenizer", "encoder"]
+    message = "^spam is not loaded within READY_TIMEOUT=5: Triton goes on loading encoder, tokenizer. `make status`"
+    with pytest.raises(UserError, match=message):
         control.serve(["spam"], ["spam"])
 
 
@@ -203,7 +205,7 @@ def test_load_that_goes_on_beyond_the_timeout_stays_noted(control, triton):
     control.served.begin("spam")
     triton.loading = ["encoder"]
     triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: timed out")]
-    with pytest.raises(TritonError):
+    with pytest.raises(UserError, match="^spam is not loaded within READY_TIMEOUT=5: Triton goes on loading encoder"):
         control.unload(["spam"])
     assert control.served.unfinished() == ["spam"]
 
