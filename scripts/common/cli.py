@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import resource
 import signal
 import subprocess
@@ -92,6 +93,16 @@ def one_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def sentence(error: Exception) -> str:
+    """Return the error's message; for a file that cannot be written or read, with the remedy."""
+    if not isinstance(error, OSError) or not error.filename:
+        return str(error)
+    remedy = ""
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        remedy = ". Change that, or set LOCAL_STATE, MODEL_REPOSITORY and REPORTS to folders that you may write"
+    return f"{error.filename}: {error.strerror}{remedy}"
+
+
 def run(main: Callable[[], int | None]) -> None:
     """Run a command and exit with its code: 1 after an error, 130 after Ctrl-C."""
     # A core dump of this process, or of a program that it starts, would contain keys and requests.
@@ -99,7 +110,7 @@ def run(main: Callable[[], int | None]) -> None:
     try:
         sys.exit(main() or 0)
     except (UserError, TritonError, PrometheusError, OSError) as error:
-        err.print(f"[red]error:[/] {escape(str(error))}")
+        err.print(f"[red]error:[/] {escape(sentence(error))}")
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("interrupted")

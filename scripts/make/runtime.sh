@@ -5,9 +5,9 @@ cd "$(dirname "$0")/../.."
 
 # Finds supervisord by its environment, because its files may have been deleted while it runs.
 local_stack_runs() {
-  local state cmdline
+  local state cmdline home=~ # HOME may be unset
   state=$(scripts/make/setting.sh LOCAL_STATE)
-  state=$(realpath -ms "${state/#\~\//$HOME/}")
+  state=$(realpath -ms "${state/#\~\//$home/}")
   while read -r cmdline; do
     ! grep -qszxF "STATE=$state" "${cmdline%/*}/environ" || return 0
   done < <(grep -lszxF supervisor.supervisord /proc/[0-9]*/cmdline)

@@ -280,11 +280,11 @@ def test_crashing_prometheus_is_reported(stack, tmp_path):
         (
             "up",
             {"LOCAL_STATE": "/tmp/two words"},
-            "'/tmp/two words': Triton starts its Python backends through a shell",
+            "LOCAL_STATE=/tmp/two words: Triton starts its Python backends through a shell",
         ),
         ("up", {"LOCAL_STATE": "/tmp/" + "long/" * 20}, "too long for a socket: set LOCAL_STATE to a shorter folder"),
         ("up", {"LOCAL_STATE": "/proc/nowhere"}, "/proc/nowhere"),
-        ("up", {"MODEL_REPOSITORY": "/tmp/two words"}, "'/tmp/two words': Triton starts its Python backends"),
+        ("up", {"MODEL_REPOSITORY": "/tmp/two words"}, "MODEL_REPOSITORY=/tmp/two words: Triton starts"),
         ("up", {"BIND_ADDRESS": "::1"}, "BIND_ADDRESS=::1: must be an IPv4 address"),
         ("up", {"READY_TIMEOUT": "soon", "SYSTEMS": "embedding lookup"}, "READY_TIMEOUT=soon: must be a whole number"),
         ("loadtest", {"USERS": "abc", "SYSTEM": "lookup"}, "USERS=abc: must be a whole number"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 
 import pytest
 
-from scripts.common.cli import call, print_table
+from scripts.common.cli import call, print_table, run
 from scripts.common.settings import ROOT
 
 # Ends with the number of the signal that it receives.
@@ -53,3 +54,24 @@ def test_table_aligns_its_columns_and_is_never_cut(capsys):
         f"{'embedding':<{len(name)}}        99.4",
         f"{name}       100.0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (
+            errno.EROFS,
+            "/srv/.env: Read-only file system. Change that, or set LOCAL_STATE, MODEL_REPOSITORY and REPORTS",
+        ),
+        (errno.ENOTDIR, "/srv/.env: Not a directory\n"),
+    ],
+)
+def test_error_of_a_file_is_a_sentence(capsys, monkeypatch, number, message):
+    def fail() -> None:
+        raise OSError(number, os.strerror(number), "/srv/.env")
+
+    with pytest.raises(SystemExit):
+        run(fail)
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {message}")
+    assert "Errno" not in printed

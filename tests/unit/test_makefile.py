@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -149,13 +150,34 @@ def test_tests_assemble_the_default_system(installed_machine, arguments):
     assert assembled == "embedding"
 
 
-def test_install_names_what_the_machine_lacks(tmp_path):
+def install(folder: Path, group: str, python: str = "no-such-python") -> str:
+    """Run the install in a folder, and return the message of its error."""
     done = subprocess.run(
-        ["scripts/make/install.sh", tmp_path / "venv", "requirements.lock", "stack"],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "PYTHON": "no-such-python"},
+        [ROOT / "scripts/make/install.sh", folder / "venv", "requirements.lock", group],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "PYTHON": python},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 1
-    assert done.stderr == "error: no-such-python is not installed (Debian: apt install python3 python3-venv)\n"
+    return done.stderr
+
+
+def test_install_names_what_the_machine_lacks(tmp_path):
+    message = "error: no-such-python is not installed (Debian: apt install python3 python3-venv)\n"
+    assert install(tmp_path, "stack") == message
+
+
+@pytest.mark.parametrize("name", ["two words", "prüfung"])
+def test_install_refuses_a_path_from_which_no_model_starts(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    message = f"error: {folder}: Triton's Python processes do not start from such a path. Move this checkout to a path"
+    assert install(folder, "stack").startswith(message)
+    assert "is not installed" in install(folder, "tools")  # with Docker, the path does not matter
+
+
+def test_runtime_is_found_without_home(machine):
+    machine.dotenv.write_text("RUNTIME=\nLOCAL_STATE=~/a-state-of-the-tests\n")
+    done = machine.run("env", "-u", "HOME", "scripts/make/runtime.sh")
+    assert (done.stdout, done.stderr) == ("docker\n", "")

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -284,10 +285,46 @@ def test_gpu_count_is_zero_without_a_driver(monkeypatch):
     assert local_preflight.gpu_count() == 0
 
 
-def test_path_that_a_shell_would_split_is_an_error():
-    local_preflight.check_paths("/srv/models-1.0")
-    with pytest.raises(UserError, match="'/tmp/two words': Triton starts its Python backends through a shell"):
-        local_preflight.check_paths("/srv/models", "/tmp/two words")
+@pytest.mark.parametrize("path", ["/tmp/two words", "/tmp/prüfung", "/tmp/it's"])
+@pytest.mark.parametrize("name", ["LOCAL_STATE", "MODEL_REPOSITORY"])
+def test_path_from_which_no_python_process_starts_is_an_error(name, path):
+    local_preflight.check_paths(Settings.load().replace(**{name: "/srv/models-1.0"}))
+    message = rf"^{name}={path}: Triton starts its Python .* Set {name} to a path of ASCII letters"
+    with pytest.raises(UserError, match=message):
+        local_preflight.check_paths(Settings.load().replace(**{name: path}))
+
+
+def test_checkout_from_which_no_python_process_starts_is_an_error(monkeypatch):
+    monkeypatch.setattr(local_preflight, "ROOT", Path("/tmp/prüfung"))
+    with pytest.raises(UserError, match=r"^/tmp/prüfung: Triton starts .* Move this checkout to a path of ASCII"):
+        local_preflight.check_paths(Settings.load())
+
+
+def test_folder_that_cannot_be_written_is_an_error_with_its_setting(tmp_path):
+    (tmp_path / "file").touch()
+    settings = Settings.load().replace(LOCAL_STATE=str(tmp_path / "state"), REPORTS=str(tmp_path / "file/reports"))
+    with pytest.raises(UserError, match=r"^REPORTS=.*/file/reports cannot be used \(Not a directory\): set REPORTS to"):
+        local_preflight.make_folders(settings, "LOCAL_STATE", "REPORTS")
+    assert (tmp_path / "state").is_dir()
+
+
+def test_folder_of_another_user_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_preflight.os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match=r"^REPORTS=.* cannot be used \(it is not writable\): set REPORTS to"):
+        local_preflight.make_folders(Settings.load().replace(REPORTS=str(tmp_path)), "REPORTS")
+
+
+def test_too_low_limit_of_open_files_is_an_error_with_the_limit(monkeypatch):
+    def refuse(resource, limits):
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(local_preflight.resource, "setrlimit", refuse)
+    for limits in ((64, 1024), (-1, -1), (64, -1)):
+        monkeypatch.setattr(local_preflight.resource, "getrlimit", lambda resource, now=limits: now)
+        local_preflight.check_open_files()
+    monkeypatch.setattr(local_preflight.resource, "getrlimit", lambda resource: (64, 64))
+    with pytest.raises(UserError, match=r"allows a process 64 open files \(`ulimit -Hn`\), and the stack needs 1024"):
+        local_preflight.check_open_files()
 
 
 def test_free_ports_are_none_of_outgoing_connections():

@@ -205,7 +205,7 @@ def test_load_that_goes_on_beyond_the_timeout_stays_noted(control, triton):
     control.served.begin("spam")
     triton.loading = ["encoder"]
     triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: timed out")]
-    with pytest.raises(UserError, match="^spam is not loaded within READY_TIMEOUT=5: Triton goes on loading encoder"):
+    with pytest.raises(UserError, match=r"^spam is not loaded within READY_TIMEOUT=5: Triton goes on loading encoder"):
         control.unload(["spam"])
     assert control.served.unfinished() == ["spam"]
 

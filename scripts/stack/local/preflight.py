@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import os
 import re
+import resource
 from importlib.metadata import PackageNotFoundError, version
 
-from scripts.common.settings import Settings, UserError
+from scripts.common.settings import ROOT, Settings, UserError
 
 # One of these has to be importable, or no model runs on Neuron.
 NEURON_LIBRARIES = ("torch_neuronx", "torch_neuron")
+# supervisord's default of `minfds`.
+MIN_OPEN_FILES = 1024
 
 
 def check_device(settings: Settings) -> None:
@@ -54,10 +58,43 @@ def installed_version(package: str) -> str:
     return ""
 
 
-def check_paths(*paths: object) -> None:
-    for path in map(str, paths):
-        if not re.fullmatch(r"[\w./+@-]+", path):
+def check_paths(settings: Settings) -> None:
+    """Raise UserError if Triton's Python processes do not start from these paths. They read paths as ASCII.
+
+    scripts/make/install.sh checks the checkout's path by the same rule, before it installs anything.
+    """
+    paths = {"": ROOT} | {name: settings.path(name) for name in ("LOCAL_STATE", "MODEL_REPOSITORY")}
+    for name, path in paths.items():
+        if not re.fullmatch(r"[\w./+@-]+", str(path), re.ASCII):
             raise UserError(
-                f"'{path}': Triton starts its Python backends through a shell that splits such a path. Use one of "
+                f"{f'{name}=' if name else ''}{path}: Triton starts its Python backends through a shell that splits "
+                f"such a path, or cannot read it. {f'Set {name}' if name else 'Move this checkout'} to a path of ASCII "
                 "letters, digits and . _ - + @ /"
             )
+
+
+def make_folders(settings: Settings, *names: str) -> None:
+    """Create the folders of these settings. Raise UserError if one cannot be written."""
+    for name in names:
+        folder = settings.path(name)
+        obstacle = "it is not writable"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            obstacle = error.strerror or obstacle
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"{name}={folder} cannot be used ({obstacle}): set {name} to a folder that you may write")
+
+
+def check_open_files() -> None:
+    """Raise UserError if this shell forbids the number of open files that supervisord asks for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard) or hard >= MIN_OPEN_FILES:
+        return
+    try:  # root may
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_OPEN_FILES, MIN_OPEN_FILES))
+    except (OSError, ValueError):
+        raise UserError(
+            f"this shell allows a process {hard} open files (`ulimit -Hn`), and the stack needs {MIN_OPEN_FILES}: use "
+            "another shell, or raise `nofile` in /etc/security/limits.conf"
+        ) from None

@@ -97,9 +97,10 @@ class LocalStack(Stack):
 
     def check(self) -> None:
         preflight.check_device(self.settings)
-        preflight.check_paths(self.state, self.settings.path("MODEL_REPOSITORY"))
+        preflight.check_paths(self.settings)
+        preflight.check_open_files()
         self.supervisor.check()
-        self.state.mkdir(parents=True, exist_ok=True)
+        preflight.make_folders(self.settings, "LOCAL_STATE", "REPORTS")
         self.check_gateway()
         expected = ["gateway", "triton", "prometheus", *(["traces"] if self.settings.traces() else [])]
         check_free(self.settings, [name for program in expected for name in PORTS[program]], self.supervisor.ports())
