@@ -91,22 +91,18 @@ def drawn_dashboard(prometheus: Prometheus, run: str, windows: list[Window]) -> 
     try:
         if run not in prometheus.label_values("run", "loadtest_measured_seconds_total", start, end):
             raise PrometheusError(f"the Prometheus on {prometheus.url} did not record this comparison")
-        return draw(
-            prometheus, charts_only(load(BATCHING), windows[0].generated is not None), Range(start, end), {"run": run}
-        )
+        return draw(prometheus, charts_only(load(BATCHING)), Range(start, end), {"run": run})
     except Exception as error:  # the measurements matter more than any error here
         return Markup("<p class=note>Not drawn: {}.</p>").format(error)
 
 
-def charts_only(dashboard: dict[str, Any], generates: bool = False) -> dict[str, Any]:
+def charts_only(dashboard: dict[str, Any]) -> dict[str, Any]:
     """Return the dashboard's charts over time, two per row, or three in the first row if their number is odd.
 
     Its other panels repeat the report's numbers, computed differently: Prometheus divides the requests of all windows
-    by their seconds, where the report takes the mean over rounds. The texts of a generating system do not wait in
-    Triton's queue.
+    by their seconds, where the report takes the mean over rounds.
     """
-    left_out = {"Requests/s", "Largest queue share"} if generates else {"Requests/s"}
-    panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] not in left_out]
+    panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] != "Requests/s"]
     first = 3 if len(panels) % 2 else 2
     places = [{"x": n * 24 // first, "y": 0, "w": 24 // first, "h": 8} for n in range(first)]
     places += [{"x": n % 2 * 12, "y": (n // 2 + 1) * 8, "w": 12, "h": 8} for n in range(len(panels) - first)]

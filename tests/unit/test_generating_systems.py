@@ -22,7 +22,6 @@ from loadtest.workload import Workload
 from scripts.common.figures import LIGHT, render
 from scripts.common.settings import MODES, ROOT, Settings, UserError
 from scripts.common.triton import TritonError
-from scripts.dashboards.render.evaluate import BATCHING, load
 from tests.support.measured_windows import comparison, generating_rounds, generating_window
 
 INPUTS = ("prompt", "TYPE_STRING"), ("text_input", "TYPE_STRING"), ("max_new_tokens", "TYPE_INT32")
@@ -453,11 +452,6 @@ def test_charts_draw(measured, title):
     drawn = charts.all_charts(measured.results(), measured.windows)
     assert set(drawn) == {"throughput", "latency", "tokens"}
     assert render(drawn[title].draw, drawn[title].narrow, LIGHT, "png").startswith(b"\x89PNG")
-
-
-def test_report_has_no_chart_of_tritons_queue():
-    titles = [[panel["title"] for panel in report.charts_only(load(BATCHING), g)["panels"]] for g in (False, True)]
-    assert set(titles[0]) - set(titles[1]) == {"Largest queue share"}
 
 
 def test_proof_needs_no_batches_of_triton():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
@@ -21,9 +20,10 @@ from scripts.dashboards.render.units import scale, text
 
 # A column of Grafana's 24 and a row, in inches of a figure on a page 1240 points wide.
 COLUMN, ROW = 0.5, 0.36
-COLOURS = ("#3274d9", "#e0752d", "#56a64b", "#b877d9", "#d64a4a", "#2a9d9d", "#c2a200", "#8a8a8a", "#d4699a", "#7c6f5a")
-# How a line is drawn: solid, and once every colour is taken dashed, then dotted. CSS and matplotlib share the names.
-STYLES = ("solid", "dashed", "dotted")
+PHONE = (4.0, 2.2)
+COLOURS = ("#3274d9", "#e0752d", "#56a64b", "#b877d9", "#d64a4a", "#2a9d9d", "#c2a200", "#d4699a", "#7c6f5a")
+# A graph names this many lines, the largest. The others are thin and grey.
+NAMED = 5
 TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800]
 
 
@@ -38,39 +38,61 @@ def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
     """Return what the template needs to show a panel."""
     defaults = panel["fieldConfig"]["defaults"]
     unit, decimals = defaults["unit"], defaults.get("decimals")
-    looks = looks_of(panel, sorted({line.name for line in lines}))
-    only_names = panel.get("options", {}).get("textMode") == "name"
     shown = {
         "title": panel["title"],
         "description": panel["description"],
         "type": panel["type"],
         "place": panel["gridPos"],
         "empty": "" if lines else defaults["noValue"],
-        "values": [
+    }
+    if panel["type"] not in ("timeseries", "stat", "bargauge"):
+        raise UserError(f"panel '{panel['title']}' is a {panel['type']}, which cannot be drawn here")
+    if panel["type"] != "timeseries":
+        only_names = panel.get("options", {}).get("textMode") == "name"
+        colours = colours_of(panel, sorted({line.name for line in lines}))
+        shown["values"] = [
             {
                 "name": line.name,
-                "colour": looks[line.name].colour if panel["type"] != "stat" else stat_colour(panel, line),
-                "style": looks[line.name].style,
+                "colour": colours[line.name] if panel["type"] == "bargauge" else stat_colour(panel, line),
                 "text": line.name if only_names else text(line.last, unit, decimals),
-                "maximum": text(max(line.finite), unit, decimals),
                 "share": line.last / (max(other.last for other in lines) or 1),
             }
-            for line in (sorted(lines, key=lambda line: -max(line.finite)) if panel["type"] == "timeseries" else lines)
-        ],
-    }
-    if panel["type"] == "timeseries" and lines:
-        size = (panel["gridPos"]["w"] * COLUMN, (panel["gridPos"]["h"] - 2) * ROW)
-        shown["size"] = size
-        shown["charts"] = svg_data_urls(partial(draw_lines, panel, lines, looks, regions, time), size)
-    elif panel["type"] not in ("timeseries", "stat", "bargauge"):
-        raise UserError(f"panel '{panel['title']}' is a {panel['type']}, which cannot be drawn here")
+            for line in lines
+        ]
+    elif lines:
+        zero = text(0, unit, decimals)
+        lines = [line for line in lines if text(largest(line), unit, decimals) != zero]
+        if not lines:
+            return shown | {"empty": f"Always {zero}"}
+        lines.sort(key=largest, reverse=True)
+        named, others = lines[:NAMED], lines[NAMED:]
+        colours = colours_of(panel, sorted(line.name for line in named))
+        shown["values"] = [
+            {
+                "name": line.name.removesuffix(", as configured"),  # no comparison runs
+                "colour": colours[line.name],
+                "maximum": text(largest(line), unit, decimals),
+            }
+            for line in named
+        ]
+        if others:
+            name = f"{len(others)} other{'s' if len(others) > 1 else ''}"
+            maximum = text(largest(others[0]), unit, decimals)
+            shown["values"].append({"name": name, "colour": "var(--faint)", "maximum": maximum})
+        shown["sizes"] = {"wide": (panel["gridPos"]["w"] * COLUMN, (panel["gridPos"]["h"] - 2) * ROW), "narrow": PHONE}
+        drawing = partial(draw_lines, panel, lines, colours, regions, time)
+        shown["charts"] = {width: svg_data_urls(drawing, size) for width, size in shown["sizes"].items()}
     return shown
+
+
+def largest(line: Line) -> float:
+    return max(line.finite)
 
 
 def draw_lines(
     panel: dict,
     lines: list[Line],
-    looks: dict[str, Look],
+    colours: dict[str, str],
     regions: list,
     time: Range,
     figure: Figure,
@@ -78,22 +100,22 @@ def draw_lines(
 ) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     axes = figure.add_subplot()
-    top = max(value for line in lines for value in line.finite)
+    top = largest(lines[0])
     size, name = scale(defaults["unit"], defaults.get("max", top))
     for shade, start, end in regions:
         axes.axvspan(start, end, color=shade, alpha=0.10, linewidth=0)
-    for line in lines:
+    for line in reversed(lines):  # the largest over the others
         times, values = broken(line, time.step)
         values = [value / size for value in values]
-        look = looks[line.name]
-        axes.plot(times, values, color=look.colour, linestyle=look.style, linewidth=1.4)
+        colour, width = (colours[line.name], 1.4) if line.name in colours else (palette.quiet, 0.7)
+        axes.plot(times, values, color=colour, linewidth=width)
         if len(times) == 1:
-            axes.plot(times, values, "o", color=look.colour, markersize=3)
+            axes.plot(times, values, "o", color=colour, markersize=3)
     axes.set_ylim(0, defaults.get("max", top * 1.08) / size or 1)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     axes.set_ylabel(name)
     axes.set_xlim(time.start, time.end)
-    max_ticks = panel["gridPos"]["w"] / 1.5  # as many labels as fit
+    max_ticks = figure.get_figwidth() / COLUMN / 1.5  # as many labels as fit
     between = next((t for t in TICKS if (time.end - time.start) / t <= max_ticks), TICKS[-1])
     first = math.ceil(time.start / between) * between
     axes.set_xticks([first + n * between for n in range(int((time.end - first) / between) + 1)])
@@ -114,23 +136,11 @@ def broken(line: Line, step: float) -> tuple[list[float], list[float]]:
     return times, values
 
 
-@dataclass(frozen=True)
-class Look:
-    """The colour and the line style of a series on its panel."""
-
-    colour: str
-    style: str = STYLES[0]
-
-
-def looks_of(panel: dict, names: list[str]) -> dict[str, Look]:
-    """Return a look for each series: the panel's own colour, else one that no other series of the panel has.
-
-    Bars and numbers stand beside their names, so only lines must differ.
-    """
-    looks = {name: Look(colour) for name in names if (colour := own_colour(panel, name))}
-    taken = set(looks.values())
-    free = (look for style in STYLES for look in (Look(colour, style) for colour in COLOURS) if look not in taken)
-    return {name: looks.get(name) or next(free, Look(COLOURS[-1], STYLES[-1])) for name in names}
+def colours_of(panel: dict, names: list[str]) -> dict[str, str]:
+    """Return a colour for each series: the panel's own, else one that no other series has as long as there are any."""
+    own = {name: colour for name in names if (colour := own_colour(panel, name))}
+    free = (colour for colour in COLOURS if colour not in own.values())
+    return {name: own.get(name) or next(free, COLOURS[-1]) for name in names}
 
 
 def own_colour(panel: dict, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Format numbers in the units that the dashboards use, as Grafana formats them."""
+"""Format numbers in the units that the dashboards use, as Grafana formats them, except that seconds stay seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scripts.common.settings import UserError
 
 # Unit -> (size, name) in rising order. A value is shown in the largest size that is not above it.
 SCALES: dict[str, list[tuple[float, str]]] = {
-    "s": [(1e-6, "µs"), (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h")],
+    "s": [(1e-6, "µs"), (1e-3, "ms"), (1, "s")],  # of latencies, which nobody compares in minutes
     "bytes": [(2.0 ** (10 * n), unit) for n, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))],
     "watt": [(1, "W"), (1000, "kW")],
     "joule": [(1e-3, "mJ"), (1, "J"), (1000, "kJ")],
