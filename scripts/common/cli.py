@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 import resource
 import signal
 import subprocess
@@ -23,8 +24,15 @@ from scripts.common.triton import TritonError
 out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 OUT_OF_MEMORY = "Memory may have run out"
+# What moves the cursor, erases and colours, and the titles of windows: ECMA-48's control sequences, and OSC.
+TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\r(?=\n)")
 # A command passes these signals on to a command that it waits for.
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
+
+
+def without_codes(text: str) -> str:
+    """Return a text without what only a terminal understands."""
+    return TERMINAL_CODES.sub("", text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: Collection[str] = ()) -> None:

@@ -46,6 +46,11 @@ class Prometheus:
         values: list[str] = self._call(f"label/{label}/values", **{"match[]": selector}, start=start, end=end)
         return values
 
+    def firing_alerts(self) -> list[tuple[str, str]]:
+        """Return the name and the summary of each alert that fires."""
+        firing = [alert for alert in self._call("alerts")["alerts"] if alert["state"] == "firing"]
+        return [(alert["labels"]["alertname"], alert["annotations"].get("summary", "")) for alert in firing]
+
     def _call(self, path: str, **parameters: object) -> Any:
         # All of these endpoints take GET, and the one for label values takes nothing else.
         request = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"

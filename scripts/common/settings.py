@@ -29,7 +29,18 @@ from dotenv.parser import parse_stream
 # and tests, whose whole environment is ours, set it to "*".
 NAMES = "TRITON_SETTINGS_NAMES"
 # These prefixes belong to this stack and its programs, so such a variable is a setting wherever it comes from.
-PREFIXES = ("GATEWAY_", "GRAFANA_", "HF_", "LOADTEST_", "LOCUST_", "NEURON_", "OCI_", "PROMETHEUS_", "TRITON_")
+PREFIXES = (
+    "COMPOSE_PROJECT_NAME",
+    "GATEWAY_",
+    "GRAFANA_",
+    "HF_",
+    "LOADTEST_",
+    "LOCUST_",
+    "NEURON_",
+    "OCI_",
+    "PROMETHEUS_",
+    "TRITON_",
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / ".env.example"
@@ -172,6 +183,7 @@ _cpus = _pattern(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*", "a list of CPUs, as 
 # TASK and FORMAT are missing: the catalogue of models knows their values.
 RULES: dict[str, Rule] = {
     "RUNTIME": _choice("docker", "local"),
+    "COMPOSE_PROJECT_NAME": _pattern(r"[a-z0-9]+([_-][a-z0-9]+)*", "lower-case letters and digits, with single dashes"),
     "PROFILE": _choice(*PROFILES),
     **dict.fromkeys(
         ("LIST", "TRACE", "TRUST_REMOTE_CODE", "TRITON_SHARED_MEMORY", "DRY_RUN", "PUSH", "APPLY", "RESUME"), _flag

@@ -121,15 +121,20 @@ def uv_install(venv: Path, lock: str, *arguments: str) -> int:
     progress = Progress()
     with subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True) as uv:
         assert uv.stderr
-        reader = threading.Thread(target=progress.read, args=(uv.stderr,))
-        reader.start()
-        while uv.poll() is None:
-            progress.show()
-            with suppress(subprocess.TimeoutExpired):
-                uv.wait(REFRESH_S)
-        reader.join()
-    progress.clear()
+        follow(uv, uv.stderr, progress)
     return uv.returncode
+
+
+def follow(process: subprocess.Popen[str], output: IO[str], progress: Progress) -> None:
+    """Show the progress of a process, which its output reports, until it ends."""
+    reader = threading.Thread(target=progress.read, args=(output,))
+    reader.start()
+    while process.poll() is None:
+        progress.show()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(REFRESH_S)
+    reader.join()
+    progress.clear()
 
 
 @functools.cache  # pip takes half a second

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import signal
 import ssl
+import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
@@ -20,10 +24,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from scripts.common.certificate import expiry_warning
-from scripts.common.cli import err, out
+from scripts.common.cli import err, out, without_codes
 from scripts.common.files import exclusive
 from scripts.common.http import answers
 from scripts.common.model_config import with_steps
+from scripts.common.prometheus import Prometheus, PrometheusError
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Triton, TritonError, engines, reason
 from scripts.models.removal import removable, remove
@@ -72,6 +77,10 @@ def certificate(settings: Settings) -> str:
     return hashlib.sha256(tls[0].read_bytes()).hexdigest() if tls else ""
 
 
+class NoLogsError(Exception):
+    """There are no logs; the message is the reason."""
+
+
 @dataclass(frozen=True)
 class Process:
     """The state of one program."""
@@ -81,6 +90,7 @@ class Process:
     gave_up: bool  # it crashed and will not be restarted
     seconds: float
     crashes: int
+    cause: str = ""  # of the crash, in one sentence, if it is known
 
 
 @dataclass
@@ -154,8 +164,8 @@ class Stack(ABC):
     def log_tail(self, program: str, lines: int) -> str: ...
 
     @abstractmethod
-    def show_logs(self, follow: bool) -> str:
-        """Replace this process by one that prints the logs. If there are none, return the reason."""
+    def log_command(self, follow: bool) -> list[str]:
+        """Return the command that prints the logs. Raise NoLogsError if there are none."""
 
     @abstractmethod
     def clean(self) -> None: ...
@@ -321,8 +331,9 @@ class Stack(ABC):
         with err.status("waiting until the stack is ready"):
             while waiting_for := missing():
                 for name in self.programs():
-                    if self.process(name).gave_up:
-                        raise UserError(f"{name} does not stay up. Its log ends:\n{self.log_tail(name, 15)}")
+                    if (process := self.process(name)).gave_up:
+                        cause = process.cause or f"Its log ends:\n{self.log_tail(name, 15)}"
+                        raise UserError(f"{name} does not stay up. {cause}")
                 if time.monotonic() > deadline:
                     raise UserError(f"not ready within READY_TIMEOUT: {waiting_for}. `make logs` shows more")
                 time.sleep(0.2)
@@ -394,8 +405,15 @@ class Stack(ABC):
                 f"[yellow]The stack runs with other values of {', '.join(changed)}.[/] Give each command those values "
                 "or keep them in .env, or run `make up` to restart the stack with the present ones"
             )
+        self.print_alerts()
         out.print()
         return self.print_models() and healthy
+
+    def print_alerts(self) -> None:
+        """Print the alerts that fire. The table of processes shows a Prometheus that does not answer."""
+        with contextlib.suppress(PrometheusError):
+            for name, summary in Prometheus(self.page("prometheus"), timeout=2).firing_alerts():
+                out.print(f"[red]alert {name}:[/] {escape(summary)} (docs/alerts.md#{name.lower()})")
 
     def print_models(self) -> bool:
         """Print the state of every model. Return whether all are ready."""
@@ -425,7 +443,18 @@ class Stack(ABC):
         return not damaged and all(state == "READY" for state, _ in index.values())
 
     def logs(self, follow: bool) -> None:
-        out.print(f"no logs: {self.show_logs(follow)}")
+        try:
+            command = self.log_command(follow)
+        except NoLogsError as error:
+            out.print(f"no logs: {error}")
+            return
+        if follow:
+            os.execvp(command[0], command)
+        # The reader may close the pipe, as `head` does.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+            for line in process.stdout or ():
+                sys.stdout.write(without_codes(line))
 
 
 def _table(*columns: str) -> Table:

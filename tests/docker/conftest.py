@@ -16,6 +16,7 @@ import pytest
 
 from scripts.common.settings import Settings
 from scripts.stack.docker.compose import Compose
+from scripts.stack.docker.containers import OUR_PROJECT
 from tests.docker.mirror import pip_configuration
 from tests.support.stacks import TestStack, bring_up, stacks
 
@@ -46,9 +47,17 @@ class DockerTestStack(TestStack):
     def log(self) -> str:
         return self.compose("logs", "--no-color").stdout
 
+    def image(self, name: str) -> str:
+        """Return the name of one of the stack's images: of Triton's for a tag alone."""
+        return f"{self.project}:{name}" if ":" not in name else f"{self.project}-{name}"
+
     @property
     def label(self) -> str:
         return f"label=com.docker.compose.project={self.project}"
+
+    @property
+    def image_label(self) -> str:
+        return f"label={OUR_PROJECT}={self.project}"
 
     def container(self, service: str) -> str:
         """Return the id of the service's newest container."""
@@ -84,6 +93,8 @@ class DockerTestStack(TestStack):
         for kind in ("network", "volume"):
             if leftovers := docker(kind, "ls", "--quiet", "--filter", self.label).split():
                 docker(kind, "rm", *leftovers)
+        if images := docker("image", "ls", "--quiet", "--filter", self.image_label).split():
+            docker("image", "rm", "--force", *set(images))
         shutil.rmtree(self.folder)
 
 

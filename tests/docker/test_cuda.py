@@ -61,7 +61,7 @@ def test_computing_model_is_on_the_gpu(served, system):
 
 def test_vllm_generates_beside_the_other_systems(served):
     """One container, which has vLLM, serves all systems; two models share the GPU."""
-    assert served.inspect("triton-cuda")["Config"]["Image"] == "triton-transformers:cuda-vllm"
+    assert served.inspect("triton-cuda")["Config"]["Image"] == served.image("cuda-vllm")
     used = engines(f"http://127.0.0.1:{served.environment['TRITON_METRICS_PORT']}")
     assert used["story"] == used["story_stream"] == "vllm float32"
 

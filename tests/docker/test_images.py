@@ -19,10 +19,7 @@ from tests.docker.conftest import docker, run_in
 from tests.support.onnx_models import save_lookup
 
 pytestmark = pytest.mark.timeout(1800)
-OURS = (
-    "triton-transformers:cpu-pypi",
-    *(f"triton-transformers-{name}:debian" for name in ("exporter", "gateway", "loadtest")),
-)
+TRITON, EXPORTER, GATEWAY, LOADTEST = OURS = ("cpu-pypi", "exporter:debian", "gateway:debian", "loadtest:debian")
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +31,7 @@ def built(stack):
 
 @pytest.mark.parametrize("image", OURS)
 def test_image_has_an_ordinary_user_and_no_tools(built, image):
+    image = built.image(image)
     config = json.loads(docker("image", "inspect", image))[0]["Config"]
     assert config["User"] == "1000:1000"
     assert config["Labels"]["org.opencontainers.image.title"].startswith("triton-transformers")
@@ -46,16 +44,17 @@ def test_image_has_an_ordinary_user_and_no_tools(built, image):
 
 @pytest.mark.parametrize("image", [image for image in OURS if "exporter" not in image])
 def test_image_has_no_weights(built, image):
+    image = built.image(image)
     kinds = " -o ".join(f"-name '*.{kind}'" for kind in ("bin", "onnx", "pt", "safetensors"))
     assert run_in(image, f"find / -xdev -size +1M '(' {kinds} ')' -print 2>/dev/null || true") == ""
 
 
 def test_cpu_image_is_small(built):
-    assert int(docker("image", "inspect", "--format", "{{.Size}}", "triton-transformers:cpu-pypi")) < 480e6
+    assert int(docker("image", "inspect", "--format", "{{.Size}}", built.image(TRITON))) < 480e6
 
 
 def test_gateway_image_is_small_and_has_no_more_than_it_imports(built):
-    image = "triton-transformers-gateway:debian"
+    image = built.image(GATEWAY)
     assert int(docker("image", "inspect", "--format", "{{.Size}}", image)) < 200e6
     # Everything that it imports is still there.
     assert run_in(image, "python3 -c 'import gateway.__main__, uvloop, httptools, ssl'") == ""
@@ -64,6 +63,7 @@ def test_gateway_image_is_small_and_has_no_more_than_it_imports(built):
 
 @pytest.mark.parametrize("image", OURS)
 def test_bill_of_materials_lists_what_the_image_has(built, image):
+    image = built.image(image)
     text = (built.folder / f"state/sboms/{image.replace(':', '-')}.cdx.json").read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bill = json.loads(text)
@@ -94,20 +94,20 @@ def canonicalized(package: str) -> str:
 
 
 def test_bill_of_materials_has_tritons_wheel_and_binaries(built):
-    text = (built.folder / "state/sboms/triton-transformers-cpu-pypi.cdx.json").read_text()
+    text = (built.folder / f"state/sboms/{built.project}-cpu-pypi.cdx.json").read_text()
     components = {component["name"]: component for component in json.loads(text)["components"]}
     assert components["nvidia-pytriton"]["version"] == locked()["nvidia-pytriton"]
     server = "/opt/pytriton/tritonserver/bin/tritonserver"
-    assert components[server]["hashes"][0]["content"] == run_in(OURS[0], f"sha256sum {server}").split()[0]
+    assert components[server]["hashes"][0]["content"] == run_in(built.image(TRITON), f"sha256sum {server}").split()[0]
     assert any(name.startswith("/opt/nvidia_pytriton.libs/") for name in components)
 
 
 def test_same_image_gets_the_same_bill_of_materials(built):
-    path = built.folder / "state/sboms/triton-transformers-gateway-debian.cdx.json"
+    path = built.folder / f"state/sboms/{built.project}-gateway-debian.cdx.json"
     base = pins()["DEBIAN_IMAGE"]
     before = path.read_text()
     assert base in before
-    assert sboms.write(path.parent, "triton-transformers-gateway:debian", [base]) == path
+    assert sboms.write(path.parent, built.image(GATEWAY), [base]) == path
     assert path.read_text() == before
 
 
@@ -139,7 +139,7 @@ def assert_openvino_runs_on_a_cpu(image: str, lookup: str) -> None:
 
 
 def test_cpu_image_has_openvino_for_cpus(built, lookup):
-    assert_openvino_runs_on_a_cpu("triton-transformers:cpu-pypi", lookup)
+    assert_openvino_runs_on_a_cpu(built.image(TRITON), lookup)
 
 
 def test_exporter_has_every_config_of_the_repository(built):
@@ -149,11 +149,11 @@ def test_exporter_has_every_config_of_the_repository(built):
     )
     configs = {name for name in files.stdout.split() if name.endswith(".pbtxt")}
     assert "model_repository/encoder/configs/neuron.pbtxt" in configs
-    assert set(run_in(OURS[1], "cd /app && find model_repository -name '*.pbtxt'").split()) == configs
+    assert set(run_in(built.image(EXPORTER), "cd /app && find model_repository -name '*.pbtxt'").split()) == configs
 
 
 def test_build_secrets_are_in_no_image(built):
-    for image in OURS:
+    for image in map(built.image, OURS):
         history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
         assert "find-links" not in history
         assert run_in(image, "grep -rls find-links /etc /opt/venv/pip.conf 2>/dev/null || true") == ""
@@ -165,8 +165,8 @@ def test_image_with_transformers_imports_them(built, lookup):
     command = (
         "python3 -c 'import torch, transformers, tokenizers, numpy; print(numpy.__version__, transformers.__version__)'"
     )
-    assert run_in("triton-transformers:cpu-pypi-transformers", command) == "1.26.4 4.57.6"
-    assert_openvino_runs_on_a_cpu("triton-transformers:cpu-pypi-transformers", lookup)
+    assert run_in(built.image("cpu-pypi-transformers"), command) == "1.26.4 4.57.6"
+    assert_openvino_runs_on_a_cpu(built.image("cpu-pypi-transformers"), lookup)
 
 
 def test_building_needs_no_device(built):
@@ -180,7 +180,7 @@ def test_image_on_nvidias_has_our_backends_and_packages(built, lookup, settings)
     service = f"triton-{settings.get('PROFILE', 'cpu')}"
     done = built.compose("build", "--quiet", service, **settings)
     assert done.returncode == 0, done.stderr
-    image = "triton-transformers:cuda" if "PROFILE" in settings else "triton-transformers:cpu-ngc"
+    image = built.image("cuda" if "PROFILE" in settings else "cpu-ngc")
     assert run_in(image, "id -u") == "1000"
     backends = "/opt/tritonserver/backends"
     ours = {path.name for path in (ROOT / "images/triton/backends").iterdir() if path.is_dir()}
@@ -202,7 +202,7 @@ def test_image_with_vllm_has_our_backends_beside_nvidias(built, tmp_path):
     settings = {"PROFILE": "cuda", "SYSTEMS": "story", "MODEL_REPOSITORY": tmp_path}
     done = built.compose("build", "--quiet", "triton-cuda", **settings)
     assert done.returncode == 0, done.stderr
-    image, backends = "triton-transformers:cuda-vllm", "/opt/tritonserver/backends"
+    image, backends = built.image("cuda-vllm"), "/opt/tritonserver/backends"
     assert run_in(image, "id -u") == "1000"
     ours = {path.name for path in (ROOT / "images/triton/backends").iterdir() if path.is_dir()} - {"__pycache__"}
     assert set(run_in(image, f"ls {backends}").split()) == ours | {"python", "vllm"}
@@ -226,4 +226,4 @@ def test_transformers_setting_selects_the_release(built):
     )
     assert done.returncode == 0, done.stderr
     command = "python3 -c 'import transformers; print(transformers.__version__)'"
-    assert run_in("triton-transformers:cpu-pypi-transformers", command) == "5.0.0"
+    assert run_in(built.image("cpu-pypi-transformers"), command) == "5.0.0"

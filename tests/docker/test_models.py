@@ -29,7 +29,7 @@ def served(new_stack, tmp_path_factory):
 
 
 def test_image_with_transformers_is_chosen_and_serves(served):
-    assert served.inspect("triton-cpu")["Config"]["Image"] == "triton-transformers:cpu-pypi-transformers"
+    assert served.inspect("triton-cpu")["Config"]["Image"] == served.image("cpu-pypi-transformers")
     smoke = served.make("smoke")
     assert smoke.stdout.split() == ["ok", "story", "ok", "story_stream", "ok", "vit_ensemble"], smoke.stderr
     inputs = [{"name": "prompt", "datatype": "BYTES", "shape": [1], "data": ["I am going"]}]

@@ -166,7 +166,7 @@ def test_nothing_listens_beyond_loopback(stack):
 def test_admin_key_is_in_no_log_and_no_image(stack):
     key = stack.environment["TRITON_ADMIN_KEY"]
     assert key not in stack.make("logs").stdout
-    assert key not in docker("history", "--no-trunc", "triton-transformers:cpu-pypi")
+    assert key not in docker("history", "--no-trunc", stack.image("cpu-pypi"))
 
 
 def test_prometheus_scrapes_the_servers_and_has_the_rules(stack):
@@ -193,7 +193,7 @@ def test_comparison_writes_a_report_of_the_user(stack):
     done = stack.make("loadtest", **SHORT)
     assert done.returncode == 0, done.stdout + done.stderr
     results = stack.results()
-    assert (results["runtime"], results["triton"]["image"]) == ("docker", "triton-transformers:cpu-pypi")
+    assert (results["runtime"], results["triton"]["image"]) == ("docker", stack.image("cpu-pypi"))
     assert results["verdict"]["batched"] is True
     assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.01)
     report = (stack.folder / "reports/latest/report.html").resolve()
@@ -422,5 +422,5 @@ def test_clean_leaves_nothing(stack):
     assert "removed the containers, volumes and images of the stack, and the assembled models\n" in done.stdout
     assert docker("ps", "--all", "--quiet", "--filter", stack.label) == ""
     assert docker("volume", "ls", "--quiet", "--filter", stack.label) == ""
-    assert docker("image", "ls", "--quiet", "--filter", "reference=triton-transformers*") == ""
+    assert docker("image", "ls", "--quiet", "--filter", stack.image_label) == ""
     assert list((stack.folder / "models").rglob("*.onnx")) == []

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.common import settings as settings_module
+from scripts.common.prometheus import Prometheus
 from scripts.common.settings import ROOT, Settings, UserError
 from scripts.stack import __main__ as commands
 from scripts.stack.local.stack import LocalStack
@@ -55,6 +56,25 @@ def test_status_names_settings_that_the_running_stack_lacks(tmp_path, capsys, mo
     stack.write_record(programs=[])
     assert stack.status()
     assert "other values" not in capsys.readouterr().out
+
+
+def test_status_names_the_alerts_that_fire(tmp_path, capsys, monkeypatch):
+    answer = {
+        "alerts": [alert("TargetDown", "pending", "triton does not answer"), alert("Full", "firing", "[no] space")]
+    }
+    monkeypatch.setattr(Prometheus, "_call", lambda prometheus, path: answer if path == "alerts" else None)
+    monkeypatch.setattr(LocalStack, "running", lambda stack: True)
+    monkeypatch.setattr(LocalStack, "print_models", lambda stack: True)
+    stack = LocalStack(Settings(Settings.load() | {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local"}))
+    stack.write_record(programs=[])
+    assert stack.status()
+    printed = capsys.readouterr().out
+    assert "alert Full: [no] space (docs/alerts.md#full)\n" in printed
+    assert "TargetDown" not in printed
+
+
+def alert(name: str, state: str, summary: str) -> dict:
+    return {"labels": {"alertname": name}, "annotations": {"summary": summary}, "state": state}
 
 
 def test_down_works_in_a_read_only_checkout(tmp_path, monkeypatch, capsys):

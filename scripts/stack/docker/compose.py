@@ -16,6 +16,7 @@ from scripts.common.settings import ROOT, Settings, UserError, pins
 from scripts.models.backends import engines, needed
 from scripts.stack.base import certificate
 from scripts.stack.docker import preflight, slim
+from scripts.stack.docker.containers import CHECKOUT_ID
 from scripts.stack.systems import ServedSystems
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
@@ -102,7 +103,7 @@ class Compose:
             "TRITON_SOURCE": self.triton_source,
             "TRITON_BASE": slim.base(self.profile, self.triton_source),
             "TRITON_IMAGE": self.nvidia_image,
-            "TRITON_IMAGE_BUILT": f"triton-transformers:{self.image_tag}",
+            "TRITON_IMAGE_BUILT": f"{self.settings['COMPOSE_PROJECT_NAME']}:{self.image_tag}",
             "NEURON_TARGET": self.neuron_target,
             "CUDA_TARGET": self.cuda_target,
             **dict(zip(("TLS_CERT", "TLS_KEY"), map(str, self.settings.tls() or ()), strict=False)),
@@ -111,6 +112,7 @@ class Compose:
             **{name: self.build_secret(name) for name in ("BUILD_PIP_CONF", "BUILD_CA")},
             "BIND_ADDRESS": str(self.settings.bind_address()),
             "CHECKOUT": str(ROOT),
+            "CHECKOUT_ID": CHECKOUT_ID,
             # Triton gets its systems from a file in this folder, so that a change does not make another container.
             "SERVING": str(ServedSystems(self.settings.path("LOCAL_STATE").absolute()).folder),
             "SERVED_AT_START": "",
@@ -162,7 +164,12 @@ class Compose:
     def run(self, *arguments: str, profile: str | None = None) -> str:
         """Return the output of a command. Raise with the end of its messages if it fails."""
         done = subprocess.run(
-            self.command(*arguments, profile=profile), env=self.environment, cwd=ROOT, capture_output=True, text=True
+            self.command(*arguments, profile=profile),
+            env=self.environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,  # newer releases ask questions, such as whether to recreate a volume
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             messages = (done.stderr.strip() or done.stdout.strip()).splitlines()

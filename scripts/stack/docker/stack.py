@@ -16,21 +16,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
 from rich.markup import escape
 
 from loadtest.other_programs import STACK_CONTAINERS
-from scripts.common.cli import OUT_OF_MEMORY, err, out
+from scripts.common.cli import OUT_OF_MEMORY, err, out, without_codes
 from scripts.common.files import ANOTHER_COMPARISON, exclusive
 from scripts.common.ports import check_free
 from scripts.common.settings import PROFILES, ROOT, Settings, UserError
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
-from scripts.stack.base import PORTS, SBOMS, WOULD_RESTART, Process, Stack
-from scripts.stack.docker import base_images, preflight, slim
+from scripts.stack.base import PORTS, SBOMS, WOULD_RESTART, NoLogsError, Process, Stack
+from scripts.stack.docker import base_images, build_progress, containers, preflight, slim
 from scripts.stack.docker.compose import Compose
+from scripts.stack.docker.containers import DEFINITION, Container
 
 # The exit code of a container that the kernel killed.
 KILLED = 137
+DRAIN = "/opt/triton-transformers/drain.py"
 MODELS_LOCK = "models.lock"
 LOADTEST_LOCK = "loadtest.lock"
 # Another value of one of these makes another container of Triton.
@@ -80,8 +83,35 @@ class DockerStack(Stack):
 
     # --- up and down ------------------------------------------------------------------------------------------------
 
+    @property
+    def project(self) -> str:
+        return self.settings["COMPOSE_PROJECT_NAME"]
+
+    def containers(self, *options: str) -> list[Container]:
+        return containers.containers(self.project, *options)
+
+    def tritons(self, *options: str) -> list[str]:
+        """Return the ids of the running Tritons, or of those that options of `docker ps` select, of any profile."""
+        return [container.id for container in self.containers(*options) if container.is_triton]
+
     def running(self) -> bool:
-        return bool(self.compose.run("ps", "--quiet", profile="*").strip())
+        return not self.other_checkout() and bool(self.containers())
+
+    def other_checkout(self) -> str:
+        """Return the folder of another checkout whose servers run under this project's name, or nothing.
+
+        If that folder was moved or deleted, its stack is this checkout's.
+        """
+        servers = [container for container in self.containers() if container.is_triton or container.service in PORTS]
+        folders = (Path(server.folder) for server in servers)
+        return next((str(folder) for folder in folders if folder.is_dir() and folder.resolve() != ROOT), "")
+
+    def check_checkout(self) -> None:
+        if other := self.other_checkout():
+            raise UserError(
+                f"the stack {self.project} that runs here belongs to the checkout {other}: run `make down` there, or "
+                "set another COMPOSE_PROJECT_NAME and other ports (GATEWAY_PORT, TRITON_HTTP_PORT, ...) in .env"
+            )
 
     started_with = STARTED_WITH
 
@@ -91,6 +121,7 @@ class DockerStack(Stack):
 
     def check(self) -> None:
         preflight.check_device(self.settings, preflight.check_build(self.settings, self.compose.nvidia_image))
+        self.check_checkout()
         preflight.check_readable(ROOT / "monitoring")
         if self.compose.environment["TRITON_USER"] != self.compose.environment["HOST_USER"]:
             preflight.check_readable(self.settings.path("MODEL_REPOSITORY"))
@@ -113,35 +144,55 @@ class DockerStack(Stack):
         folder = self.settings.traces()
         if folder:
             folder.mkdir(mode=0o700, exist_ok=True)  # Docker would make it as root
+        self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
+        # Everything that may fail comes before the running Triton is touched.
+        pulled = ("PROMETHEUS_IMAGE", "GRAFANA_IMAGE", *(["JAEGER_IMAGE"] if folder else []))
+        base_images.pull(self.compose.environment[name] for name in pulled)
         for program in ("triton", "gateway", *(["traces"] if folder else [])):
             self.build_quietly(self.service(program))
-        # The Triton of another profile holds the same ports and network name.
+        if self.started_at("gateway") and (changed_gateway := self.changed_gateway()):
+            out.print(f"settings changed ({', '.join(changed_gateway)}): restarting the gateway")
+        self.replace_triton()
         others = [f"triton-{profile}" for profile in PROFILES if profile != self.compose.profile]
         if self.compose.profile != "neuron":
             others.append("neuron-monitor")
         others += [] if folder else TRACING
-        before = self.started_at("triton")
-        changed = self.changed_settings() + self.changed_image() if before else []
-        if changed:
-            out.print(f"settings changed ({', '.join(changed)}): restarting Triton")
-        if self.started_at("gateway") and (changed_gateway := self.changed_gateway()):
-            out.print(f"settings changed ({', '.join(changed_gateway)}): restarting the gateway")
-        self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
-        if changed or not before:  # this Triton will be replaced, or perhaps one of another profile
-            self.drain_triton()
         self.compose.run("rm", "--stop", "--force", *others, profile="*")
         with err.status("starting"):
             self.compose.run("up", "--detach", "--remove-orphans")
         self.write_record(image_tag=self.compose.image_tag)
-        if before and not changed and self.started_at("triton") != before:
-            out.print("restarted Triton: Docker compose found other changes")
 
-    def changed_image(self) -> list[str]:
-        """Return a word for the restart's message if Triton runs in another image than the one that was built."""
-        image = self.compose.environment["TRITON_IMAGE_BUILT"]
-        built = preflight.run("docker", "image", "inspect", "--format", "{{.Id}}", image).stdout.strip()
-        container = self.inspect("triton")
-        return ["image"] if built and container and container["Image"] != built else []
+    def replace_triton(self) -> None:
+        """Replace the running Triton, perhaps of another profile, if its settings or its image changed.
+
+        It serves until its successor is created, and again if the successor does not start.
+        """
+        if not (running := self.tritons()):
+            return
+        if leftovers := {*self.tritons("--all")}.difference(running):  # of an interrupted `make up`
+            preflight.run("docker", "rm", *leftovers)
+        service = self.service("triton")
+        number = sum(container.service == service for container in self.containers()) + 1
+        self.compose.run("create", "--no-build", "--no-recreate", "--scale", f"{service}={number}", service)
+        (successor,) = {*self.tritons("--all")}.difference(running)
+        old, new = json.loads(preflight.run("docker", "inspect", running[0], successor).stdout)
+        image = ["image"] if old["Image"] != new["Image"] else []
+        if not image and old["Config"]["Labels"][DEFINITION] == new["Config"]["Labels"][DEFINITION]:
+            preflight.run("docker", "rm", successor)
+            return
+        changed = self.changed_settings() + image or ["compose.yaml"]
+        out.print(f"settings changed ({', '.join(changed)}): restarting Triton")
+        try:
+            self.drain_triton()
+            preflight.run("docker", "stop", *running)
+            started = preflight.run("docker", "start", successor)
+            if started.returncode:
+                raise UserError(f"the new Triton did not start, so the old one goes on: {started.stderr.strip()}")
+        except BaseException:
+            preflight.run("docker", "rm", "--force", successor)
+            preflight.run("docker", "restart", *running)
+            raise
+        preflight.run("docker", "rm", *running)
 
     def stop(self) -> None:
         # Compose would stop all services at once, and the gateway has requests that Triton must answer.
@@ -152,18 +203,23 @@ class DockerStack(Stack):
 
     def drain_triton(self) -> None:
         """Wait until Triton has answered what it accepted. Its profile may differ from that of this command."""
-        for service in self.compose.run("ps", "--services", "--status", "running", profile="*").split():
-            if service.startswith("triton-"):
-                try:
-                    self.compose.run("exec", "-T", service, "python3", "/opt/triton-transformers/drain.py", profile="*")
-                except UserError as error:
-                    err.print(f"[yellow]{escape(str(error))}[/]")
+        for container in self.tritons():
+            drained = preflight.run("docker", "exec", container, "python3", DRAIN, timeout=None)
+            if drained.returncode:
+                err.print(f"[yellow]{escape(drained.stderr.strip())}[/]")
 
     def clean(self) -> None:
-        self.compose.run("down", "--remove-orphans", "--volumes", profile="*")
-        built = preflight.run("docker", "image", "ls", "--quiet", "--filter", "reference=triton-transformers*").stdout
-        if images := sorted(set(built.split())):
-            preflight.run("docker", "image", "rm", "--force", *images, timeout=None)
+        if other := self.other_checkout():
+            out.print(f"kept the containers of {self.project}, because they belong to the checkout {other}")
+        else:
+            self.compose.run("down", "--remove-orphans", profile="*")
+        if kept := containers.remove_volumes(self.project):
+            out.print(f"kept volumes of another checkout: {' '.join(kept)} (`docker volume rm` removes them)")
+        containers.remove_images(self.project)
+        if (cache := containers.build_cache()) not in ("", "0B"):
+            out.print(
+                f"kept Docker's build cache of {cache}, which all projects share (`docker builder prune` frees it)"
+            )
         remove_all(self.settings)
         files = (MODELS_LOCK, LOADTEST_LOCK, self.compose.devices_file, self.record, *self.served.files)
         for path in (self.state / file for file in files):
@@ -213,8 +269,8 @@ class DockerStack(Stack):
         return json.loads(self.compose.run("config", "--format", "json", profile="*"))["services"]
 
     def build_quietly(self, service: str) -> None:
-        with err.status(f"building the image of {service} (minutes, the first time; `make build` shows more)"):
-            self.compose.run("build", service, profile="*")
+        command = self.compose.command("--progress", "plain", "build", service, profile="*")
+        build_progress.build(service, command, self.compose.environment)
 
     # --- one-shot services ------------------------------------------------------------------------------------------
 
@@ -337,14 +393,27 @@ class DockerStack(Stack):
             or (state["Status"] == "restarting" and restarts >= MAX_RESTARTS),
             seconds=(datetime.now(UTC) - started).total_seconds(),
             crashes=restarts,
+            cause=self.cause(program, container),
         )
 
-    def log_tail(self, program: str, lines: int) -> str:
-        return self.compose.run("logs", "--no-log-prefix", "--no-color", "--tail", str(lines), self.service(program))
+    def cause(self, program: str, container: dict[str, Any]) -> str:
+        """Return why a container crashed, if its memory ran out; nothing otherwise."""
+        if container["State"]["ExitCode"] != KILLED and not container["State"]["OOMKilled"]:
+            return ""
+        limit = f"its limit is {decimal(container['HostConfig']['Memory'])}"
+        if program == "triton":
+            limit += f", TRITON_MEMORY={self.recorded()['settings'].get('TRITON_MEMORY')}: raise it in .env"
+        return f"It was killed (exit code {KILLED}). {OUT_OF_MEMORY}: {limit}"
 
-    def show_logs(self, follow: bool) -> str:
-        if self.running():
-            command = self.compose.command("logs", "--tail", "100", *(["--follow"] if follow else []))
-            os.chdir(ROOT)
-            os.execvpe(command[0], command, self.compose.environment)
-        return "the stack is not running, and Docker keeps no logs of containers that `make down` removed"
+    def log_tail(self, program: str, lines: int) -> str:
+        service = self.service(program)
+        return without_codes(self.compose.run("logs", "--no-log-prefix", "--no-color", "--tail", str(lines), service))
+
+    def log_command(self, follow: bool) -> list[str]:
+        if not self.running():
+            raise NoLogsError(
+                "the stack is not running, and Docker keeps no logs of containers that `make down` removed"
+            )
+        os.chdir(ROOT)
+        os.environ.update(self.compose.environment)
+        return self.compose.command("logs", "--tail", "100", *(["--follow"] if follow else []))

@@ -18,14 +18,14 @@ import psutil
 from rich.markup import escape
 
 from loadtest.other_programs import STACK_PROCESS
-from scripts.common.cli import call, err, out
+from scripts.common.cli import call, err, out, without_codes
 from scripts.common.files import ANOTHER_COMPARISON, comparison_lock, exclusive, write_atomically
 from scripts.common.ports import check_free
 from scripts.common.settings import ROOT, SECRETS, Settings, UserError, command_environment
 from scripts.common.triton import Triton
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
-from scripts.stack.base import GATEWAY_SETTINGS, PORTS, SBOMS, WOULD_RESTART, Process, Stack
+from scripts.stack.base import GATEWAY_SETTINGS, PORTS, SBOMS, WOULD_RESTART, NoLogsError, Process, Stack
 from scripts.stack.local import preflight, programs
 from scripts.stack.local.supervisor import Supervisor
 
@@ -326,10 +326,10 @@ class LocalStack(Stack):
         return super().not_live() or next((f"{name} has just started" for name in starting), "")
 
     def log_tail(self, program: str, lines: int) -> str:
-        return self.supervisor.tail(program, lines)
+        return without_codes(self.supervisor.tail(program, lines))
 
-    def show_logs(self, follow: bool) -> str:
+    def log_command(self, follow: bool) -> list[str]:
         files = [path for name in PORTS if (path := self.state / f"log/{name}.log").exists()]
-        if files:
-            os.execvp("tail", ["tail", "-n", "100", *(["-F"] if follow else []), *map(str, files)])
-        return f"nothing has run without Docker in {self.state} yet (`make up`)"
+        if not files:
+            raise NoLogsError(f"nothing has run without Docker in {self.state} yet (`make up`)")
+        return ["tail", "-n", "100", *(["-F"] if follow else []), *map(str, files)]

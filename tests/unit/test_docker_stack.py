@@ -1,0 +1,253 @@
+"""The stack under Docker, on a stand-in for the commands of Docker: no engine is asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from dotenv import dotenv_values
+
+from scripts.common.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError
+from scripts.stack.base import Process
+from scripts.stack.docker import build_progress, containers, preflight
+from scripts.stack.docker.build_progress import BuildProgress
+from scripts.stack.docker.stack import DockerStack
+
+COMPOSE = (ROOT / "compose.yaml").read_text()
+# These are paths on this machine and in a container.
+PATHS = {"MODEL_REPOSITORY", "REPORTS"}
+
+
+# --- compose.yaml without make ----------------------------------------------------------------------------------------
+
+
+def test_every_variable_of_the_compose_file_has_the_default_of_its_setting():
+    defaults = {**dotenv_values(EXAMPLE), **dotenv_values(VERSIONS)}
+    used = re.findall(r"\$\{(\w+)(?:(:?[-+])([^{}]*|\$\{.*?\}))?\}", COMPOSE)
+    assert {name for name, operator, _ in used if not operator} == set()
+    for name, operator, default in used:
+        if operator == "+" or "-" not in operator or default.startswith("${"):
+            continue
+        expected = defaults.get(name)
+        if name in PATHS:
+            assert default in (f"./{expected}", f"/app/{expected}"), name
+        elif expected:
+            assert default == expected, name
+
+
+def test_the_compose_file_uses_the_images_of_versions_env():
+    named = {name for name in dotenv_values(VERSIONS) if f"${{{name}:-" in COMPOSE}
+    assert named == {"DEBIAN_IMAGE", "TRITON_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE", "JAEGER_IMAGE"}
+
+
+# --- replacing Triton -------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """A stand-in for `docker` and `docker compose`: containers with their image and definition, and what was called."""
+
+    def __init__(self) -> None:
+        self.containers = {"old": ("triton-cpu", "image-1", "definition-1")}
+        self.living = {"old"}
+        self.created = ("image-1", "definition-2")
+        self.folders = {"old": str(ROOT)}
+        self.start_fails = self.create_fails = False
+        self.calls: list[str] = []
+
+    def run(self, *command: str, timeout: float | None = 60) -> subprocess.CompletedProcess[str]:
+        _, action, *arguments = command
+        self.calls.append(" ".join([action, *(word for word in arguments if word in self.containers)]))
+        output, code = "", 0
+        if action == "ps":
+            shown = self.containers if "--all" in arguments else self.living
+            output = "".join(f"{c}\t{self.containers[c][0]}\t{self.folders[c]}\n" for c in shown)
+            self.calls.pop()
+        elif action == "inspect":
+            records = [{"Image": image, "Config": {"Labels": {containers.DEFINITION: definition}}}
+                       for _, image, definition in map(self.containers.__getitem__, arguments)]  # fmt: skip
+            output = json.dumps(records)
+            self.calls.pop()
+        elif action == "rm":
+            for name in self.containers.keys() & {*arguments}:
+                del self.containers[name]
+                self.living.discard(name)
+        elif action == "stop":
+            self.living -= {*arguments}
+        elif action == "restart":
+            self.living |= {*arguments}
+        elif action == "start":
+            code = int(self.start_fails)
+            self.living |= set() if code else {*arguments}
+        return subprocess.CompletedProcess(command, code, output, "no such device" if code else "")
+
+    def compose(self, *arguments: str, profile: str | None = None) -> str:
+        self.calls.append(" ".join(arguments))
+        if self.create_fails:
+            raise UserError("docker compose create failed:\nno space left on device")
+        self.containers["new"] = (arguments[-1], *self.created)
+        self.folders["new"] = str(ROOT)
+        return ""
+
+
+CREATE = "create --no-build --no-recreate --scale triton-cpu=2 triton-cpu"
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    engine = Engine()
+    monkeypatch.setattr(preflight, "run", engine.run)
+    return engine
+
+
+@pytest.fixture
+def stack(engine, monkeypatch, tmp_path):
+    settings = Settings(dotenv_values(EXAMPLE) | {"LOCAL_STATE": str(tmp_path), "RUNTIME": "docker"})
+    stack = DockerStack(settings)
+    monkeypatch.setattr(stack.compose, "run", engine.compose)
+    stack.write_record(image_tag="cpu-pypi")
+    return stack
+
+
+def test_changed_triton_is_created_before_the_old_one_is_drained(stack, engine, capsys):
+    stack.settings["TRITON_MEMORY"] = "6g"
+    stack.replace_triton()
+    assert engine.calls == [CREATE, "exec old", "stop old", "start new", "rm old"]
+    assert (engine.living, {*engine.containers}) == ({"new"}, {"new"})
+    assert capsys.readouterr().out == "settings changed (TRITON_MEMORY): restarting Triton\n"
+
+
+def test_new_image_and_an_edited_compose_file_are_named(stack, engine, capsys):
+    engine.created = ("image-2", "definition-1")
+    stack.replace_triton()
+    engine.containers["old"] = engine.containers.pop("new")
+    engine.living, engine.created = {"old"}, ("image-2", "definition-3")
+    stack.replace_triton()
+    assert re.findall(r"\((.*)\)", capsys.readouterr().out) == ["image", "compose.yaml"]
+
+
+def test_unchanged_triton_is_left_alone(stack, engine, capsys):
+    engine.created = ("image-1", "definition-1")
+    stack.replace_triton()
+    assert engine.calls == [CREATE, "rm new"]
+    assert (engine.living, {*engine.containers}, capsys.readouterr().out) == ({"old"}, {"old"}, "")
+
+
+def test_triton_serves_on_if_its_successor_cannot_be_created(stack, engine):
+    engine.create_fails = True
+    with pytest.raises(UserError, match="no space left on device"):
+        stack.replace_triton()
+    assert engine.calls == [CREATE]
+
+
+def test_triton_serves_again_if_its_successor_does_not_start(stack, engine):
+    engine.start_fails = True
+    with pytest.raises(UserError, match="the new Triton did not start, so the old one goes on: no such device"):
+        stack.replace_triton()
+    assert engine.calls[-2:] == ["rm new", "restart old"]
+    assert (engine.living, {*engine.containers}) == ({"old"}, {"old"})
+
+
+def test_leftover_of_an_interrupted_up_is_removed(stack, engine):
+    engine.containers["left"] = ("triton-cpu", "image-1", "definition-1")
+    engine.folders["left"] = str(ROOT)
+    stack.replace_triton()
+    assert engine.calls[0] == "rm left"
+    assert {*engine.containers} == {"new"}
+
+
+def test_failed_pull_or_build_leaves_triton_alone(stack, engine, monkeypatch):
+    def fail(images):
+        raise UserError(f"{next(iter(images))} cannot be pulled")
+
+    monkeypatch.setattr(DockerStack, "check", lambda stack: None)
+    monkeypatch.setattr("scripts.stack.docker.compose.Compose.environment", {"PROMETHEUS_IMAGE": "no/such:image"})
+    monkeypatch.setattr("scripts.stack.docker.base_images.pull", fail)
+    with pytest.raises(UserError, match="no/such:image cannot be pulled"):
+        stack.start()
+    assert engine.calls == []
+
+
+# --- checkouts --------------------------------------------------------------------------------------------------------
+
+
+def test_stack_of_another_checkout_is_refused_with_two_ways_out(stack, engine, tmp_path):
+    engine.folders["old"] = str(tmp_path)
+    assert not stack.running()
+    with pytest.raises(UserError) as refused:
+        stack.check_checkout()
+    assert str(refused.value) == (
+        f"the stack triton-transformers that runs here belongs to the checkout {tmp_path}: run `make down` there, or "
+        "set another COMPOSE_PROJECT_NAME and other ports (GATEWAY_PORT, TRITON_HTTP_PORT, ...) in .env"
+    )
+
+
+@pytest.mark.parametrize(("service", "folder"), [("triton-cpu", "moved away"), ("exporter", ".")])
+def test_moved_checkout_and_the_exporter_of_another_one_are_no_other_stack(stack, engine, tmp_path, service, folder):
+    engine.containers["old"] = (service, "image-1", "definition-1")
+    engine.folders["old"] = str(tmp_path / folder)
+    stack.check_checkout()
+    assert stack.running()
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+def record(code: int, oom_killed: bool = False) -> dict:
+    return {"State": {"ExitCode": code, "OOMKilled": oom_killed}, "HostConfig": {"Memory": 300 * 2**20}}
+
+
+def test_crash_without_memory_names_the_limit_and_the_exit_code(stack):
+    stack.settings["TRITON_MEMORY"] = "300m"
+    stack.write_record()
+    expected = "It was killed (exit code 137). Memory may have run out: its limit is 314.6 MB"
+    assert stack.cause("triton", record(137)) == f"{expected}, TRITON_MEMORY=300m: raise it in .env"
+    assert stack.cause("triton", record(1, oom_killed=True)) != ""
+    assert stack.cause("gateway", record(137)) == expected
+    assert stack.cause("triton", record(1)) == ""
+
+
+def test_wait_reports_the_cause_instead_of_the_log(stack, monkeypatch):
+    crashed = Process("restarting", running=False, gave_up=True, seconds=0, crashes=3, cause="It was killed.")
+    monkeypatch.setattr(DockerStack, "process", lambda stack, program: crashed)
+    with pytest.raises(UserError, match=r"^gateway does not stay up\. It was killed\.$"):
+        stack.wait(lambda: "Triton does not answer yet")
+
+
+def test_piped_logs_have_no_terminal_codes(stack, monkeypatch, capfd):
+    lines = "\\x1b[2K| encoder | \\x1b[31mUNAVAILABLE\\x1b[0m |\\x1b]0;title\\x07\\r\\n"
+    command = [sys.executable, "-c", f"print('{lines}end')"]
+    monkeypatch.setattr(DockerStack, "log_command", lambda stack, follow: command)
+    monkeypatch.setattr("scripts.stack.base.signal.signal", lambda *arguments: None)
+    stack.logs(follow=False)
+    assert capfd.readouterr().out == "| encoder | UNAVAILABLE |\nend\n"
+
+
+# --- the progress of a build ------------------------------------------------------------------------------------------
+
+BUILDKIT = """#0 building with "default" instance using docker driver
+#1 [triton-cpu internal] load build definition from Dockerfile.debian
+#1 DONE 0.0s
+#9 [triton-cpu server 1/2] RUN pip.sh /opt/venv --no-deps --group server markupsafe
+#9 3.512 Collecting nvidia-pytriton==0.7.0
+"""
+
+
+def test_progress_names_the_step_and_what_it_does(monkeypatch, capsys):
+    monkeypatch.setattr("scripts.make.install.LINE_S", 0)
+    progress = BuildProgress("triton-cpu")
+    progress.show()
+    progress.read(io.StringIO(BUILDKIT))
+    progress.show()
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"  \d:\d\d building the image of triton-cpu", first)
+    assert re.search(r"building triton-cpu, step server 1/2: RUN pip.sh .* \.\.\. Collecting nvidia-", second)
+
+
+def test_failed_build_ends_with_its_messages():
+    script = "print('#9 [server 1/2] RUN pip.sh'); print('ERROR: no matching distribution'); raise SystemExit(17)"
+    with pytest.raises(UserError, match=r"^the image of gateway could not be built:\n(.|\n)*no matching distribution$"):
+        build_progress.build("gateway", [sys.executable, "-c", script], {})
