@@ -95,7 +95,7 @@ def usage_files(containers: list[str], cgroups: Path) -> list[Path] | None:
         for container in containers:
             if container in Path(folder).name:
                 paths = [Path(folder) / name for name in USAGE if name in files]
-                found |= {container: path for path in paths if has_usage(path)}
+                found.update((container, path) for path in paths if has_usage(path))
     return list(found.values()) if len(found) == len(containers) else None
 
 
@@ -130,6 +130,6 @@ def is_busy(cores: float | None, machine: int) -> bool:
 def busy(cores: float, machine: int) -> str:
     """Return the end of a complaint about other programs that used so many cores."""
     return (
-        f"other programs used up to {cores:.1f} of this machine's {machine} core{'s' if machine > 1 else ''}, so the "
+        f"other programs used {cores:.1f} of this machine's {machine} core{'s' if machine > 1 else ''}, so the "
         "numbers show them too: end them and measure again"
     )

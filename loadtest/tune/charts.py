@@ -43,6 +43,7 @@ def draw_plane(results: Results, figure: Figure, palette: Palette) -> None:
     target = results["goal"]["p95_ms"]
     configurations = highlighted(results, palette)
     points: list[Point] = []
+    rates: list[float] = []
     overloaded = False
     for probes, colour, alpha in [
         *((arm["probes"], palette.ink, PALE) for arm in results["arms"]),
@@ -54,6 +55,7 @@ def draw_plane(results: Results, figure: Figure, palette: Palette) -> None:
         axes.plot(*columns(measured), "o", markersize=4, **style)
         axes.plot(too_fast, [0.98] * len(too_fast), "^", markersize=5, transform=axes.get_xaxis_transform(), **style)
         points += measured
+        rates += [rate for rate, _ in measured] + too_fast
         overloaded |= bool(too_fast)
     axes.axhline(target, color=palette.ink, linewidth=0.9, linestyle=":")
     axes.annotate(
@@ -65,6 +67,8 @@ def draw_plane(results: Results, figure: Figure, palette: Palette) -> None:
     latencies = [target, *(p95 for _, p95 in points)]
     axes.set_yscale("log")
     axes.set_ylim(min(latencies) * 0.8, max(latencies) * 1.5)
+    # An interval of measurements that disagree would leave no room for the points.
+    axes.set_xlim(*ends(rates))
     plain_ticks(axes)
     axes.set(xlabel="requests/s", ylabel="p95, milliseconds")
     handles = configuration_handles(results, palette, overloaded)
@@ -194,6 +198,13 @@ def add_legend(figure: Figure, handles: list[Line2D]) -> None:
 
 def is_wide(figure: Figure) -> bool:
     return figure.get_figwidth() > 6
+
+
+def ends(values: list[float]) -> tuple[float, float]:
+    """Return the ends of an axis that has all values and a little room."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    room = 0.04 * (high - low) or 0.1 * high
+    return low - room, high + room
 
 
 def columns(points: list[Point]) -> tuple[list[float], list[float]]:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from scripts.common.settings import Settings, UserError
 
+# A try lasts until it has enough requests to show a 95th percentile, within these limits.
+TRY_REQUESTS = 100
+MINIMUM_TRY_S, MAXIMUM_TRY_S = 3.0, 30.0
+# The highest rate that meets a target takes at least this many tries.
+MINIMUM_TRIES = 3
+# Measurements of the original configuration before the first race, which show the machine's noise.
+FIRST_MEASUREMENTS = 3
+# Pairs of the confirmation at the end.
+MINIMUM_PAIRS, MAXIMUM_PAIRS = 4, 8
+# Measurements of the shortest search: one candidate races for two rounds, and is confirmed.
+MINIMUM_MEASUREMENTS = FIRST_MEASUREMENTS + 2 * 2 + 2 * MINIMUM_PAIRS
+# Seconds for the report, besides the load that restores the configuration.
+REPORT_S = 15.0
 # The link in REPORTS to the newest result.
 LATEST = "latest-tune"
 
@@ -29,9 +43,29 @@ class Goal:
             raise UserError(
                 f"`make tune` lets requests arrive at a rate, whatever users do; clear {' and '.join(pace)}"
             )
-        return cls(p95, rate)
+        goal, minutes = cls(p95, rate), settings.number("MINUTES")
+        if minutes < (smallest := goal.shortest_minutes(goal.shortest_measurement_s)):
+            raise UserError(
+                f"MINUTES={minutes:g}: even on a fast machine this search takes {smallest} minutes, because every "
+                f"number in its verdict is measured at least twice: set MINUTES={smallest} or more"
+            )
+        return goal
+
+    @staticmethod
+    def shortest_minutes(measurement_s: float) -> int:
+        """Return the smallest MINUTES for a search whose measurements take that long, as a whole number."""
+        return math.ceil((MINIMUM_MEASUREMENTS * measurement_s + REPORT_S) / 60)
+
+    @property
+    def shortest_measurement_s(self) -> float:
+        return try_s(self.rate) if self.rate else MINIMUM_TRIES * MINIMUM_TRY_S
 
     @property
     def larger_is_better(self) -> bool:
         """Return whether a measurement is a rate, not a latency."""
         return bool(self.p95_ms)
+
+
+def try_s(rate: float, minimum: float = MINIMUM_TRY_S) -> float:
+    """Return how many seconds a try at that rate lasts."""
+    return min(max(minimum, TRY_REQUESTS / rate), MAXIMUM_TRY_S)

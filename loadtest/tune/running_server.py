@@ -14,20 +14,18 @@ import numpy as np
 from loadtest.arrivals import GIVEN_UP, arrived_within, is_overloaded
 from loadtest.crowd.crowd import Crowd
 from loadtest.instances import HEADROOM, Capacity
+from loadtest.other_programs import OtherPrograms
 from loadtest.same_answers import Answers
 from loadtest.statistics import CLIENT_LIMIT
 from loadtest.switching import RESTART_S, LoadRefused, Switch
 from loadtest.tune.bisection import LOWEST, RESOLUTION, highest_rate
-from loadtest.tune.goal import Goal
+from loadtest.tune.goal import MAXIMUM_TRY_S, MINIMUM_TRY_S, Goal, try_s
 from loadtest.tune.knobs import Candidate, Knob
-from loadtest.tune.search import CandidateFailed, Measured
+from loadtest.tune.search import Budget, CandidateFailed, Measured
 from loadtest.windows import Counters
 from scripts.common.settings import UserError
 from scripts.common.triton import Config, Triton, TritonError
 
-# A try lasts until it has enough requests to show a 95th percentile, within these limits.
-TRY_REQUESTS = 100
-MINIMUM_TRY_S, MAXIMUM_TRY_S = 3.0, 30.0
 # How long the best rate is held at the end.
 LONG_TRY_S = 10.0
 # Seconds before each try that are not measured; longer after a load, because a new process is slow at first.
@@ -56,11 +54,14 @@ class RunningServer:
     capacity: Callable[[], Capacity]
     answers: Answers
     random: random.Random
+    budget: Budget
+    others: OtherPrograms
     client_cores: float = 0.0  # maximum that Locust's busiest process used
 
     def __post_init__(self) -> None:
         self.pattern = 0  # of the arrivals
         self.present: Candidate | None = None  # the candidate that the server runs
+        self.other_cores: list[float | None] = []  # of other programs, in each try
         self.kept_up: dict[Candidate | None, list[bool]] = {}  # with the rate, in each try
 
     @property
@@ -128,7 +129,9 @@ class RunningServer:
 
     def load(self, candidate: Candidate) -> None:
         """Switch to the candidate; raise CandidateFailed if the server cannot run it or then answers differently."""
+        self.budget.check()
         self.present = None
+        began = time.monotonic()
         configs = self.configure(candidate)
         self.check_memory(configs)
         self.crowd.pause()
@@ -145,6 +148,7 @@ class RunningServer:
         if candidate.changes and (difference := self.answers.difference()):
             raise CandidateFailed(difference)
         self.present = candidate
+        self.budget.loaded(time.monotonic() - began)
 
     def check_memory(self, configs: Mapping[str, Config]) -> None:
         """Raise CandidateFailed if the processes of the changed models do not fit beside those that still run."""
@@ -177,17 +181,20 @@ class RunningServer:
 
     def try_rate(self, rate: float, limit_ms: float, warm_up: float, minimum_s: float = MINIMUM_TRY_S) -> float:
         """Return the 95th percentile in milliseconds at this rate; infinity if it is clearly above the limit."""
-        seconds = min(max(minimum_s, TRY_REQUESTS / rate), MAXIMUM_TRY_S)
+        self.budget.check()
+        seconds = try_s(rate, minimum_s)
         self.crowd.set_rate(rate, self.pattern)
         self.crowd.resume()
         gevent.sleep(warm_up)
         self.crowd.open_window()
+        self.others.open()
         began = time.perf_counter()
         hopeless = False
         while (elapsed := time.perf_counter() - began) < seconds and not hopeless:
             gevent.sleep(0.02)
             self.crowd.check()
             hopeless = self.is_hopeless(rate, limit_ms / 1000, elapsed, seconds)
+        self.other_cores.append(self.others.cores())
         self.client_cores = max(self.client_cores, self.crowd.cores)
         self.crowd.pause()
         recorded = self.crowd.close_window()

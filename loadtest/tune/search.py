@@ -7,6 +7,8 @@ A race has rounds. Each round measures the best configuration so far and all can
 every second round runs in reverse order, so that a steady drift of the machine cancels. A candidate leaves the race as
 soon as its interval excludes a win. The winner of all races was chosen because it looked best, partly by chance. So it
 is measured again, against the user's own configuration, and only these measurements count.
+
+If repeated measurements of one configuration disagree, the machine was too busy to tell which one is better.
 """
 
 from __future__ import annotations
@@ -15,22 +17,26 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import stdev
 from typing import NamedTuple
 
 from loadtest.statistics import half_width, t95
+from loadtest.tune.goal import FIRST_MEASUREMENTS, MAXIMUM_PAIRS, MINIMUM_MEASUREMENTS, MINIMUM_PAIRS, REPORT_S
 from loadtest.tune.knobs import Candidate, Knob, Value, label
 
 BETTER, LIKELY, NOT_BETTER, NOT_PROVEN, FAILED = "better", "likely better", "not better", "not proven", "failed"
 NOTHING_BETTER, NOT_CONFIRMED = "nothing better", "not confirmed"
-# Measurements of the original configuration before the first race, which show the machine's noise.
-FIRST_MEASUREMENTS = 3
+TOO_BUSY, NOT_COMPARED = "too busy", "not compared"
+# Of the first measurements, the last ones must agree; so many are made to wait for that.
+MAXIMUM_FIRST = 6
+# The standard deviation of logarithms from which on repeated measurements disagree: two differ by a factor of 1.4.
+DISAGREE_FROM = 0.25
 RACE_ROUNDS = 3
 # From this share of the 95 % interval's half width on, a candidate that is better on average wins its race. The
 # measurements of the winner at the end catch those that won by chance.
 LIKELY_FROM = 0.5
 # After each round at most this share of the candidates, the best of them, stays in the race.
 SURVIVORS = 0.5
-MINIMUM_PAIRS, MAXIMUM_PAIRS = 4, 8
 # A measurement that takes fewer seconds is a replay of a search that was stopped (resume.py).
 REPLAYED_S = 0.5
 
@@ -41,6 +47,14 @@ class CandidateFailed(Exception):
 
 class BudgetSpent(Exception):
     """Raised instead of a measurement for which no time is left."""
+
+
+class BudgetTooSmall(Exception):
+    """Raised if the time does not suffice for a verdict. `measurement_s` is how long one measurement takes."""
+
+    def __init__(self, measurement_s: float) -> None:
+        super().__init__()
+        self.measurement_s = measurement_s
 
 
 class Measured(NamedTuple):
@@ -79,14 +93,20 @@ class Arm:
         self.probes += measured.probes
 
 
+def disagree(values: Sequence[float]) -> bool:
+    """Return whether repeated measurements of one configuration differ more than those of a quiet machine."""
+    return len(values) > 1 and stdev([math.log(value) for value in values]) > DISAGREE_FROM
+
+
 class Budget:
-    """The time of the search, and how much of it a measurement takes."""
+    """The time of the command, from its start to its report, and how much of it a measurement takes."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
         self.began = now()
         self.seconds = seconds
         self.spent: list[float] = []  # by each measurement
+        self.longest_load = 0.0
 
     def spend(self, seconds: float) -> None:
         if seconds > REPLAYED_S:
@@ -96,9 +116,18 @@ class Budget:
     def elapsed(self) -> float:
         return self.now() - self.began
 
+    def loaded(self, seconds: float) -> None:
+        self.longest_load = max(self.longest_load, seconds)
+
+    def check(self) -> None:
+        """Raise BudgetSpent if only the time for the end is left."""
+        if self.left <= 0:
+            raise BudgetSpent
+
     @property
     def left(self) -> float:
-        return self.seconds - self.elapsed
+        """Return the seconds that are left for measurements: not those to restore the configuration and to report."""
+        return self.seconds - self.elapsed - self.longest_load - REPORT_S
 
     def has(self, measurements: int) -> bool:
         """Return whether this many measurements of average length still fit."""
@@ -151,6 +180,7 @@ class Search:
     same: Callable[[Candidate, Candidate], bool] = lambda one, other: one == other
     show: Callable[[str], None] = lambda label: None
     log: Callable[[Arm], None] = lambda arm: None
+    measured: Callable[[Candidate, Measured], None] = lambda candidate, measured: None
 
     def __post_init__(self) -> None:
         self.original = Arm(Candidate(), "as configured")
@@ -159,30 +189,70 @@ class Search:
         self.noise = Noise()
         self.confirmed: Arm | None = None  # the winner in fresh measurements; its base is the original
         self.expected: float | None = None  # the last value of the best configuration
+        self.repeats: dict[Candidate, list[float]] = {}  # the values of each, but for bounds
+        self.disturbed: list[float] = []  # the first measurements, if later ones disagree with them
+        self.is_out_of_time = False
 
     @property
     def outcome(self) -> str:
+        if self.disagreement:
+            return TOO_BUSY
         if self.best is self.original:
-            return NOTHING_BETTER
-        return BETTER if self.confirmed and self.confirmed.outcome == BETTER else NOT_CONFIRMED
+            compared = any(len(arm.values) > 1 or arm.outcome == FAILED for arm in self.arms)
+            return NOTHING_BETTER if compared or not self.is_out_of_time else NOT_COMPARED
+        return BETTER if self.is_confirmed else NOT_CONFIRMED
+
+    @property
+    def is_confirmed(self) -> bool:
+        return bool(self.confirmed and self.confirmed.outcome == BETTER)
+
+    @property
+    def disagreement(self) -> tuple[Candidate, list[float]] | None:
+        """Return a configuration whose repeated measurements disagree, with all of them.
+
+        The verdict about a winner that was confirmed comes from the fresh measurements alone.
+        """
+        seen = [(Candidate(), self.repeats.get(Candidate(), []))]
+        if self.confirmed:
+            fresh = [(Candidate(), self.confirmed.base_values), (self.confirmed.candidate, self.confirmed.values)]
+            seen = fresh if self.is_confirmed else seen + fresh[1:]
+        return next(((candidate, values) for candidate, values in seen if disagree(values)), None)
 
     def run(self) -> None:
+        """Search. Raise BudgetTooSmall if a verdict would take more time."""
         self.measure_original()
+        if self.disagreement:
+            return
         try:
             self.race([self.usual()])
             for knob in self.open_knobs():
                 self.race([self.arm(knob, value) for value in knob.values])
         except BudgetSpent:
-            pass
+            self.is_out_of_time = True
         if self.best is not self.original:
             self.confirm()
 
     def measure_original(self) -> None:
+        """Measure until the last measurements agree: something may have disturbed the first ones."""
         self.show("as configured")
-        for _ in range(FIRST_MEASUREMENTS):
-            measured = self._measure(self.original.candidate, self.expected, 0)
+        values = self.original.values
+        while len(values) < FIRST_MEASUREMENTS or (
+            disagree(values[-FIRST_MEASUREMENTS:]) and len(values) < MAXIMUM_FIRST
+        ):
+            began = self.budget.now()
+            try:
+                measured = self._measure(self.original.candidate, self.expected, 0)
+            except BudgetSpent:
+                if len(values) >= FIRST_MEASUREMENTS:
+                    break
+                raise BudgetTooSmall(max(self.budget.mean, self.budget.now() - began)) from None
             self.original.add(measured)
             self.expected = measured.value
+        if not disagree(values[-FIRST_MEASUREMENTS:]):
+            self.disturbed, values[:] = values[:-FIRST_MEASUREMENTS], values[-FIRST_MEASUREMENTS:]
+            self.repeats[self.original.candidate] = list(values)
+            if not self.budget.has(MINIMUM_MEASUREMENTS - FIRST_MEASUREMENTS):
+                raise BudgetTooSmall(self.budget.mean)
         self.noise.add([self.score(value) for value in self.original.values])
         self.knobs = self.order(self.knobs)
 
@@ -301,6 +371,9 @@ class Search:
                 arm = winner if is_winner else self.original
                 try:
                     measured = self._measure(arm.candidate, expected[is_winner], RACE_ROUNDS + number)
+                except BudgetSpent:
+                    self.is_out_of_time = True
+                    return
                 except CandidateFailed as error:
                     if not is_winner:
                         raise
@@ -332,6 +405,10 @@ class Search:
     def _measure(self, candidate: Candidate, expected: float | None, pattern: int, in_full: bool = True) -> Measured:
         began = self.budget.now()
         try:
-            return self.measure(candidate, expected, pattern, in_full)
+            measured = self.measure(candidate, expected, pattern, in_full)
         finally:
             self.budget.spend(self.budget.now() - began)
+        if not measured.is_bound:
+            self.repeats.setdefault(candidate, []).append(measured.value)
+        self.measured(candidate, measured)
+        return measured

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.statistics import Results
+from loadtest.tune.search import Measured
 
 # A candidate, as tune.json has it.
 Arm = dict[str, Any]
@@ -46,13 +47,32 @@ def sentence(results: Results) -> str:
             f"{seemed}{verb} {gain(confirmation, results)} when it is measured again beside your configuration. "
             "Keep what you have."
         )
+    if results["outcome"] == "too busy":
+        return too_busy(results)
+    if results["outcome"] == "not compared":
+        return (
+            f"No verdict: the time was over before another candidate was measured twice. Your configuration"
+            f"{achieved(results).removeprefix(': it').removeprefix(':')}. Set more MINUTES."
+        )
     return f"Nothing is better than what you have{achieved(results)}. {runner_up(results)}"
+
+
+def too_busy(results: Results) -> str:
+    """Return the verdict if repeated measurements of one configuration disagree, with what was seen."""
+    label, values = results["disagreement"]["label"], results["disagreement"]["values"]
+    whose = "your configuration" if label == AS_CONFIGURED else label
+    reached = "had a p95 of" if "rate" in results["goal"] else "reached"
+    unit = "ms" if "rate" in results["goal"] else RATE_UNIT
+    return (
+        f"This machine was too busy to tell: {whose} {reached} {number(min(values))} to {number(max(values))} {unit} "
+        f"in {len(values)} measurements of the same. Keep what you have, end other programs, and tune again."
+    )
 
 
 def achieved(results: Results) -> str:
     """Return what the original configuration reaches, as the end of a sentence."""
     measured = figure(results["original"]["values"])
-    if measured == "-":
+    if len(results["original"]["values"]) < 2 or measured == "-":
         return ""
     if "rate" in results["goal"]:
         return f": {goal(results).lower()}, it answers 95 % of the requests within {measured} ms"
@@ -62,9 +82,10 @@ def achieved(results: Results) -> str:
 def runner_up(results: Results) -> str:
     """Return a sentence about the best candidate that is not better, with its interval."""
     arms = results["arms"]
-    measured = [arm for arm in arms if arm["ratio"] is not None]
-    if not arms:
-        return "No other candidate was measured."
+    # A number that was measured once is not in the verdict.
+    measured = [arm for arm in arms if arm["ratio"] is not None and len(arm["values"]) > 1]
+    if all(arm["outcome"] != "failed" for arm in arms) and not measured:
+        return "No other candidate was measured twice."
     if not measured:
         return "The only other candidate failed." if len(arms) == 1 else f"All {len(arms)} other candidates failed."
     best = max(measured, key=lambda arm: arm["ratio"])
@@ -79,10 +100,7 @@ def goal(results: Results) -> str:
 def gain(compared: Arm, results: Results) -> str:
     """Return the ratio to the other configuration, in words and with its interval."""
     unit = "as fast" if "rate" in results["goal"] else "as many requests"
-    bounds = "no interval, because it was measured once"
-    if compared["ci95"]:
-        bounds = f"95 % interval {interval(compared, ' to ')}"
-    return f"{number(compared['ratio'])} times {unit} ({bounds})"
+    return f"{number(compared['ratio'])} times {unit} (95 % interval {interval(compared, ' to ')})"
 
 
 def number(value: float) -> str:
@@ -155,6 +173,13 @@ def arms_header(larger_is_better: bool) -> str:
     """Return the header of the lines that arm_line() returns."""
     unit = RATE_UNIT if larger_is_better else LATENCY_UNIT
     return f"{'candidate':<{LABEL}}{unit:>11}{'ratio':>6}  {'interval':<11}outcome"
+
+
+def measured_line(seconds: float, label: str, measured: Measured, larger_is_better: bool) -> str:
+    """Return the line of one measurement, for a log."""
+    unit = RATE_UNIT if larger_is_better else LATENCY_UNIT
+    value = "<" * measured.is_bound + number(measured.value)
+    return escape(f"{int(seconds) // 60:>3}:{int(seconds) % 60:02}  {label}: {value} {unit}")
 
 
 def arm_line(arm: Arm) -> str:

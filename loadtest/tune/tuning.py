@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import psutil
 from rich.markup import escape
 
 from loadtest import report as reports
@@ -18,28 +19,38 @@ from loadtest.compare import INTERRUPTED, Comparison, progress_bar
 from loadtest.crowd.crowd import Crowd
 from loadtest.instances import Capacity
 from loadtest.interrupt import interruptible
+from loadtest.other_programs import OtherPrograms, busy, is_busy
 from loadtest.same_answers import Answers
-from loadtest.statistics import geometric_mean
+from loadtest.statistics import geometric_mean, mean_known
 from loadtest.switching import Switch, Switched
 from loadtest.tune import report, table
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs, changed_fields, configure
 from loadtest.tune.resume import Log
 from loadtest.tune.running_server import LONG_TRY_S, RunningServer
-from loadtest.tune.search import BETTER, Arm, Budget, CandidateFailed, Search
+from loadtest.tune.search import (
+    BETTER,
+    TOO_BUSY,
+    Arm,
+    Budget,
+    BudgetSpent,
+    BudgetTooSmall,
+    CandidateFailed,
+    Measured,
+    Search,
+)
 from scripts.common.cli import err, out
 from scripts.common.config_editor import Edit, edits
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Config, TritonError, engines
 
-# Measurements that a search needs to try the most important changes.
-ENOUGH_MEASUREMENTS = 40
-# Seconds that must be left to hold the best rate for longer at the end.
-HOLD_S = 25.0
+# How often the best rate is held for longer at the end, and the seconds that must be left for that.
+HOLDS, HOLD_S = 2, 35.0
 
 
 class Tuning:
     def __init__(self, settings: Settings) -> None:
+        self.budget = Budget(settings.number("MINUTES") * 60)
         self.settings = settings
         # Any RATE makes the load an open loop. A search for the highest rate then sets others.
         self.subject = Comparison(settings if settings["RATE"] else settings.replace(RATE="1"))
@@ -59,7 +70,7 @@ class Tuning:
     def run(self) -> None:
         """Search, and restore the server's configuration whatever happens."""
         folder = self.settings.path("REPORTS")
-        _ = self.goal, self.settings.number("MINUTES")  # an invalid setting fails before anything starts
+        _ = self.goal  # an invalid setting fails before anything starts
         with self.subject.alone_on_the_server():
             # From here on `subject` may read the server's configurations, which it does once.
             self.engines = engines(self.settings.url("TRITON_METRICS_PORT"))
@@ -78,6 +89,12 @@ class Tuning:
                     Switch(self.subject.triton, models, folder, on_restore=interrupt.ignore) as switch,
                 ):
                     self._search(crowd, switch, show, log)
+            except BudgetTooSmall as error:
+                minutes, smallest = self.settings["MINUTES"], self.goal.shortest_minutes(1.1 * error.measurement_s)
+                raise UserError(
+                    f"MINUTES={minutes}: a measurement takes {error.measurement_s:.0f} s here, too long for a verdict "
+                    f"in that time: set MINUTES={max(smallest, math.floor(float(minutes)) + 1)} or more"
+                ) from None
             except (UserError, TritonError, CandidateFailed, OSError, KeyboardInterrupt) as reason:
                 if not hasattr(self, "search") or not self.search.original.values:
                     raise UserError(str(reason)) if isinstance(reason, CandidateFailed) else reason from None
@@ -98,6 +115,8 @@ class Tuning:
             capacity=lambda: Capacity.from_server(self.settings),
             answers=Answers(url, system, requests),
             random=random.Random(self.subject.job.seed),
+            budget=self.budget,
+            others=OtherPrograms.from_environment(),
         )
         measurements = Log(
             self.settings.path("REPORTS") / f".tune-{self.subject.triton.name}.json",
@@ -107,11 +126,15 @@ class Tuning:
         )
         if self.settings.flag("RESUME"):
             measurements.resume()
-        budget = Budget(self.settings.number("MINUTES") * 60)
+        budget = self.budget
 
         def describe(label: str) -> None:
-            left = max(0, int(budget.left))
+            left = max(0, int(budget.seconds - budget.elapsed))
             show(f"{label}, {left // 60}:{left % 60:02} left", min(1.0, budget.elapsed / budget.seconds))
+
+        def on_measured(candidate: Candidate, measured: Measured) -> None:
+            if not err.is_terminal:  # a log has no line at the bottom that shows the progress
+                log(table.measured_line(budget.elapsed, candidate.label, measured, self.goal.larger_is_better))
 
         self.search = Search(
             self.knobs,
@@ -122,6 +145,7 @@ class Tuning:
             self._same,
             describe,
             lambda arm: log(table.arm_line(self._arm(arm))),
+            on_measured,
         )
         log(table.arms_header(self.goal.larger_is_better))
         workload = self.subject.workload
@@ -136,16 +160,19 @@ class Tuning:
     def _hold(self, show: Callable[[str], None]) -> None:
         """Measure for longer whether the best configuration holds the rate that short tries found."""
         best = self.search.confirmed if self.search.outcome == BETTER else self.search.original
-        if self.goal.rate or not best or self.search.budget.left < HOLD_S:
+        if self.goal.rate or not best or self.search.outcome == TOO_BUSY or self.budget.left < HOLD_S:
             return
         rate = geometric_mean(best.values)
         show(f"{rate:.0f} requests/s for longer")
         try:
-            p95 = self.server.p95_for_long(best.candidate, rate)
-            seen = f"the p95 was {p95:.0f} ms" if p95 < math.inf else "the server did not keep up"
+            p95s = [self.server.p95_for_long(best.candidate, rate) for _ in range(HOLDS)]
+            shown = " and ".join(f"{p95:.0f}" for p95 in p95s)
+            seen = f"the p95 was {shown} ms" if max(p95s) < math.inf else "the server did not always keep up"
         except CandidateFailed as error:
             seen = str(error)
-        self.held = f"at {rate:.0f} requests/s for {LONG_TRY_S:.0f} s, {seen}"
+        except BudgetSpent:
+            return
+        self.held = f"at {rate:.0f} requests/s, {HOLDS} times for {LONG_TRY_S:.0f} s, {seen}"
 
     def _same(self, one: Candidate, other: Candidate) -> bool:
         return configure(self.configs, self.knobs, one) == configure(self.configs, self.knobs, other)
@@ -191,6 +218,7 @@ class Tuning:
                 "label": search.original.label,
                 "values": search.original.values,
                 "probes": search.original.probes,
+                "disturbed": search.disturbed,
             },
             "winner": {
                 "label": best.candidate.label,
@@ -209,11 +237,15 @@ class Tuning:
             if confirmed
             else None,
             "outcome": search.outcome,
+            "disagreement": {"label": search.disagreement[0].label, "values": search.disagreement[1]}
+            if search.disagreement
+            else None,
+            "other_cores": mean_known(self.server.other_cores),
             "notes": self._notes() + obstacles,
             "configs": fields,
             "diff": "".join(edit.diff for edit in file_edits),
             "edits": [dataclasses.asdict(edit) for edit in file_edits],  # for APPLY
-            "seconds": round(search.budget.elapsed, 1),
+            "seconds": round(self.budget.elapsed, 1),
             "stopped": self.stopped,
             "complaints": self._complaints(),
             "resumed": self.settings.flag("RESUME"),
@@ -251,6 +283,11 @@ class Tuning:
     def _notes(self) -> list[str]:
         """Return what to know about the configuration that the verdict names as the best."""
         notes = [self.held] * bool(self.held)
+        if count := len(self.search.disturbed):
+            notes.append(
+                f"the first {count} of your configuration's measurements differed from those after them, and do "
+                "not count"
+            )
         best = self.search.best.candidate if self.search.outcome == BETTER else Candidate()
         for candidate, name in {best: "the winner", Candidate(): "your configuration"}.items():
             if self.goal.rate and self.server.is_overloaded(candidate):
@@ -269,13 +306,9 @@ class Tuning:
             complaints.append(f"stopped early: {self.stopped}; what was measured until then is kept")
         if (confirmed := self.search.confirmed) and confirmed.reason:
             complaints.append(f"the best in the search failed when it was measured again: {confirmed.reason}")
-        if self.knobs and not self.search.arms and not self.stopped:
-            seconds = self.search.budget.mean
-            needed = math.ceil(ENOUGH_MEASUREMENTS * seconds / 60)
-            complaints.append(
-                f"a measurement takes {seconds:.0f} s here, so the time was too short to try anything: set "
-                f"MINUTES={needed} or more"
-            )
+        taken, machine = mean_known(self.server.other_cores), psutil.cpu_count() or 1
+        if taken is not None and is_busy(taken, machine):
+            complaints.append(f"on average {busy(taken, machine)}")
         if self.server.client_bound:
             complaints.append("Locust used a whole core, so the server was not always the limit: set more WORKERS")
         return complaints

@@ -71,7 +71,7 @@ def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, orig
     thread = threading.Thread(target=bystander)
     thread.start()
     try:
-        done = stack.make("tune", MINUTES=2, RESUME=1, **GOAL)
+        done = stack.make("tune", MINUTES=8, RESUME=1, **GOAL)
     finally:
         stop.set()
         thread.join()
@@ -83,9 +83,9 @@ def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, orig
     assert tuned["resumed"]
     assert tuned["goal"] == {"rate": 30.0}
     assert len(tuned["original"]["values"]) >= 3
-    assert tuned["arms"]
+    assert tuned["arms"] or tuned["outcome"] == "too busy"
     assert all(value > 0 for arm in tuned["arms"] for value in arm["values"])
-    assert re.search(r"encoder: instances \d x \d threads", done.stdout)
+    assert tuned["outcome"] == "too busy" or re.search(r"encoder: instances \d x \d threads", done.stdout)
     if tuned["outcome"] == "better":
         assert tuned["confirmation"]["ci95"][0] > 1
         assert "+++ b/encoder/config.pbtxt" in done.stdout
@@ -106,11 +106,16 @@ def test_interrupt_restores_the_server_and_prints_the_best_so_far(stack, origina
 
 
 def test_highest_rate_within_a_limit(stack):
-    done = stack.make("tune", P95=1000, MINUTES=1)
+    done = stack.make("tune", P95=1000, MINUTES=8)
     assert done.returncode == 0, done.stdout + done.stderr
     tuned = result(stack)
     assert tuned["goal"] == {"p95_ms": 1000.0}
+    assert re.search(r"^ +\d+:\d\d  as configured: [\d.,]+ requests/s$", done.stderr, re.MULTILINE)
+    if tuned["outcome"] == "too busy":
+        assert "This machine was too busy to tell" in done.stdout
+        return
     assert all(value > 1 for value in tuned["original"]["values"])
+    assert any(len(arm["values"]) > 1 or arm["reason"] for arm in tuned["arms"])
     assert "with a p95 of at most 1000 ms" in " ".join(done.stdout.split())
 
 
@@ -120,6 +125,7 @@ def test_highest_rate_within_a_limit(stack):
         ({}, "set either P95"),
         ({"P95": 100, "RATE": 50}, "set either P95"),
         ({"P95": 100, "MINUTES": 0}, "MINUTES=0"),
+        ({"P95": 100, "MINUTES": 1}, "set MINUTES=3 or more"),
         ({"P95": 100, "RESUME": 1}, "no search was stopped"),
     ],
 )

@@ -16,7 +16,7 @@ from loadtest.tune import tuning
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs
 from loadtest.tune.running_server import RunningServer
-from loadtest.tune.search import BETTER, NOT_CONFIRMED, Arm, CandidateFailed
+from loadtest.tune.search import BETTER, NOT_CONFIRMED, Arm, Budget, BudgetSpent, CandidateFailed
 from loadtest.tune.tuning import Tuning
 from scripts.common.settings import Settings, UserError
 from scripts.common.triton import Triton, TritonError
@@ -57,7 +57,9 @@ def test_pace_of_users_is_refused_in_a_search_for_p95(settings):
 def server(monkeypatch) -> RunningServer:
     """Return a server that always runs the candidate that it measures, at 12 ms."""
     in_force = SimpleNamespace(in_force=lambda: True)
-    server = RunningServer(Goal(p95_ms=1), None, in_force, *[None] * 5, random=random.Random(1))
+    server = RunningServer(
+        Goal(p95_ms=1), None, in_force, *[None] * 5, random=random.Random(1), budget=Budget(1e6), others=None
+    )
     server.present = Candidate()
     monkeypatch.setattr(server, "try_rate", lambda rate, limit, warm_up: 12.0)
     monkeypatch.setattr(server, "wait_for_server", lambda: None)
@@ -67,6 +69,22 @@ def server(monkeypatch) -> RunningServer:
 def test_target_that_is_never_met_is_an_error(server):
     with pytest.raises(UserError, match=r"P95=1: .* at 0\.2 requests per second, its p95 is 12 ms\. Set a higher P95"):
         server.measure(Candidate(), None, 0)
+
+
+@pytest.mark.parametrize(("goal", "smallest"), [({"P95": "100"}, 3), ({"P95": "", "RATE": "30"}, 2)])
+def test_time_that_is_too_short_on_any_machine_is_refused_at_once(settings, goal, smallest):
+    settings = settings.replace(**goal)
+    with pytest.raises(UserError, match=rf"MINUTES=1: .* set MINUTES={smallest} or more"):
+        Goal.from_settings(settings.replace(MINUTES="1"))
+    Goal.from_settings(settings.replace(MINUTES=str(smallest)))
+
+
+def test_try_ends_when_only_the_time_for_the_end_is_left(server):
+    server.budget = Budget(0)
+    with pytest.raises(BudgetSpent):
+        RunningServer.try_rate(server, 10, 100, 0)
+    with pytest.raises(BudgetSpent):
+        server.load(Candidate())
 
 
 def test_slow_server_gets_few_requests_of_the_first_rate(server, monkeypatch):
@@ -113,7 +131,7 @@ def test_smaller_batches_are_noted_only_with_a_winner(settings, outcome, notes):
     search.subject.__dict__ |= {"configs": {"spam": CONFIG}, "examples": SimpleNamespace(noun="texts")}
     search.knobs = all_knobs({"spam": CONFIG}, 2, {})
     batches = next(knob for knob in search.knobs if knob.name == "max_batch_size")
-    search.search = SimpleNamespace(best=Arm(Candidate().with_value(batches, 16)), outcome=outcome)
+    search.search = SimpleNamespace(best=Arm(Candidate().with_value(batches, 16)), outcome=outcome, disturbed=[])
     assert search._notes() == notes
 
 
@@ -121,7 +139,7 @@ def test_rate_that_the_server_does_not_keep_up_with_is_noted(settings, server):
     search = Tuning(settings.replace(P95="", RATE="200"))
     search.subject.__dict__ |= {"configs": {"spam": CONFIG}}
     search.knobs, search.server = [], server
-    search.search = SimpleNamespace(outcome=NOT_CONFIRMED)
+    search.search = SimpleNamespace(outcome=NOT_CONFIRMED, disturbed=[])
     for kept_up, noted in (([True, True, False], False), ([True, False], True)):
         server.kept_up = {Candidate(): kept_up}
         assert any("does not keep up with 200 requests/s" in note for note in search._notes()) == noted

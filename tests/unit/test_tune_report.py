@@ -13,6 +13,7 @@ from rich.console import Console
 from loadtest import report as comparison_report
 from loadtest.host import host
 from loadtest.tune import charts, report, table
+from loadtest.tune.search import Measured
 from scripts.common import figures
 from scripts.common import settings as settings_module
 from scripts.common.figures import DARK, LIGHT, render, svg_data_urls
@@ -171,7 +172,7 @@ def test_sentence_names_the_best_of_the_candidates_that_are_not_better(result):
 
 def test_sentence_without_a_candidate_that_was_measured(result):
     nothing = nothing_better(result)
-    assert table.sentence(nothing | {"arms": []}).endswith("No other candidate was measured.")
+    assert table.sentence(nothing | {"arms": []}).endswith("No other candidate was measured twice.")
     failed = [arm("encoder: instances 4 x 1 threads", None, "failed", reason="no memory")]
     assert table.sentence(nothing | {"arms": failed}).endswith("The only other candidate failed.")
     assert table.sentence(nothing | {"arms": failed * 3}).endswith("All 3 other candidates failed.")
@@ -191,10 +192,55 @@ def test_sentence_of_a_winner_that_is_not_confirmed(result):
     )
 
 
-def test_ratio_of_one_round_has_no_interval(result):
-    alone = arm("encoder: max_batch_size 16", 1.01, "not proven") | {"ci95": None}
-    sentence = table.sentence(nothing_better(result) | {"arms": [alone]})
-    assert "1.01 times as many requests (no interval, because it was measured once)" in sentence
+def test_number_that_was_measured_once_is_not_in_the_verdict(result):
+    twice, once = (
+        arm("encoder: max_batch_size 16", 1.01, "not proven"),
+        arm("encoder: max_batch_size 8", 1.3, "not proven"),
+    )
+    once["values"] = once["values"][:1]
+    nothing = nothing_better(result)
+    sentence = table.sentence(nothing | {"arms": [once, twice]})
+    assert "max_batch_size 16, answers 1.01 times" in sentence
+    assert "1.3" not in sentence
+    assert table.sentence(nothing | {"arms": [once]}).endswith("No other candidate was measured twice.")
+    original = result["original"] | {"values": [303.0]}
+    assert "303" not in table.sentence(nothing | {"original": original})
+    assert table.sentence(nothing | {"outcome": "not compared", "arms": [once]}) == (
+        "No verdict: the time was over before another candidate was measured twice. Your configuration answers 303 "
+        "requests/s with a p95 of at most 100 ms. Set more MINUTES."
+    )
+
+
+def test_busy_machine_has_no_verdict_but_what_was_seen(result):
+    busy = nothing_better(result) | {
+        "outcome": "too busy", "arms": [], "disagreement": {"label": "as configured", "values": [3.6, 70.4, 104.9]},
+    }  # fmt: skip
+    assert table.sentence(busy) == (
+        "This machine was too busy to tell: your configuration reached 3.60 to 105 requests/s in 3 measurements of the "
+        "same. Keep what you have, end other programs, and tune again."
+    )
+    assert "your configuration had a p95 of 3.60 to 105 ms" in table.sentence(busy | {"goal": {"rate": 50.0}})
+
+
+def test_axis_ends_where_the_points_are(result):
+    """The interval of 3.6, 70.4 and 104.9 requests/s ends far beyond the points, at 2,900."""
+    original = result["original"] | {
+        "values": [3.6, 70.4, 104.9],
+        "probes": [(3.6, 90.0), (104.9, 99.0), (150.0, None)],
+    }
+    figure = figures.Figure(figsize=(9.6, 4.4))
+    charts.draw_plane(nothing_better(result) | {"arms": [], "original": original}, figure, LIGHT)
+    low, high = figure.axes[0].get_xlim()
+    assert -10 < low <= 3.6
+    assert 150 <= high < 160
+
+
+def test_log_has_a_line_for_each_measurement():
+    measured = Measured(104.94, [])
+    assert table.measured_line(83.2, "encoder: max_batch_size 8", measured, True) == (
+        "  1:23  encoder: max_batch_size 8: 105 requests/s"
+    )
+    assert table.measured_line(3, "x", measured._replace(is_bound=True), False).endswith("x: <105 p95 ms")
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.2, "0.20"), (8.254, "8.25"), (41.27, "41.3"), (1234.5, "1,234")])
