@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO
 
 REFRESH_S = 0.25
-# Between two lines in a log file.
-LINE_S = 10
+# Between two lines in a log file, and between two equal ones.
+LINE_S, EQUAL_LINES_S = 10, 60
 PROBE_S = 5
 # Group that contains PyTorch -> its size on disk.
 SIZES_WITH_TORCH = {
@@ -60,6 +60,7 @@ class Progress:
         self.sizes: dict[str, float] = {}  # in MB
         self.downloaded: set[str] = set()
         self.started = self.printed = time.monotonic()
+        self.printed_state = ""
         self.on_terminal = sys.stdout.isatty()
         self.lock = threading.Lock()
 
@@ -92,14 +93,14 @@ class Progress:
             sys.stderr.flush()
 
     def show(self) -> None:
-        """Redraw the line of a terminal; elsewhere, print a line every LINE_S seconds."""
+        """Redraw the line of a terminal; elsewhere, print a line for a new state, at most every LINE_S seconds."""
         minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
         line = f"  {minutes}:{seconds:02} {self.state}"
         with self.lock:
             if self.on_terminal:
                 print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
-            elif time.monotonic() >= self.printed + LINE_S:
-                self.printed = time.monotonic()
+            elif time.monotonic() >= self.printed + (LINE_S if self.state != self.printed_state else EQUAL_LINES_S):
+                self.printed, self.printed_state = time.monotonic(), self.state
                 print(line, flush=True)
 
     def clear(self) -> None:

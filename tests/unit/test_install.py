@@ -116,16 +116,22 @@ def test_terminal_shows_a_line_that_moves(venv):
     assert "numpy==" not in text
 
 
-def test_log_file_gets_a_progress_line_every_ten_seconds(capsys, monkeypatch):
+def test_log_file_gets_a_progress_line_for_each_state_and_every_minute(capsys, monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(install, "time", SimpleNamespace(monotonic=lambda: clock.now))
     progress = install.Progress()
-    progress.read(["Downloading torch (200.0MiB)\n"])
-    for _ in range(100):
-        progress.show()
-        clock.now += install.REFRESH_S
-    line = "downloaded 0 of 210 MB, now torch"
-    assert capsys.readouterr().out.splitlines() == [f"  0:10 {line}", f"  0:20 {line}"]
+    for line in ("Downloading torch (200.0MiB)\n", "Installed 2 packages in 223ms\n"):
+        progress.read([line])
+        for _ in range(400):
+            progress.show()
+            clock.now += install.REFRESH_S
+    downloading, compiling = "downloaded 0 of 210 MB, now torch", "installed 2 packages, compiling their modules"
+    assert capsys.readouterr().out.splitlines() == [
+        f"  0:10 {downloading}",
+        f"  1:10 {downloading}",
+        f"  1:40 {compiling}",
+        f"  2:40 {compiling}",
+    ]
 
 
 def test_log_file_gets_the_messages_of_uv(venv, capfd):
