@@ -128,9 +128,10 @@ pytest = $(python) -m pytest --numprocesses $(1) --maxprocesses 4 --max-worker-r
 unit_tests = $(call pytest,$$(($$(nproc) + 1))) tests/unit
 stack_tests = $(call pytest,$$((2 * $$(nproc)))) tests/stack
 
-test: lint test-unit test-stack ## Lint, and the unit tests and stack tests that are quick (10 minutes on 2 cores)
+# Without SLOW=1, tests marked `slow` are left out.
+quick = $(if $(SLOW),,-m "not slow")
 
-test-all: lint test-unit-all test-stack-all ## All tests that need no Docker engine, as CI runs them
+test: lint test-unit test-stack ## Lint, and the tests that are quick (10 minutes on 2 cores); SLOW=1 adds the slow ones
 
 lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, and generated files are as committed
 	@$(venv)/bin/ruff check
@@ -144,24 +145,17 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, a
 	@$(python) -m deploy.kubernetes.rules --check
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
-test-unit: $(all) ## Quick tests without a server
-	@$(unit_tests) -m "not slow"
-
-test-unit-all: $(all) ## All tests without a server, the slow ones too
-	@$(unit_tests)
+test-unit: $(all) ## Tests without a server: SLOW=1
+	@$(unit_tests) $(quick)
 
 # Reads neither the developer's .env (tests/.env does not exist) nor make's command line, whose SYSTEMS may be 14 GB.
 assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(python) -m scripts.models
 
-test-stack: $(all) ## Quick tests on the real Triton, Prometheus and Locust, on ports of their own
-	@$(assemble_embedding)
-	@$(stack_tests) -m "not slow"
-
-test-stack-all: $(all) ## All tests of test-stack, the slow ones too; TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients OpenAI's clients
+test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust: SLOW=1; TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients OpenAI's clients
 	@$(if $(TENSORFLOW),tests/packages.sh tests/tensorflow.lock $(TENSORFLOW))
 	@$(if $(OPENAI_CLIENTS),tests/packages.sh tests/openai_clients.lock $(OPENAI_CLIENTS) openai@7.57.0)
 	@$(assemble_embedding)
-	@$(stack_tests)
+	@$(stack_tests) $(quick)
 
 fuzz: $(all) ## Send a real stack bad requests over each protocol, and good ones beside them: FUZZ=10000 of them, FUZZ_SEED=18
 	@$(assemble_embedding)
@@ -196,4 +190,4 @@ clean: ## Stop everything; remove what make created, except .env and the reports
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test test-all lint test-unit test-unit-all test-stack test-stack-all fuzz test-docker test-k8s audit dashboards-json kubernetes-rules lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test lint test-unit test-stack fuzz test-docker test-k8s audit dashboards-json kubernetes-rules lock deploy-oci predict-oci destroy-oci clean help

@@ -32,7 +32,7 @@ from tests.support.generation import metrics, settled, text
 from tests.support.stacks import TestStack, bring_up
 
 CLIENTS = ROOT / os.environ.get("OPENAI_CLIENTS", ".local/openai-clients")
-INSTALL = "`make test-stack-all OPENAI_CLIENTS=.local/openai-clients` installs it"
+INSTALL = "`make test-stack SLOW=1 OPENAI_CLIENTS=.local/openai-clients` installs it"
 
 pytestmark = [
     pytest.mark.slow,

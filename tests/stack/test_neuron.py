@@ -497,7 +497,7 @@ def test_wrong_manifest_fails_with_the_reason(stack, manifest, reason):
 
 # --- TensorFlow -------------------------------------------------------------------------------------------------------
 
-INSTALL = "`make test-stack TENSORFLOW=.local/tensorflow` installs it"
+INSTALL = "`make test-stack SLOW=1 TENSORFLOW=.local/tensorflow` installs it"
 with_tensorflow = pytest.mark.skipif(not TENSORFLOW.is_dir(), reason=f"TensorFlow is missing: {INSTALL}")
 
 

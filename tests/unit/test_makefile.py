@@ -40,8 +40,8 @@ class Machine:
             (self.folder / marker).touch()
 
     def run(self, *command, **exported):
-        # CI calls these tests from `make test-all TENSORFLOW=folder OPENAI_CLIENTS=folder`.
-        of_make = ("MAKE", "MFLAGS", "TENSORFLOW", "OPENAI_CLIENTS")
+        # CI calls these tests from `make test SLOW=1 TENSORFLOW=folder OPENAI_CLIENTS=folder`.
+        of_make = ("MAKE", "MFLAGS", "SLOW", "TENSORFLOW", "OPENAI_CLIENTS")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(of_make)}
         own = {"TRITON_SETTINGS_FILE": str(self.dotenv), "TRITON_SETTINGS_NAMES": ""}
         path = f"{self.folder}/bin:{os.environ['PATH']}"
@@ -108,7 +108,7 @@ def test_stack_of_an_older_version_is_found(machine, target):
     assert f"-m scripts.stack {target}" in machine.make("--dry-run", target, "RUNTIME=local")
 
 
-NEED_NO_RUNTIME = ("help", "lint", "test", "test-unit", "test-all", "test-docker", "dashboards-json", "bench", "lock")
+NEED_NO_RUNTIME = ("help", "lint", "test", "test-unit", "test-docker", "dashboards-json", "bench", "lock")
 
 
 def test_targets_without_a_runtime_query_no_engine(machine):
@@ -143,11 +143,23 @@ def test_runtime_of_the_command_line_needs_no_engine(installed_machine):
     assert installed_machine.docker_calls.read_text() == ""
 
 
-@pytest.mark.parametrize("arguments", [["test-stack"], ["test-stack-all"], ["test-stack", "SYSTEMS=falcon7b"]])
+@pytest.mark.parametrize("arguments", [["test-stack"], ["test-stack", "SLOW=1"], ["test-stack", "SYSTEMS=falcon7b"]])
 def test_tests_assemble_the_default_system(installed_machine, arguments):
     installed_machine.dotenv.write_text("SYSTEMS=falcon7b\n")
     assembled, *_ = re.findall("^SYSTEMS=(.*)$", installed_machine.make(*arguments), re.MULTILINE)
     assert assembled == "embedding"
+
+
+@pytest.mark.parametrize(("arguments", "marks"), [([], ['-m "not slow"'] * 2), (["SLOW=1"], [])])
+def test_slow_tests_run_if_the_user_asks_for_them(machine, arguments, marks):
+    pytests = [line for line in machine.make("--dry-run", "test", *arguments).splitlines() if "-m pytest" in line]
+    assert [line.split()[-1] for line in pytests] == (['slow"'] * 2 if marks else ["tests/unit", "tests/stack"])
+    assert [mark for line in pytests for mark in re.findall(r'-m "not slow"', line)] == marks
+
+
+def test_ci_runs_the_tests_that_the_readme_names():
+    named = re.search(r"^make loadtest .*\n(make \w+)", (ROOT / "README.md").read_text(), re.MULTILINE)[1]
+    assert f"\n{named} SLOW=1 " in (ROOT / ".ci/run").read_text()
 
 
 def install(folder: Path, group: str, python: str = "no-such-python") -> str:
