@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -22,6 +23,7 @@ from gateway.monitoring import REPORTS
 from gateway.page_boxes import Box
 from gateway.served_systems import Served, System
 from scripts.common.pages import page
+from scripts.common.triton import batching
 
 TRITON_S = 2.0
 STATIC = Path(__file__).parent / "static"
@@ -288,18 +290,9 @@ def row(config: ModelConfig, figures: Figures | None) -> Row:
     return Row(
         config.name,
         ", ".join(name for name in (config.backend or config.platform, engine) if name not in ("", config.name)),
-        batching(config),
+        batching(MessageToDict(config, preserving_proto_field_name=True)),
         decimal(own.get("together" if "max_batch" in config.parameters else "batch")),
     )
-
-
-def batching(config: ModelConfig) -> str:
-    if "max_batch" in config.parameters:  # a generating backend
-        together = config.parameters["max_batch"].string_value
-        return "one at a time" if together == "1" else f"continuous, up to {together}"
-    if config.HasField("dynamic_batching"):
-        return f"dynamic, up to {config.max_batch_size}"
-    return "sequences" if config.HasField("sequence_batching") else "off"
 
 
 def per_second(rate: float) -> tuple[str, str]:

@@ -45,6 +45,18 @@ def reason(text: str) -> str:
     return re.sub(r"\s*At:\n.*?(\n\s*;|$)", "", text, flags=re.DOTALL).strip().rstrip(";").strip()
 
 
+def batching(config: Config) -> str:
+    """Return how a model batches, as `make status` and the gateway's page show it."""
+    if "ensemble_scheduling" in config:
+        return "by its steps"
+    if parameter := config.get("parameters", {}).get("max_batch"):  # of a backend that generates
+        texts = parameter["string_value"]
+        return "one at a time" if texts == "1" else f"continuous, up to {texts}"
+    if "dynamic_batching" in config:
+        return f"dynamic, up to {config['max_batch_size']}"
+    return "sequences" if "sequence_batching" in config else "off"
+
+
 def metrics_page(metrics_url: str) -> str:
     """Return a server's metrics as text, or nothing if the page cannot be read."""
     try:

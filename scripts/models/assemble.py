@@ -17,7 +17,7 @@ from scripts.common.files import exclusive
 from scripts.common.model_config import CONFIGS, with_steps
 from scripts.common.settings import Settings, UserError
 from scripts.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
-from scripts.models.record import DEFAULT, Record, read_record, read_records
+from scripts.models.record import DEFAULT, IGNORE, Record, read_record, read_records
 from scripts.models.refusals import check_model, check_task
 from scripts.models.selection import all_in_place, missing_systems
 from scripts.models.sources import Weights, open_weights
@@ -147,7 +147,11 @@ def put_in_place(job: Job, weights: Weights, outcome: Outcome, repository: Path)
     before = read_record(job.system, repository)
     record.unfinished(before).write(repository)
     for model in models:
-        copy_configs(model, repository)
+        if (model / "config.pbtxt").exists():
+            (repository / model.name).mkdir(exist_ok=True)
+            (repository / model.name / IGNORE).write_text("*\n")
+        else:
+            copy_configs(model, repository)
         for version in model.iterdir():
             if version.is_dir():  # Triton requires a version's folder, even if the model has no files
                 (repository / model.name / version.name).mkdir(parents=True, exist_ok=True)
@@ -181,9 +185,7 @@ def check_free(system: str, models: list[str], repository: Path) -> None:
 
 
 def copy_configs(model: Path, repository: Path) -> None:
-    """Copy a model's configuration from git to a repository elsewhere, unless it has one or the recipe wrote one."""
-    if (model / "config.pbtxt").exists():
-        return
+    """Copy a model's configuration from git to a repository elsewhere, unless it has one."""
     for config in (CONFIGS / model.name).glob("**/*.pbtxt"):
         target = repository / model.name / config.relative_to(CONFIGS / model.name)
         if not target.exists():

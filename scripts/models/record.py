@@ -14,6 +14,8 @@ from scripts.models.catalogue import RECIPES
 # The recipe of a system that is being put in place. If that is interrupted, the next run assembles it again.
 UNFINISHED = "unfinished"
 NAME = "1/assembled.json"
+# Hides the folder of a model from git if its config.pbtxt is not from there, but written by the recipe.
+IGNORE = ".gitignore"
 # A fact that is recorded if FORMAT was empty: the profile, whose default format or fallback the system has.
 DEFAULT = "default_on"
 

@@ -13,8 +13,8 @@ from scripts.common.settings import Settings, UserError
 from scripts.common.system_names import NAME
 from scripts.models.catalogue import find_system
 from scripts.models.hub import DOWNLOADS
+from scripts.models.record import IGNORE, Record, find_record, read_record, read_records
 from scripts.models.record import NAME as RECORD
-from scripts.models.record import Record, find_record, read_record, read_records
 
 
 def removable(name: str, repository: Path) -> Record:
@@ -25,7 +25,8 @@ def removable(name: str, repository: Path) -> Record:
     if record is None:
         whole = find_record(name, repository)
         if whole:
-            raise UserError(f"{name} is a part of {whole.system}: make remove SYSTEM={whole.system}")
+            models, command = " and ".join(whole.models), f"make remove SYSTEM={whole.system}"
+            raise UserError(f"{name} is a part of {whole.system}: `{command}` removes {models}")
         if find_system(name):
             raise UserError(f"{name} is not assembled in {repository}: there is nothing to remove")
         if (repository / name).is_dir():
@@ -54,6 +55,7 @@ def _users(record: Record, repository: Path) -> Iterator[tuple[str, str]]:
 def remove(record: Record, repository: Path) -> int:
     """Delete the system's files and the folders that this empties; return how many bytes they had."""
     files = {repository / file for file in record.files}
+    files |= {repository / model / IGNORE for model in record.models}
     files |= {copy for model in record.models for copy in _copied_configs(model, repository)}
     # The record goes last: after an interruption, the same command finds what is left.
     ordered = [*files, repository / record.system / RECORD]

@@ -30,7 +30,7 @@ from scripts.common.http import answers
 from scripts.common.model_config import with_steps
 from scripts.common.prometheus import Prometheus, PrometheusError
 from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton, TritonError, engines, reason
+from scripts.common.triton import Triton, TritonError, batching, engines, reason
 from scripts.models.removal import removable, remove
 from scripts.stack.neuron_cores import check_cores
 from scripts.stack.systems import ModelControl, ServedSystems
@@ -428,13 +428,13 @@ class Stack(ABC):
         index = missing | index
         log = self.log_tail("triton", 10**6)
         engine = engines(self.settings.url("TRITON_METRICS_PORT"))
-        table = _table("model", "state", "engine", "dynamic batching", "crashes recovered")
+        table = _table("model", "state", "engine", "batching", "crashes\nrecovered")
         for model, (state, why) in sorted(index.items()):
             ready = state == "READY"
-            batching = _batching(self.triton.config(model)) if ready else reason(why)
+            batches = batching(self.triton.config(model)) if ready else reason(why)
             recovered = log.count(f"revive: model '{model}' is back")
             ready_engine = engine.get(model, "") if ready else ""
-            table.add_row(model, _colour(state.lower(), ready), ready_engine, escape(batching), str(recovered))
+            table.add_row(model, _colour(state.lower(), ready), ready_engine, escape(batches), str(recovered))
         out.print(table)
         for path in (damaged := self.served.damaged()):
             out.print(f"[red]{path} is missing or damaged:[/] it lists the served systems. `make up` writes it again")
@@ -469,12 +469,6 @@ def _duration(seconds: int) -> str:
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"
-
-
-def _batching(config: dict) -> str:
-    if "ensemble_scheduling" in config:
-        return "by its steps"
-    return "on" if "dynamic_batching" in config else "off"
 
 
 def _colour(text: str, good: bool) -> str:

@@ -35,6 +35,8 @@ def assemble(repository: Path, system: str, parts: tuple[str, ...] = ("encoder",
     names = tuple(str(file.relative_to(repository)) for file in files)
     record = Record(system, also, task, "onnx", RECIPES[task].version, names, "tests/model", "tests/model@1")
     record.write(repository)
+    for model in record.models:
+        written(repository / model / ".gitignore", "*\n")
     return record
 
 
@@ -116,7 +118,7 @@ def test_removal_takes_copies_of_gits_configurations_along(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("spam_encoder", "spam_encoder is a part of spam: make remove SYSTEM=spam"),
+        ("spam_encoder", "spam_encoder is a part of spam: `make remove SYSTEM=spam` removes spam and spam_encoder"),
         ("mine", "mine is your own model, which make never deletes: delete"),
         ("falcon7b", "falcon7b is not assembled in"),
         ("nonsense", "no system 'nonsense' in .*; assembled: spam"),

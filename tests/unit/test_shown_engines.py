@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from scripts.common.settings import Settings
-from scripts.common.triton import engines
+from scripts.common.triton import batching, engines
 from scripts.stack import base
 from scripts.stack.local.stack import LocalStack
 
@@ -62,7 +62,9 @@ class TritonStandIn:
         return {"spam": ("READY", ""), "sentiment_encoder": ("READY", ""), "gpt2": ("UNAVAILABLE", missing)}
 
     def config(self, model: str) -> dict:
-        return {"dynamic_batching": {}}
+        if model == "spam":
+            return {"max_batch_size": 0, "parameters": {"max_batch": {"string_value": "32"}}}
+        return {"max_batch_size": 64, "dynamic_batching": {}}
 
 
 def test_status_shows_engines_in_80_columns(metrics_port, monkeypatch, tmp_path):
@@ -74,9 +76,22 @@ def test_status_shows_engines_in_80_columns(metrics_port, monkeypatch, tmp_path)
     stack.__dict__["triton"] = TritonStandIn()
     assert not stack.print_models()
     lines = {line.split()[0]: line.split()[1:] for line in printed.getvalue().splitlines() if line.strip()}
-    assert lines["spam"] == ["ready", "openvino", "bf16", "on", "0"]
-    assert lines["sentiment_encoder"] == ["ready", "onnxruntime", "int8", "on", "0"]
+    assert lines["spam"][:4] == ["ready", "openvino", "bf16", "continuous,"]
+    assert lines["sentiment_encoder"][:4] == ["ready", "onnxruntime", "int8", "dynamic,"]
     assert lines["gpt2"][:2] == ["unavailable", "Internal:"]
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ({"max_batch_size": 8, "ensemble_scheduling": {"step": []}}, "by its steps"),
+        ({"max_batch_size": 0, "parameters": {"max_batch": {"string_value": "1"}}}, "one at a time"),
+        ({"max_batch_size": 8, "sequence_batching": {}}, "sequences"),
+        ({"max_batch_size": 8, "parameters": {"task": {"string_value": "text-generation"}}}, "off"),
+    ],
+)
+def test_batching_is_named(config, shown):
+    assert batching(config) == shown
 
 
 @pytest.mark.parametrize(
