@@ -90,7 +90,7 @@ class RunningServer:
             else:
                 limit = self.goal.p95_ms
                 # A server for which the first rate is too high gets few requests of it, and begins again below it.
-                start = expected or max(1000 / p95(FIRST_RATE, HOPELESS * limit), FIRST_RATE / 5)
+                start = expected or self.first_rate(p95(FIRST_RATE, HOPELESS * limit), limit)
                 # Without this, repeated measurements would try the same rates, and often find exactly the same.
                 start *= RESOLUTION ** self.random.uniform(-1, 1)
                 value = highest_rate(lambda rate: p95(rate, limit) <= limit, start, needed or LOWEST)
@@ -108,6 +108,11 @@ class RunningServer:
                 f"second, {shown}. Set a higher P95, or RATE instead, to find the lowest latency at a rate"
             )
         return Measured(value, tries, bool(self.goal.p95_ms) and value == needed)
+
+    @staticmethod
+    def first_rate(p95_ms: float, limit_ms: float) -> float:
+        """Return where to look for the highest rate, from the latency at FIRST_RATE. Tries of low rates take long."""
+        return max(1000 / p95_ms, FIRST_RATE if p95_ms <= limit_ms else FIRST_RATE / 5)
 
     def is_overloaded(self, candidate: Candidate) -> bool:
         """Return whether the server did not keep up in at least half of the candidate's tries."""

@@ -31,6 +31,8 @@ TOO_BUSY, NOT_COMPARED = "too busy", "not compared"
 MAXIMUM_FIRST = 6
 # The standard deviation of logarithms from which on repeated measurements disagree: two differ by a factor of 1.4.
 DISAGREE_FROM = 0.25
+# The first measurement takes longer than later ones, which know the rate to expect: they take at least this share.
+LATER_SHARE = 0.4
 RACE_ROUNDS = 3
 # From this share of the 95 % interval's half width on, a candidate that is better on average wins its race. The
 # measurements of the winner at the end catch those that won by chance.
@@ -248,6 +250,8 @@ class Search:
                 raise BudgetTooSmall(max(self.budget.mean, self.budget.now() - began)) from None
             self.original.add(measured)
             self.expected = measured.value
+            if len(values) == 1 and self.budget.left < LATER_SHARE * (MINIMUM_MEASUREMENTS - 1) * self.budget.mean:
+                raise BudgetTooSmall(self.budget.mean)
         if not disagree(values[-FIRST_MEASUREMENTS:]):
             self.disturbed, values[:] = values[:-FIRST_MEASUREMENTS], values[-FIRST_MEASUREMENTS:]
             self.repeats[self.original.candidate] = list(values)

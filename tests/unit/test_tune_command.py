@@ -101,6 +101,11 @@ def test_slow_server_gets_few_requests_of_the_first_rate(server, monkeypatch):
     assert max(rate for rate, _ in tries[1:]) < 1.1
 
 
+@pytest.mark.parametrize(("p95", "rate"), [(478.0, 5), (50.0, 20), (3000.0, 1), (math.inf, 1)])
+def test_search_begins_at_a_rate_that_is_known_to_be_met(p95, rate):
+    assert RunningServer.first_rate(p95, 2000) == rate
+
+
 def test_candidate_far_below_the_best_is_measured_in_part(server, monkeypatch):
     monkeypatch.setattr(server, "try_rate", lambda rate, limit, warm_up: 0.5 if rate < 100 else math.inf)
     assert server.measure(Candidate(), 400, 0, in_full=False)[::2] == (260, True)

@@ -242,6 +242,13 @@ def test_budget_too_small_for_a_verdict_is_refused():
     assert refused.value.measurement_s == MEASUREMENT_S
 
 
+def test_much_too_small_budget_is_refused_after_one_measurement():
+    server = SimulatedServer(1)
+    with pytest.raises(BudgetTooSmall):
+        server.search(minutes=1.5)
+    assert server.measurements == 1
+
+
 def test_measurement_that_outlasts_the_budget_ends_the_search():
     """The server slows down in the middle: a measurement is given up when only the time for the end is left."""
     server = SimulatedServer(1)
