@@ -127,9 +127,9 @@ def is_busy(cores: float | None, machine: int) -> bool:
     return cores is not None and cores > BUSY_FROM * machine
 
 
-def busy(cores: float, machine: int) -> str:
-    """Return the end of a complaint about other programs that used so many cores."""
+def busy(amount: str, machine: int) -> str:
+    """Return the end of a complaint about other programs that used that amount of the machine's cores."""
     return (
-        f"other programs used {cores:.1f} of this machine's {machine} core{'s' if machine > 1 else ''}, so the "
-        "numbers show them too: end them and measure again"
+        f"other programs used {amount} of this machine's {machine} core{'s' if machine > 1 else ''}, so the numbers "
+        "show them too: end them and measure again"
     )

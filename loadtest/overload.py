@@ -305,7 +305,7 @@ def complaints(results: Results) -> list[str]:
     machine, cores, others = results["host"]["cores"], results["client_cores"], results["other_cores"]
     machine_is_busy = is_busy(others, machine)
     if machine_is_busy:
-        doubts.append(busy(others, machine))
+        doubts.append(busy(f"up to {others:.1f}", machine))
     if cores >= CLIENT_LIMIT:
         doubts.append(
             f"the load generator used {cores:.2f} of the 1 core that a process can use, so it may have been late: set "

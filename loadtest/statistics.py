@@ -325,7 +325,7 @@ def doubts(results: Results) -> list[str]:
     taken = [window["other_cores"] for window in results["windows"] if is_busy(window["other_cores"], machine)]
     if not taken:
         return []
-    return [f"in {len(taken)} of {len(results['windows'])} windows, at most, {busy(max(taken), machine)}"]
+    return [f"in {len(taken)} of {len(results['windows'])} windows {busy(f'up to {max(taken):.1f}', machine)}"]
 
 
 def likely_cause(results: Results) -> str:

@@ -44,21 +44,18 @@ class Goal:
                 f"`make tune` lets requests arrive at a rate, whatever users do; clear {' and '.join(pace)}"
             )
         goal, minutes = cls(p95, rate), settings.number("MINUTES")
-        if minutes < (smallest := goal.shortest_minutes(goal.shortest_measurement_s)):
+        if minutes < (smallest := goal.shortest_minutes):
             raise UserError(
                 f"MINUTES={minutes:g}: even on a fast machine this search takes {smallest} minutes, because every "
                 f"number in its verdict is measured at least twice: set MINUTES={smallest} or more"
             )
         return goal
 
-    @staticmethod
-    def shortest_minutes(measurement_s: float) -> int:
-        """Return the smallest MINUTES for a search whose measurements take that long, as a whole number."""
-        return math.ceil((MINIMUM_MEASUREMENTS * measurement_s + REPORT_S) / 60)
-
     @property
-    def shortest_measurement_s(self) -> float:
-        return try_s(self.rate) if self.rate else MINIMUM_TRIES * MINIMUM_TRY_S
+    def shortest_minutes(self) -> int:
+        """Return the smallest MINUTES that may suffice for a verdict on a fast machine."""
+        measurement_s = try_s(self.rate) if self.rate else MINIMUM_TRIES * MINIMUM_TRY_S
+        return math.ceil((MINIMUM_MEASUREMENTS * measurement_s + REPORT_S) / 60)
 
     @property
     def larger_is_better(self) -> bool:

@@ -31,7 +31,7 @@ TOO_BUSY, NOT_COMPARED = "too busy", "not compared"
 MAXIMUM_FIRST = 6
 # The standard deviation of logarithms from which on repeated measurements disagree: two differ by a factor of 1.4.
 DISAGREE_FROM = 0.25
-# The first measurement takes longer than later ones, which know the rate to expect: they take at least this share.
+# The first measurement takes longer than later ones, which know the rate to expect: they take about this share.
 LATER_SHARE = 0.4
 RACE_ROUNDS = 3
 # From this share of the 95 % interval's half width on, a candidate that is better on average wins its race. The
@@ -52,11 +52,12 @@ class BudgetSpent(Exception):
 
 
 class BudgetTooSmall(Exception):
-    """Raised if the time does not suffice for a verdict. `measurement_s` is how long one measurement takes."""
+    """Raised if the time does not suffice for a verdict: how long one measurement takes, and what would suffice."""
 
-    def __init__(self, measurement_s: float) -> None:
+    def __init__(self, measurement_s: float, needed_s: float) -> None:
         super().__init__()
         self.measurement_s = measurement_s
+        self.needed_s = needed_s
 
 
 class Measured(NamedTuple):
@@ -137,7 +138,20 @@ class Budget:
 
     @property
     def mean(self) -> float:
-        return sum(self.spent) / len(self.spent) if self.spent else 0.0
+        """Return the mean time of a measurement; the first one counts for less, because it takes longer."""
+        later = self.spent[1:] or [LATER_SHARE * seconds for seconds in self.spent]
+        return sum(later) / len(later) if later else 0.0
+
+    def check_minimum(self, measured: int) -> None:
+        """Raise BudgetTooSmall if the measurements that a verdict needs do not fit, after the first ones."""
+        # The first measurements have one load together, and about every second one later.
+        measurement_s = self.mean + self.longest_load / 2
+        if self.left < max(0, MINIMUM_MEASUREMENTS - measured) * measurement_s:
+            raise self.too_small(measured, measurement_s)
+
+    def too_small(self, measured: int, measurement_s: float) -> BudgetTooSmall:
+        needed_s = self.elapsed + (MINIMUM_MEASUREMENTS - measured) * measurement_s + self.longest_load + REPORT_S
+        return BudgetTooSmall(measurement_s, needed_s)
 
 
 class Noise:
@@ -247,16 +261,13 @@ class Search:
             except BudgetSpent:
                 if len(values) >= FIRST_MEASUREMENTS:
                     break
-                raise BudgetTooSmall(max(self.budget.mean, self.budget.now() - began)) from None
+                raise self.budget.too_small(len(values), self.budget.now() - began) from None
             self.original.add(measured)
             self.expected = measured.value
-            if len(values) == 1 and self.budget.left < LATER_SHARE * (MINIMUM_MEASUREMENTS - 1) * self.budget.mean:
-                raise BudgetTooSmall(self.budget.mean)
+            self.budget.check_minimum(len(values))
         if not disagree(values[-FIRST_MEASUREMENTS:]):
             self.disturbed, values[:] = values[:-FIRST_MEASUREMENTS], values[-FIRST_MEASUREMENTS:]
             self.repeats[self.original.candidate] = list(values)
-            if not self.budget.has(MINIMUM_MEASUREMENTS - FIRST_MEASUREMENTS):
-                raise BudgetTooSmall(self.budget.mean)
         self.noise.add([self.score(value) for value in self.original.values])
         self.knobs = self.order(self.knobs)
 

@@ -90,10 +90,10 @@ class Tuning:
                 ):
                     self._search(crowd, switch, show, log)
             except BudgetTooSmall as error:
-                minutes, smallest = self.settings["MINUTES"], self.goal.shortest_minutes(1.1 * error.measurement_s)
+                minutes, smallest = self.settings["MINUTES"], math.ceil(1.1 * error.needed_s / 60)
                 raise UserError(
                     f"MINUTES={minutes}: a measurement takes {error.measurement_s:.0f} s here, too long for a verdict "
-                    f"in that time: set MINUTES={max(smallest, math.floor(float(minutes)) + 1)} or more"
+                    f"in that time: set MINUTES={smallest} or more"
                 ) from None
             except (UserError, TritonError, CandidateFailed, OSError, KeyboardInterrupt) as reason:
                 if not hasattr(self, "search") or not self.search.original.values:
@@ -308,7 +308,7 @@ class Tuning:
             complaints.append(f"the best in the search failed when it was measured again: {confirmed.reason}")
         taken, machine = mean_known(self.server.other_cores), psutil.cpu_count() or 1
         if taken is not None and is_busy(taken, machine):
-            complaints.append(f"on average {busy(taken, machine)}")
+            complaints.append(busy(f"{taken:.1f} on average", machine))
         if self.server.client_bound:
             complaints.append("Locust used a whole core, so the server was not always the limit: set more WORKERS")
         return complaints
