@@ -18,7 +18,7 @@ from loadtest.other_programs import OtherPrograms
 from loadtest.same_answers import Answers
 from loadtest.statistics import CLIENT_LIMIT
 from loadtest.switching import RESTART_S, LoadRefused, Switch
-from loadtest.tune.bisection import LOWEST, RESOLUTION, highest_rate
+from loadtest.tune.bisection import FIRST_STEP, GUESSED_STEP, LOWEST, RESOLUTION, highest_rate
 from loadtest.tune.goal import MAXIMUM_TRY_S, MINIMUM_TRY_S, Goal, try_s
 from loadtest.tune.knobs import Candidate, Knob
 from loadtest.tune.search import Budget, CandidateFailed, Measured
@@ -93,7 +93,8 @@ class RunningServer:
                 start = expected or self.first_rate(p95(FIRST_RATE, HOPELESS * limit), limit)
                 # Without this, repeated measurements would try the same rates, and often find exactly the same.
                 start *= RESOLUTION ** self.random.uniform(-1, 1)
-                value = highest_rate(lambda rate: p95(rate, limit) <= limit, start, needed or LOWEST)
+                step = FIRST_STEP if expected else GUESSED_STEP
+                value = highest_rate(lambda rate: p95(rate, limit) <= limit, start, needed or LOWEST, step)
             if not self.switch.in_force():
                 raise CandidateFailed("the server crashed, or another client loaded a model, while this was measured")
         except (CandidateFailed, TritonError) as error:

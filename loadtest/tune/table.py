@@ -177,9 +177,9 @@ def arms_header(larger_is_better: bool) -> str:
 
 def measured_line(seconds: float, label: str, measured: Measured, larger_is_better: bool) -> str:
     """Return the line of one measurement, for a log."""
-    unit = RATE_UNIT if larger_is_better else LATENCY_UNIT
     value = "<" * measured.is_bound + number(measured.value)
-    return escape(f"{int(seconds) // 60:>3}:{int(seconds) % 60:02}  {label}: {value} {unit}")
+    shown = f"{value} {RATE_UNIT}" if larger_is_better else f"p95 {value} ms"
+    return escape(f"{int(seconds) // 60:>3}:{int(seconds) % 60:02}  {label}: {shown}")
 
 
 def arm_line(arm: Arm) -> str:

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from loadtest.tune.bisection import RESOLUTION, highest_rate
+from loadtest.tune.bisection import GUESSED_STEP, RESOLUTION, highest_rate
 from loadtest.tune.knobs import Candidate, Knob
 from loadtest.tune.search import (
     BETTER,
@@ -306,6 +306,12 @@ def test_bisection_that_starts_close_takes_few_tries():
     rates = []
     highest_rate(lambda rate: rates.append(rate) or rate <= 105, 100)
     assert len(rates) <= 5
+
+
+def test_bisection_from_a_guess_tries_few_low_rates():
+    rates = []
+    highest_rate(lambda rate: rates.append(rate) or rate <= 105, 5, step=GUESSED_STEP)
+    assert sum(rate < 50 for rate in rates) <= 3
 
 
 def test_bisection_stops_below_what_the_caller_needs():
