@@ -289,13 +289,14 @@ def main() -> int:
     prometheus = Prometheus(comparison.settings.url("PROMETHEUS_PORT"))
     with err.status("drawing the report"):
         dashboard = report.drawn_dashboard(prometheus, comparison.run, comparison.windows)
+    print_table(results, out)  # before the report, which a full disk prevents
+    for complaint in results["complaints"]:
+        err.print(f"{'[yellow]doubtful:[/]' if results['passed'] else '[red]not proven:[/]'} {escape(complaint)}")
+    with err.status("writing the report"):
         folder = report.write(results, comparison.windows, comparison.settings.path("REPORTS"), dashboard)
-    print_table(results, out)
     path = os.path.relpath(folder)
     out.print(f"\nreport  {path}/report.html  (numbers: {path}/results.json)")
     out.print("The stack stays up: `make status` shows it, `make locust` loads it by hand, `make down` stops it.")
-    for complaint in results["complaints"]:
-        err.print(f"{'[yellow]doubtful:[/]' if results['passed'] else '[red]not proven:[/]'} {escape(complaint)}")
     if comparison.stopped == INTERRUPTED:
         return 130
     return 0 if results["passed"] else 1

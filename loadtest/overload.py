@@ -36,7 +36,7 @@ from loadtest.users import LIGHT, GatewayUser, Job
 from loadtest.workload import POOL_SPAWN_RATE
 from scripts.common.cli import err, out
 from scripts.common.figures import PALETTES, images, write_charts
-from scripts.common.files import complete_folder, write_json
+from scripts.common.files import complete_folder, write_atomically, write_json
 from scripts.common.pages import page
 from scripts.common.settings import Settings, UserError
 
@@ -379,7 +379,7 @@ def sentence(results: Results) -> str:
 
 
 def write(results: Results, reports: Path) -> Path:
-    """Write reports/<UTC time>-<system>-overload/ in full or not at all."""
+    """Write reports/<UTC time>-<system>-overload/, and point the link to the newest at it if it is complete."""
     target = reports / f"{results['run']}-{results['system']}-overload"
     with complete_folder(target, LATEST) as work:
         write_json(results, work / "results.json")
@@ -394,14 +394,13 @@ def write(results: Results, reports: Path) -> Path:
             palettes=PALETTES,
             images=images(charts),
         )
-        (work / "report.html").write_text(content, encoding="utf-8")
+        write_atomically(work / "report.html", content)
     return target
 
 
 def main() -> int:
     settings = Settings.load()
     results = Overload(settings).run()
-    folder = os.path.relpath(write(results, settings.path("REPORTS")))
     table = Table(box=None, show_header=False, pad_edge=False)
     for label, value in rows(results):
         table.add_row(label, value)
@@ -409,7 +408,8 @@ def main() -> int:
     out.print(f"\n[bold]{sentence(results)}[/]")
     if results["advice"]:
         out.print(results["advice"])
-    out.print(f"\nreport  {folder}/report.html  (numbers: {folder}/results.json)")
     for complaint in results["complaints"]:
         err.print(f"[yellow]doubtful:[/] {complaint}")
+    folder = os.path.relpath(write(results, settings.path("REPORTS")))
+    out.print(f"\nreport  {folder}/report.html  (numbers: {folder}/results.json)")
     return 0

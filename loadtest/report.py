@@ -16,7 +16,7 @@ from loadtest.table import columns, explanation, left_out, rows, sentence
 from loadtest.telemetry import LAST_SCRAPE_S
 from loadtest.windows import Window
 from scripts.common.figures import PALETTES, Chart, images, write_charts
-from scripts.common.files import WRITING, complete_folder, write_json
+from scripts.common.files import WRITING, complete_folder, write_atomically, write_json
 from scripts.common.pages import page
 from scripts.common.prometheus import Prometheus, PrometheusError
 from scripts.common.settings import EXAMPLE, Settings
@@ -58,14 +58,14 @@ def remove_leftovers(reports: Path) -> None:
 
 
 def write(results: Results, windows: list[Window], reports: Path, dashboard: Markup) -> Path:
-    """Write reports/<UTC time>-<system>/ in full or not at all, and point reports/latest at it."""
+    """Write reports/<UTC time>-<system>/, and point reports/latest at it if it is complete."""
     target = reports / f"{results['run']}-{results['system']}"
     with complete_folder(target, LATEST) as work:
         write_json(results, work / "results.json")
         write_csv(windows, work / "requests.csv")
         charts = all_charts(results, windows)
         write_charts(charts, work)
-        (work / "report.html").write_text(html(results, charts, dashboard), encoding="utf-8")
+        write_atomically(work / "report.html", html(results, charts, dashboard))
     return target
 
 

@@ -17,6 +17,7 @@ from loadtest.generating import Generated
 from loadtest.other_programs import busy, is_busy
 from loadtest.sample import Sample
 from loadtest.windows import Counters, Window
+from scripts.common.files import complete_file
 from scripts.common.settings import MODES
 
 # The content of results.json, or a part of it (docs/comparison.md).
@@ -407,7 +408,7 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def write_csv(windows: list[Window], path: Path) -> None:
-    with path.open("w", newline="") as file:
+    with complete_file(path) as temporary, temporary.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["answered_at_s", "latency_ms", "mode", "round", "error"])
         for window in windows:

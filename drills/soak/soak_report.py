@@ -16,7 +16,7 @@ from drills.soak.series import ERROR_RATE, SAMPLE_S, SHORT, Series, first_judged
 from drills.soak.soak_charts import all_charts
 from loadtest.host import host
 from scripts.common.figures import PALETTES, images, write_charts
-from scripts.common.files import complete_folder, write_json
+from scripts.common.files import complete_folder, write_atomically, write_json
 from scripts.common.pages import page
 
 # The content of soak.json.
@@ -131,7 +131,7 @@ def cells(series: Results) -> list[str]:
 
 
 def write(results: Results, reports: Path) -> str:
-    """Write reports/<UTC time>-soak/ in full or not at all; return its path from the current folder."""
+    """Write reports/<UTC time>-soak/, and return its path from the current folder."""
     target = reports / f"{results['run']}-soak"
     with complete_folder(target, LATEST) as work:
         write_json(results, work / "soak.json")
@@ -149,5 +149,5 @@ def write(results: Results, reports: Path) -> str:
             palettes=PALETTES,
             images=images(charts),
         )
-        (work / "soak.html").write_text(content, encoding="utf-8")
+        write_atomically(work / "soak.html", content)
     return os.path.relpath(target)

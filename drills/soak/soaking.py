@@ -130,11 +130,11 @@ def soak(settings: Settings) -> int:
                 stopped = f"stopped early, after {run.seconds / 60:.1f} of {seconds / 60:g} minutes"
         problems = [*run.watch.problems, *clients.problems]
         results = results_of(SoakRun(load, seconds / 60, run.series, clients, run.seconds, began, problems, stopped))
-        folder = write(results, settings.path("REPORTS"))
         show(results)
-        out.print(f"\nreport  {folder}/soak.html  (numbers: {folder}/soak.json)")
         for complaint in results["complaints"]:
             err.print(f"[red]error:[/] {escape(complaint)}")
+        folder = write(results, settings.path("REPORTS"))
+        out.print(f"\nreport  {folder}/soak.html  (numbers: {folder}/soak.json)")
     return INTERRUPTED if stopped else 1 if results["complaints"] else 0
 
 

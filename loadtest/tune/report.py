@@ -9,20 +9,20 @@ from loadtest.tune import table
 from loadtest.tune.charts import all_charts
 from loadtest.tune.goal import LATEST
 from scripts.common.figures import PALETTES, Chart, images, write_charts
-from scripts.common.files import complete_folder, write_json
+from scripts.common.files import complete_folder, write_atomically, write_json
 from scripts.common.pages import page
 
 
 def write(result: Results, reports: Path) -> Path:
-    """Write reports/<UTC time>-<system>-tune/ in full or not at all, and point reports/latest-tune at it."""
+    """Write reports/<UTC time>-<system>-tune/, and point reports/latest-tune at it if it is complete."""
     target = reports / f"{result['run']}-{result['system']}-tune"
     with complete_folder(target, LATEST) as work:
         write_json(result, work / "tune.json")
         if result["outcome"] == "better":
-            (work / "tune.diff").write_text(result["diff"], encoding="utf-8")
+            write_atomically(work / "tune.diff", result["diff"])
         charts = all_charts(result)
         write_charts(charts, work)
-        (work / "tune.html").write_text(html(result, charts), encoding="utf-8")
+        write_atomically(work / "tune.html", html(result, charts))
     return target
 
 

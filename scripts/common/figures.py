@@ -13,6 +13,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from scripts.common.files import write_atomically
+
 
 @dataclass(frozen=True)
 class Palette:
@@ -100,7 +102,7 @@ def coloured(svg: bytes, palette: Palette) -> bytes:
 def write_charts(charts: dict[str, Chart], folder: Path) -> None:
     """Write each chart as a PNG file for a light page."""
     for title, chart in charts.items():
-        (folder / f"{title}.png").write_bytes(render(chart.draw, chart.wide, LIGHT, "png"))
+        write_atomically(folder / f"{title}.png", render(chart.draw, chart.wide, LIGHT, "png"))
 
 
 def images(charts: dict[str, Chart]) -> dict[str, dict[str, dict[str, str]]]:

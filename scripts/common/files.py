@@ -48,27 +48,42 @@ def comparison_lock(settings: Settings) -> Path:
     return folder / f".lock-{Triton(settings.url('TRITON_HTTP_PORT')).name}"
 
 
-def write_atomically(path: Path, text: str) -> None:
+@contextlib.contextmanager
+def complete_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a file to write, and move it to `path`. After an error the file is deleted.
+
+    An OSError names `path`: that of a full disk names no file.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(text)
+        yield temporary
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    with complete_file(path) as file:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
 def complete_folder(target: Path, latest: str) -> Iterator[Path]:
     """Yield a folder to fill, move it to `target`, and let the link `latest` beside it point there.
 
-    After an error the folder is deleted, and the link stays as it was.
+    If the disk is full, keep the files that are complete, and raise UserError. After another error the folder is
+    deleted. The link then stays as it was.
     """
     work = target.with_name(f".{target.name}{WRITING}")
-    work.mkdir(parents=True)
     try:
+        work.mkdir(parents=True)
         yield work
         work.rename(target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}. {_kept(work, target)}") from None
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -78,5 +93,16 @@ def complete_folder(target: Path, latest: str) -> Iterator[Path]:
     os.replace(link, target.with_name(latest))
 
 
+def _kept(work: Path, target: Path) -> str:
+    """Keep the complete files of a folder that cannot be completed. Return a sentence that names them."""
+    remedy = "Free space there, or set REPORTS to another folder"
+    with contextlib.suppress(OSError):
+        if kept := sorted(path.name for path in work.iterdir()):
+            work.rename(target)
+            return f"These files are complete there: {', '.join(kept)}. {remedy}"
+        work.rmdir()
+    return remedy
+
+
 def write_json(content: object, path: Path) -> None:
-    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(content, indent=2, allow_nan=False) + "\n")

@@ -1,5 +1,8 @@
 """The files of a report: their content, and the secrets that they never contain."""
 
+import errno
+import json
+import os
 import re
 from base64 import b64decode
 from html.parser import HTMLParser
@@ -15,7 +18,7 @@ from loadtest.host import host
 from scripts.common import figures
 from scripts.common import settings as settings_module
 from scripts.common.figures import DARK, LIGHT, PLACEHOLDERS, coloured, render, svg_data_urls
-from scripts.common.settings import EXAMPLE, MODES, Settings
+from scripts.common.settings import EXAMPLE, MODES, Settings, UserError
 from scripts.dashboards.render.evaluate import BATCHING, load
 from tests.support.measured_windows import comparison, open_loop_rounds, rounds
 
@@ -442,3 +445,21 @@ def test_charts_of_an_open_loop_draw_in_both_formats(open_loop):
     assert list(drawn) == ["p95", "latency", "batches", "time"]
     for title in ("p95", "latency"):
         assert render(drawn[title].draw, drawn[title].wide, LIGHT, "png").startswith(b"\x89PNG")
+
+
+def test_full_disk_loses_neither_the_table_nor_the_numbers(measured, monkeypatch, tmp_path, capsys):
+    measured.settings["REPORTS"] = str(tmp_path)
+    monkeypatch.setattr(compare, "Comparison", lambda settings: measured)
+    monkeypatch.setattr(Comparison, "measure", lambda comparison: None)
+    monkeypatch.setattr(report, "drawn_dashboard", lambda *_: DASHBOARD)
+
+    def page_that_does_not_fit(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(report, "html", page_that_does_not_fit)
+    target = tmp_path / f"{measured.run}-{measured.plan.system}"
+    with pytest.raises(UserError, match=f"^{target} cannot be written: No space left on device.*results.json"):
+        compare.main()
+    assert table.sentence(measured.results()) in capsys.readouterr().out
+    assert json.loads((target / "results.json").read_text())["windows"]
+    assert not (tmp_path / "latest").exists()

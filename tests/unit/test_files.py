@@ -1,0 +1,59 @@
+"""Reports on a disk that is full: complete files stay, half-written ones do not."""
+
+from __future__ import annotations
+
+import re
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from scripts.common.files import complete_folder, write_atomically, write_json
+from scripts.common.settings import UserError
+
+LIMIT = 1000
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Let no file grow beyond LIMIT bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_file_that_does_not_fit_is_named_and_not_left_behind(tmp_path, full_disk):
+    path = tmp_path / "page.html"
+    path.write_text("before")
+    with pytest.raises(OSError, match=re.escape(f"File too large: '{path}'")):
+        write_atomically(path, "x" * (LIMIT + 1))
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"page.html": "before"}
+
+
+def test_report_on_a_full_disk_keeps_its_complete_files(tmp_path, full_disk):
+    target = tmp_path / "a-report"
+    with (
+        pytest.raises(UserError, match=rf"^{target} cannot be written: File too large\. .* there: results.json\. Free"),
+        complete_folder(target, "latest") as work,
+    ):
+        write_json({"windows": [1, 2]}, work / "results.json")
+        write_atomically(work / "report.html", "x" * (LIMIT + 1))
+    assert [path.name for path in target.iterdir()] == ["results.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a-report"]  # the link stays as it was
+
+
+def test_report_of_which_nothing_fits_leaves_nothing(tmp_path, full_disk):
+    with (
+        pytest.raises(UserError, match=r"cannot be written: File too large\. Free space there, or set REPORTS"),
+        complete_folder(tmp_path / "a-report", "latest") as work,
+    ):
+        write_json(["x" * LIMIT], work / "results.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_report_that_is_interrupted_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), complete_folder(tmp_path / "a-report", "latest") as work:
+        write_json({}, work / "results.json")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
