@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from drills.crashes import DOOR
 from drills.drill_stack import COMMAND_S, SHORT, BrokenError, DrillStack
 from drills.harness import drill
-from drills.outcomes import RECOVERY_S, Bound
-from drills.steady_load import RATE
+from drills.outcomes import RATE, RECOVERY_S, Bound
 from scripts.common.make_process import Make
+from scripts.common.model_config import NO_CONFIGURATION
 
 # Everything fails from `make down`, which waits for requests, until `make up` has ended.
-DOWN = Bound(gateway=int(RATE * (30 + RECOVERY_S)), direct=int(2 * RATE * (30 + RECOVERY_S)))
+DOWN = Bound(gateway=int(RATE * (30 + RECOVERY_S)), direct=int(2 * RATE * (30 + RECOVERY_S)), reloads=True)
 ECHO = """import time
 
 import triton_python_backend_utils as pb
@@ -116,7 +116,7 @@ def config_broken(stack: DrillStack) -> None:
 @drill("a config.pbtxt that is no protobuf, `make up`: refused, and the old model goes on")
 def config_unreadable(stack: DrillStack) -> None:
     with edited(stack, "encoder", r"\A", "max_batch_size: { this is not protobuf\n"):
-        stack.refused("up", "did not load")
+        stack.refused("up", f"models/encoder/config.pbtxt, line 1, {NO_CONFIGURATION}")
     stack.make("up")
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 
 from drills.drill_stack import DrillStack
 from drills.harness import drill
-from drills.outcomes import RECOVERY_S, Bound
-from drills.steady_load import RATE
+from drills.outcomes import RATE, RECOVERY_S, Bound
 
 # Both of Triton's own routes fail while the server or a step is down. The gateway holds what arrives meanwhile, and
 # may lose what Triton was working on.
-SERVER = Bound(gateway=RATE // 2, direct=int(2 * RATE * RECOVERY_S))
+SERVER = Bound(gateway=RATE // 2, direct=int(2 * RATE * RECOVERY_S), reloads=True)
 # The gateway is the door: while it restarts, its clients are refused, and those of Triton are not.
 DOOR = Bound(gateway=int(RATE * RECOVERY_S))
 
@@ -56,7 +56,7 @@ def watcher_killed(stack: DrillStack) -> None:
     stack.stub("encoder").kill()
 
 
-@drill("kill -9 of tritonserver and of the gateway at once", Bound(DOOR.gateway, SERVER.direct))
+@drill("kill -9 of tritonserver and of the gateway at once", replace(SERVER, gateway=DOOR.gateway))
 def server_and_gateway_killed(stack: DrillStack) -> None:
     server = stack.program("triton")
     stack.program("gateway").kill()
@@ -80,7 +80,7 @@ def prometheus_killed(stack: DrillStack) -> None:
 
 @drill(
     "kill -9 of supervisord, with which all programs end, then `make up`, from which the recovery counts",
-    Bound(gateway=int(2 * RATE * RECOVERY_S), direct=int(4 * RATE * RECOVERY_S)),
+    Bound(gateway=int(2 * RATE * RECOVERY_S), direct=int(4 * RATE * RECOVERY_S), reloads=True),
 )
 def supervisord_killed(stack: DrillStack) -> None:
     stack.program("supervisord").kill()

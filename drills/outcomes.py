@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from gateway.outages import LIMIT_S
 
 RIGHT, FAILED, WRONG, LOST = "right", "failed", "wrong", "lost"
 GATEWAY = "gateway"
+RATE = 8  # requests per second on each route
 RECOVERY_S = 10.0
+# On a slow machine a recovery may take this long besides the loads of the models: revive.py notices a crash, or
+# processes end and start. Other programs may make the loads slower than the measured one.
+BESIDE_LOADS_S, SLOWER = 5.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -30,9 +36,21 @@ class Bound:
     gateway: int = 0  # failed requests through the gateway
     direct: int = 0  # failed requests to Triton itself
     recovery_s: float = RECOVERY_S
+    reloads: bool = False  # models are loaded before the stack is whole
+
+    def on_machine(self, reload_s: float) -> Bound:
+        """Return the bound on a machine that takes this long to reload the models, if that is longer than this one."""
+        recovery = max(self.recovery_s, BESIDE_LOADS_S + SLOWER * reload_s)
+        return replace(
+            self,
+            # The gateway holds requests for LIMIT_S.
+            gateway=self.gateway + int(RATE * max(0.0, recovery - LIMIT_S)),
+            direct=self.direct + int(2 * RATE * (recovery - self.recovery_s)),
+            recovery_s=recovery,
+        )
 
     def __str__(self) -> str:
-        return f"{self.gateway} / {self.direct}, {self.recovery_s:g} s"
+        return f"{self.gateway} / {self.direct}, {self.recovery_s:.3g} s"
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,7 @@ class Result:
     lost: int = 0
     recovery_s: float = 0.0  # infinite: the stack did not recover by itself
     slowest_s: float = 0.0  # the longest wait for a right answer
+    reload_s: float | None = None  # how long a reload of the models took, if it was measured for the bound
     problem: str = ""  # what a command of the drill did that it should not do
     not_run: str = ""  # the reason why the drill cannot run here
     errors: dict[str, int] = field(default_factory=dict)

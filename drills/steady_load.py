@@ -18,12 +18,11 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Outcome
+from drills.outcomes import FAILED, GATEWAY, LOST, RATE, RIGHT, WRONG, Outcome
 from gateway.inference import Inference, Tensor
 from scripts.common.corpus import MIXED
 
 HTTP, GRPC = "Triton's HTTP", "Triton's gRPC"
-RATE = 8  # requests per second on each route
 LOST_S = 30.0
 # Engines differ in the last digits between batches. Two of the texts have a cosine of at most 0.9.
 MIN_COSINE = 0.99

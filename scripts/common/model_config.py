@@ -14,6 +14,8 @@ from scripts.common.settings import ROOT, UserError
 
 # The configurations in git. A model repository elsewhere starts without them.
 CONFIGS = ROOT / "model_repository"
+# What is wrong with an unreadable file, in the message.
+NO_CONFIGURATION = "is not a model configuration"
 
 # The part of Triton's model_config.proto that we read. tritonclient has the whole schema, but a Docker host has no
 # tritonclient; a test compares the two.
@@ -108,9 +110,9 @@ def read_config(path: Path) -> ModelConfig:
         return parse_config(path.read_text(encoding="utf-8"))
     except text_format.ParseError as error:
         reason = str(error).partition(" : ")[2] or str(error)
-        raise UserError(f"{path}, line {error.GetLine() or 1}, is not a model configuration: {reason}") from None
+        raise UserError(f"{path}, line {error.GetLine() or 1}, {NO_CONFIGURATION}: {reason}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not a model configuration: it is not text in UTF-8") from None
+        raise UserError(f"{path} {NO_CONFIGURATION}: it is not text in UTF-8") from None
 
 
 def parse_config(text: str) -> ModelConfig:

@@ -9,12 +9,15 @@ import signal
 import subprocess
 
 import psutil
+import pytest
 
 from drills.outcomes import GATEWAY
 from drills.steady_load import GRPC, HTTP
 from scripts.common.make_process import Make
 from scripts.common.settings import ROOT
 
+# They take half a minute each at most.
+MESSAGES = ("port-taken", "config-broken", "config-unreadable", "reports-full")
 NAMES = ["prometheus-killed", "config-broken", "wrong-requests-to-gateway"]
 
 
@@ -40,6 +43,17 @@ def test_unknown_drill_is_one_sentence(tmp_path):
     assert done.returncode != 0
     assert "error: no drill nothing; make drill LIST=1 lists them" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_drills_that_expect_a_message_hold(tmp_path):
+    """The drills of make's commands expect their messages, which change with the commands."""
+    done = make_drill(tmp_path, DRILL=" ".join(MESSAGES))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (report,) = (tmp_path / "reports").glob("*-drill/drill.json")
+    drills = {drill["name"]: drill for drill in json.loads(report.read_text())["drills"]}
+    for name in MESSAGES:
+        assert drills[name]["held"] or drills[name]["not_run"] == "only root may mount a small file system"
 
 
 def test_short_soak_answers_everything_and_judges_no_slope(tmp_path):

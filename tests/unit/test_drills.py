@@ -16,6 +16,7 @@ import pytest
 
 from drills import harness, steady_load
 from drills.__main__ import chosen, markdown, not_named, write
+from drills.crashes import SERVER
 from drills.drill_stack import BrokenError, NotRunError
 from drills.harness import DRILLS, Drill
 from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Bound, Outcome, Result, counted, recovery_s
@@ -164,6 +165,12 @@ class FakeStack:
         self.now = 100.0
         self.fault_at: float | None = None
         self.settled = True
+        self.seconds_per_reload = 5.0
+        self.reloads = 0
+
+    def reload_s(self) -> float:
+        self.reloads += 1
+        return self.seconds_per_reload
 
     def settle(self) -> None:
         if not self.settled:
@@ -219,6 +226,41 @@ def test_recovery_counts_from_the_mark_of_the_drill(stack: FakeStack) -> None:
         stack.now += 5
 
     assert run(stack, mark_and_sleep).recovery_s == 7
+
+
+@pytest.mark.parametrize(
+    ("fault_s", "reload_s", "bound", "held"),
+    [
+        (8.0, 5.0, Bound(4, 160, 10.0, True), True),  # nothing is measured
+        (11.0, 2.0, Bound(4, 160, 10.0, True), False),  # the machine is fast, and the recovery was slow
+        (11.0, 5.0, Bound(4, 240, 15.0, True), True),
+        (14.0, 5.0, Bound(4, 240, 15.0, True), False),
+        (24.0, 10.0, Bound(84, 400, 25.0, True), False),
+        (22.0, 10.0, Bound(84, 400, 25.0, True), True),
+    ],
+)
+def test_bound_of_a_recovery_with_loads_follows_the_measured_reload(
+    stack: FakeStack, fault_s: float, reload_s: float, bound: Bound, held: bool
+) -> None:
+    stack.seconds_per_reload = reload_s
+
+    def fault(stack: FakeStack) -> None:
+        stack.fault_at = stack.now
+        stack.now += fault_s
+
+    result = harness.result(Drill("a", "a fault", SERVER, fault), stack)
+    assert (result.recovery_s, result.bound, result.held) == (fault_s + 2, bound, held)
+    assert result.reload_s == (None if fault_s == 8 else reload_s)
+    assert result.as_json()["bound"]["recovery_s"] == bound.recovery_s
+
+
+def test_no_reload_is_measured_for_a_drill_without_loads(stack: FakeStack) -> None:
+    def fault(stack: FakeStack) -> None:
+        stack.fault_at = stack.now
+        stack.now += 30
+
+    result = run(stack, fault)
+    assert (result.bound, result.held, stack.reloads) == (BOUND, False, 0)
 
 
 @pytest.mark.parametrize(
