@@ -226,8 +226,9 @@ def make_venv(venv: Path, lock: str, group: str) -> None:
     if not usable:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
     if version_of(venv / "bin/uv") != pin:
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall", pin]
-        if subprocess.run(pip).returncode:
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall"]
+        # On standard input, because pip takes hashes from files only.
+        if subprocess.run([*pip, "--requirement", "/dev/stdin"], input=line_of(lock, "uv"), text=True).returncode:
             sys.exit(
                 f"error: pip could not install {pin}: see its message above. Run the same command again to continue"
             )
@@ -243,9 +244,14 @@ def version_of(uv: Path) -> str:
 
 def pin_of(lock: str, package: str) -> str:
     """Return a package with its locked version, as pip and uv take it."""
-    pin = re.search(rf"^{package}==\S+", Path(lock).read_text(), re.MULTILINE)
-    assert pin, f"{lock} has no {package}"
-    return pin[0]
+    return line_of(lock, package).split()[0]
+
+
+def line_of(lock: str, package: str) -> str:
+    """Return the package's line of the lock: its pin and its hashes."""
+    line = re.search(rf"^{package}==.*", Path(lock).read_text(), re.MULTILINE)
+    assert line, f"{lock} has no {package}"
+    return line[0]
 
 
 def main() -> int:

@@ -302,7 +302,8 @@ def clone(tmp_path):
 def documented_commands() -> list[str]:
     """Return the commands of docs/docker.md that start the stack without make."""
     page = (ROOT / "docs/docker.md").read_text()
-    (block,) = re.findall(r"```sh\n(.*?docker compose --env-file.*?)```", page.split("## Without make")[1], re.DOTALL)
+    section = page.split("## Without make")[1]
+    (block,) = re.findall(r"```sh\n(.*?docker compose --profile cpu up.*?)```", section, re.DOTALL)
     return block.splitlines()
 
 
@@ -334,9 +335,18 @@ def test_command_by_hand_works_in_a_fresh_clone(clone):
     assert (clone / ".env").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("profile", ["cpu", "cuda", "neuron", "*"])
+def test_compose_alone_reads_the_file_without_settings(clone, profile):
+    names = {*dotenv_values(EXAMPLE), *dotenv_values(VERSIONS)}
+    environment = {name: value for name, value in os.environ.items() if name not in names} | NO_ENGINE
+    command = ["docker", "compose", "--profile", profile, "config", "--quiet"]
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_each_documented_command_has_the_files_and_the_profile():
     prefix = documented_commands()[-1].removesuffix("up --build")
-    commands = re.findall(r"docker compose (?:--env-file|stop|exec).*", (ROOT / "docs/docker.md").read_text())
+    commands = re.findall(r"docker compose (?:--profile|stop|exec).*", (ROOT / "docs/docker.md").read_text())
     assert len(commands) == 4
     assert [command for command in commands if not command.startswith(prefix)] == []
 

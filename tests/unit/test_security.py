@@ -82,6 +82,8 @@ def test_images_and_packages_are_pinned():
         assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "1000:1000", file
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     assert len(locked()) == len([line for line in lines if not line.startswith("#")])
+    # PyTorch comes from one of two indexes, whose files differ.
+    assert [line for line in lines if "==" in line and " --hash=sha256:" not in line] == [f"torch=={locked()['torch']}"]
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
