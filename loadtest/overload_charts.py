@@ -24,7 +24,8 @@ def draw_overload(results: Results, figure: Figure, palette: Palette) -> None:
     for axes in (above, below):
         axes.axvspan(0, results["settings"]["window_s"], color=palette.ink, alpha=0.06, linewidth=0)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="upper right", fontsize=8, ncols=2 if figure.get_figwidth() > 6 else 1)
+            columns = 5 if figure.get_figwidth() > 6 else 2
+            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), fontsize=8, ncols=columns)
     below.set_xlabel("seconds; shaded: the overload")
 
 
@@ -45,7 +46,6 @@ def draw_latency(results: Results, axes: Axes, palette: Palette) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_ylabel("milliseconds")
-    axes.margins(y=0.25)
 
 
 def draw_requests(results: Results, axes: Axes, palette: Palette) -> None:

@@ -284,10 +284,8 @@ class Tuning:
         """Return what to know about the configuration that the verdict names as the best."""
         notes = [self.held] * bool(self.held)
         if count := len(self.search.disturbed):
-            notes.append(
-                f"the first {count} of your configuration's measurements differed from those after them, and do "
-                "not count"
-            )
+            first = "the first measurement" if count == 1 else f"each of the first {count} measurements"
+            notes.append(f"{first} of your configuration differed from those after it, and does not count")
         best = self.search.best.candidate if self.search.outcome == BETTER else Candidate()
         for candidate, name in {best: "the winner", Candidate(): "your configuration"}.items():
             if self.goal.rate and self.server.is_overloaded(candidate):
@@ -308,7 +306,7 @@ class Tuning:
             complaints.append(f"the best in the search failed when it was measured again: {confirmed.reason}")
         taken, machine = mean_known(self.server.other_cores), psutil.cpu_count() or 1
         if taken is not None and is_busy(taken, machine):
-            complaints.append(busy(f"{taken:.1f} on average", machine))
+            complaints.append(f"on average, {busy(f'{taken:.1f}', machine)}")
         if self.server.client_bound:
             complaints.append("Locust used a whole core, so the server was not always the limit: set more WORKERS")
         return complaints
