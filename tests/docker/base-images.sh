@@ -52,7 +52,7 @@ trim_debian() {
 debian() {
   exists "$DEBIAN_IMAGE" && return
   # The images need Python 3.11, which Debian 12 has.
-  [[ ${DEBIAN_IMAGE##*:} == 12* ]] || die "$DEBIAN_IMAGE cannot be pulled, and its stand-in is always Debian 12."
+  [[ $DEBIAN_IMAGE == *:12* ]] || die "$DEBIAN_IMAGE cannot be pulled, and its stand-in is always Debian 12."
   can_install || die "$DEBIAN_IMAGE is missing, and only root on a Debian with apt can make its stand-in."
   command -v debootstrap >/dev/null || install_packages debootstrap || die "debootstrap could not be installed."
 

@@ -216,6 +216,11 @@ def test_bulletins_begin_with_their_first_release():
     assert not any("5612" in finding.label for finding in audit.bulletins({"TRITON_IMAGE": "24.10"}, KNOWN))
 
 
+def test_digest_may_follow_the_tag():
+    pin = f"nvcr.io/nvidia/tritonserver:26.08-py3@sha256:{'0' * 64}"
+    assert audit.releases({"TRITON_IMAGE": pin}, audit.locked(), KNOWN)["TRITON_IMAGE"] == "26.08"
+
+
 def test_pin_without_a_release_is_refused():
     with pytest.raises(UserError, match=r"^TRITON_IMAGE=mirror/triton@sha256:12: the tag has no release"):
         audit.releases({"TRITON_IMAGE": "mirror/triton@sha256:12"}, audit.locked(), KNOWN)

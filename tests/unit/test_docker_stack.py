@@ -44,6 +44,18 @@ def test_the_compose_file_uses_the_images_of_versions_env():
     assert named == {"DEBIAN_IMAGE", "TRITON_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE", "JAEGER_IMAGE"}
 
 
+@pytest.mark.parametrize("base", ["debian", "nvidia", "neuron"])
+def test_code_is_copied_after_the_packages(base):
+    """An edit of a backend must not make another layer of the packages."""
+    stages = (ROOT / f"images/triton/Dockerfile.{base}").read_text().split("\nFROM ")
+    with_packages = [stage for stage in stages if re.search(r"COPY --from=\S+ /opt/venv", stage)]
+    assert len(with_packages) >= 2
+    for stage in with_packages:
+        *_, packages = re.finditer(r"COPY --from=\S+ /opt/venv\S*", stage)
+        assert re.search(r"COPY --from=(code|backends|slim-files) ", stage[packages.end() :]), stage
+        assert not re.search(r"COPY .*(code|backends|/slim) ", stage[: packages.start()]), stage
+
+
 # --- replacing Triton -------------------------------------------------------------------------------------------------
 
 
