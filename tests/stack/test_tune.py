@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import threading
 
 import pytest
@@ -49,6 +50,15 @@ def running(stack, **settings) -> tuple[FollowedMake, list[str]]:
     return stack.follow_make("tune", **GOAL, **settings)
 
 
+def tune(stack, minutes: int, **settings) -> subprocess.CompletedProcess[str]:
+    """Search with the smallest budget that works on this machine, however busy it is."""
+    done = stack.make("tune", timeout=540 + 60 * minutes, MINUTES=minutes, **settings)
+    if needed := re.search(r"set MINUTES=(\d+) or more", done.stderr):
+        assert int(needed[1]) > minutes
+        return tune(stack, int(needed[1]), **settings)
+    return done
+
+
 def wait_for_a_candidate(stack, process: FollowedMake, original) -> None:
     process.wait_until(lambda: stack.configurations() != original, "a candidate on the server")
 
@@ -71,7 +81,7 @@ def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, orig
     thread = threading.Thread(target=bystander)
     thread.start()
     try:
-        done = stack.make("tune", MINUTES=8, RESUME=1, **GOAL)
+        done = tune(stack, 2, RESUME=1, **GOAL)
     finally:
         stop.set()
         thread.join()
@@ -106,7 +116,7 @@ def test_interrupt_restores_the_server_and_prints_the_best_so_far(stack, origina
 
 
 def test_highest_rate_within_a_limit(stack):
-    done = stack.make("tune", P95=1000, MINUTES=8)
+    done = tune(stack, 3, P95=1000)
     assert done.returncode == 0, done.stdout + done.stderr
     tuned = result(stack)
     assert tuned["goal"] == {"p95_ms": 1000.0}
