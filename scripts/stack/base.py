@@ -120,6 +120,7 @@ class Stack(ABC):
             timeout=self.settings.integer("READY_TIMEOUT"),
             log=lambda: self.log_tail("triton", 200),
             wait_until_live=lambda: self.wait(self.not_live),
+            full_memory=self.full_shared_memory,
             assembled=lambda system: with_steps(
                 system, self.settings.path("MODEL_REPOSITORY"), self.settings["PROFILE"]
             ),
@@ -159,6 +160,10 @@ class Stack(ABC):
 
     @abstractmethod
     def process(self, program: str) -> Process: ...
+
+    @abstractmethod
+    def full_shared_memory(self) -> str:
+        """Return what fills the memory that Triton shares with its Python processes, and what to do."""
 
     @abstractmethod
     def log_tail(self, program: str, lines: int) -> str: ...

@@ -18,6 +18,8 @@ from scripts.common.triton import NOT_REPORTED, TIMED_OUT, Triton, TritonError
 
 # How often to load a model whose Python process did not report to Triton in time.
 ATTEMPTS = 3
+# Triton's words for a full /dev/shm.
+NO_SHARED_MEMORY = re.compile(r"shared memory (key|pool).*No space left on device", re.DOTALL)
 
 
 class StillLoadingError(UserError):
@@ -99,6 +101,7 @@ class ModelControl:
     timeout: int  # seconds for each system
     log: Callable[[], str]  # the end of Triton's log
     wait_until_live: Callable[[], None]
+    full_memory: Callable[[], str]  # what fills the memory that Triton shares with its Python processes, and the remedy
     assembled: Callable[[str], list[str]]  # the models of a system on disk, an ensemble before its steps
 
     def listed(self) -> list[str]:
@@ -241,8 +244,12 @@ class ModelControl:
                         f"[yellow]{system}:[/] {escape(self._hung_process() or str(error))}. Loading the system again"
                     )
                     continue
-                hint = f" ({self._polling_error(model)})" if "failed to poll" in str(error) else ""
-                raise UserError(f"model '{model}' did not load{consequence}: {error}{hint}") from None
+                reason = str(error)
+                if "failed to poll" in reason:
+                    reason += f" ({self._polling_error(model)})"
+                elif NO_SHARED_MEMORY.search(reason):
+                    reason = self.full_memory()
+                raise UserError(f"model '{model}' did not load{consequence}: {reason}") from None
 
     def _polling_error(self, model: str) -> str:
         """Return what Triton logged last about the model's folder. Its answer has no reason."""

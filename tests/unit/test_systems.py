@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import pytest
 
 from scripts.common.settings import UserError
 from scripts.common.triton import TritonError
+from scripts.stack.local.shared_memory import SHOWN, occupancy
 from scripts.stack.systems import ModelControl, ServedSystems
 
 UNHEALTHY = TritonError("load failed for model 'spam': Stub process 'spam_0_0' is not healthy.", 400)
@@ -64,6 +66,7 @@ def control(triton, tmp_path):
         5,
         lambda: log,
         lambda: triton.calls.append(("wait", "")),
+        lambda: "/dev/shm is full, 0 bytes are free",
         lambda system: [system, *triton.assembled.get(system, triton.steps[system])],
     )
 
@@ -85,6 +88,31 @@ def test_model_that_cannot_be_read_is_refused_with_the_reason(control, triton, l
     triton.failures["spam"] = [NO_POLL]
     with pytest.raises(UserError, match=f"model repository {re.escape(f'({reason})')}$"):
         control.serve(["spam"], [])
+
+
+def test_full_shared_memory_is_named_instead_of_tritons_key(control, triton):
+    raw = (
+        "load failed for model 'spam': Unable to initialize shared memory key 'triton_python_backend_shm_region_7' to "
+        "requested size (67108864 bytes). If you are running Triton inside docker, use '--shm-size' flag to control "
+        "the shared memory region size. Error: No space left on device"
+    )
+    triton.failures["spam"] = [TritonError(raw, 400)]
+    with pytest.raises(UserError, match=r"^model 'spam' did not load: /dev/shm is full, 0 bytes are free$"):
+        control.serve(["spam"], [])
+
+
+def test_largest_files_of_shared_memory_are_named_with_their_programs(tmp_path):
+    (tmp_path / "held").write_bytes(bytes(1 << 20))
+    (tmp_path / "left").write_bytes(bytes(2 << 20))
+    for number in range(SHOWN):
+        (tmp_path / str(number)).write_bytes(b"x")
+    with (tmp_path / "held").open():
+        text = occupancy(tmp_path)
+    full, *files = text.split("; ")
+    assert full.startswith(f"{tmp_path} is too full: ") and len(files) == SHOWN
+    assert files[0] == f"{tmp_path}/left has 2.1 MB (no program uses it)"
+    assert files[1].startswith(f"{tmp_path}/held has 1.0 MB (")
+    assert f"process {os.getpid()})" in files[1]
 
 
 def test_systems_are_loaded_one_after_the_other_and_listed(control, triton, capsys):

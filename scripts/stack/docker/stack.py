@@ -405,6 +405,14 @@ class DockerStack(Stack):
             limit += f", TRITON_MEMORY={self.recorded()['settings'].get('TRITON_MEMORY')}: raise it in .env"
         return f"It was killed (exit code {KILLED}). {OUT_OF_MEMORY}: {limit}"
 
+    def full_shared_memory(self) -> str:
+        if self.settings.flag("TRITON_SHARED_MEMORY"):
+            return "/dev/shm of this machine is full, which Triton uses with TRITON_SHARED_MEMORY=1: `ls -lS /dev/shm`"
+        return (
+            f"/dev/shm of Triton's container, TRITON_SHM_SIZE={self.settings['TRITON_SHM_SIZE']}, is full of the "
+            "tensors of its models: set a larger TRITON_SHM_SIZE, or serve fewer systems"
+        )
+
     def log_tail(self, program: str, lines: int) -> str:
         service = self.service(program)
         return without_codes(self.compose.run("logs", "--no-log-prefix", "--no-color", "--tail", str(lines), service))

@@ -26,7 +26,7 @@ from scripts.common.triton import Triton
 from scripts.models.removal import remove_all
 from scripts.models.selection import all_in_place
 from scripts.stack.base import GATEWAY_SETTINGS, PORTS, SBOMS, WOULD_RESTART, NoLogsError, Process, Stack
-from scripts.stack.local import preflight, programs
+from scripts.stack.local import preflight, programs, shared_memory
 from scripts.stack.local.supervisor import Supervisor
 
 SERVER_SETTINGS = (
@@ -324,6 +324,9 @@ class LocalStack(Stack):
         """Return also a program that supervisord has just started, so that `make status` then shows all as running."""
         starting = (name for name in self.programs() if not self.process(name).running)
         return super().not_live() or next((f"{name} has just started" for name in starting), "")
+
+    def full_shared_memory(self) -> str:
+        return f"{shared_memory.occupancy()}. Delete what no program needs there, or end such a program"
 
     def log_tail(self, program: str, lines: int) -> str:
         return without_codes(self.supervisor.tail(program, lines))
