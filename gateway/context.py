@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -14,6 +16,14 @@ from gateway.inference import Inference
 from gateway.monitoring import Monitoring
 from gateway.served_systems import Served
 from gateway.short_requests import ShortRequests
+
+# Parts of long requests that Triton has at a time, for each model. The requests of other clients wait behind them, and
+# Triton 2.51 computes them even if the client has left. Two would keep one instance busy.
+PARTS_AT_ONCE = 4
+
+
+def turns() -> asyncio.Semaphore:
+    return asyncio.Semaphore(PARTS_AT_ONCE)
 
 
 @dataclass
@@ -27,6 +37,7 @@ class Gateway:
     monitoring: Monitoring
     counters: Counters
     started: float = field(default_factory=time.time)
+    turns: defaultdict[str, asyncio.Semaphore] = field(default_factory=lambda: defaultdict(turns))  # by model
 
     @property
     def limits(self) -> Limits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -25,6 +26,8 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
     prompt_name: str | None = None
 
 
+# Other requests go on each time after so many rows are encoded: 2,048 rows of 384 numbers take a third of a second.
+ROWS_AT_ONCE = 64
 DECODER = msgspec.json.Decoder(EmbeddingsBody)
 
 
@@ -47,16 +50,27 @@ async def embeddings(request: Request) -> Response:
         vectors = shortened(vectors, body.dimensions)
     tokens = token_count(parts)
     gateway.counters.tokens(tokens or 0)
-    # msgspec encodes bytes in base64.
-    rows = [vector.tobytes() for vector in vectors] if body.encoding_format == "base64" else vectors.tolist()
     return json_response(
         {
             "object": "list",
-            "data": [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)],
+            "data": await _encoded(vectors, body.encoding_format == "base64"),
             "model": body.model,
             "usage": None if tokens is None else {"prompt_tokens": tokens, "total_tokens": tokens},
         }
     )
+
+
+async def _encoded(vectors: npt.NDArray[Any], in_base64: bool) -> list[msgspec.Raw]:
+    encoded: list[msgspec.Raw] = []
+    for start in range(0, len(vectors), ROWS_AT_ONCE):
+        if start:
+            await asyncio.sleep(0)
+        some = vectors[start : start + ROWS_AT_ONCE]
+        # msgspec encodes bytes in base64.
+        rows = [vector.tobytes() for vector in some] if in_base64 else some.tolist()
+        items = ({"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows, start))
+        encoded += [msgspec.Raw(msgspec.json.encode(item)) for item in items]
+    return encoded
 
 
 def _texts(body: EmbeddingsBody) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.api_error import ApiError, from_triton
-from gateway.context import Gateway
+from gateway.context import PARTS_AT_ONCE, Gateway
 from gateway.inference import Outputs, Tensor
 from gateway.served_systems import System
 from scripts.common.kinds import TOKEN_COUNT
@@ -20,9 +20,6 @@ Result = TypeVar("Result")
 Columns = Mapping[str, Sequence[str]]  # input -> the text of each row
 # Up to this size, requests take the cheaper way to Triton, which cannot cancel them.
 SHORT_TEXTS, SHORT_CHARACTERS = 8, 16_000
-# Parts of one request that Triton has at a time. The requests of other clients wait behind them, and Triton 2.51
-# computes them even if the client has left. Two would keep one instance busy.
-PARTS_AT_ONCE = 4
 # An error names so many empty texts.
 NAMED_TEXTS = 10
 
@@ -52,10 +49,11 @@ async def _infer(gateway: Gateway, system: System, columns: Columns, outputs: Se
     infer = gateway.short_requests.infer if gateway.short_requests and _is_short(columns) else gateway.inference.infer
     if count <= system.max_batch:
         return [await infer(system.name, _tensors(columns, 0, count), outputs)]
-    turns = asyncio.Semaphore(PARTS_AT_ONCE)
+    # A request asks for no more turns than there are, so that long requests take them in rotation.
+    own_turns, turns = asyncio.Semaphore(PARTS_AT_ONCE), gateway.turns[system.name]
 
     async def part(start: int) -> Outputs:
-        async with turns:
+        async with own_turns, turns:
             return await infer(system.name, _tensors(columns, start, start + system.max_batch), outputs)
 
     return await together(part(start) for start in range(0, count, system.max_batch))

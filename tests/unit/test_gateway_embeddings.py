@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 from gateway.config import Config, Limits
+from gateway.context import PARTS_AT_ONCE
 from gateway.embeddings import shortened
-from gateway.rows import PARTS_AT_ONCE
 from tests.support.gateway import RunningGateway, running_gateway_over
 from tests.support.triton_stand_in import Failure, Model, TritonStandIn, classifier, embedding, vector
 
@@ -112,6 +113,26 @@ def test_client_that_leaves_costs_the_parts_that_triton_has(gateway: RunningGate
         assert len(triton.received) == PARTS_AT_ONCE
     finally:
         model.gate.set()
+
+
+def test_long_requests_share_the_parts_that_triton_has(gateway: RunningGateway, triton: TritonStandIn) -> None:
+    """They take turns: the last one gets its first part before the first one gets its third."""
+    model = triton.models["embedding"]
+    model.gate.clear()
+    requests = [TEXTS[:1] * (4 * PARTS_AT_ONCE * MAX_BATCH) for _ in range(3)]
+    with contextlib.ExitStack() as stack:
+        responses = []
+        for number, texts in enumerate(requests):
+            texts[:] = [f"{number} {text}" for text in texts]
+            responses.append(stack.enter_context(gateway.sent("POST", PATH, {"model": "embedding", "input": texts})))
+            gateway.wait_until(lambda number=number: gateway.app.counters.running == number + 1)
+        triton.wait_until(lambda: len(triton.running) == PARTS_AT_ONCE)
+        assert len(triton.received) == PARTS_AT_ONCE
+        model.gate.set()
+        assert [response().status for response in responses] == [200] * 3
+    owners = [received.inputs["input_text"].texts()[0][0] for received in triton.received]
+    assert owners.index("2") < len(owners) // 2
+    assert owners != sorted(owners)
 
 
 def test_failed_part_cancels_the_others(gateway: RunningGateway, triton: TritonStandIn) -> None:
