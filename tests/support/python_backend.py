@@ -135,6 +135,7 @@ def python_backend() -> Iterator[ModuleType]:
             "continuous_generation",
             "genai_engine",
             "generation",
+            "long_requests",
             "metrics",
             "packed_encoder",
             "prompts",

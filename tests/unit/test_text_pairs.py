@@ -182,7 +182,7 @@ def test_questions_and_contexts_that_are_too_long_are_refused(questions):
     for question in ("why " * 20, "why " * 100):
         with pytest.raises(UserError, match="input 'question' leaves no room for 'context': shorten it"):
             ask(models, question=["why", question], context=["because"] * 2)
-    with pytest.raises(UserError, match=r"the request has \d+ windows of 64 tokens; at most 256 are possible"):
+    with pytest.raises(UserError, match="the request has more than 256 windows of 64 tokens: send fewer"):
         ask(models, question=["why"], context=["because " * 5000])
 
 

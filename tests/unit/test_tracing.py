@@ -88,7 +88,7 @@ def trace(number: int) -> str:
 
 
 def test_request_has_the_steps_of_its_run_with_links_to_its_neighbours(encoder, files):
-    encoder.execute([request(1, 3), request(2, 90), request(None, 3), request(4, 2)])
+    encoder.execute([request(1, 3), request(2, 40), request(None, 3), request(4, 2)])
     encoder.finalize()
     spans = list(files.spans())
     assert {span.trace for span in spans} == {trace(n) for n in (1, 2, 4)}
@@ -97,21 +97,21 @@ def test_request_has_the_steps_of_its_run_with_links_to_its_neighbours(encoder, 
     wait, pack, run, scatter = sorted((span for span in spans if span.trace == trace(1)), key=lambda span: span.start)
     assert [wait.name, pack.name, run.name, scatter.name] == ["wait", "pack", "run", "scatter"]
     assert (wait.end, pack.end, run.end) == (pack.start, run.start, scatter.start)
-    assert wait.attributes == {"tokens": "3", "runs_ahead": "1", "longest_ahead": "90"}
+    assert wait.attributes == {"tokens": "3", "runs_ahead": "1", "longest_ahead": "40"}
     assert wait.links == [trace(2)]
     assert run.attributes == {"tokens": "3", "rows": "3", "longest": "3"}
     assert run.links == [trace(4)]
     (long_wait,) = (span for span in spans if span.trace == trace(2) and span.name == "wait")
-    assert long_wait.attributes == {"tokens": "90", "runs_ahead": "0", "longest_ahead": "0"}
+    assert long_wait.attributes == {"tokens": "40", "runs_ahead": "0", "longest_ahead": "0"}
     assert long_wait.links == []
     assert wait.start < long_wait.start < long_wait.end < wait.end
 
 
 def test_rows_of_one_request_run_apart_and_link_to_no_neighbour(encoder, files):
-    encoder.execute([request(1, 2, 90)])
+    encoder.execute([request(1, 2, 40)])
     encoder.finalize()
     runs = [span for span in files.spans() if span.name == "run"]
-    assert [(run.attributes["tokens"], run.links) for run in runs] == [("90", []), ("2", [])]
+    assert [(run.attributes["tokens"], run.links) for run in runs] == [("40", []), ("2", [])]
 
 
 def test_failing_request_is_answered_as_without_traces(encoder, files):

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import queue
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,10 +40,27 @@ class Tensor:
         return self._array
 
 
+class ResponseSender:
+    """Takes the response to a request that is answered after its execution."""
+
+    def __init__(self) -> None:
+        self._response: queue.SimpleQueue[InferenceResponse] = queue.SimpleQueue()
+
+    def send(self, response: InferenceResponse, flags: int) -> None:
+        self._response.put(response)
+
+    def response(self) -> InferenceResponse:
+        return self._response.get()
+
+
 class InferenceRequest:
     def __init__(self, inputs: Tensors, outputs: list[str]) -> None:
         self._inputs = [Tensor(name, array) for name, array in inputs.items()]
         self._outputs = outputs
+        self.sender = ResponseSender()
+
+    def get_response_sender(self) -> ResponseSender:
+        return self.sender
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -99,6 +117,7 @@ def python_backend() -> Iterator[None]:
         Logger=SimpleNamespace(log_info=lambda _: None, log_warn=lambda _: None),
         get_input_tensor_by_name=lambda request, name: next((t for t in request.inputs() if t.name() == name), None),
         triton_string_to_numpy=numpy_type,
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
     )
     path = list(sys.path)
     before = unload_backends()
@@ -203,7 +222,9 @@ class ServedSystem:
 
     def run(self, model: str, inputs: list[Tensors]) -> list[Tensors]:
         outputs = [tensor["name"] for tensor in self.configs[model]["output"]]
-        responses = self.models[model].execute([InferenceRequest(request, outputs) for request in inputs])
+        requests = [InferenceRequest(request, outputs) for request in inputs]
+        answered = self.models[model].execute(requests)
+        responses = [answer or request.sender.response() for answer, request in zip(answered, requests, strict=True)]
         for response in responses:
             if response.error:
                 raise UserError(f"{model} fails on an example: {response.error}")

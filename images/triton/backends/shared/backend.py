@@ -8,7 +8,7 @@ import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
@@ -46,8 +46,8 @@ class Backend(ABC):
         """Read the parameters and load the model. Raise ConfigError if the config cannot be served."""
 
     @abstractmethod
-    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse] | None:
-        """Answer the requests, or keep their response senders and return None."""
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None] | None:
+        """Answer the requests. Return None for those whose response senders were kept."""
 
     def finalize(self) -> None:
         self.metrics.close()
@@ -59,7 +59,7 @@ class Backend(ABC):
 class BatchBackend(Backend, Generic[Job]):
     """A backend that runs all requests of an execution as one batch."""
 
-    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
         return serving.serve(requests, self.prepare, self.run_batch, self.respond)
 
     @abstractmethod
@@ -67,12 +67,15 @@ class BatchBackend(Backend, Generic[Job]):
         """Read and check one request. Raise BadRequest if it is wrong."""
 
     @abstractmethod
-    def run_batch(self, jobs: list[Job]) -> Sequence[Tensors | Exception]:
-        """Return the outputs of each job, or the error that its request gets."""
+    def run_batch(self, jobs: list[Job]) -> Sequence[Tensors | Exception | serving.Later]:
+        """Return the outputs of each job, the error that its request gets, or what answers it later."""
 
-    def respond(self, request: pb_utils.InferenceRequest, tensors: Tensors) -> pb_utils.InferenceResponse:
-        names = serving.requested_outputs(request, tensors)
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, tensors[name]) for name in names])
+    def respond(self, request: pb_utils.InferenceRequest, result: Any) -> pb_utils.InferenceResponse | None:
+        """Return the response, or None if it is sent later."""
+        if isinstance(result, serving.Later):
+            result.begin(serving.Response(request))
+            return None
+        return serving.tensors_response(result, request.requested_output_names())
 
 
 class TaskBackend:
@@ -90,7 +93,7 @@ class TaskBackend:
         self.backend: Backend = getattr(importlib.import_module(module), name)()
         self.backend.initialize(args)
 
-    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse] | None:
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None] | None:
         return self.backend.execute(requests)
 
     def finalize(self) -> None:

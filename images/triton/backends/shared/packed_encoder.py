@@ -14,7 +14,8 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -23,8 +24,9 @@ import triton_python_backend_utils as pb_utils
 from shared import serving, tracing
 from shared.backend import BatchBackend
 from shared.errors import BadRequest, ConfigError
+from shared.long_requests import LongRequest, LongRequests, Turns
 from shared.measurements import Measured, recall_or_measure
-from shared.packing import Cost, RunCost, equal_lengths, row_lengths, spread_cut
+from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths, spread_cut
 from shared.parameters import choice_parameter, int_parameter, parameter
 from shared.tokenization import NUMBERS, TOKEN_COUNT, Rows, Tokenization, Tokens
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
@@ -32,6 +34,8 @@ from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 # Increase it when a new version of this project may measure another cost.
 COST_VERSION = 2
 SHORT = 16  # tokens
+# A request is long if it takes longer than so many runs of one short text. Its rows then run in turns of that time.
+TURN_RUNS = 3
 # An output of a model that takes texts: the texts that it accepted, for a step after it.
 TEXT = "text"
 
@@ -45,6 +49,7 @@ class TokenRequest:
     width: int
     outputs: list[str]
     traced: tracing.Traced | None = None
+    others: Tensors = field(default_factory=dict)  # outputs that need no run
 
 
 class TimedRun(NamedTuple):
@@ -113,6 +118,14 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
         self.cost = self.encoder.cost or self.measured_cost(config, args)
+        self.seconds_alone = lru_cache(self.seconds_alone)  # type: ignore[method-assign]
+        self.turns = Turns()
+        turn_seconds = TURN_RUNS * float(self.seconds_of_rows(np.array([SHORT])).sum())
+        self.long_requests = LongRequests(self.turns, turn_seconds, self.run_rows, self.answer)
+
+    def finalize(self) -> None:
+        self.long_requests.close()
+        super().finalize()
 
     def set_up_tokenization(self, config: ModelConfig, args: InstanceArgs) -> ModelConfig:
         """Return the configuration with the tokens in place of the texts."""
@@ -205,44 +218,114 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
                 )
         return TokenRequest(tokens, row_lengths(mask), mask.shape[1], outputs, traced)
 
-    def run_batch(self, jobs: list[TokenRequest | TextRequest]) -> Sequence[Tensors | Exception]:
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
+        """Answer the short requests. If there are none, run rows of the long ones, so that Triton batches meanwhile."""
+        responses = super().execute(requests)
+        if self.long_requests.waiting:
+            if not any(responses):
+                self.long_requests.take_turn()
+            self.long_requests.work.set()
+        return responses
+
+    def run_batch(self, jobs: list[TokenRequest | TextRequest]) -> Sequence[Tensors | Exception | serving.Later]:
         if not self.tokenization:
             return self.run_tokens(cast(list[TokenRequest], jobs))
         return self.run_texts(self.tokenization, cast(list[TextRequest], jobs))
 
-    def run_texts(self, tokenization: Tokenization, jobs: list[TextRequest]) -> list[Tensors | Exception]:
+    def run_texts(
+        self, tokenization: Tokenization, jobs: list[TextRequest]
+    ) -> Sequence[Tensors | Exception | serving.Later]:
         """Tokenize, and run what can be tokenized as one batch."""
-        tokenized = serving.run_apart(dict(enumerate(job.rows for job in jobs)), tokenization.run)
-        now = time.time_ns()
-        accepted = {number: tokens for number, tokens in tokenized.items() if isinstance(tokens, Tokens)}
-        to_run: dict[int, TokenRequest] = {}
-        for number, tokens in accepted.items():
-            job, mask = jobs[number], tokens.tensors[self.mask]
-            inputs = {name: tokens.tensors[name] for name in self.inputs}
-            traced = job.rows.traced and job.rows.traced._replace(since_ns=now)
-            if outputs := [name for name in job.outputs if name in self.encoder.outputs]:
-                to_run[number] = TokenRequest(inputs, row_lengths(mask), mask.shape[1], outputs, traced)
-        answers: dict[int, Tensors] = {}
+        results: dict[int, Tensors | Exception | serving.Later] = {}
+        quick = {number: job for number, job in enumerate(jobs) if job.rows.shortened is not None}
+        tokenized = serving.run_apart({number: job.rows for number, job in quick.items()}, tokenization.run)
+        requests: dict[int, TokenRequest] = {}
+        for number, job in enumerate(jobs):
+            tokens = tokenized.get(number)
+            if tokens is None:
+                results[number] = tokenization.beside_batches(partial(self.run_later, tokenization, job))
+            elif isinstance(tokens, Exception):
+                results[number] = tokens
+            else:
+                requests[number] = self.token_request(job, tokens)
+        to_run = {number: request for number, request in requests.items() if request.outputs}
+        results |= {number: request.others for number, request in requests.items()}
         if to_run:
-            answers = dict(zip(to_run, self.run_tokens([*to_run.values()]), strict=True))
-        for number, tokens in accepted.items():
-            answer = answers.setdefault(number, {})
-            answer[TOKEN_COUNT] = tokens.tensors[TOKEN_COUNT]
-            if TEXT in jobs[number].outputs:
-                answer[TEXT] = np.array([[text.encode()] for text in jobs[number].rows.texts], np.object_)
-        self.metrics.add(
-            texts=sum(tokens.texts for tokens in accepted.values()),
-            truncated_texts=sum(tokens.truncated_texts for tokens in accepted.values()),
-        )
-        refused = {number: error for number, error in tokenized.items() if isinstance(error, Exception)}
-        return [refused.get(number) or answers[number] for number in tokenized]
+            results |= zip(to_run, self.run_tokens([*to_run.values()]), strict=True)
+        self.count_texts([tokens for tokens in tokenized.values() if isinstance(tokens, Tokens)])
+        return [results[number] for number in range(len(jobs))]
 
-    def run_tokens(self, jobs: list[TokenRequest]) -> list[Tensors]:
-        """Pack the rows of all requests into runs."""
-        lengths = np.concatenate([texts.lengths for texts in jobs])
-        rows = [(texts, row) for texts in jobs for row in range(len(texts.lengths))]
-        outputs = sorted({name for texts in jobs for name in texts.outputs})
-        results: dict[str, list[Array]] = {name: [np.empty(0)] * len(rows) for name in outputs}
+    def run_later(self, tokenization: Tokenization, job: TextRequest, response: serving.Response) -> None:
+        """Tokenize a request in this thread, and let its rows run in turns."""
+        (tokens,) = tokenization.run([job.rows])
+        self.count_texts([tokens])
+        request = self.token_request(job, tokens)
+        if request.outputs:
+            self.add_long(request, self.seconds_of_rows(request.lengths), response)
+            self.long_requests.work.set()
+        else:
+            response.send(request.others)
+
+    def token_request(self, job: TextRequest, tokens: Tokens) -> TokenRequest:
+        mask = tokens.tensors[self.mask]
+        others = {TOKEN_COUNT: tokens.tensors[TOKEN_COUNT]}
+        if TEXT in job.outputs:
+            others[TEXT] = np.array([[text.encode()] for text in job.rows.texts], np.object_)
+        return TokenRequest(
+            tokens={name: tokens.tensors[name] for name in self.inputs},
+            lengths=row_lengths(mask),
+            width=mask.shape[1],
+            outputs=[name for name in job.outputs if name in self.encoder.outputs],
+            traced=job.rows.traced and job.rows.traced._replace(since_ns=time.time_ns()),
+            others=others,
+        )
+
+    def count_texts(self, requests: list[Tokens]) -> None:
+        self.metrics.add(
+            texts=sum(tokens.texts for tokens in requests),
+            truncated_texts=sum(tokens.truncated_texts for tokens in requests),
+        )
+
+    def run_tokens(self, jobs: list[TokenRequest]) -> list[Tensors | serving.Later]:
+        """Run the rows of all short requests. The others run in turns."""
+        seconds = [self.seconds_of_rows(request.lengths) for request in jobs]
+        is_short = [of_rows.sum() <= self.long_requests.seconds for of_rows in seconds]
+        rows = [
+            (job, row) for job, short in zip(jobs, is_short, strict=True) if short for row in range(len(job.lengths))
+        ]
+        if rows:
+            with self.turns:
+                results = iter(self.run_rows(rows))
+        return [
+            self.answer(job, [next(results) for _ in job.lengths])
+            if short
+            else serving.Later(partial(self.add_long, job, of_rows))
+            for job, short, of_rows in zip(jobs, is_short, seconds, strict=True)
+        ]
+
+    def seconds_of_rows(self, lengths: Array) -> Array:
+        """Return the seconds that each row adds, in ascending order of their lengths, if no others run with them."""
+        if len(lengths) == 1:
+            return self.seconds_alone(int(lengths[0]))
+        lengths = np.sort(self.rounded(lengths))
+        seconds = np.zeros(len(lengths))
+        for start, end in cheapest_cut(lengths, self.cost) if self.pads else equal_lengths(lengths):
+            seconds[start:end] = self.cost(np.array([end - start]), int(lengths[end - 1])) / (end - start)
+        return seconds
+
+    def seconds_alone(self, length: int) -> Array:
+        return self.cost(np.array([1]), int(self.rounded(np.array([length]))[0]))
+
+    def add_long(self, request: TokenRequest, seconds: Array, response: serving.Response) -> None:
+        # Triton reuses the memory of the inputs after the execution.
+        request = replace(request, tokens={name: array.copy() for name, array in request.tokens.items()})
+        self.long_requests.add(LongRequest(request, response, np.argsort(request.lengths, kind="stable"), seconds))
+
+    def run_rows(self, rows: list[tuple[TokenRequest, int]]) -> list[dict[str, Array]]:
+        """Pack these rows into runs, and return the outputs of each."""
+        lengths = np.array([texts.lengths[row] for texts, row in rows])
+        outputs = sorted({name for texts, _ in rows for name in texts.outputs})
+        results: list[dict[str, Array]] = [{} for _ in rows]
         order = np.argsort(lengths, kind="stable")
         padded_lengths = self.rounded(lengths)
         timed: list[TimedRun] = []
@@ -259,7 +342,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             computed = time.time_ns()
             for name, array in zip(outputs, arrays, strict=True):
                 for i, result in zip(packed, array[: len(packed)], strict=True):
-                    results[name][i] = result
+                    results[i][name] = result
             timed.append(TimedRun(start, fed, computed, time.time_ns(), packed))
 
         if self.pads:
@@ -280,13 +363,12 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         tokens = int(lengths.sum())
         padded = sum(math.prod(shape(packed)) for packed in runs)
         self.metrics.add(tokens=tokens, padding_tokens=padded - tokens, runs=len(runs))
-        responses = []
-        first = 0
-        for texts in jobs:
-            last = first + len(texts.lengths)
-            responses.append({name: self.stack(name, results[name][first:last], texts) for name in texts.outputs})
-            first = last
-        return responses
+        return results
+
+    def answer(self, request: TokenRequest, results: list[dict[str, Array]]) -> Tensors:
+        """Join the outputs of a request's rows."""
+        outputs = {name: self.stack(name, [row[name] for row in results], request) for name in request.outputs}
+        return outputs | request.others
 
     def feed(self, rows: list[tuple[TokenRequest, int]], count: int, length: int) -> Tensors:
         """Return the inputs of one run: these rows, padded to `count` rows of `length` tokens."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
@@ -12,6 +12,31 @@ from shared.types import Array
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+
+class Response:
+    """The response to a request that is answered after its execution."""
+
+    def __init__(self, request: pb_utils.InferenceRequest) -> None:
+        self.sender = request.get_response_sender()
+        self.names = request.requested_output_names()
+
+    def send(self, result: Mapping[str, Array] | Exception) -> None:
+        """Send the outputs that were requested, or the error. Call this once."""
+        try:
+            if isinstance(result, Exception):
+                raise result
+            response = tensors_response(result, self.names)
+        except Exception as error:
+            response = error_response(error)
+        send_last(self.sender, response)
+        del self.sender  # frees its shared memory
+
+
+class Later(NamedTuple):
+    """The result of a request that takes long: begin its work, which sends the response."""
+
+    begin: Callable[[Response], None]
 
 
 def input_tensor(request: pb_utils.InferenceRequest, name: str) -> Array:
@@ -41,14 +66,14 @@ def requested_outputs(request: pb_utils.InferenceRequest, outputs: Iterable[str]
 def serve(
     requests: Sequence[pb_utils.InferenceRequest],
     prepare: Callable[[pb_utils.InferenceRequest], Job],
-    run: Callable[[list[Job]], Sequence[Result | Exception]],
-    respond: Callable[[pb_utils.InferenceRequest, Result], pb_utils.InferenceResponse],
-) -> list[pb_utils.InferenceResponse]:
-    """Prepare each request, run all valid ones as one batch, respond to each.
+    run: Callable[[list[Job]], Sequence[Any]],
+    respond: Callable[[pb_utils.InferenceRequest, Any], pb_utils.InferenceResponse | None],
+) -> list[pb_utils.InferenceResponse | None]:
+    """Prepare each request, run all valid ones as one batch, respond to each: None stands for a later response.
 
     An error in one request never reaches another.
     """
-    responses: dict[int, pb_utils.InferenceResponse] = {}
+    responses: dict[int, pb_utils.InferenceResponse | None] = {}
     jobs: dict[int, Job] = {}
     for i, request in enumerate(requests):
         try:
@@ -78,6 +103,11 @@ def run_apart(
     for i, job in jobs.items():
         results |= run_apart({i: job}, run)
     return results
+
+
+def tensors_response(tensors: Mapping[str, Array], names: Iterable[str]) -> pb_utils.InferenceResponse:
+    """Return those of the tensors that have these names."""
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, tensors[name]) for name in tensors if name in names])
 
 
 def error_response(error: Exception) -> pb_utils.InferenceResponse:

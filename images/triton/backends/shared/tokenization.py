@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +19,7 @@ from shared import serving, tracing
 from shared.embedding_prompts import NAME, OWN, Prompts
 from shared.errors import BadRequest, ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter, version_file
+from shared.shortening import Shortener
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Output tensor -> the values of one text.
@@ -46,6 +50,11 @@ NUMBERS = tuple(name for name in FIELDS if "offsets" not in name)
 OUTPUTS = (*FIELDS, PAST, TOKEN_COUNT, PAIR, SECOND_TEXT)
 TRUNCATION = ("longest_first", "only_first", "only_second", "none")
 PADDING = ("none", "bucket", "max_length", "longest")
+# For each token of `max_length`: a batch tokenizes texts of up to so many characters, and requests of up to so many in
+# all. Longer ones would hold up the batch, so they are tokenized beside it.
+TEXT_CHARACTERS, REQUEST_CHARACTERS = 32, 128
+# The thread for long texts takes the CPU time that batches leave: a tenth of a core if they need all.
+NICENESS = 10
 
 
 class Rows(NamedTuple):
@@ -54,6 +63,7 @@ class Rows(NamedTuple):
     texts: list[Any]
     prompts: list[str]
     traced: tracing.Traced | None
+    shortened: list[Any] | None  # the same with long texts shortened; None: that takes long
 
 
 class Tokens(NamedTuple):
@@ -91,7 +101,9 @@ class Tokenization:
         # encode_batch is slower, but only it knows the position of each token in the text.
         needs_offsets = self.dtypes.keys() & {"offsets", "word_offsets"}
         self.cuts_both &= not needs_offsets
+        self.shortener = Shortener(self.tokenizer, self.max_length * (self.max_windows if self.cuts_windows else 1))
         self.encode_batch = self.tokenizer.encode_batch if needs_offsets else self.tokenizer.encode_batch_fast
+        self.slow_thread = ThreadPoolExecutor(1, initializer=lower_priority)
         self.required_token = parameter(config, "exactly_one")
         self.required_id = self.tokenizer.token_to_id(self.required_token)
         if self.required_token and self.required_id is None:
@@ -105,7 +117,7 @@ class Tokenization:
             raise ConfigError("tokenizer.json sets no maximum length: set the parameter 'max_length'")
         self.min_length = int_parameter(config, "min_length", 0)
         strategy = choice_parameter(config, "truncation", TRUNCATION, default.get("strategy", TRUNCATION[0]))
-        self.cuts_both = strategy == "longest_first"
+        self.cuts_both = self.cuts_longest = strategy == "longest_first"
         if strategy == "none":
             self.tokenizer.no_truncation()
         else:
@@ -140,12 +152,35 @@ class Tokenization:
             raise BadRequest(f"inputs {', '.join(self.inputs)} must have the same number of rows")
         before = self.chosen_prompts(request, len(columns[0]))
         columns[0] = [prompt + text for prompt, text in zip(before, columns[0], strict=True)]
-        if len(columns) == 1:
-            return Rows(columns[0], before, traced)
-        pairs = zip(*columns, strict=True)
-        # Treat an empty optional text as missing, as transformers does.
-        texts = [first if self.second_is_optional and not second else (first, second) for first, second in pairs]
-        return Rows(texts, before, traced)
+        texts: list[Any] = columns[0]
+        if len(columns) > 1:
+            pairs = zip(*columns, strict=True)
+            # Treat an empty optional text as missing, as transformers does.
+            texts = [first if self.second_is_optional and not second else (first, second) for first, second in pairs]
+        return Rows(texts, before, traced, self.shortened(texts))
+
+    def shortened(self, rows: list[Any]) -> list[Any] | None:
+        """Shorten the texts of one request. Return None if it takes long to find out where, or to tokenize them."""
+        left = REQUEST_CHARACTERS * self.max_length
+        shortened = []
+        for row in rows:
+            short = self.shortened_row(row, TEXT_CHARACTERS * self.max_length)
+            if short is None:
+                return None
+            shortened.append(short)
+            left -= sum(map(len, short)) if isinstance(short, tuple) else len(short)
+            if left < 0:
+                return None
+        return shortened
+
+    def shortened_row(self, row: Any, limit: int | None = None) -> Any:
+        if not isinstance(row, tuple):
+            return self.shortener.shortened(row, limit)
+        if self.cuts_longest and min(len(text.encode()) for text in row) > self.shortener.needed:
+            # Both may be truncated. Which of them keeps a token more depends on the number of all tokens.
+            return row if limit is None or sum(map(len, row)) <= limit else None
+        texts = tuple(self.shortener.shortened(text, limit) for text in row)
+        return None if None in texts else texts
 
     def chosen_prompts(self, request: pb_utils.InferenceRequest, count: int) -> list[str]:
         """Return the prompt of each text. Prefer the client's own to a name, like sentence-transformers."""
@@ -160,7 +195,10 @@ class Tokenization:
     def run(self, jobs: list[Rows]) -> list[Tokens]:
         """Tokenize the texts of all requests at once. Raise BadRequest if one of them is wrong."""
         start_ns = time.time_ns()
-        encodings = self.encode([row for rows in jobs for row in rows.texts])
+        if any(rows.shortened is None for rows in jobs):
+            encodings = self.encode_slowly([row for rows in jobs for row in rows.texts])
+        else:
+            encodings = self.encode([row for rows in jobs for row in rows.shortened or ()])
         self.check_lengths(encodings)
         if self.required_token:
             self.check_required_token(encodings)
@@ -201,15 +239,35 @@ class Tokenization:
 
     def prompt_length(self, prompt: str) -> int:
         """Count as sentence-transformers does: without the special token that ends a text."""
-        ids = self.tokenizer.encode(prompt).ids if prompt else []
+        ids = self.tokenizer.encode(self.shortener.shortened(prompt)).ids if prompt else []
         return len(ids) - (bool(ids) and ids[-1] in self.special_ids)
 
-    def encode(self, rows: list[Any]) -> list[Encoding]:
+    def beside_batches(self, run: Callable[[serving.Response], None]) -> serving.Later:
+        """Return what runs a long request in the thread for them. `run` sends the response, or raises its error."""
+
+        def answer(response: serving.Response) -> None:
+            try:
+                run(response)
+            except Exception as error:
+                response.send(error)
+
+        def begin(response: serving.Response) -> None:
+            self.slow_thread.submit(answer, response)
+
+        return serving.Later(begin)
+
+    def encode_slowly(self, rows: list[Any]) -> list[Encoding]:
+        """Tokenize texts of any length in this thread, one by one: encode_batch uses the threads of the batches."""
+        return [encoding for row in rows for encoding in self.encode([self.shortened_row(row)], self.encode_one)]
+
+    def encode_one(self, rows: list[Any]) -> list[Encoding]:
+        return [self.tokenizer.encode(*row) if isinstance(row, tuple) else self.tokenizer.encode(row) for row in rows]
+
+    def encode(self, rows: list[Any], encode: Callable[[list[Any]], list[Encoding]] | None = None) -> list[Encoding]:
         if self.cuts_both:
             rows = [self.cut(row) if isinstance(row, tuple) else row for row in rows]
         try:
-            encodings: list[Encoding] = self.encode_batch(rows)
-            return encodings
+            return (encode or self.encode_batch)(rows)
         except BaseException as error:  # tokenizers' exceptions have no class of their own, or are Rust's panics
             if "Truncation error" not in str(error) and "`stride` must be" not in str(error):
                 raise
@@ -246,8 +304,8 @@ class Tokenization:
         windows = [1 + len(encoding.overflowing) for encoding in encodings]
         if sum(windows) > self.max_windows:
             raise BadRequest(
-                f"input '{self.inputs[-1]}': the request has {sum(windows)} windows of {self.max_length} tokens; at "
-                f"most {self.max_windows} are possible: send fewer or shorter texts"
+                f"input '{self.inputs[-1]}': the request has more than {self.max_windows} windows of "
+                f"{self.max_length} tokens: send fewer or shorter texts"
             )
         second_texts = [
             text for (_, second), count in zip(rows, windows, strict=True) for text in (second, *[""] * (count - 1))
@@ -260,8 +318,10 @@ class Tokenization:
     def check_lengths(self, encodings: list[Encoding]) -> None:
         for row, encoding in enumerate(encodings):
             if not self.min_length <= len(encoding) <= self.max_length:
+                # A text that is too long may be shortened, to any number of tokens above the maximum.
+                count = len(encoding) if len(encoding) <= self.max_length else f"more than {self.max_length}"
                 raise BadRequest(
-                    f"input '{self.inputs[0]}': text {row} has {len(encoding)} tokens; "
+                    f"input '{self.inputs[0]}': text {row} has {count} tokens; "
                     f"it must have {self.min_length} to {self.max_length}"
                 )
 
@@ -304,6 +364,10 @@ class Tokenization:
         if self.padding == "bucket":
             return min((bucket for bucket in self.buckets if bucket >= own), default=self.max_length)
         return own
+
+
+def lower_priority() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
 
 
 def is_set(request: pb_utils.InferenceRequest, name: str) -> bool:

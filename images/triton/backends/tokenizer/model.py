@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from shared import serving
 from shared.backend import BatchBackend
 from shared.parameters import choice_parameter
 from shared.tokenization import PADDING, Rows, Tokenization
@@ -27,7 +29,21 @@ class TritonPythonModel(BatchBackend[Rows]):
     def prepare(self, request: pb_utils.InferenceRequest) -> Rows:
         return self.tokenization.prepare(request)
 
-    def run_batch(self, jobs: list[Rows]) -> list[Tensors]:
+    def run_batch(self, jobs: list[Rows]) -> list[Tensors | serving.Later]:
+        quick = [rows for rows in jobs if rows.shortened is not None]
+        tensors = iter(self.tokenize(quick))
+        return [
+            self.tokenization.beside_batches(partial(self.respond_later, rows))
+            if rows.shortened is None
+            else next(tensors)
+            for rows in jobs
+        ]
+
+    def respond_later(self, rows: Rows, response: serving.Response) -> None:
+        (tensors,) = self.tokenize([rows])
+        response.send(tensors)
+
+    def tokenize(self, jobs: list[Rows]) -> list[Tensors]:
         requests = self.tokenization.run(jobs)
         self.metrics.add(**{name: sum(getattr(tokens, name) for tokens in requests) for name in self.counters})
         return [tokens.tensors for tokens in requests]

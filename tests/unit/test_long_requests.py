@@ -1,0 +1,213 @@
+"""Long requests of text encoders: they run in turns, between the batches, and each is answered once."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from shared.packing import RunCost
+from tests.support.python_backend import InferenceRequest
+
+LENGTH = 8  # the maximum, in tokens
+FAILING = 9
+
+
+class Engine:
+    """Answers with the sum of a row's tokens. A test can hold its runs, which it records."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.running = threading.Semaphore(0)
+
+    def run(self, outputs: list[str], feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        sums = (feed["input_ids"] * feed["attention_mask"]).sum(axis=1, keepdims=True)
+        self.runs.append(sums[:, 0].tolist())
+        self.running.release()
+        assert self.gate.wait(30)
+        if (feed["input_ids"] == FAILING).any():
+            raise ValueError("nine")
+        return [sums]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def start(pb_utils, tmp_path: Path, engine: Engine) -> Iterator[Callable[..., Any]]:
+    packed_encoder = importlib.import_module("shared.packed_encoder")
+    pb_utils.metrics.clear()
+    started = []
+
+    class Sums(packed_encoder.PackedEncoder):
+        def load_encoder(self, config, args):
+            inputs = {tensor["name"]: np.int64 for tensor in config["input"]}
+            return packed_encoder.Encoder(inputs, ["sum"], set(), engine.run, cost=RunCost(0, 1))
+
+    def start(*inputs: tuple[str, str]) -> Any:
+        config = {
+            "input": [{"name": name, "data_type": kind, "dims": [-1]} for name, kind in inputs],
+            "output": [{"name": "sum", "data_type": "TYPE_INT64"}, {"name": "text", "data_type": "TYPE_STRING"}],
+            "max_batch_size": 64,
+        }
+        names = {"model_name": "m", "model_instance_name": "m_0", "model_version": "1"}
+        model = Sums()
+        model.initialize({"model_config": json.dumps(config), "model_repository": str(tmp_path), **names})
+        started.append(model)
+        return model
+
+    yield start
+    engine.gate.set()
+    for model in started:
+        model.finalize()
+
+
+@pytest.fixture
+def of_tokens(start) -> Any:
+    """Return a model that takes tokens; a turn is 48 of them."""
+    return start(("input_ids", "TYPE_INT64"), ("attention_mask", "TYPE_INT64"))
+
+
+@pytest.fixture
+def of_texts(start, tmp_path) -> Any:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(LENGTH)
+    (tmp_path / "1").mkdir()
+    tokenizer.save(str(tmp_path / "1/tokenizer.json"))
+    return start(("input_text", "TYPE_STRING"))
+
+
+def tokens(*values: int, length: int = 16) -> InferenceRequest:
+    """Return a request with a row of `length` equal tokens for each value."""
+    rows = np.repeat(np.array(values)[:, None], length, axis=1)
+    return InferenceRequest(["sum"], input_ids=rows, attention_mask=np.ones_like(rows))
+
+
+def texts(*values: str, outputs: tuple[str, ...] = ("sum",)) -> InferenceRequest:
+    return InferenceRequest([*outputs], input_text=np.array([[text.encode()] for text in values], np.object_))
+
+
+def response(request: InferenceRequest) -> Any:
+    """Return the only response that was sent."""
+    assert request.sender.finished.wait(30)
+    (only,) = request.sender.responses
+    return only
+
+
+def test_long_request_is_answered_in_the_order_of_its_rows(of_tokens, engine):
+    values = [3, 1, 2, 5, 4, 7, 6]
+    request = tokens(*values)
+    assert of_tokens.execute([request]) == [None]
+    assert response(request).outputs == {"sum": [[16 * value] for value in values]}
+    assert sorted(map(len, engine.runs)) == [1, 3, 3]  # 48 tokens
+
+
+def test_short_request_waits_for_one_turn_of_long_ones(of_tokens, engine):
+    long, other = tokens(*[1] * 12), tokens(*[2] * 12)
+    engine.gate.clear()
+    execution = threading.Thread(target=of_tokens.execute, args=([long, other],))
+    execution.start()
+    engine.running.acquire()  # the first turn, which this execution takes
+    answers: list[Any] = []
+    short = threading.Thread(target=lambda: answers.extend(of_tokens.execute([tokens(3)])))
+    while not of_tokens.turns._waiting:  # one of the two waits for the next turn
+        if not short.ident:
+            short.start()
+    engine.gate.set()
+    for thread in (execution, short):
+        thread.join(30)
+    assert [answer.outputs for answer in answers] == [{"sum": [[48]]}]
+    assert response(long).outputs == {"sum": [[16]] * 12}
+    assert response(other).outputs == {"sum": [[32]] * 12}
+    position = engine.runs.index([48])
+    assert position == 1
+    assert engine.runs[0] == [16, 16, 16]
+    # Both long ones took turns.
+    assert engine.runs[2:] == [[32] * 3, [16] * 3, [32] * 3, [16] * 3, [32] * 3, [16] * 3, [32] * 3]
+
+
+def test_short_requests_of_the_same_batch_do_not_wait_for_the_long_one(of_tokens, engine):
+    long = tokens(*[1] * 12)
+    answers = of_tokens.execute([tokens(3), long, tokens(4)])
+    assert [answer and answer.outputs for answer in answers] == [{"sum": [[48]]}, None, {"sum": [[64]]}]
+    assert sorted(engine.runs[0]) == [48, 64]
+    assert response(long).outputs == {"sum": [[16]] * 12}
+
+
+def test_failing_long_request_fails_alone(of_tokens):
+    bad, good = tokens(*[1] * 3, *[FAILING] * 2, *[1] * 3), tokens(*[2] * 8)
+    assert of_tokens.execute([bad, good]) == [None, None]
+    assert response(bad).error == ("INTERNAL", "ValueError: nine")
+    assert response(good).outputs == {"sum": [[32]] * 8}
+    assert [answer.outputs for answer in of_tokens.execute([tokens(3)])] == [{"sum": [[48]]}]
+
+
+def test_tokens_are_copied_before_triton_takes_their_memory_back(of_tokens, engine):
+    request = tokens(*[1] * 12)
+    engine.gate.clear()
+    execution = threading.Thread(target=of_tokens.execute, args=([request],))
+    execution.start()
+    engine.running.acquire()
+    for tensor in request.inputs.values():
+        tensor.array[:] = 0
+    engine.gate.set()
+    execution.join(30)
+    assert response(request).outputs == {"sum": [[16]] * 12}
+
+
+@pytest.mark.parametrize("long", ["x" * 9000, " " * 9000 + "one", "one" + " " * 9000 + "two"])
+def test_text_that_takes_long_to_tokenize_leaves_the_batch(of_texts, long):
+    request = texts(long, "one two", outputs=("sum", "text"))
+    answer, none = of_texts.execute([texts("two"), request])
+    assert answer.outputs == {"sum": [[2]]}
+    assert none is None
+    expected = 3 if "two" in long else int("one" in long)
+    assert response(request).outputs == {"sum": [[expected], [3]], "text": [[long.encode()], [b"one two"]]}
+
+
+def test_text_of_many_words_stays_in_the_batch(of_texts, pb_utils):
+    (answer,) = of_texts.execute([texts("two " * 100_000, "one")])
+    assert answer.outputs == {"sum": [[2 * LENGTH], [1]]}
+    of_texts.metrics.close()
+    counted = {name.removeprefix("transformers_"): value for name, value in pb_utils.metrics.items()}
+    assert (counted["texts_total"], counted["truncated_texts_total"], counted["tokens_total"]) == (2, 1, LENGTH + 1)
+
+
+def test_wrong_text_that_takes_long_gets_its_error(of_texts):
+    request = texts("x" * 9000, "")
+    assert of_texts.execute([request]) == [None]
+    assert response(request).error == (
+        "INVALID_ARG",
+        "input 'input_text': text 1 has 0 tokens; it must have 1 to 8",
+    )
+
+
+def test_turns_follow_the_order_of_arrival():
+    turns = importlib.import_module("shared.long_requests").Turns()
+    order: list[int] = []
+
+    def take(number: int) -> None:
+        with turns:
+            order.append(number)
+
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(5)]
+    with turns:
+        for number, thread in enumerate(threads):
+            thread.start()
+            while len(turns._waiting) <= number:
+                pass
+    for thread in threads:
+        thread.join(30)
+    assert order == [*range(5)]
