@@ -119,6 +119,7 @@ class Stack(ABC):
             self.settings.path("MODEL_REPOSITORY"),
             timeout=self.settings.integer("READY_TIMEOUT"),
             log=lambda: self.log_tail("triton", 200),
+            cause=lambda: self.process("triton").cause,
             wait_until_live=lambda: self.wait(self.not_live),
             full_memory=self.full_shared_memory,
             assembled=lambda system: with_steps(

@@ -103,6 +103,7 @@ class ModelControl:
     wait_until_live: Callable[[], None]
     full_memory: Callable[[], str]  # what fills the memory that Triton shares with its Python processes, and the remedy
     assembled: Callable[[str], list[str]]  # the models of a system on disk, an ensemble before its steps
+    cause: Callable[[], str] = str  # of the server's last crash, if it is known
 
     def listed(self) -> list[str]:
         """Return the systems of the running server; if their list is missing or damaged, those that Triton has loaded.
@@ -249,6 +250,8 @@ class ModelControl:
                     reason += f" ({self._polling_error(model)})"
                 elif NO_SHARED_MEMORY.search(reason):
                     reason = self.full_memory()
+                elif error.status is None:
+                    reason = self.cause() or reason
                 raise UserError(f"model '{model}' did not load{consequence}: {reason}") from None
 
     def _polling_error(self, model: str) -> str:

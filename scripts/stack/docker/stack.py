@@ -31,6 +31,8 @@ from scripts.stack.docker import base_images, build_progress, containers, prefli
 from scripts.stack.docker.compose import Compose
 from scripts.stack.docker.containers import DEFINITION, Container
 
+# How far back to look for crashes.
+EVENTS = "10m"
 # The exit code of a container that the kernel killed.
 KILLED = 137
 DRAIN = "/opt/triton-transformers/drain.py"
@@ -393,12 +395,15 @@ class DockerStack(Stack):
             or (state["Status"] == "restarting" and restarts >= MAX_RESTARTS),
             seconds=(datetime.now(UTC) - started).total_seconds(),
             crashes=restarts,
-            cause=self.cause(program, container),
+            cause=self.cause(program, container) if restarts else "",
         )
 
     def cause(self, program: str, container: dict[str, Any]) -> str:
         """Return why a container crashed, if its memory ran out; nothing otherwise."""
-        if container["State"]["ExitCode"] != KILLED and not container["State"]["OOMKilled"]:
+        # Its state forgets a crash when it is started again.
+        since = ["docker", "events", "--since", EVENTS, "--until", "0s", "--filter", f"container={container['Id']}"]
+        crashes = preflight.run(*since, "--filter", "event=die", "--format", "{{.Actor.Attributes.exitCode}}").stdout
+        if str(KILLED) not in crashes.split() and not container["State"]["OOMKilled"]:
             return ""
         limit = f"its limit is {decimal(container['HostConfig']['Memory'])}"
         if program == "triton":
