@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import shutil
 import tempfile
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from rich.markup import escape
 
@@ -18,13 +21,16 @@ from scripts.common.model_config import CONFIGS, with_steps
 from scripts.common.settings import Settings, UserError
 from scripts.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
 from scripts.models.record import DEFAULT, IGNORE, Record, read_record, read_records
-from scripts.models.refusals import check_model, check_task
+from scripts.models.refusals import check_model, check_task, check_weights
+from scripts.models.releases import check_release
 from scripts.models.selection import all_in_place, missing_systems
 from scripts.models.sources import Weights, open_weights
-from scripts.models.tasks import task_of
+from scripts.models.tasks import LIST, task_of
 from scripts.neuron.target import Target
 
 WORK = ".assembling-"
+# The libraries that read and run a model, as named in messages.
+LIBRARIES = ("transformers", "sentence_transformers", "optimum", "tokenizers", "safetensors", "torch", "onnxruntime")
 
 
 def assemble_all(settings: Settings) -> None:
@@ -46,14 +52,14 @@ def assemble_all(settings: Settings) -> None:
 
 def assemble(system: System, settings: Settings, repository: Path) -> None:
     start = time.monotonic()
+    if target := Target.from_settings(settings):
+        # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
+        os.environ["NEURON_RT_VISIBLE_CORES"] = f"{target.cores[0]}-{target.cores[-1]}"
     with (
         open_weights(system.source, settings, repository) as weights,
         tempfile.TemporaryDirectory(dir=repository, prefix=WORK) as folder,
     ):
         job = plan(system, weights, Path(folder), settings)
-        if job.neuron:
-            # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
-            os.environ["NEURON_RT_VISIBLE_CORES"] = f"{job.neuron.cores[0]}-{job.neuron.cores[-1]}"
         recipe = RECIPES[job.task]
         with err.status(f"{system.name}: assembling {escape(weights.name)}"):
             try:
@@ -79,8 +85,9 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
 def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> Job:
     trust_remote_code = settings.flag("TRUST_REMOTE_CODE")
     check_model(weights.name, weights.folder, trust_remote_code)
-    task = system.task or task_of(weights.folder)
-    check_task(weights.name, weights.folder, task)
+    check_weights(weights.name, weights.folder)
+    task = system.task or task_of(weights.folder, weights.name)
+    check_task(weights.name, weights.folder, task, trust_remote_code)
     recipe = RECIPES[task]
     target = Target.from_settings(settings) if recipe.neuron else None
     if target and settings["FORMAT"]:
@@ -88,16 +95,22 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
     if system.format and system.format not in recipe.formats:
         formats = ", ".join(recipe.formats)
         raise UserError(f"FORMAT={system.format} is not available for {system.name} ({task}): set one of {formats}")
+    form = "neuron" if target else system.format or recipe.default_format(settings["PROFILE"])
+    check_release(installed_release(), system.name, task, form)
     return Job(
         system=system.name,
         task=task,
-        format="neuron" if target else system.format or recipe.default_format(settings["PROFILE"]),
+        format=form,
         weights=weights.folder,
         movable=weights.movable,
         folder=folder,
         trust_remote_code=trust_remote_code,
         neuron=target,
     )
+
+
+def installed_release() -> int:
+    return int(importlib.metadata.version("transformers").partition(".")[0])
 
 
 def empty(folder: Path) -> Path:
@@ -107,11 +120,6 @@ def empty(folder: Path) -> Path:
 
 
 def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
-    if not any(job.weights.rglob("*.safetensors")):
-        raise UserError(
-            f"{name} has no *.safetensors, and other formats can run code when they are read. To convert a model that "
-            "you trust: load it with from_pretrained(folder), then call save_pretrained(another_folder)"
-        )
     try:
         return recipe.assemble(job)
     except UserError:
@@ -119,13 +127,26 @@ def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
     except Exception as error:
         if isinstance(error, OSError) and error.errno:  # from the file system; transformers' own have no number
             raise
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        if "Unrecognized configuration class" in reason:
-            reason = "transformers has no such head for this architecture. Set another TASK"
-        if "contains custom code" in reason:
-            reason = "it brings its own code, which the exporter does not run. Set FORMAT=python"
-        hint = " (TRANSFORMERS= installs another release)" if "Transformers does not recognize" in reason else ""
-        raise UserError(f"{name} cannot be served as {job.task}, FORMAT={job.format}{hint}: {reason}") from error
+        raise UserError(f"{name} cannot be served as {job.task}, FORMAT={job.format}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """Return why a library failed at a model. Its own words are for programmers, and some advise what does not help."""
+    calls = [(frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name) for frame in frames(error)]
+    packages, functions = [package for package, _ in calls], {function for _, function in calls}
+    library = next((package for package in reversed(packages) if package in LIBRARIES), "its library")
+    failure = f"{type(error).__name__} in {library}"
+    if "Unrecognized configuration class" in str(error):
+        return f"transformers has no model of this architecture for the task. Choose another model ({LIST})"
+    if "optimum" in packages and not isinstance(error, ImportError):  # the original has computed its answers before
+        return f"its export to ONNX failed ({failure}). Set FORMAT=python, which serves the original"
+    if "from_pretrained" in functions:
+        return f"it does not load ({failure}): config.json or the weights are damaged, or do not belong together"
+    return f"the original failed on the example inputs ({failure}). Choose another model ({LIST})"
+
+
+def frames(error: Exception) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def put_in_place(job: Job, weights: Weights, outcome: Outcome, repository: Path) -> None:

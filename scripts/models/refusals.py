@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from scripts.common.settings import UserError
-from scripts.models.tasks import task_of_architecture
+from scripts.models.config_keys import is_empty, unread_keys
+from scripts.models.purposes import GENERATES, purpose_of, takes_images, unserved_input
+from scripts.models.tasks import HALVES, LIST, architectures_of, has_files_for, is_of_two_halves, task_of_architecture
 
-LIST = "docs/models.md lists what is served"
 # A file that only folders of this kind have -> what such a folder is.
 FILES = {
     "adapter_config.json": (
@@ -22,20 +25,6 @@ FILES = {
     "model_index.json": f"a pipeline of diffusers, which is not served here; {LIST}",
 }
 ENCODER_DECODER = "needs an encoder-decoder, which is not served here: choose a model for TASK=text-generation"
-# The end of an architecture's name -> what such a model does.
-ARCHITECTURES = {
-    "ColBERT": "returns a vector for each token in ColBERT's way, with markers, masks and a projection of its own",
-    "ForAudioClassification": "classifies sound",
-    "ForCTC": "transcribes speech",
-    "ForConditionalGeneration": "generates text from images, sound or other text",
-    "ForImageTextToText": "generates text from images",
-    "ForMultipleChoice": "chooses one of several texts",
-    "ForObjectDetection": "finds objects in images",
-    "ForRetrieval": "returns several vectors for each page",
-    "ForSemanticSegmentation": "labels each pixel of an image",
-    "ForSpeechSeq2Seq": "transcribes speech",
-    "ForUniversalSegmentation": "labels each pixel of an image",
-}
 # The tasks of the Hub that users may expect -> what to do instead.
 TASKS = {
     "automatic-speech-recognition": f"is not served here; {LIST}",
@@ -64,10 +53,12 @@ SAME_HEAD = (
     {"text-generation", "gpt2"},
     {"text-generation", "text-ranking"},  # the exporter refuses these too, and explains how to convert them
 )
-# The types of models of texts and images, and the tasks for which one half of them is served.
-HALVES = {"clip": ("image-feature-extraction", "sentence-similarity"), "siglip": ("image-feature-extraction",)}
-TOKENIZER = ("tokenizer*.json", "vocab.*", "*.model", "*.tiktoken")
-IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+# Weights that transformers reads without running code: one file, or an index that names several.
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# The formats in which reading weights can run code, or which other libraries read.
+OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.onnx", "*.safetensors")
+# The first module of every sentence-transformer that is served.
+FIRST_MODULES = ("Transformer", "MLMTransformer")
 
 
 def check_task_name(task: str) -> None:
@@ -87,11 +78,11 @@ def check_files(name: str, files: Iterable[str]) -> None:
 
 
 def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
-    """Raise if the model in this folder is of a kind that is not served, whatever the task."""
+    """Raise if the model in this folder is of a kind that is not served, whatever the task. The weights may lack."""
     check_files(name, (path.name for path in weights.iterdir()))
     config = read_json(name, weights / "config.json")
-    architecture = next(iter(config.get("architectures") or []), "")
-    if "model_type" not in config:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
         raise UserError(
             f"{name} is no model of transformers: its config.json names no model_type. Name a folder that "
             "save_pretrained wrote"
@@ -102,73 +93,223 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
             f"{name} is quantized ({method or 'an unknown method'}), and only weights in full "
             "precision are served: name the model that it was made from (FORMAT=onnx-int8 quantizes encoders here)"
         )
+    architecture = next(iter(architectures_of(config)), "")
+    if purpose := purpose_of(architecture, kind):
+        raise UserError(f"{name} is a {architecture or kind}, which {purpose}; that is not served here ({LIST})")
     if config.get("is_encoder_decoder") and not architecture.endswith("T5EncoderModel"):
         raise UserError(
-            f"{name} is an encoder-decoder ({architecture or config['model_type']}), which is not served here: choose "
+            f"{name} is an encoder-decoder ({architecture or kind}), which is not served here: choose "
             "an encoder such as BERT to classify texts, or a decoder such as Llama to generate them"
         )
-    for ending, purpose in ARCHITECTURES.items():
-        if architecture.endswith(ending):
-            raise UserError(f"{name} is a {architecture}, which {purpose}; that is not served here ({LIST})")
+    if architecture.endswith("ForConditionalGeneration"):
+        raise UserError(f"{name} is a {architecture}, which {GENERATES}; that is not served here ({LIST})")
     if (weights / "modules.json").exists():
-        check_modules(name, weights)
-    if not trust_remote_code and needs_code(config):
-        raise UserError(
-            f"{name} brings its own code, which can do whatever you can: set TRUST_REMOTE_CODE=1 if you trust it"
+        check_modules(name, weights, trust_remote_code)
+    config_class = class_of(name, config, weights, trust_remote_code)
+    check_keys(name, config, config_class)
+    if read := unserved_input(architecture, config_class):
+        raise UserError(f"{name} is a {architecture or kind}, which takes {read}; that is not served here ({LIST})")
+
+
+def class_of(name: str, config: dict[str, Any], weights: Path, trust_remote_code: bool) -> type[Any]:
+    """Return the class that reads config.json: the library's, or that of the model's own code with consent."""
+    from transformers import __version__
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = config["model_type"]
+    own = own_code(config)
+    if own and trust_remote_code:
+        try:
+            return get_class_from_dynamic_module(own, weights, local_files_only=True)
+        except Exception as error:  # the code may raise anything
+            raise UserError(
+                f"{name}: its own code for its configuration does not run here ({type(error).__name__}): the code must "
+                "be in the same folder or repository, and may import only what is installed"
+            ) from error
+    if kind in CONFIG_MAPPING:
+        return CONFIG_MAPPING[kind]
+    if own:
+        raise UserError(f"{name} {needs_code(own)}")
+    raise UserError(
+        f"{name} is of the type {kind}, which transformers {__version__} does not know: it may need a newer release, "
+        f"which is not available here yet. Choose another model ({LIST})"
+    )
+
+
+def own_code(config: dict[str, Any]) -> str:
+    """Return the name of a class of the model's own code, if it has any: the one that reads config.json, or another."""
+    names = config.get("auto_map")
+    own = (names.get("AutoConfig") or next(iter(names.values()), "")) if isinstance(names, dict) else ""
+    return own if isinstance(own, str) else ""
+
+
+def needs_code(own: str) -> str:
+    """Return that a model brings its own code, and what to do."""
+    repository, elsewhere, _ = own.partition("--")
+    if elsewhere:
+        return (
+            f"needs code of another repository ({repository}), which is not loaded here: choose another model ({LIST})"
         )
+    return (
+        "brings its own code, which can do whatever you can: set TRUST_REMOTE_CODE=1 if you trust it, and keep its "
+        "*.py files beside config.json"
+    )
 
 
-def check_modules(name: str, weights: Path) -> None:
-    """Raise if sentence-transformers runs more than we do."""
+def check_keys(name: str, config: dict[str, Any], config_class: type[Any]) -> None:
+    """Raise if the installed transformers would ignore a part of config.json."""
+    from transformers import __version__
+
+    if not (keys := list(unread_keys(config, config_class))):
+        return
+    if (own := own_code(config)) and own.rpartition(".")[2] != config_class.__name__:
+        raise UserError(f"{name}: config.json sets {', '.join(keys)}, and {needs_code(own)}")
+    installed, saved = int(__version__.partition(".")[0]), str(config.get("transformers_version") or "")
+    if int(re.match(r"\d*", saved)[0] or 0) > installed:  # type: ignore[index]
+        instead = (
+            f"choose a checkpoint that transformers {installed} saved, or wait for the release of this project that "
+            f"brings transformers {saved.partition('.')[0]}"
+        )
+    else:
+        instead = "remove it there if the model does not need it, or choose another checkpoint"
+    raise UserError(
+        f"{name}: config.json sets {', '.join(keys)}, which {config_class.__name__} of transformers {__version__} does "
+        f"not read, so that answers would be wrong without notice: {instead}"
+    )
+
+
+def check_modules(name: str, weights: Path, trust_remote_code: bool) -> None:
+    """Raise if sentence-transformers runs more than we do, or would ignore a part of its own configuration."""
     try:
-        types = [module["type"] for module in json.loads((weights / "modules.json").read_text(encoding="utf-8"))]
-    except (ValueError, TypeError, KeyError):
-        raise UserError(f"{name}: modules.json lists no modules. Name a folder that save_pretrained wrote") from None
-    if any(module.startswith("pylate.") for module in types):
+        modules = json.loads((weights / "modules.json").read_text(encoding="utf-8"))
+        types = [module["type"].rpartition(".") for module in modules]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        types = []
+    if not types:
+        raise UserError(f"{name}: modules.json lists no modules. Name a folder that save_pretrained wrote")
+    if any(package.startswith("pylate.") for package, _, _ in types):
         raise UserError(
-            f"{name} is a ColBERT of PyLate, which {ARCHITECTURES['ColBERT']}; that is not served here ({LIST})"
+            f"{name} is a ColBERT of PyLate, which {purpose_of('ColBERT', '')}; that is not served here ({LIST})"
         )
     own = weights / "config_sentence_transformers.json"
-    kind = read_json(name, own).get("model_type", "SentenceTransformer")
-    unknown = [module.rpartition(".")[2] for module in types if module.startswith("sentence_transformers.")]
-    unknown = [module for module in unknown if module not in MODULES.get(kind, ())]
+    settings = read_json(name, own)
+    kind = settings.get("model_type", "SentenceTransformer")
+    unknown = [
+        module
+        for number, (package, _, module) in enumerate(types)
+        if not (
+            module in (FIRST_MODULES if not number and kind in MODULES else MODULES.get(kind, ()))
+            if package.startswith("sentence_transformers.")
+            else trust_remote_code and number
+        )
+    ]
     if unknown:
         raise UserError(f"{name} is a {kind} of {', '.join(unknown)}, which is not served here ({LIST})")
+    check_words(name, own, settings, ["BaseModel", kind])
+    for module, (_, _, module_class) in zip(modules, types, strict=True):
+        file = "sentence_bert_config.json" if module_class in FIRST_MODULES else "config.json"
+        path = weights / str(module.get("path", "")) / file
+        if path != weights / "config.json":
+            check_words(name, path, read_json(name, path), [module_class])
+        check_words(name, weights / "modules.json", module, ["BaseModel"])
 
 
-def check_task(name: str, weights: Path, task: str) -> None:
+def check_words(name: str, path: Path, content: dict[str, Any], classes: list[str]) -> None:
+    """Raise if a key in a file of sentence-transformers occurs nowhere in the code of the classes that read it."""
+    spec = importlib.util.find_spec("sentence_transformers")
+    assert spec and spec.submodule_search_locations
+    files = [path for path in sorted(Path(spec.submodule_search_locations[0]).rglob("*.py"))]
+    sources = [file.read_text(encoding="utf-8") for file in files]
+    code = "".join(text for text in sources if any(f"class {name}(" in text for name in classes))
+    words = {word for words in re.findall(r"[\"'](\w+)[\"']|\b(\w+): ", code) for word in words}
+    if unread := [key for key, value in content.items() if not is_empty(value) and key not in words]:
+        raise UserError(
+            f"{name}: {path.name} sets {', '.join(unread)}, which the installed sentence-transformers does not read, "
+            "so that answers would be wrong without notice: choose a checkpoint that an earlier release saved"
+        )
+
+
+def check_weights(name: str, weights: Path) -> list[Path]:
+    """Return the files of the weights. Raise if there are none that transformers reads without running code."""
+    index = weights / INDEX
+    listed = read_json(name, index).get("weight_map") if index.is_file() else None
+    names = sorted({str(file) for file in listed.values()}) if isinstance(listed, dict) else [SINGLE]
+    if invalid := [file for file in names if Path(file).name != file or not file.endswith(".safetensors")]:
+        raise UserError(f"{index} names '{invalid[0]}', which is not a *.safetensors file in the same folder")
+    missing = [file for file in names if not (weights / file).is_file()]
+    if not missing:
+        return [weights / file for file in names]
+    if listed:
+        raise UserError(f"{name} has no {', '.join(missing)}, which {INDEX} names: download the missing files")
+    others = sorted(path.name for pattern in OTHER_WEIGHTS for path in weights.glob(pattern))
+    if others:
+        raise UserError(
+            f"{name} has no {SINGLE}, and reading other files ({others[0]}) can run code. To convert a model that you "
+            "trust: load it with from_pretrained(folder), then call save_pretrained(another_folder)"
+        )
+    raise UserError(
+        f"{name} has no {SINGLE}, and no weights in another format: save_pretrained writes it beside config.json"
+    )
+
+
+def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> None:
     """Raise if the model, or a file that turns the task's inputs into tensors, does not fit the task."""
     config = read_json(name, weights / "config.json")
     kind = config["model_type"]
-    own_tasks = {task_of_architecture(architecture) for architecture in config.get("architectures") or []}
-    is_whole = config.keys() >= {"text_config", "vision_config"} and task not in own_tasks
-    if is_whole and task not in (served := HALVES.get(kind, ())):
+    own_tasks = {task_of_architecture(architecture) for architecture in architectures_of(config)}
+    if is_of_two_halves(config) and task not in own_tasks and task not in (served := HALVES.get(kind, {})):
         instead = f"set TASK={' or TASK='.join(served)}" if served else LIST
         raise UserError(f"{name} is a model of texts and images ({kind}), which is not served as {task}: {instead}")
-    for architecture in config.get("architectures") or []:
+    is_vision = task.startswith("image-")
+    for architecture in architectures_of(config):
         own = task_of_architecture(architecture)
+        if takes_images(architecture) and not is_vision:
+            raise UserError(f"{name} is a {architecture}, which takes images: choose a model of texts for TASK={task}")
         if architecture.endswith("T5EncoderModel") and task != "sentence-similarity":
             raise UserError(f"{name} is a {architecture}, which is served as TASK=sentence-similarity only")
         # Weights of another head can have the right names and shapes, and then they load without an error.
         if own not in ("", task) and task not in HEADLESS and {own, task} not in SAME_HEAD:
             raise UserError(f"{name} is a {architecture}, which is for TASK={own} and not for TASK={task}")
-    files = [path.name for path in weights.iterdir()]
-    is_vision = task.startswith("image-")
-    patterns, noun = (IMAGE_PROCESSOR, "image processor") if is_vision else (TOKENIZER, "tokenizer")
-    if not any(fnmatch(file, pattern) for file in files for pattern in patterns):
-        file = patterns[0].replace("*", "")
-        raise UserError(f"{name} has no {noun} ({file}), which TASK={task} requires: set another TASK ({LIST})")
-    if is_vision and "sampling_rate" in read_json(name, weights / "preprocessor_config.json"):
-        raise UserError(f"{name} takes sound, which is not served here")
+    noun, file = ("image processor", "preprocessor_config.json") if is_vision else ("tokenizer", "tokenizer.json")
+    if not has_files_for(task, weights):
+        raise UserError(
+            f"{name} has no {noun} ({file}), which TASK={task} requires: save the model's own there too, with "
+            f"save_pretrained(folder), or choose a model for {'images' if is_vision else 'texts'}"
+        )
+    read_parts(name, weights, noun, trust_remote_code)
 
 
-def needs_code(config: dict[str, Any]) -> bool:
-    """Return whether transformers does not know the model, but the folder names code that does."""
-    if "auto_map" not in config:
-        return False
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+def read_parts(name: str, weights: Path, noun: str, trust_remote_code: bool) -> tuple[Any, Any]:
+    """Return the configuration, and the tokenizer or image processor. Raise if transformers cannot read them."""
+    import transformers
 
-    return config["model_type"] not in CONFIG_MAPPING_NAMES
+    from scripts.models.silence import quiet
+
+    version = transformers.__version__
+    own_class = read_json(name, weights / "tokenizer_config.json").get("tokenizer_class")
+    if noun == "tokenizer" and own_class == "TokenizersBackend" and not hasattr(transformers, own_class):
+        raise UserError(
+            f"{name}: its tokenizer was saved by transformers 5 as {own_class}, which transformers {version} does not "
+            "know: choose a checkpoint that transformers 4 saved, or wait for the release of this project that brings "
+            "transformers 5"
+        )
+    loaders: dict[str, Any] = {"configuration": transformers.AutoConfig, "tokenizer": transformers.AutoTokenizer}
+    loaders["image processor"] = transformers.AutoImageProcessor
+    options: dict[str, Any] = {"use_fast": False} if noun == "image processor" else {}
+    options |= {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    parts = []
+    for part in ("configuration", noun):
+        try:
+            with quiet():
+                parts.append(loaders[part].from_pretrained(weights, **options))
+        except Exception as error:  # a broken checkpoint makes transformers and tokenizers raise anything
+            raise UserError(
+                f"{name}: its {part} does not load in transformers {version} ({type(error).__name__}): it is damaged, "
+                "incomplete, or of a kind that this release does not know. Save it again with that release, or choose "
+                "another model"
+            ) from error
+    return parts[0], parts[1]
 
 
 def read_json(name: str, path: Path) -> dict[str, Any]:

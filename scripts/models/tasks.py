@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from scripts.common.kinds import TOKEN_COUNT
 from scripts.common.settings import UserError
+from scripts.models.purposes import takes_images
 
 Axes = tuple[str | int, ...]
 
@@ -105,6 +107,18 @@ TEXT_TASKS = {
     ),
 }
 
+LIST = "docs/models.md lists what is served"
+# The files that turn inputs into tensors.
+TOKENIZER = ("tokenizer*.json", "vocab.*", "*.model", "*.tiktoken")
+IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+# The types of models for texts and images -> the tasks for which one half of them is served.
+HALVES = {
+    "clip": {
+        "image-feature-extraction": "to serve its image half",
+        "sentence-similarity": "under another name in SYSTEMS for its text half",
+    },
+    "siglip": {"image-feature-extraction": "to serve its image half"},
+}
 # The end of an architecture's name -> its task.
 ENDINGS = {
     "ForSequenceClassification": "text-classification",
@@ -122,30 +136,59 @@ def task_of_architecture(name: str) -> str:
     return next((task for ending, task in ENDINGS.items() if name.endswith(ending)), "")
 
 
-def task_of(weights: Path) -> str:
+def architectures_of(config: dict[str, Any]) -> list[str]:
+    """Return the architectures that config.json names."""
+    names = config.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def has_files_for(task: str, weights: Path) -> bool:
+    """Return whether the folder has what turns the task's inputs into tensors: a tokenizer, or an image processor."""
+    patterns = IMAGE_PROCESSOR if task.startswith("image-") else TOKENIZER
+    return any(fnmatch(path.name, pattern) for path in weights.iterdir() for pattern in patterns)
+
+
+def is_of_two_halves(config: dict[str, Any]) -> bool:
+    """Return whether the model is one for texts beside one for images."""
+    return config.keys() >= {"text_config", "vision_config"}
+
+
+def task_of(weights: Path, name: str = "the model") -> str:
     """Return the task of a model in a folder that save_pretrained wrote."""
     config = json.loads((weights / "config.json").read_text())
     if is_cross_encoder(weights, config):
         return "text-ranking"
     if (weights / "modules.json").exists():
         return "sparse-embedding" if library_class(weights) == "SparseEncoder" else "sentence-similarity"
-    architectures = config.get("architectures") or []
-    has_images = (weights / "preprocessor_config.json").exists()
+    architectures = architectures_of(config)
     for architecture in architectures:
         if task := task_of_architecture(architecture):
             return task
-    if config.keys() >= {"text_config", "vision_config"}:
-        raise UserError(
-            f"the model ({config['model_type']}) is for texts and images: set TASK=image-feature-extraction to serve "
-            "its image half, and TASK=sentence-similarity under another name in SYSTEMS for its text half"
-        )
+    if is_of_two_halves(config):
+        raise UserError(f"{name} is {two_halves(config['model_type'], weights)}")
+    has_images = any(map(takes_images, architectures)) or has_files_for("image-feature-extraction", weights)
     for architecture in architectures:
         if architecture.endswith("ModelWithProjection"):  # one half of CLIP
             return "image-feature-extraction" if has_images else "sentence-similarity"
         if architecture.endswith("Model"):
             return "image-feature-extraction" if has_images else "feature-extraction"
-    named = f"names {architectures[0]}, which has no known task" if architectures else "names no architecture"
-    raise UserError(f"the model's config.json {named}: set TASK (docs/models.md lists the tasks)")
+    named = f"is a {architectures[0]}, and no task is for its head" if architectures else "names no architecture"
+    ways = [
+        f"TASK={task}" for task in ("feature-extraction", "image-feature-extraction") if has_files_for(task, weights)
+    ]
+    instead = f"set {' or '.join(ways)} to serve it without a head, or choose another model" if ways else LIST
+    raise UserError(f"{name} {named}: {instead}")
+
+
+def two_halves(kind: str, weights: Path) -> str:
+    """Return what a model for texts and images is, and the tasks for which its halves are served."""
+    halves = HALVES.get(kind, {})
+    ways = [f"TASK={task} {why}" for task, why in halves.items() if has_files_for(task, weights)]
+    if ways:
+        return f"for texts and images: set {', and '.join(ways)}"
+    if halves:
+        return f"for texts and images ({kind}), but lacks its image processor (preprocessor_config.json): save it there"
+    return f"for texts and images together ({kind}), which is not served here ({LIST})"
 
 
 def is_cross_encoder(weights: Path, config: dict[str, Any]) -> bool:
@@ -156,7 +199,7 @@ def is_cross_encoder(weights: Path, config: dict[str, Any]) -> bool:
     """
     if (weights / "modules.json").exists():
         return library_class(weights) == "CrossEncoder"
-    if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or []):
+    if not any(name.endswith("ForSequenceClassification") for name in architectures_of(config)):
         return False
     saved_by_library = config.keys() & {"sentence_transformers", "sbert_ce_default_activation_function"}
     labels = len(config.get("id2label") or range(config.get("num_labels", 2)))

@@ -308,8 +308,8 @@ def test_unservable_weights_are_one_sentence(new_stack, checkpoints, tmp_path):
     pickled = shutil.copytree(checkpoints["mood"], tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     for source, sentence in (
-        (odd, "cannot be served as text-classification, FORMAT=onnx (TRANSFORMERS= installs another release)"),
-        (pickled, "has no *.safetensors, and other formats can run code when they are read"),
+        (odd, "is of the type nonsense, which transformers"),
+        (pickled, "has no model.safetensors, and reading other files (pytorch_model.bin) can run code"),
         (tmp_path / "nowhere", "there is no such folder"),
     ):
         done = stack.make("models", SYSTEMS="mood", SOURCE=source)

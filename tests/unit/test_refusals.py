@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 
 from scripts.common.settings import Settings, UserError
 from scripts.models.assemble import assemble_all
+from scripts.models.refusals import check_model
+from scripts.models.releases import check_release, release_of
+from scripts.models.selection import all_in_place
+from tests.support.checkpoints import encoders
 
 TOKENIZED = {"tokenizer.json": {}, "model.safetensors": {}}
 SPARSE = "sentence_transformers.sparse_encoder.modules"
@@ -50,12 +55,12 @@ CASES = {
     "Whisper": (
         TOKENIZED | {"config.json": config("Whisper", "WhisperForConditionalGeneration")},
         {},
-        "is an encoder-decoder (WhisperForConditionalGeneration), which is not served here",
+        "is a WhisperForConditionalGeneration, which transcribes speech; that is not served here",
     ),
     "LLaVA": (
         TOKENIZED | {"config.json": config("Llava", "LlavaForConditionalGeneration")},
         {"TASK": "text-generation"},
-        "which generates text from images, sound or other text; that is not served here",
+        "which generates text from images; that is not served here",
     ),
     "speech recogniser": (
         {"config.json": config("Wav2Vec2", "Wav2Vec2ForCTC"), "preprocessor_config.json": {"sampling_rate": 16000}},
@@ -65,7 +70,7 @@ CASES = {
     "sound features": (
         {"config.json": config("Wav2Vec2", "Wav2Vec2Model"), "preprocessor_config.json": {"sampling_rate": 16000}},
         {},
-        "takes sound, which is not served here",
+        "is a Wav2Vec2Model, which takes sound; that is not served here",
     ),
     "GPTQ": (
         TOKENIZED
@@ -144,9 +149,9 @@ CASES = {
         "(blip), which is not served as image-feature-extraction: docs/models.md lists what is served",
     ),
     "unknown architecture": (
-        TOKENIZED | {"config.json": config("Bert", "BertForNextSentencePrediction")},
+        TOKENIZED | {"config.json": config("Bert", "BertForPreTraining")},
         {},
-        "names BertForNextSentencePrediction, which has no known task: set TASK",
+        "is a BertForPreTraining, and no task is for its head: set TASK=feature-extraction to serve it without a head",
     ),
     "remote code": (
         TOKENIZED
@@ -154,10 +159,15 @@ CASES = {
         {},
         "brings its own code, which can do whatever you can: set TRUST_REMOTE_CODE=1 if you trust it",
     ),
-    "text task without tokenizer": (
+    "text task of an image model": (
         {"config.json": config("ViT", "ViTModel"), "preprocessor_config.json": {}, "model.safetensors": {}},
         {"TASK": "text-classification"},
-        "has no tokenizer (tokenizer.json), which TASK=text-classification requires: set another TASK",
+        "is a ViTModel, which takes images: choose a model of texts for TASK=text-classification",
+    ),
+    "text task without tokenizer": (
+        {"config.json": BERT, "model.safetensors": {}},
+        {},
+        "has no tokenizer (tokenizer.json), which TASK=feature-extraction requires: save the model's own there too",
     ),
     "image task without processor": (
         TOKENIZED | {"config.json": BERT},
@@ -181,21 +191,175 @@ CASES = {
     ),
 }  # fmt: skip
 
+SOUND = {"preprocessor_config.json": {"sampling_rate": 16000}}
+IMAGES = {"preprocessor_config.json": {}}
+# The prefix of the configuration's class, the architecture, and what the refusal states.
+KINDS = [
+    ("AltCLIP", "AltCLIPModel", "is for texts and images together (altclip), which is not served here"),
+    ("Blip", "BlipModel", "is for texts and images together (blip)"),
+    ("Bros", "BrosModel", "takes the places of words on a page"),
+    ("Clap", "ClapModel", "takes sound"),
+    ("CLIPSeg", "CLIPSegForImageSegmentation", "segments images"),
+    ("CLIPSeg", "CLIPSegModel", "is for texts and images together (clipseg), which is not served here"),
+    ("DPR", "DPRContextEncoder", "turns passages into vectors for DPR"),
+    ("DPR", "DPRQuestionEncoder", "turns questions into vectors for DPR"),
+    ("DPR", "DPRReader", "marks answers in DPR's passages"),
+    ("DPT", "DPTForDepthEstimation", "estimates the depth of images"),
+    ("GLPN", "GLPNForDepthEstimation", "estimates the depth of images"),
+    ("Gemma3", "Gemma3ForConditionalGeneration", "generates text from images"),
+    ("Git", "GitForCausalLM", "generates text from images"),
+    ("Hubert", "HubertForSequenceClassification", "classifies sound"),
+    ("LayoutLM", "LayoutLMForTokenClassification", "takes the places of words on a page"),
+    ("LayoutLM", "LayoutLMModel", "takes the places of words on a page"),
+    ("Lilt", "LiltForSequenceClassification", "takes the places of words on a page"),
+    ("Marian", "MarianMTModel", "is an encoder-decoder (MarianMTModel)"),
+    ("MarkupLM", "MarkupLMModel", "takes the markup of web pages"),
+    ("OwlViT", "OwlViTForObjectDetection", "finds objects in images"),
+    ("PatchTST", "PatchTSTForPrediction", "takes series of measurements"),
+    ("Qwen2VL", "Qwen2VLForConditionalGeneration", "generates text from images"),
+    ("Qwen2VL", "Qwen2VLModel", "takes texts, images and videos together"),
+    ("Sam", "SamModel", "segments images"),
+    ("Segformer", "SegformerForSemanticSegmentation", "labels each pixel of an image"),
+    ("Siglip2", "Siglip2Model", "is for texts and images together (siglip2), which is not served here"),
+    ("SpeechT5", "SpeechT5ForTextToSpeech", "speaks texts"),
+    ("SuperPoint", "SuperPointForKeypointDetection", "finds points in images"),
+    ("Tapas", "TapasForQuestionAnswering", "answers questions about tables"),
+    ("Tapas", "TapasForSequenceClassification", "answers questions about tables"),
+    ("VideoMAE", "VideoMAEForVideoClassification", "classifies videos"),
+    ("VideoMAE", "VideoMAEModel", "classifies videos"),
+    ("Vilt", "ViltForQuestionAnswering", "answers questions about images"),
+    ("ViTMAE", "ViTMAEForPreTraining", "fills in hidden parts of images"),
+    ("Vits", "VitsModel", "makes sound from texts"),
+    ("Wav2Vec2", "Wav2Vec2ForSequenceClassification", "classifies sound"),
+    ("Wav2Vec2", "Wav2Vec2ForXVector", "recognizes speakers"),
+    ("Whisper", "WhisperForAudioClassification", "classifies sound"),
+    ("Yolos", "YolosForObjectDetection", "finds objects in images"),
+    ("Bert", "BertForMultipleChoice", "chooses one of several texts"),
+    ("Bert", "BertForNextSentencePrediction", "judges whether one sentence follows another"),
+]
+
+
+@pytest.mark.parametrize(("kind", "architecture", "purpose"), KINDS, ids=[architecture for _, architecture, _ in KINDS])
+@pytest.mark.parametrize("files", [TOKENIZED | IMAGES, SOUND | {"model.safetensors": {}}], ids=["text", "sound"])
+def test_kind_of_model_is_named(tmp_path, kind, architecture, purpose, files):
+    written = config(kind, architecture) | {"architectures": [architecture]}  # some classes drop it
+    sentence = refusal(tmp_path, files | {"config.json": written})
+    assert purpose in sentence
+    assert "set TASK" not in sentence
+
+
+def test_advice_of_a_refusal_is_not_refused(tmp_path):
+    """SigLIP serves one half only, and that half needs its image processor."""
+    whole = TOKENIZED | {"config.json": config("Siglip", "SiglipModel")}
+    assert "lacks its image processor (preprocessor_config.json)" in refusal(tmp_path / "a", whole)
+    sentence = refusal(tmp_path / "b", whole | IMAGES)
+    assert sentence.endswith("is for texts and images: set TASK=image-feature-extraction to serve its image half")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "it does not load (SafetensorError in"),
+        (lambda folder: change(folder, "config.json", hidden_size=64), "config.json or the weights are damaged"),
+        (lambda folder: change(folder, "config.json", num_attention_heads=5), "it does not load (ValueError in"),
+        (lambda folder: change(folder, "config.json", id2label=3), "its configuration does not load in transformers"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "its tokenizer does not load in transformers"),
+        (
+            lambda folder: change(folder, "tokenizer_config.json", tokenizer_class="TokenizersBackend"),
+            "its tokenizer was saved by transformers 5 as TokenizersBackend",
+        ),
+    ],
+)
+def test_failure_of_a_library_is_one_sentence(tmp_path, spoil, sentence):
+    folder = encoders.save_bert(tmp_path / "source", "Model")
+    spoil(folder)
+    assert sentence in refusal(tmp_path)
+
+
+def test_unknown_image_processor_is_one_sentence(tmp_path):
+    processor = {"preprocessor_config.json": {"image_processor_type": "NewestImageProcessor"}}
+    files = {"config.json": config("ViT", "ViTModel"), "model.safetensors": {}} | processor
+    assert "its image processor does not load in transformers" in refusal(tmp_path, files)
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "unread"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode_newest": True}, "config.json sets pooling_mode_newest"),
+        ("config_sentence_transformers.json", {"newest": 1}, "config_sentence_transformers.json sets newest"),
+        ("sentence_bert_config.json", {"newest": 1}, "sentence_bert_config.json sets newest"),
+    ],
+)
+def test_keys_that_sentence_transformers_ignores_are_refused(tmp_path, file, keys, unread):
+    folder = encoders.save_sentence_transformer(tmp_path / "source")
+    check_model("x", folder, trust_remote_code=False)
+    change(folder, file, **keys)
+    assert f"{unread}, which the installed sentence-transformers does not read" in refusal(tmp_path)
+
+
+def test_pooling_of_older_sentence_transformers_is_read(tmp_path):
+    folder = encoders.save_sentence_transformer(tmp_path / "source")
+    older = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(older))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 48, "do_lower_case": False}))
+    versions = {
+        "__version__": {"sentence_transformers": "2.0.0"},
+        "similarity_fn_name": "cosine",
+        "prompts": {"q": "q: "},
+    }
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(versions))
+    check_model("x", folder, trust_remote_code=False)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        ({}, "cannot be exported with transformers 5, which TRANSFORMERS installs: set FORMAT=python"),
+        (
+            {"TASK": "sentence-similarity", "FORMAT": "python"},
+            "needs transformers 4 in every format: leave TRANSFORMERS",
+        ),
+    ],
+)
+@pytest.mark.parametrize("requirement", ["transformers==5.0.0", "transformers>=5"])
+def test_newer_transformers_is_refused_before_it_is_installed(tmp_path, requirement, chosen, sentence):
+    settings = {"SYSTEMS": "x", "SOURCE": "/weights", "MODEL_REPOSITORY": str(tmp_path), "TRANSFORMERS": requirement}
+    with pytest.raises(UserError, match=sentence):
+        all_in_place(Settings(Settings.load() | settings | chosen))
+
+
+def test_newer_transformers_serves_the_original(tmp_path):
+    check_release(release_of("transformers==5.24.0"), "x", "text-generation", "python")
+    check_release(release_of("transformers==4.57.6"), "x", "sentence-similarity", "onnx")
+    assert release_of("transformers") == release_of("git+https://example.com/transformers") == 0
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_model_is_refused_in_one_sentence(tmp_path, case):
     files, chosen, sentence = CASES[case]
-    source, repository = tmp_path / "source", tmp_path / "models"
-    write(source, files)
+    assert sentence in refusal(tmp_path, files, chosen)
+
+
+def refusal(folder: Path, files: dict | None = None, chosen: dict | None = None) -> str:
+    """Return the sentence that refuses the model of these files, or the one in the folder `source`."""
+    source, repository = folder / "source", folder / "models"
+    if files is not None:
+        write(source, files)
     settings = Settings.load() | {"MODEL_REPOSITORY": str(repository), "SYSTEMS": "x", "SOURCE": str(source)}
     with pytest.raises(UserError) as error:
-        assemble_all(Settings(settings | chosen))
-    assert sentence in str(error.value)
+        assemble_all(Settings(settings | (chosen or {})))
     assert "\n" not in str(error.value)
     assert not list(repository.glob("*"))
+    return str(error.value)
 
 
 def write(folder: Path, files: dict) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
+
+
+def change(folder: Path, file: str, **fields: Any) -> None:
+    """Set these keys in a file of JSON."""
+    path = folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | fields))

@@ -13,6 +13,7 @@ from scripts.models.exporters import openvino_export
 from scripts.models.exporters.config_writer import Config, tensor, write_config
 from scripts.models.exporters.generation_limits import Limits, write_chat_template
 from scripts.models.exporters.vllm_settings import write_vllm_settings
+from scripts.models.refusals import check_weights, read_parts
 from scripts.models.tasks import task_of_architecture
 
 if TYPE_CHECKING:
@@ -20,12 +21,10 @@ if TYPE_CHECKING:
 
 # The files beside the weights that transformers reads: configurations and tokenizers.
 SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 def assemble(job: Job) -> Outcome:
-    weights = weight_files(job.weights)
+    weights = check_weights(str(job.weights), job.weights)
     tokenizer = load_tokenizer(job)
     served, streamed = job.folder / job.system, job.folder / f"{job.system}_stream"
     version = served / "1"
@@ -63,23 +62,6 @@ def copy_checkpoint(job: Job, weights: list[Path], tokenizer: PreTrainedTokenize
     return Outcome(f"{size / 1e9:.2g} GB of weights", {"dtype": dtype})
 
 
-def weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [SINGLE]
-    if invalid := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
-        raise UserError(f"{index} names '{invalid[0]}', which is not a *.safetensors file in the same folder")
-    missing = [name for name in names if not (folder / name).is_file()]
-    if not missing:
-        return [folder / name for name in names]
-    if any(folder.glob("*.bin")):
-        raise UserError(
-            f"{folder} has its weights as *.bin, which can run code when they are read. To convert a model that you "
-            "trust: load it with AutoModelForCausalLM.from_pretrained(folder), call save_pretrained(another_folder), "
-            "and do the same with AutoTokenizer"
-        )
-    raise UserError(f"{folder} has no {', '.join(missing)}: it is incomplete, or its weights have another format")
-
-
 def other_files(job: Job) -> list[Path]:
     suffixes = (*SUFFIXES, ".py") if job.trust_remote_code else SUFFIXES
     return sorted(file for file in job.weights.iterdir() if file.suffix in suffixes and file.is_file())
@@ -92,18 +74,17 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     """
     import transformers
 
-    options = {"local_files_only": True, "trust_remote_code": job.trust_remote_code}
-    try:
-        config = transformers.AutoConfig.from_pretrained(job.weights, **options)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(job.weights, **options)
-    except Exception as error:  # a broken checkpoint makes transformers and tokenizers raise anything
-        raise UserError(f"{job.weights} does not load in transformers {transformers.__version__}: {error}") from None
+    config, tokenizer = read_parts(str(job.weights), job.weights, "tokenizer", job.trust_remote_code)
     architectures = config.architectures or []
     if architectures and all(task_of_architecture(name) != job.task for name in architectures):
-        raise UserError(f"{job.weights} is a {architectures[0]}, which has no language-model head; set another TASK")
+        raise UserError(
+            f"{job.weights} is a {architectures[0]}, which has no language-model head: choose a decoder such as Llama"
+        )
     has_own_code = job.trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
     if not has_own_code and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UserError(f"{job.weights} is a {config.model_type}, which does not generate text; set another TASK")
+        raise UserError(
+            f"{job.weights} is a {config.model_type}, which does not generate text: choose a decoder such as Llama"
+        )
     return tokenizer
 
 

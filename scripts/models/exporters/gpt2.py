@@ -24,7 +24,7 @@ import transformers
 
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
-from scripts.models.exporters.onnx_export import quiet
+from scripts.models.silence import quiet
 
 MODELS = ("gpt2_ensemble", "gpt2_encoder", "gpt2", "gpt2_decoder", "gpt2_generate")
 INPUTS = ("input_ids", "attention_mask", "past")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import shutil
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,16 +139,3 @@ def timed(run: Callable[[], list[np.ndarray]]) -> tuple[list[np.ndarray], float]
 
 def size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
-
-
-@contextlib.contextmanager
-def quiet(level: int = logging.WARNING) -> Iterator[None]:
-    """Hide the exporters' warnings about their own internals, which users cannot act on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        before = logging.root.manager.disable
-        logging.disable(level)
-        try:
-            yield
-        finally:
-            logging.disable(before)

@@ -20,8 +20,8 @@ import numpy as np
 
 from scripts.common.corpus import MIXED
 from scripts.models.catalogue import FormatUnavailable, Job, Outcome
-from scripts.models.exporters.onnx_export import quiet
 from scripts.models.exporters.served import BACKENDS
+from scripts.models.silence import quiet
 
 if TYPE_CHECKING:
     import openvino

@@ -20,8 +20,8 @@ from sentence_transformers.sentence_transformer.modules import Dropout, Normaliz
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from scripts.common.settings import UserError
-from scripts.models.exporters.onnx_export import quiet
 from scripts.models.exporters.text_model import TextModel
+from scripts.models.silence import quiet
 
 PROMPT_INPUTS = ("prompt_name", "prompt")
 POOLING_MASK = "pooling_mask"

@@ -17,12 +17,13 @@ from scripts.common.corpus import MIXED
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.config_writer import write_config
-from scripts.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare, quiet
+from scripts.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare
 from scripts.models.exporters.parity import TOLERANCES, largest_difference, measure_parity
 from scripts.models.exporters.references import reference, request_of, tokenize
 from scripts.models.exporters.served import Tensors, served_tokens
 from scripts.models.exporters.text_configs import configs
 from scripts.models.exporters.text_model import TextModel
+from scripts.models.silence import quiet
 from scripts.models.tasks import save_labels
 
 PARITY_TEXTS = 64

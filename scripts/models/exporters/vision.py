@@ -18,9 +18,10 @@ from transformers.utils import ModelOutput
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
-from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, compare_int8_batches, quantize_and_compare, quiet
+from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, compare_int8_batches, quantize_and_compare
 from scripts.models.exporters.parity import measure_parity
 from scripts.models.exporters.served import Tensors
+from scripts.models.silence import quiet
 from scripts.models.tasks import activation, save_labels
 
 if TYPE_CHECKING:
@@ -91,18 +92,15 @@ class VisionModel:
     @cached_property
     def _loaded(self) -> tuple[transformers.PreTrainedModel, list[str]]:
         """Return the original, and the names of its outputs that depend on missing weights."""
-        try:
-            model, info = getattr(transformers, self.model_class).from_pretrained(
-                self.job.weights,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=self.job.trust_remote_code,
-                dtype=torch.float32,
-                attn_implementation=PLAIN_ATTENTION,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.job.weights} is not a model for {self.job.task}: {error}") from None
+        model, info = getattr(transformers, self.model_class).from_pretrained(
+            self.job.weights,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=self.job.trust_remote_code,
+            dtype=torch.float32,
+            attn_implementation=PLAIN_ATTENTION,
+            output_loading_info=True,
+        )
         poolers = {key for key in info["missing_keys"] if "pooler" in key}
         if missing := sorted(set(info["missing_keys"]) - poolers):
             raise UserError(
@@ -112,12 +110,7 @@ class VisionModel:
 
     @cached_property
     def processor(self) -> transformers.BaseImageProcessor:
-        try:
-            return transformers.AutoImageProcessor.from_pretrained(
-                self.job.weights, use_fast=False, local_files_only=True
-            )
-        except (OSError, ValueError, ImportError) as error:
-            raise UserError(f"{self.job.weights} has no usable image processor: {error}") from None
+        return transformers.AutoImageProcessor.from_pretrained(self.job.weights, use_fast=False, local_files_only=True)
 
     @cached_property
     def images(self) -> list[np.ndarray]:

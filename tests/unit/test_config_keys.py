@@ -1,0 +1,134 @@
+"""A checkpoint is refused if transformers would ignore a part of its config.json, and only then."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from scripts.common.settings import UserError
+from scripts.models.config_keys import unread_keys
+from scripts.models.refusals import check_keys, check_model
+
+THETA = {"rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}}
+LLAMA3 = {
+    "rope_theta": 500000.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+TWO_THETAS = {
+    "full_attention": {"rope_theta": 160000.0, "rope_type": "default"},
+    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+}
+FAMILIES = """
+albert beit bert bloom camembert clip convbert convnext deberta-v2 deit dinov2 distilbert electra ernie falcon fnet
+gemma gemma2 gemma3_text gpt2 gpt_neo gpt_neox gpt_oss granite llama mistral mixtral modernbert mpnet olmo2 opt
+persimmon phi phi3 qwen2 qwen3 resnet roberta roformer siglip smollm3 squeezebert stablelm swin t5 vit xlm-roberta xlnet
+"""
+# What releases of transformers, sentence-transformers and others wrote into checkpoints that the Hub still has.
+STRAYS = {
+    "bert": {
+        "_name_or_path": "bert-base-multilingual-cased",
+        "directionality": "bidi",
+        "gradient_checkpointing": False,
+        "output_past": True,
+        "pooler_fc_size": 768,
+        "pooler_num_attention_heads": 12,
+        "pooler_num_fc_layers": 3,
+        "pooler_size_per_head": 128,
+        "pooler_type": "first_token_transform",
+        "position_embedding_type": "absolute",
+        "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.1.0"},
+        "torch_dtype": "float32",
+    },
+    "distilbert": {
+        "output_past": True,
+        "sinusoidal_pos_embds": False,
+        "tie_weights_": True,
+        "finetuning_task": "sst-2",
+    },
+    "deberta-v2": {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True, "legacy": True},
+    "modernbert": {"position_embedding_type": "absolute", "layer_norm_eps": 1e-05, "gradient_checkpointing": False},
+    "gpt2": {"n_ctx": 1024, "predict_special_tokens": True, "task_specific_params": {"text-generation": {"x": 1}}},
+    "t5": {"n_positions": 512, "output_past": True},
+    "llama": {
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "transformers.js_config": {"dtype": "q4"},
+        "unsloth_fixed": True,
+        "use_mrope": False,
+        "adapters": {"adapters": {}, "config_map": {}},
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "layer_types": None,
+    },
+    "falcon": {"auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"}, "alibi": False},
+    "persimmon": {"num_key_value_heads": 64, "num_attention_heads": 64},
+    "swin": {"path_norm": True},
+    "clip": {
+        "text_config": {"model_type": "clip_text_model", "bad_words_ids": None, "top_k": 50, "tf_legacy_loss": False},
+        "text_config_dict": None,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "unread"),
+    [
+        ("llama", THETA, ["rope_parameters"]),
+        ("llama", {"rope_parameters": LLAMA3}, ["rope_parameters"]),
+        ("modernbert", {"rope_parameters": TWO_THETAS}, ["rope_parameters"]),
+        ("qwen2", THETA, ["rope_parameters"]),
+        ("qwen3", THETA, ["rope_parameters"]),
+        ("mistral", THETA, ["rope_parameters"]),
+        ("modernbert", {"layer_types": ["full_attention"]}, ["layer_types"]),
+        ("llama", {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
+        ("qwen3", {"is_causal": False}, ["is_causal"]),
+        ("llama", {"rope_scaling": {"rope_type": "default", "newest_factor": 2}}, ["rope_scaling.newest_factor"]),
+        ("siglip", {"vision_config": {"model_type": "siglip_vision_model"} | THETA}, ["vision_config.rope_parameters"]),
+        ("clip", {"text_config": THETA}, ["text_config.rope_parameters"]),
+        ("bert", {"position_embedding_type": "relative_key"}, []),
+        ("modernbert", {"position_embedding_type": "relative_key"}, ["position_embedding_type"]),
+        ("modernbert", {"layer_norm_eps": 1e-3}, ["layer_norm_eps"]),
+    ],
+)
+def test_keys_that_the_class_ignores_are_found(kind, keys, unread):
+    saved = json.loads(CONFIG_MAPPING[kind]().to_json_string()) | keys
+    assert list(unread_keys(saved, CONFIG_MAPPING[kind])) == unread
+
+
+@pytest.mark.parametrize("kind", STRAYS)
+def test_harmless_keys_of_older_checkpoints_are_accepted(kind):
+    saved = json.loads(CONFIG_MAPPING[kind]().to_json_string()) | STRAYS[kind]
+    assert not list(unread_keys(saved, CONFIG_MAPPING[kind]))
+
+
+@pytest.mark.parametrize("kind", FAMILIES.split())
+def test_what_the_installed_release_saves_is_read(kind):
+    saved = json.loads(CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
+    assert list(unread_keys(saved, CONFIG_MAPPING[kind])) == []
+
+
+def test_refusal_names_the_keys_the_release_and_a_way_out():
+    newer = THETA | {"transformers_version": "5.24.0"}
+    with pytest.raises(UserError, match=r"sets rope_parameters, which LlamaConfig of transformers 4\.\S+ .*wait for"):
+        check_keys("x", newer, CONFIG_MAPPING["llama"])
+    with pytest.raises(UserError, match=r"sets rope_parameters, .*: remove it there if the model does not need it"):
+        check_keys("x", THETA, CONFIG_MAPPING["llama"])
+
+
+def test_own_code_decides_with_consent(tmp_path):
+    """The class of a model's own code reads the key, and the library's class does not."""
+    code = (
+        "from transformers import PretrainedConfig\n\n\nclass OwnConfig(PretrainedConfig):\n    model_type = 'bert'\n\n"
+        "    def __init__(self, twist=0, **kwargs):\n        super().__init__(**kwargs)\n        self.twist = twist\n"
+    )
+    (tmp_path / "own.py").write_text(code)
+    config = {"model_type": "bert", "auto_map": {"AutoConfig": "own.OwnConfig"}, "twist": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"sets twist, and brings its own code, .*set TRUST_REMOTE_CODE=1"):
+        check_model("x", tmp_path, trust_remote_code=False)
+    check_model("x", tmp_path, trust_remote_code=True)
