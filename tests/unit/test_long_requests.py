@@ -146,6 +146,19 @@ def test_short_requests_of_the_same_batch_do_not_wait_for_the_long_one(of_tokens
     assert response(long).outputs == {"sum": [[16]] * 12}
 
 
+def test_long_requests_leave_tritons_queue_at_once(of_tokens, engine):
+    """Or the short requests behind them would wait for a turn of each."""
+    requests = [tokens(*[value] * 12) for value in range(1, 6)]
+    engine.gate.clear()
+    assert of_tokens.execute(requests[:2]) == [None, None]
+    engine.running.acquire()  # the first turn, which does not end
+    for request in requests[2:]:
+        assert of_tokens.execute([request]) == [None]
+    engine.gate.set()
+    for value, request in enumerate(requests, 1):
+        assert response(request).outputs == {"sum": [[16 * value]] * 12}
+
+
 def test_failing_long_request_fails_alone(of_tokens):
     bad, good = tokens(*[1] * 3, *[FAILING] * 2, *[1] * 3), tokens(*[2] * 8)
     assert of_tokens.execute([bad, good]) == [None, None]

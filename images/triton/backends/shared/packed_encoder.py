@@ -219,10 +219,14 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         return TokenRequest(tokens, row_lengths(mask), mask.shape[1], outputs, traced)
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
-        """Answer the short requests. If there are none, run rows of the long ones, so that Triton batches meanwhile."""
+        """Answer the short requests. If there are none, run rows of the long ones, so that Triton batches meanwhile.
+
+        Requests of many rows are hardly batched, and would fill Triton's queue before short ones: take them at once.
+        """
         responses = super().execute(requests)
         if self.long_requests.waiting:
-            if not any(responses):
+            is_first = len(self.long_requests.waiting) == 1
+            if not any(responses) and (is_first or len(self.long_requests.newest.rows) == 1):
                 self.long_requests.take_turn()
             self.long_requests.work.set()
         return responses
