@@ -45,8 +45,9 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def start(pb_utils, tmp_path: Path, engine: Engine) -> Iterator[Callable[..., Any]]:
+def start(pb_utils, tmp_path: Path, engine: Engine, monkeypatch) -> Iterator[Callable[..., Any]]:
     packed_encoder = importlib.import_module("shared.packed_encoder")
+    monkeypatch.setattr(packed_encoder, "TURN_ROWS", 3)
     pb_utils.metrics.clear()
     started = []
 
@@ -119,7 +120,7 @@ def test_short_request_waits_for_one_turn_of_long_ones(of_tokens, engine):
     engine.gate.clear()
     execution = threading.Thread(target=of_tokens.execute, args=([long, other],))
     execution.start()
-    engine.running.acquire()  # the first turn, which this execution takes
+    engine.running.acquire()  # the first turn
     answers: list[Any] = []
     short = threading.Thread(target=lambda: answers.extend(of_tokens.execute([tokens(3)])))
     while not of_tokens.turns._waiting:  # one of the two waits for the next turn
@@ -155,6 +156,20 @@ def test_long_requests_leave_tritons_queue_at_once(of_tokens, engine):
     for request in requests[2:]:
         assert of_tokens.execute([request]) == [None]
     engine.gate.set()
+    for value, request in enumerate(requests, 1):
+        assert response(request).outputs == {"sum": [[16 * value]] * 12}
+
+
+def test_single_text_stays_in_its_batch(of_tokens, engine):
+    requests = [tokens(1, length=64), tokens(2, length=64)]
+    assert [answer.outputs for answer in of_tokens.execute(requests)] == [{"sum": [[64]]}, {"sum": [[128]]}]
+
+
+def test_too_many_long_requests_stay_in_tritons_queue(of_tokens, engine, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("shared.packed_encoder"), "WAITING", 2)
+    requests = [tokens(*[value] * 12) for value in range(1, 6)]
+    assert of_tokens.execute(requests) == [None] * 5
+    assert len(of_tokens.long_requests.waiting) <= 2
     for value, request in enumerate(requests, 1):
         assert response(request).outputs == {"sum": [[16 * value]] * 12}
 

@@ -85,15 +85,14 @@ class LongRequests(Generic[Request]):
         """Spend about these seconds on a turn. `run` runs rows, `answer` joins the results of a request's rows."""
         self.turns, self.seconds, self.run, self.answer = turns, seconds, run, answer
         self.waiting: deque[LongRequest[Request]] = deque()
-        self.newest: LongRequest[Request]
         self.work = threading.Event()
         self.is_closed = False
         self.thread = threading.Thread(target=self._take_turns, daemon=True)
         self.thread.start()
 
     def add(self, long: LongRequest[Request]) -> None:
-        self.newest = long
         self.waiting.append(long)
+        self.work.set()
 
     def close(self) -> None:
         """End the thread. Triton unloads a model only after all its requests got responses, so none waits."""

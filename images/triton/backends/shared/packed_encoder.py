@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -34,8 +34,11 @@ from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 # Increase it when a new version of this project may measure another cost.
 COST_VERSION = 2
 SHORT = 16  # tokens
-# A request is long if it takes longer than so many runs of one short text. Its rows then run in turns of that time.
-TURN_RUNS = 3
+# A request of several rows is long if it takes longer than a run of so many short texts for each worker. Its rows then
+# run in turns of that time. Larger runs compute no more tokens per second: docs/benchmarks.md.
+TURN_ROWS = 16
+# More long requests than these wait in Triton's queue, which Triton can bound.
+WAITING = 64
 # An output of a model that takes texts: the texts that it accepted, for a step after it.
 TEXT = "text"
 
@@ -118,9 +121,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
         self.cost = self.encoder.cost or self.measured_cost(config, args)
-        self.seconds_alone = lru_cache(self.seconds_alone)  # type: ignore[method-assign]
         self.turns = Turns()
-        turn_seconds = TURN_RUNS * float(self.seconds_of_rows(np.array([SHORT])).sum())
+        turn_seconds = self.encoder.parallel_runs * float(self.cost(np.array([TURN_ROWS]), SHORT)[0])
         self.long_requests = LongRequests(self.turns, turn_seconds, self.run_rows, self.answer)
 
     def finalize(self) -> None:
@@ -219,16 +221,10 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         return TokenRequest(tokens, row_lengths(mask), mask.shape[1], outputs, traced)
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
-        """Answer the short requests. If there are none, run rows of the long ones, so that Triton batches meanwhile.
-
-        Requests of many rows are hardly batched, and would fill Triton's queue before short ones: take them at once.
-        """
+        """Answer the short requests. The long ones leave Triton's queue, where short ones would wait behind them."""
         responses = super().execute(requests)
-        if self.long_requests.waiting:
-            is_first = len(self.long_requests.waiting) == 1
-            if not any(responses) and (is_first or len(self.long_requests.newest.rows) == 1):
-                self.long_requests.take_turn()
-            self.long_requests.work.set()
+        while len(self.long_requests.waiting) > WAITING:
+            self.long_requests.take_turn()
         return responses
 
     def run_batch(self, jobs: list[TokenRequest | TextRequest]) -> Sequence[Tensors | Exception | serving.Later]:
@@ -266,7 +262,6 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         request = self.token_request(job, tokens)
         if request.outputs:
             self.add_long(request, self.seconds_of_rows(request.lengths), response)
-            self.long_requests.work.set()
         else:
             response.send(request.others)
 
@@ -292,33 +287,26 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
 
     def run_tokens(self, jobs: list[TokenRequest]) -> list[Tensors | serving.Later]:
         """Run the rows of all short requests. The others run in turns."""
-        seconds = [self.seconds_of_rows(request.lengths) for request in jobs]
-        is_short = [of_rows.sum() <= self.long_requests.seconds for of_rows in seconds]
-        rows = [
-            (job, row) for job, short in zip(jobs, is_short, strict=True) if short for row in range(len(job.lengths))
-        ]
+        several = {number: self.seconds_of_rows(job.lengths) for number, job in enumerate(jobs) if len(job.lengths) > 1}
+        long = {number: seconds for number, seconds in several.items() if seconds.sum() > self.long_requests.seconds}
+        rows = [(job, row) for number, job in enumerate(jobs) if number not in long for row in range(len(job.lengths))]
         if rows:
             with self.turns:
                 results = iter(self.run_rows(rows))
         return [
-            self.answer(job, [next(results) for _ in job.lengths])
-            if short
-            else serving.Later(partial(self.add_long, job, of_rows))
-            for job, short, of_rows in zip(jobs, is_short, seconds, strict=True)
+            serving.Later(partial(self.add_long, job, long[number]))
+            if number in long
+            else self.answer(job, [next(results) for _ in job.lengths])
+            for number, job in enumerate(jobs)
         ]
 
     def seconds_of_rows(self, lengths: Array) -> Array:
         """Return the seconds that each row adds, in ascending order of their lengths, if no others run with them."""
-        if len(lengths) == 1:
-            return self.seconds_alone(int(lengths[0]))
         lengths = np.sort(self.rounded(lengths))
         seconds = np.zeros(len(lengths))
         for start, end in cheapest_cut(lengths, self.cost) if self.pads else equal_lengths(lengths):
             seconds[start:end] = self.cost(np.array([end - start]), int(lengths[end - 1])) / (end - start)
         return seconds
-
-    def seconds_alone(self, length: int) -> Array:
-        return self.cost(np.array([1]), int(self.rounded(np.array([length]))[0]))
 
     def add_long(self, request: TokenRequest, seconds: Array, response: serving.Response) -> None:
         # Triton reuses the memory of the inputs after the execution.
