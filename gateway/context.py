@@ -22,7 +22,7 @@ from gateway.short_requests import ShortRequests
 PARTS_AT_ONCE = 4
 
 
-def turns() -> asyncio.Semaphore:
+def new_turns() -> asyncio.Semaphore:
     return asyncio.Semaphore(PARTS_AT_ONCE)
 
 
@@ -37,7 +37,7 @@ class Gateway:
     monitoring: Monitoring
     counters: Counters
     started: float = field(default_factory=time.time)
-    turns: defaultdict[str, asyncio.Semaphore] = field(default_factory=lambda: defaultdict(turns))  # by model
+    turns: defaultdict[str, asyncio.Semaphore] = field(default_factory=lambda: defaultdict(new_turns))  # by model
 
     @property
     def limits(self) -> Limits:

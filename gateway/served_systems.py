@@ -114,7 +114,7 @@ class Served:
     def names(self) -> list[str]:
         """Return the names of the systems that `make up` has loaded or was asked to load.
 
-        Raise ApiError if the list is unreadable; but if it was readable before, its last names stay.
+        Raise ApiError if the list is missing or damaged; but if it was readable before, its last names stay.
         """
         file = self._config.systems_file
         if file is None:
@@ -126,7 +126,8 @@ class Served:
                 names = names if listed is None else listed
             self._names = time.monotonic(), names
         if names is None:
-            raise ApiError(503, "The list of the served systems is damaged: `make up` writes it again.", headers=RETRY)
+            message = "The list of the served systems is missing or damaged: `make up` writes it again."
+            raise ApiError(503, message, headers=RETRY)
         return names
 
     def companions(self) -> list[str]:

@@ -428,10 +428,7 @@ class Stack(ABC):
         except TritonError as error:
             out.print(f"models      unknown: {escape(str(error))}")
             return False
-        missing = dict.fromkeys(
-            self.served.requested() or (), ("NOT LOADED", "`make up` loads it, or names the reason")
-        )
-        index = missing | index
+        index = dict.fromkeys(self.served.requested() or (), NOT_LOADED) | index
         log = self.log_tail("triton", 10**6)
         engine = engines(self.settings.url("TRITON_METRICS_PORT"))
         table = _table("model", "state", "engine", "batching", "crashes\nrecovered")
@@ -443,7 +440,8 @@ class Stack(ABC):
             table.add_row(model, _colour(state.lower(), ready), ready_engine, escape(batches), str(recovered))
         out.print(table)
         for path in (damaged := self.served.damaged()):
-            out.print(f"[red]{path} is missing or damaged:[/] it lists the served systems. `make up` writes it again")
+            state = f"[red]{escape(str(path))} is missing or damaged:[/]"
+            out.print(f"{state} it lists the served systems. `make up` writes it again")
         out.print()
         self.print_urls()
         return not damaged and all(state == "READY" for state, _ in index.values())
