@@ -102,7 +102,8 @@ class Supervisor:
 
     def stop(self) -> None:
         if process := self.process():
-            process.terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                process.terminate()
             try:
                 process.wait(STOP_S)
             except psutil.TimeoutExpired:
