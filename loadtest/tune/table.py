@@ -50,11 +50,10 @@ def sentence(results: Results) -> str:
     if results["outcome"] == "too busy":
         return too_busy(results)
     if results["outcome"] == "not compared":
-        return (
-            f"No verdict: the time was over before another candidate was measured twice. Your configuration"
-            f"{achieved(results).removeprefix(': it').removeprefix(':')}. Set more MINUTES."
-        )
-    return f"Nothing is better than what you have{achieved(results)}. {runner_up(results)}"
+        seen = f"Your configuration {reached}. " if (reached := achieved(results)) else ""
+        return f"No verdict: the time was over before another candidate was measured twice. {seen}Set a larger MINUTES."
+    seen = f": it {reached}" if (reached := achieved(results)) else ""
+    return f"Nothing is better than what you have{seen}. {runner_up(results)}"
 
 
 def too_busy(results: Results) -> str:
@@ -70,13 +69,13 @@ def too_busy(results: Results) -> str:
 
 
 def achieved(results: Results) -> str:
-    """Return what the original configuration reaches, as the end of a sentence."""
+    """Return what the original configuration does, as the end of a sentence; nothing if it was measured once."""
     measured = figure(results["original"]["values"])
     if len(results["original"]["values"]) < 2 or measured == "-":
         return ""
     if "rate" in results["goal"]:
-        return f": {goal(results).lower()}, it answers 95 % of the requests within {measured} ms"
-    return f": it answers {measured} requests/s {goal(results)}"
+        return f"answers 95 % of the requests within {measured} ms {goal(results).lower()}"
+    return f"answers {measured} requests/s {goal(results)}"
 
 
 def runner_up(results: Results) -> str:
@@ -84,9 +83,9 @@ def runner_up(results: Results) -> str:
     arms = results["arms"]
     # A number that was measured once is not in the verdict.
     measured = [arm for arm in arms if arm["ratio"] is not None and len(arm["values"]) > 1]
-    if all(arm["outcome"] != "failed" for arm in arms) and not measured:
-        return "No other candidate was measured twice."
     if not measured:
+        if not arms or any(arm["outcome"] != "failed" for arm in arms):
+            return "No other candidate was measured twice."
         return "The only other candidate failed." if len(arms) == 1 else f"All {len(arms)} other candidates failed."
     best = max(measured, key=lambda arm: arm["ratio"])
     return f"The best other candidate, {best['label']}, answers {gain(best, results)}."

@@ -165,7 +165,7 @@ def test_sentence_names_the_best_of_the_candidates_that_are_not_better(result):
         "candidate, encoder: max_batch_size 16, answers 1.01 times as many requests (95 % interval 0.96 to 1.06)."
     )
     assert table.sentence(at_rate(nothing_better(result))) == (
-        "Nothing is better than what you have: at 200 requests/s, it answers 95 % of the requests within 65.9 ms. The "
+        "Nothing is better than what you have: it answers 95 % of the requests within 65.9 ms at 200 requests/s. The "
         "best other candidate, encoder: max_batch_size 16, answers 1.01 times as fast (95 % interval 0.96 to 1.06)."
     )
 
@@ -176,6 +176,8 @@ def test_sentence_without_a_candidate_that_was_measured(result):
     failed = [arm("encoder: instances 4 x 1 threads", None, "failed", reason="no memory")]
     assert table.sentence(nothing | {"arms": failed}).endswith("The only other candidate failed.")
     assert table.sentence(nothing | {"arms": failed * 3}).endswith("All 3 other candidates failed.")
+    once = arm("encoder: max_batch_size 8", 1.3, "not proven") | {"values": [394.0]}
+    assert table.sentence(nothing | {"arms": [*failed, once]}).endswith("No other candidate was measured twice.")
     overloaded = nothing | {"original": {"label": "as configured", "values": [None], "probes": []}}
     assert table.sentence(overloaded).startswith("Nothing is better than what you have. The best")
 
@@ -205,10 +207,18 @@ def test_number_that_was_measured_once_is_not_in_the_verdict(result):
     assert table.sentence(nothing | {"arms": [once]}).endswith("No other candidate was measured twice.")
     original = result["original"] | {"values": [303.0]}
     assert "303" not in table.sentence(nothing | {"original": original})
-    assert table.sentence(nothing | {"outcome": "not compared", "arms": [once]}) == (
-        "No verdict: the time was over before another candidate was measured twice. Your configuration answers 303 "
-        "requests/s with a p95 of at most 100 ms. Set more MINUTES."
+
+
+def test_sentence_without_a_comparison_states_what_was_measured_twice(result):
+    nothing = nothing_better(result) | {"outcome": "not compared", "arms": []}
+    begin = "No verdict: the time was over before another candidate was measured twice."
+    assert table.sentence(nothing) == (
+        f"{begin} Your configuration answers 303 requests/s with a p95 of at most 100 ms. Set a larger MINUTES."
     )
+    at_a_rate = table.sentence(nothing | {"goal": {"rate": 200.0}})
+    assert "Your configuration answers 95 % of the requests within 303 ms at 200 requests/s. Set" in at_a_rate
+    once = result["original"] | {"values": [303.0]}
+    assert table.sentence(nothing | {"original": once}) == f"{begin} Set a larger MINUTES."
 
 
 def test_busy_machine_has_no_verdict_but_what_was_seen(result):
