@@ -1,8 +1,8 @@
 """The CPU time that other programs take from a measurement: what neither the stack nor the load generator used.
 
-It includes the time in which the hypervisor ran other virtual machines (steal time). Whoever starts the load generator
-tells it by environment variables which processes or containers are the stack's. Without them nothing is known, because
-the stack may run on another machine.
+It includes the time in which the hypervisor ran other virtual machines (steal time). The command that starts the load
+generator names the stack's process or containers in environment variables. Without them nothing is known, because the
+stack may run on another machine.
 """
 
 from __future__ import annotations
