@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import re
@@ -217,12 +218,8 @@ def check_modules(name: str, weights: Path, trust_remote_code: bool) -> None:
 
 def check_words(name: str, path: Path, content: dict[str, Any], classes: list[str]) -> None:
     """Raise if a key in a file of sentence-transformers occurs nowhere in the code of the classes that read it."""
-    spec = importlib.util.find_spec("sentence_transformers")
-    assert spec and spec.submodule_search_locations
-    files = [path for path in sorted(Path(spec.submodule_search_locations[0]).rglob("*.py"))]
-    sources = [file.read_text(encoding="utf-8") for file in files]
-    code = "".join(text for text in sources if any(f"class {name}(" in text for name in classes))
-    words = {word for words in re.findall(r"[\"'](\w+)[\"']|\b(\w+): ", code) for word in words}
+    code = "".join(text for text in library_sources() if any(f"class {of_class}(" in text for of_class in classes))
+    words = {word for groups in re.findall(r"[\"'](\w+)[\"']|\b(\w+): ", code) for word in groups}
     if unread := [key for key, value in content.items() if not is_empty(value) and key not in words]:
         raise UserError(
             f"{name}: {path.name} sets {', '.join(unread)}, which the installed sentence-transformers does not read, "
@@ -230,11 +227,19 @@ def check_words(name: str, path: Path, content: dict[str, Any], classes: list[st
         )
 
 
+@functools.cache
+def library_sources() -> list[str]:
+    """Return the texts of the files of the installed sentence-transformers, without importing it."""
+    spec = importlib.util.find_spec("sentence_transformers")
+    assert spec and spec.submodule_search_locations
+    return [file.read_text(encoding="utf-8") for file in Path(spec.submodule_search_locations[0]).rglob("*.py")]
+
+
 def check_weights(name: str, weights: Path) -> list[Path]:
     """Return the files of the weights. Raise if there are none that transformers reads without running code."""
     index = weights / INDEX
     listed = read_json(name, index).get("weight_map") if index.is_file() else None
-    names = sorted({str(file) for file in listed.values()}) if isinstance(listed, dict) else [SINGLE]
+    names = sorted({str(file) for file in listed.values()}) if listed and isinstance(listed, dict) else [SINGLE]
     if invalid := [file for file in names if Path(file).name != file or not file.endswith(".safetensors")]:
         raise UserError(f"{index} names '{invalid[0]}', which is not a *.safetensors file in the same folder")
     missing = [file for file in names if not (weights / file).is_file()]
@@ -245,8 +250,9 @@ def check_weights(name: str, weights: Path) -> list[Path]:
     others = sorted(path.name for pattern in OTHER_WEIGHTS for path in weights.glob(pattern))
     if others:
         raise UserError(
-            f"{name} has no {SINGLE}, and reading other files ({others[0]}) can run code. To convert a model that you "
-            "trust: load it with from_pretrained(folder), then call save_pretrained(another_folder)"
+            f"{name} has no {SINGLE}, and its {others[0]} is not read, because other formats can run code or need "
+            "other libraries. To convert a model that you trust: load it with from_pretrained(folder), then call "
+            "save_pretrained(another_folder)"
         )
     raise UserError(
         f"{name} has no {SINGLE}, and no weights in another format: save_pretrained writes it beside config.json"

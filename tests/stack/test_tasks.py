@@ -309,7 +309,10 @@ def test_unservable_weights_are_one_sentence(new_stack, checkpoints, tmp_path):
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     for source, sentence in (
         (odd, "is of the type nonsense, which transformers"),
-        (pickled, "has no model.safetensors, and reading other files (pytorch_model.bin) can run code"),
+        (
+            pickled,
+            "has no model.safetensors, and its pytorch_model.bin is not read, because other formats can run code",
+        ),
         (tmp_path / "nowhere", "there is no such folder"),
     ):
         done = stack.make("models", SYSTEMS="mood", SOURCE=source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -301,11 +302,17 @@ def test_sharded_weights_are_copied(tmp_path):
     )
 
 
+def empty_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "save_pretrained"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+        (empty_index, "no model.safetensors"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "does not load in transformers"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "vit"}'), "does not generate text"),
     ],
