@@ -43,7 +43,8 @@ for item in json.loads(Path(sys.argv[2]).read_text())["install"]:
     name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
     found = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
     if allowed.get(name) and found not in allowed[name]:
-        sys.exit(f"{item['download_info']['url']} has the SHA-256 {found}, which requirements.lock does not allow")
+        sys.exit(f"{item['download_info']['url']} has the SHA-256 {found}, "
+                 "which requirements.lock does not allow: check the index, or run 'make lock' if you trust the file")
 END
 
 packages=$(echo "$venv"/lib/python3.*/site-packages)
