@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from scripts.common.cli import call, print_table, run
+from scripts.common.cli import call, print_table, run, without_codes
 from scripts.common.settings import ROOT
 
 # Ends with the number of the signal that it receives.
@@ -75,3 +75,14 @@ def test_error_of_a_file_is_a_sentence(capsys, monkeypatch, number, message):
     printed = capsys.readouterr().err
     assert printed.startswith(f"error: {message}")
     assert "Errno" not in printed
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("\x1b[2K", "\x1b[38;5;9m", "\x1b[?25l", "\x1b(B", "\x1b7", "\x1b=", "\x1bM"),
+        *("\x1b]0;a title\x07", "\x1b]8;;http://a\x1b\\", "\x1bP1$r0m\x1b\\"),
+    ],
+)
+def test_text_without_codes_is_what_a_terminal_shows(code):
+    assert without_codes(f"a {code}[b]{code} c\r\n") == "a [b] c\n"
