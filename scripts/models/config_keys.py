@@ -16,41 +16,53 @@ from typing import Any
 # Keys that cannot change what a loaded model computes, if its class does not read them.
 HARMLESS = (
     # where it comes from, and what belongs to other programs
-    "_*", "adapters", "architectures", "auto_map", "dtype", "is_llama_config", "language", "license", "model_type",
-    "name_or_path", "sbert_ce_default_activation_function", "sentence_transformers", "tags", "tokenizer_class",
-    "torch_dtype", "total_flos", "transformers.js_config", "transformers_version", "unsloth_*",
+    "_*", "adapters", "architectures", "auto_map", "bert_model_name", "dtype", "is_llama_config", "language", "license",
+    "model_type", "name", "name_or_path", "sbert_ce_default_activation_function", "sentence_transformers", "tags",
+    "tokenizer_class", "torch_dtype", "total_flos", "transformers.js_config", "transformers_version", "unsloth_*",
     # training: dropout, weights at its start, losses, masks, gradients
     "*dropout*", "*drop_path*", "*_drop", "*_pdrop", "*_init_scale", "*_init_std", "*_init_value", "*_jitter*",
     "*_loss", "*_loss_*", "freeze_*", "gradient_checkpointing", "init_*", "initializer_*", "label_smoothing",
     "mask_feature_*", "mask_time_*", "output_past", "output_router_logits", "predict_special_tokens",
     "train_*", "training_*",
     # speed, memory, and the accuracy of intermediate results
-    "*attn_implementation", "*_in_fp32", "bias_dropout_fusion", "cache_implementation", "fused_*",
-    "masked_softmax_fusion", "pretraining_tp", "skip_bias_add*", "slow_but_exact", "unpad_inputs", "use_cache",
-    "use_flash_attention*", "use_flash_attn", "use_fused_*", "use_memory_efficient_attention", "use_xformers",
-    "xla_device",
+    "*attn_implementation", "*_in_fp32", "bias_dropout_fusion", "cache_implementation", "fused_*", "inference_runner",
+    "masked_softmax_fusion", "pad_key_length", "pre_allocate_kv_cache", "pretraining_tp", "skip_bias_add*",
+    "slow_but_exact", "unpad_inputs", "use_cache", "use_flash_attention*", "use_flash_attn", "use_fused_*",
+    "use_memory_efficient_attention", "use_xformers", "validate_runner_input", "xla_device",
     # ids of tokens that the network does not look for, and limits of length that it does not have
     "*_token_id", "*_token_ids", "*_token_index", "max_seq*", "model_max_length", "n_ctx", "n_positions", "seq_len*",
     # which layers of a backbone another model reads
     "apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names",
+    # the head GPT2DoubleHeadsModel
+    "summary_*",
     # what earlier releases wrote, and none reads any more
     "directionality", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks",
     "offset_alibi", "path_norm", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_",
 )  # fmt: skip
-# Keys and the value that asks for nothing, in a class that does not read them.
+# Keys and the value that asks for nothing else, in a class that does not read them: Falcon, Longformer, Phi-4 and GPT-J
+# have such keys, for example.
 NEUTRAL = {
     "*_bias": False,
     "alibi": False,
+    "apply_residual_connection_post_layernorm": False,
+    "attention_mode": "longformer",
+    "full_attn_mod": 1,
+    "ignore_attention_mask": False,
+    "interpolate_factor": 1,
     "position_embedding_type": "absolute",
     "rope_interleaved": False,
+    "rotary": True,
+    "scale_attn_weights": True,
     "scale_decoder_outputs": True,
     "use_*": False,
 }
 # Keys that are harmless if they repeat the value of one of these, which the class reads.
 REPEATED = {
+    "hidden_act": ("hidden_activation",),
     "layer_norm_eps": ("norm_eps", "layer_norm_epsilon", "rms_norm_eps"),
     "num_key_value_heads": ("num_attention_heads",),
+    "sliding_window_size": ("sliding_window",),
 }
 # Keys whose content belongs to the model's author.
 FREE = ("id2label", "label2id", "pruned_heads", "task_specific_params")

@@ -65,7 +65,33 @@ STRAYS = {
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
         "layer_types": None,
     },
-    "falcon": {"auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"}, "alibi": False},
+    "falcon": {
+        "auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"},
+        "alibi": False,
+        "apply_residual_connection_post_layernorm": False,
+    },
+    "gemma2": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 4096,
+        "sliding_window_size": 4096,
+    },
+    "gpt_bigcode": {
+        "inference_runner": 0,
+        "pad_key_length": True,
+        "pre_allocate_kv_cache": False,
+        "validate_runner_input": True,
+    },
+    "gptj": {
+        "rotary": True,
+        "scale_attn_weights": True,
+        "summary_proj_to_labels": True,
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+    },
+    "longformer": {"attention_mode": "longformer", "ignore_attention_mask": False},
+    "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
+    "roberta": {"language": "english", "name": "Roberta"},
     "persimmon": {"num_key_value_heads": 64, "num_attention_heads": 64},
     "swin": {"path_norm": True},
     "clip": {
@@ -93,6 +119,12 @@ STRAYS = {
         ("bert", {"position_embedding_type": "relative_key"}, []),
         ("modernbert", {"position_embedding_type": "relative_key"}, ["position_embedding_type"]),
         ("modernbert", {"layer_norm_eps": 1e-3}, ["layer_norm_eps"]),
+        ("gemma2", {"sliding_window_size": 1024}, ["sliding_window_size"]),
+        (
+            "falcon",
+            {"apply_residual_connection_post_layernorm": True},
+            ["apply_residual_connection_post_layernorm"],
+        ),
     ],
 )
 def test_keys_that_the_class_ignores_are_found(kind, keys, unread):
