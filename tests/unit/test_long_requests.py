@@ -123,7 +123,7 @@ def test_short_request_waits_for_one_turn_of_long_ones(of_tokens, engine):
     engine.running.acquire()  # the first turn
     answers: list[Any] = []
     short = threading.Thread(target=lambda: answers.extend(of_tokens.execute([tokens(3)])))
-    while not of_tokens.turns._waiting:  # one of the two waits for the next turn
+    while not of_tokens.long_requests.turns._waiting:  # one of the two waits for the next turn
         if not short.ident:
             short.start()
     engine.gate.set()

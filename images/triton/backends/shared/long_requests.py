@@ -5,9 +5,10 @@ A batch runs whole, as Triton sent it. Of the long requests, a few rows run betw
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -77,13 +78,18 @@ class LongRequests(Generic[Request]):
 
     def __init__(
         self,
-        turns: Turns,
         seconds: float,
+        workers: int,
         run: Callable[[list[tuple[Request, int]]], list[RowResult]],
         answer: Callable[[Request, list[RowResult]], Tensors],
     ) -> None:
-        """Spend about these seconds on a turn. `run` runs rows, `answer` joins the results of a request's rows."""
-        self.turns, self.seconds, self.run, self.answer = turns, seconds, run, answer
+        """Spend about these seconds on a turn between two batches, and as much for each worker if no batch came.
+
+        `run` runs rows, `answer` joins the results of a request's rows.
+        """
+        self.seconds, self.workers, self.run, self.answer = seconds, workers, run, answer
+        self.turns = Turns()
+        self.batch_came = False
         self.waiting: deque[LongRequest[Request]] = deque()
         self.work = threading.Event()
         self.is_closed = False
@@ -94,6 +100,13 @@ class LongRequests(Generic[Request]):
         self.waiting.append(long)
         self.work.set()
 
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Take the engine for a batch."""
+        with self.turns:
+            self.batch_came = True
+            yield
+
     def close(self) -> None:
         """End the thread. Triton unloads a model only after all its requests got responses, so none waits."""
         self.is_closed = True
@@ -103,7 +116,8 @@ class LongRequests(Generic[Request]):
     def take_turn(self) -> None:
         """Run the next rows, and respond to the requests that are done."""
         with self.turns:
-            shares = self._next_shares()
+            shares = self._next_shares(self.seconds if self.batch_came else self.seconds * self.workers)
+            self.batch_came = False
             results = serving.run_apart(dict(enumerate(shares)), self._run)
             for share, result in zip(shares, results.values(), strict=True):
                 if not isinstance(result, Exception):
@@ -123,10 +137,9 @@ class LongRequests(Generic[Request]):
             while self.waiting:
                 self.take_turn()
 
-    def _next_shares(self) -> list[Share[Request]]:
-        """Return at least one row, if any waits, and as many of the requests at the front as fit into a turn."""
+    def _next_shares(self, seconds: float) -> list[Share[Request]]:
+        """Return at least one row, if any waits, and as many of the requests at the front as fit into these seconds."""
         shares: list[Share[Request]] = []
-        seconds = self.seconds
         while self.waiting:
             long = self.waiting[0]
             rows = long.next_rows(seconds)

@@ -24,7 +24,7 @@ import triton_python_backend_utils as pb_utils
 from shared import serving, tracing
 from shared.backend import BatchBackend
 from shared.errors import BadRequest, ConfigError
-from shared.long_requests import LongRequest, LongRequests, Turns
+from shared.long_requests import LongRequest, LongRequests
 from shared.measurements import Measured, recall_or_measure
 from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths, spread_cut
 from shared.parameters import choice_parameter, int_parameter, parameter
@@ -34,8 +34,8 @@ from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 # Increase it when a new version of this project may measure another cost.
 COST_VERSION = 2
 SHORT = 16  # tokens
-# A request of several rows is long if it takes longer than a run of so many short texts for each worker. Its rows then
-# run in turns of that time. Larger runs compute no more tokens per second: docs/benchmarks.md.
+# A request of several rows is long if it takes longer than a run of so many short texts. Its rows then run in turns of
+# that time. Larger runs compute no more tokens per second: docs/benchmarks.md.
 TURN_ROWS = 16
 # More long requests than these wait in Triton's queue, which Triton can bound.
 WAITING = 64
@@ -121,9 +121,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
         self.cost = self.encoder.cost or self.measured_cost(config, args)
-        self.turns = Turns()
-        turn_seconds = self.encoder.parallel_runs * float(self.cost(np.array([TURN_ROWS]), SHORT)[0])
-        self.long_requests = LongRequests(self.turns, turn_seconds, self.run_rows, self.answer)
+        turn_seconds = float(self.cost(np.array([TURN_ROWS]), SHORT)[0])
+        self.long_requests = LongRequests(turn_seconds, self.encoder.parallel_runs, self.run_rows, self.answer)
 
     def finalize(self) -> None:
         self.long_requests.close()
@@ -291,7 +290,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         long = {number: seconds for number, seconds in several.items() if seconds.sum() > self.long_requests.seconds}
         rows = [(job, row) for number, job in enumerate(jobs) if number not in long for row in range(len(job.lengths))]
         if rows:
-            with self.turns:
+            with self.long_requests.batch():
                 results = iter(self.run_rows(rows))
         return [
             serving.Later(partial(self.add_long, job, long[number]))
