@@ -106,8 +106,9 @@ def part_class(config_class: type[Any], key: str, value: dict[str, Any]) -> type
     """Return the class of a configuration inside another, such as text_config."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if value.get("model_type") in CONFIG_MAPPING:
-        return CONFIG_MAPPING[value["model_type"]]
+    kind = value.get("model_type")
+    if isinstance(kind, str) and kind in CONFIG_MAPPING:
+        return CONFIG_MAPPING[kind]
     parts = config_class.sub_configs
     part = parts.get(key.removesuffix("_dict")) if isinstance(parts, dict) else None  # else the instance chooses
     return part if hasattr(part, "attribute_map") else None

@@ -116,6 +116,7 @@ STRAYS = {
         ("llama", {"rope_scaling": {"rope_type": "default", "newest_factor": 2}}, ["rope_scaling.newest_factor"]),
         ("siglip", {"vision_config": {"model_type": "siglip_vision_model"} | THETA}, ["vision_config.rope_parameters"]),
         ("clip", {"text_config": THETA}, ["text_config.rope_parameters"]),
+        ("clip", {"text_config": {"model_type": ["clip_text_model"]} | THETA}, ["text_config.rope_parameters"]),
         ("bert", {"position_embedding_type": "relative_key"}, []),
         ("modernbert", {"position_embedding_type": "relative_key"}, ["position_embedding_type"]),
         ("modernbert", {"layer_norm_eps": 1e-3}, ["layer_norm_eps"]),
