@@ -26,7 +26,7 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
     prompt_name: str | None = None
 
 
-# Other requests go on each time after so many rows are encoded: 2,048 rows of 384 numbers take a third of a second.
+# The gateway serves other requests each time it has encoded this many rows: 2,048 rows of 384 numbers take 0.3 s.
 ROWS_AT_ONCE = 64
 DECODER = msgspec.json.Decoder(EmbeddingsBody)
 

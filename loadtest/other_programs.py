@@ -24,7 +24,7 @@ BUSY_FROM = 0.1
 # What each process' line in /proc has after the closing parenthesis of its name: parent, and clock ticks in user and
 # kernel mode, of itself and of its children that have ended.
 PARENT, TICKS = 1, slice(11, 15)
-# The machine's clock ticks: user, nice, system and steal. Interrupts are nobody's, and guests are counted as user.
+# The machine's clock ticks: user, nice, system and steal. Interrupts belong to no process; guests are counted as user.
 BUSY_TICKS = (1, 2, 3, 8)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 

@@ -506,7 +506,7 @@ def load_system(triton: Triton, system: str, progress: str) -> bool:
 
 
 def keep_loading(triton: Triton) -> None:
-    """Load the systems. If one does not load, or their list is damaged, try again whenever somebody changes a file.
+    """Load the systems. If one does not load, or their list is damaged, try again after each change of a file.
 
     So a config.pbtxt that is restored by hand needs no command. Without SYSTEMS_FILE, try once.
     """

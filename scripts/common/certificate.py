@@ -1,4 +1,4 @@
-"""When the gateway's certificate expires."""
+"""Read when the gateway's certificate expires, and warn of it."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def complete_folder(target: Path, latest: str) -> Iterator[Path]:
     """Yield a folder to fill, move it to `target`, and let the link `latest` beside it point there.
 
-    If the disk is full, keep the files that are complete, and raise UserError. After another error the folder is
-    deleted. The link then stays as it was.
+    If a file cannot be written, as on a full disk, keep the files that are complete, and raise UserError. After another
+    error the folder is deleted. The link then stays as it was.
     """
     work = target.with_name(f".{target.name}{WRITING}")
     try:
