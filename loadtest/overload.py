@@ -285,7 +285,12 @@ def advice(results: Results) -> str:
             f"Even one request alone takes {results['lone_p50_ms']:.0f} ms. Set a higher P95, or let `make tune` look "
             "for a faster configuration."
         )
-    queue_s = in_flight / answered if answered else math.inf
+    if not answered:
+        return (
+            "No request was answered as long as the overload lasted. `make logs` shows what the server did; if it is "
+            "that slow, set a longer WINDOW."
+        )
+    queue_s = in_flight / answered
     if not results["refused"] or queue_s * 1000 <= target_ms / QUEUE_TO_P95:
         return (
             f"The gateway's queue does not explain that: {in_flight} requests in flight at {answered:.0f} answers per "

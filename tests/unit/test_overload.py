@@ -115,6 +115,7 @@ def test_late_answers_get_a_cause_and_a_setting_that_mends_it():
     )
     assert "Even one request alone takes 1500 ms" in overload.advice(LATE | {"lone_p50_ms": 1500.0})
     assert "queue does not explain that" in overload.advice(LATE | {"refused": 0})
+    assert "No request was answered as long as" in overload.advice(LATE | {"answered_rps": 0.0})
     assert overload.advice(LATE | {"accepted_p95_ms": 900.0}) == ""
     assert overload.advice(LATE | {"accepted_p95_ms": None}) == ""
 
