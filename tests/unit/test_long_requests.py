@@ -160,9 +160,20 @@ def test_long_requests_leave_tritons_queue_at_once(of_tokens, engine):
         assert response(request).outputs == {"sum": [[16 * value]] * 12}
 
 
-def test_single_text_stays_in_its_batch(of_tokens, engine):
-    requests = [tokens(1, length=64), tokens(2, length=64)]
-    assert [answer.outputs for answer in of_tokens.execute(requests)] == [{"sum": [[64]]}, {"sum": [[128]]}]
+def test_long_texts_alone_are_a_batch_of_one_for_each_worker(of_tokens, engine):
+    requests = [tokens(value, length=64) for value in (1, 2)]
+    answer, none = of_tokens.execute(requests)
+    assert answer.outputs == {"sum": [[64]]}
+    assert none is None
+    assert response(requests[1]).outputs == {"sum": [[128]]}
+
+
+def test_long_text_leaves_the_batch_of_short_ones(of_tokens, engine):
+    request = tokens(2, length=64)
+    answer, none = of_tokens.execute([tokens(1), request])
+    assert answer.outputs == {"sum": [[16]]}
+    assert none is None
+    assert response(request).outputs == {"sum": [[128]]}
 
 
 def test_too_many_long_requests_stay_in_tritons_queue(of_tokens, engine, monkeypatch):

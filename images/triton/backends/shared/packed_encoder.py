@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -34,8 +34,8 @@ from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 # Increase it when a new version of this project may measure another cost.
 COST_VERSION = 2
 SHORT = 16  # tokens
-# A request of several rows is long if it takes longer than a run of so many short texts. Its rows then run in turns of
-# that time. Larger runs compute no more tokens per second: docs/benchmarks.md.
+# A request is long if it takes longer than a run of so many short texts. Its rows then run in turns of that time.
+# Larger runs compute no more tokens per second: docs/benchmarks.md.
 TURN_ROWS = 16
 # More long requests than these wait in Triton's queue, which Triton can bound.
 WAITING = 64
@@ -121,6 +121,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
         self.cost = self.encoder.cost or self.measured_cost(config, args)
+        self.seconds_alone = lru_cache(partial(self.cost, np.array([1])))
         turn_seconds = float(self.cost(np.array([TURN_ROWS]), SHORT)[0])
         self.long_requests = LongRequests(turn_seconds, self.encoder.parallel_runs, self.run_rows, self.answer)
 
@@ -286,14 +287,16 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
 
     def run_tokens(self, jobs: list[TokenRequest]) -> list[Tensors | serving.Later]:
         """Run the rows of all short requests. The others run in turns."""
-        several = {number: self.seconds_of_rows(job.lengths) for number, job in enumerate(jobs) if len(job.lengths) > 1}
-        long = {number: seconds for number, seconds in several.items() if seconds.sum() > self.long_requests.seconds}
+        seconds = [self.seconds_of_rows(job.lengths) for job in jobs]
+        long = {number for number, of_rows in enumerate(seconds) if of_rows.sum() > self.long_requests.seconds}
+        if len(long) == len(jobs) and all(len(job.lengths) == 1 for job in jobs):
+            long -= {*range(self.encoder.parallel_runs)}  # Triton collects the next texts while these run
         rows = [(job, row) for number, job in enumerate(jobs) if number not in long for row in range(len(job.lengths))]
         if rows:
             with self.long_requests.batch():
                 results = iter(self.run_rows(rows))
         return [
-            serving.Later(partial(self.add_long, job, long[number]))
+            serving.Later(partial(self.add_long, job, seconds[number]))
             if number in long
             else self.answer(job, [next(results) for _ in job.lengths])
             for number, job in enumerate(jobs)
@@ -301,6 +304,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
 
     def seconds_of_rows(self, lengths: Array) -> Array:
         """Return the seconds that each row adds, in ascending order of their lengths, if no others run with them."""
+        if len(lengths) == 1:
+            return self.seconds_alone(int(lengths[0]))
         lengths = np.sort(self.rounded(lengths))
         seconds = np.zeros(len(lengths))
         for start, end in cheapest_cut(lengths, self.cost) if self.pads else equal_lengths(lengths):
