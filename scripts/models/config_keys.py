@@ -50,6 +50,8 @@ NEUTRAL = {
     "full_attn_mod": 1,
     "ignore_attention_mask": False,
     "interpolate_factor": 1,
+    "mlp_type": "default",
+    "norm_type": "layer_norm",
     "position_embedding_type": "absolute",
     "rope_interleaved": False,
     "rotary": True,
@@ -59,6 +61,7 @@ NEUTRAL = {
 }
 # Keys that are harmless if they repeat the value of one of these, which the class reads.
 REPEATED = {
+    "activation_function": ("hidden_act",),
     "hidden_act": ("hidden_activation",),
     "layer_norm_eps": ("norm_eps", "layer_norm_epsilon", "rms_norm_eps"),
     "num_key_value_heads": ("num_attention_heads",),

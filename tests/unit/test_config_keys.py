@@ -54,6 +54,7 @@ STRAYS = {
     "deberta-v2": {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True, "legacy": True},
     "modernbert": {"position_embedding_type": "absolute", "layer_norm_eps": 1e-05, "gradient_checkpointing": False},
     "gpt2": {"n_ctx": 1024, "predict_special_tokens": True, "task_specific_params": {"text-generation": {"x": 1}}},
+    "starcoder2": {"activation_function": "gelu_pytorch_tanh", "mlp_type": "default", "norm_type": "layer_norm"},
     "t5": {"n_positions": 512, "output_past": True},
     "llama": {
         "is_llama_config": True,
