@@ -35,7 +35,7 @@ from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 COST_VERSION = 2
 SHORT = 16  # tokens
 # A request is long if it takes longer than a run of so many short texts. Its rows then run in turns of that time.
-# Larger runs compute no more tokens per second: docs/benchmarks.md.
+# Larger runs computed no more tokens per second, with AMX and without.
 TURN_ROWS = 16
 # More long requests than these wait in Triton's queue, which Triton can bound.
 WAITING = 64
