@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import psutil
 
-from drills.steady_load import Clients, SteadyLoad, Vector, answers_on_every_route, known_answers
+from drills.steady_load import Clients, Vector, answers_on_every_route, known_answers
 from scripts.bench.server import environment, with_names
 from scripts.common.http import answers as is_up
 from scripts.common.make_process import Make
@@ -197,15 +197,14 @@ class DrillStack:
         return asyncio.run(ask())
 
     def reload_s(self) -> float:
-        """Return how long the models take to load under the steady load, which goes on meanwhile."""
-        with SteadyLoad(self.clients, self.answers):
-            start = time.monotonic()
-            for model in SYSTEM[1:]:
-                config = self.triton.config(model)
-                # Triton ignores a load that changes nothing.
-                config.setdefault("parameters", {})["measured"] = {"string_value": secrets.token_hex(4)}
-                self.triton.load(model, config)
-            return time.monotonic() - start
+        """Return how long the models take to load while they serve no requests, as after a crash."""
+        start = time.monotonic()
+        for model in SYSTEM[1:]:
+            config = self.triton.config(model)
+            # Triton ignores a load that changes nothing.
+            config.setdefault("parameters", {})["measured"] = {"string_value": secrets.token_hex(4)}
+            self.triton.load(model, config)
+        return time.monotonic() - start
 
     def settle(self) -> None:
         """Wait until the stack is as after `make up`: whole, with the original models and nothing that still loads."""
