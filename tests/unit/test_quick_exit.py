@@ -30,7 +30,7 @@ with python_backend():
         def execute(self, requests): ...
 
     model = Model()
-    model.initialize({"model_config": "{}", "model_name": "m", "model_version": "1"})
+    model.initialize({"model_config": "{}", "model_name": "m", "model_instance_name": "m_0", "model_version": "1"})
     model.finalize()
 print("served")
 sender = Sender()
