@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,13 @@ SIZES = ((40, 30), (32, 32), (7, 5), (64, 96))
 def images() -> list[np.ndarray]:
     random = np.random.default_rng(0)
     return [random.integers(0, 256, (*size, 3)).astype(np.float32) for size in SIZES]
+
+
+@pytest.fixture(autouse=True)
+def check_environment():
+    """Fail if an image processor that ran in this process left it USE_TORCH=0."""
+    yield
+    assert "USE_TORCH" not in os.environ
 
 
 def served(weights: Path, folder: Path, form: str) -> tuple[list[dict], list[dict]]:

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import os
 import queue
 import sys
 from collections.abc import Iterator
@@ -104,7 +105,7 @@ def numpy_type(data_type: str) -> type:
 def python_backend() -> Iterator[None]:
     """Let the backends import triton_python_backend_utils, which exists only in Triton's own processes.
 
-    At the end, restore the modules that were there before.
+    At the end, restore the modules and the environment that were there before: `image_processor` sets USE_TORCH=0.
     """
     module = ModuleType("triton_python_backend_utils")
     module.__dict__.update(
@@ -119,7 +120,7 @@ def python_backend() -> Iterator[None]:
         triton_string_to_numpy=numpy_type,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
     )
-    path = list(sys.path)
+    path, environment = list(sys.path), dict(os.environ)
     before = unload_backends()
     sys.modules[module.__name__] = module
     sys.path.append(str(BACKENDS))
@@ -130,6 +131,8 @@ def python_backend() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(environment)
         unload_backends()
         sys.modules |= before
 
