@@ -14,7 +14,9 @@ import pytest
 from tests.support.embedding import embed
 from tests.support.stacks import FollowedMake, bring_up
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+# A machine that needs a longer search is too busy for these tests.
+LONGEST = 8  # minutes
 GOAL = {"RATE": 30}  # a measurement takes less time than with P95
 
 
@@ -51,12 +53,15 @@ def running(stack, **settings) -> tuple[FollowedMake, list[str]]:
 
 
 def tune(stack, minutes: int, **settings) -> subprocess.CompletedProcess[str]:
-    """Search with the smallest budget that works on this machine, however busy it is."""
+    """Search with the smallest budget that works on this machine."""
     done = stack.make("tune", timeout=540 + 60 * minutes, MINUTES=minutes, **settings)
-    if needed := re.search(r"set MINUTES=(\d+) or more", done.stderr):
-        assert int(needed[1]) > minutes
-        return tune(stack, int(needed[1]), **settings)
-    return done
+    needed = re.search(r"set MINUTES=(\d+) or more", done.stderr)
+    if not needed:
+        return done
+    assert int(needed[1]) > minutes
+    if int(needed[1]) > LONGEST:
+        pytest.skip(f"a search would take {needed[1]} minutes on this machine")
+    return tune(stack, int(needed[1]), **settings)
 
 
 def wait_for_a_candidate(stack, process: FollowedMake, original) -> None:
