@@ -25,6 +25,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.runs: list[list[int]] = []
+        self.cost: Any = RunCost(0, 1)
         self.gate = threading.Event()
         self.gate.set()
         self.running = threading.Semaphore(0)
@@ -54,7 +55,7 @@ def start(pb_utils, tmp_path: Path, engine: Engine, monkeypatch) -> Iterator[Cal
     class Sums(packed_encoder.PackedEncoder):
         def load_encoder(self, config, args):
             inputs = {tensor["name"]: np.int64 for tensor in config["input"]}
-            return packed_encoder.Encoder(inputs, ["sum"], set(), engine.run, cost=RunCost(0, 1))
+            return packed_encoder.Encoder(inputs, ["sum"], set(), engine.run, cost=engine.cost)
 
     def start(*inputs: tuple[str, str]) -> Any:
         config = {
@@ -113,6 +114,15 @@ def test_long_request_is_answered_in_the_order_of_its_rows(of_tokens, engine):
     assert of_tokens.execute([request]) == [None]
     assert response(request).outputs == {"sum": [[16 * value] for value in values]}
     assert sorted(map(len, engine.runs)) == [1, 3, 3]  # 48 tokens
+
+
+def test_turn_of_a_model_that_takes_few_rows_ends(start, engine):
+    engine.cost = lambda rows, length: np.where(rows <= 2, rows * length, np.inf)
+    model = start(("input_ids", "TYPE_INT64"), ("attention_mask", "TYPE_INT64"))
+    assert model.long_requests.seconds == 48
+    request = tokens(*[1] * 12)
+    assert model.execute([request]) == [None]
+    assert response(request).outputs == {"sum": [[16]] * 12}
 
 
 def test_short_request_waits_for_one_turn_of_long_ones(of_tokens, engine):
@@ -231,6 +241,54 @@ def test_wrong_text_that_takes_long_gets_its_error(of_texts):
         "INVALID_ARG",
         "input 'input_text': text 1 has 0 tokens; it must have 1 to 8",
     )
+
+
+class TwoThreads:
+    """Long requests whose rows are numbers. `send` records the responses."""
+
+    def __init__(self) -> None:
+        self.long_requests = importlib.import_module("shared.long_requests")
+        self.responses: list[Any] = []
+        self.sent = threading.Event()
+        self.all = self.long_requests.LongRequests(
+            1, 1, lambda rows: [{"row": np.array(row)} for _, row in rows], lambda name, results: (name, len(results))
+        )
+
+    def send(self, response: Any) -> None:
+        self.responses.append(response)
+        self.sent.set()
+
+    def long(self, name: str, rows: int, response: Any = None) -> Any:
+        return self.long_requests.LongRequest(name, response or self, np.arange(rows), np.ones(rows))
+
+
+@pytest.fixture
+def two_threads(pb_utils) -> Iterator[TwoThreads]:
+    threads = TwoThreads()
+    yield threads
+    threads.all.close()
+
+
+def test_request_that_waits_after_a_turn_of_the_batches_thread_is_continued(two_threads):
+    two_threads.all.waiting.append(two_threads.long("a", 3))  # as if the other thread had not seen it
+    two_threads.all.take_turn()
+    assert two_threads.sent.wait(10)
+    assert two_threads.responses == [("a", 3)]
+
+
+def test_request_that_another_thread_ends_is_answered_once(two_threads):
+    """A turn that ends one request responds to it while another thread takes the last turn of the next."""
+
+    class Slow:
+        def send(self, response: Any) -> None:
+            two_threads.all.take_turn()
+            two_threads.send(response)
+
+    two_threads.all.close()
+    two_threads.all.waiting += [two_threads.long("a", 1, Slow()), two_threads.long("b", 2)]
+    two_threads.all.seconds = 2
+    two_threads.all.take_turn()
+    assert two_threads.responses == [("b", 2), ("a", 1)]
 
 
 def test_turns_follow_the_order_of_arrival():

@@ -119,16 +119,18 @@ class LongRequests(Generic[Request]):
             shares = self._next_shares(self.seconds if self.batch_came else self.seconds * self.workers)
             self.batch_came = False
             results = serving.run_apart(dict(enumerate(shares)), self._run)
+            ended: list[tuple[LongRequest[Request], Exception | None]] = []
             for share, result in zip(shares, results.values(), strict=True):
-                if not isinstance(result, Exception):
-                    share.long.results += result
-                    if len(share.long.results) < len(share.long.rows):
-                        self.waiting.append(share.long)
-        for share, result in zip(shares, results.values(), strict=True):
-            if isinstance(result, Exception):
-                share.long.response.send(result)
-            elif len(share.long.results) == len(share.long.rows):
-                self._respond(share.long)
+                if isinstance(result, Exception):
+                    ended.append((share.long, result))
+                    continue
+                share.long.results += result
+                if len(share.long.results) == len(share.long.rows):
+                    ended.append((share.long, None))
+                else:
+                    self.add(share.long)  # another thread may take its next turn now
+        for long, error in ended:
+            self._respond(long, error)
 
     def _take_turns(self) -> None:
         while not self.is_closed:
@@ -157,7 +159,10 @@ class LongRequests(Generic[Request]):
         results = iter(self.run([(share.long.request, int(row)) for share in shares for row in share.rows]))
         return [[next(results) for _ in share.rows] for share in shares]
 
-    def _respond(self, long: LongRequest[Request]) -> None:
+    def _respond(self, long: LongRequest[Request], error: Exception | None) -> None:
+        if error:
+            long.response.send(error)
+            return
         results = [
             result for _, result in sorted(zip(long.rows.tolist(), long.results, strict=True), key=lambda r: r[0])
         ]

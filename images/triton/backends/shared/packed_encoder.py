@@ -122,7 +122,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
         self.cost = self.encoder.cost or self.measured_cost(config, args)
         self.seconds_alone = lru_cache(partial(self.cost, np.array([1])))
-        turn_seconds = float(self.cost(np.array([TURN_ROWS]), SHORT)[0])
+        # The cheapest runs, because a compiled model may take fewer rows at once.
+        turn_seconds = float(self.seconds_of_rows(np.full(TURN_ROWS, SHORT)).sum())
         self.long_requests = LongRequests(turn_seconds, self.encoder.parallel_runs, self.run_rows, self.answer)
 
     def finalize(self) -> None:

@@ -24,9 +24,8 @@ class Response:
     def send(self, result: Mapping[str, Array] | Exception) -> None:
         """Send the outputs that were requested, or the error. Call this once."""
         try:
-            if isinstance(result, Exception):
-                raise result
-            response = tensors_response(result, self.names)
+            # An error raised here would refer to itself, and keep the arrays of its frames until Python collects it.
+            response = error_response(result) if isinstance(result, Exception) else tensors_response(result, self.names)
         except Exception as error:
             response = error_response(error)
         send_last(self.sender, response)
