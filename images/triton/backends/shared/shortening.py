@@ -10,7 +10,9 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
+
+from shared.slow_thread import encode
 
 # The first part has this many characters for each token. English has 4 to 5.
 CHARACTERS = 8
@@ -76,7 +78,7 @@ class Shortener:
         """Yield the characters of each token, and the number of its word."""
         # With this strategy the library truncates no text that is alone.
         texts = ("", text) if self.only_second else (text,)
-        encoding: Encoding = self.tokenizer.encode(*texts, add_special_tokens=False)
+        encoding = encode(self.tokenizer, *texts, add_special_tokens=False)
         for number, piece in enumerate((encoding, *encoding.overflowing)):
             first = self.stride if number else 0
             yield from zip(piece.offsets[first:], piece.word_ids[first:], strict=True)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +17,7 @@ from shared.embedding_prompts import NAME, OWN, Prompts
 from shared.errors import BadRequest, ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter, version_file
 from shared.shortening import Shortener
+from shared.slow_thread import encode, slow_thread
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Output tensor -> the values of one text.
@@ -53,8 +51,6 @@ PADDING = ("none", "bucket", "max_length", "longest")
 # For each token of `max_length`: a batch tokenizes texts of up to so many characters, and requests of up to so many in
 # all. Longer ones would hold up the batch, so they are tokenized beside it.
 TEXT_CHARACTERS, REQUEST_CHARACTERS = 32, 128
-# The thread for long texts takes the CPU time that batches leave: a tenth of a core if they need all.
-NICENESS = 10
 
 
 class Rows(NamedTuple):
@@ -103,7 +99,7 @@ class Tokenization:
         self.cuts_both &= not needs_offsets
         self.shortener = Shortener(self.tokenizer, self.max_length * (self.max_windows if self.cuts_windows else 1))
         self.encode_batch = self.tokenizer.encode_batch if needs_offsets else self.tokenizer.encode_batch_fast
-        self.slow_thread = ThreadPoolExecutor(1, initializer=lower_priority)
+        self.slow_thread = slow_thread()
         self.required_token = parameter(config, "exactly_one")
         self.required_id = self.tokenizer.token_to_id(self.required_token)
         if self.required_token and self.required_id is None:
@@ -239,7 +235,7 @@ class Tokenization:
 
     def prompt_length(self, prompt: str) -> int:
         """Count as sentence-transformers does: without the special token that ends a text."""
-        ids = self.tokenizer.encode(self.shortener.shortened(prompt)).ids if prompt else []
+        ids = encode(self.tokenizer, self.shortener.shortened(prompt) or prompt).ids if prompt else []
         return len(ids) - (bool(ids) and ids[-1] in self.special_ids)
 
     def beside_batches(self, run: Callable[[serving.Response], None]) -> serving.Later:
@@ -261,7 +257,7 @@ class Tokenization:
         return [encoding for row in rows for encoding in self.encode([self.shortened_row(row)], self.encode_one)]
 
     def encode_one(self, rows: list[Any]) -> list[Encoding]:
-        return [self.tokenizer.encode(*row) if isinstance(row, tuple) else self.tokenizer.encode(row) for row in rows]
+        return [encode(self.tokenizer, *row if isinstance(row, tuple) else (row,)) for row in rows]
 
     def encode(self, rows: list[Any], encode: Callable[[list[Any]], list[Encoding]] | None = None) -> list[Encoding]:
         if self.cuts_both:
@@ -289,7 +285,7 @@ class Tokenization:
 
     def parts(self, text: str) -> list[Encoding]:
         """Return the tokens of a text in parts of max_length tokens, that which truncation keeps first."""
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        encoding = encode(self.tokenizer, text, add_special_tokens=False)
         return [encoding, *encoding.overflowing]
 
     def kept(self, text: str, parts: list[Encoding], count: int) -> str:
@@ -364,10 +360,6 @@ class Tokenization:
         if self.padding == "bucket":
             return min((bucket for bucket in self.buckets if bucket >= own), default=self.max_length)
         return own
-
-
-def lower_priority() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
 
 
 def is_set(request: pb_utils.InferenceRequest, name: str) -> bool:
