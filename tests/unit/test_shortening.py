@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable, Iterator
 
@@ -96,12 +97,63 @@ def test_truncated_tokens_are_those_of_the_whole_text(kind):
     assert shortened > 100
 
 
+def word_pieces(normalizer: normalizers.Normalizer) -> Tokenizer:
+    """Return a tokenizer that has a whole word and the pieces of its beginning."""
+    pieces = ["[UNK]", "a", "em", "##b", "##ed", "##d", "embedding"]
+    tokenizer = Tokenizer(models.WordPiece({piece: id for id, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.enable_truncation(MAX_LENGTH)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "deleted"),
+    [
+        (normalizers.BertNormalizer(), "\ufffd"),
+        (normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents()]), "\uff9e"),
+        (normalizers.Replace("-", ""), "-"),
+    ],
+)
+def test_word_goes_on_after_a_run_of_deleted_characters(normalizer, deleted):
+    tokenizer = word_pieces(normalizer)
+    text = "a " * (MAX_LENGTH - 1) + "embedd" + deleted * 1000 + "ing" + " a" * 100
+    short = Shortener(tokenizer, MAX_LENGTH).shortened(text)
+    assert short is not None
+    assert tokenizer.encode(short).tokens == tokenizer.encode(text).tokens == ["a"] * 7 + ["embedding"]
+
+
+@pytest.mark.parametrize("digits", [1000, 1001, 1002])
+def test_digits_that_are_grouped_from_the_end_of_a_number_stay_whole(digits):
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "1": 1, "11": 2, "111": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d{1,3}(?=(?:\d{3})*(?!\d))"), "isolated")
+    tokenizer.enable_truncation(MAX_LENGTH)
+    text = "1" * digits + " a" * 100
+    assert Shortener(tokenizer, MAX_LENGTH).shortened(text) == text
+
+
 @pytest.mark.parametrize(("kind", "direction"), [(one_word, "right"), (wordpiece, "left")])
 def test_text_without_known_bound_stays_whole(kind, direction):
     shortener = Shortener(trained(kind, direction), MAX_LENGTH)
     text = "many words " * 1000
     assert shortener.shortened(text) == text
     assert shortener.shortened(text, limit=1000) is None
+
+
+def test_longer_text_of_a_pair_stays_the_longer_one(pb_utils, tmp_path):
+    """It keeps the token that is left, even if few bytes of the other become many tokens."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"b+|."), "isolated")
+    tokenizer.enable_truncation(7)
+    (tmp_path / "1").mkdir()
+    tokenizer.save(str(tmp_path / "1/tokenizer.json"))
+    config = {"input": [{"name": name, "data_type": "TYPE_STRING"} for name in ("a", "b")], "max_batch_size": 8}
+    args = {"model_repository": str(tmp_path), "model_version": "1"}
+    tokenization = importlib.import_module("shared.tokenization").Tokenization(config, args, {"input_ids": int}, "none")
+    pair = ("\ufdfa" * 2, ("b" * 20 + " ") * 1000)
+    whole, short = (tokenizer.encode(*texts) for texts in (pair, tokenization.shortened_row(pair, limit=None)))
+    assert short.type_ids == whole.type_ids == [0] * 3 + [1] * 4
 
 
 @pytest.mark.parametrize("letter", ["a", " ", "\u0301", "🦜"])

@@ -90,7 +90,7 @@ def has_independent_words(tokenizer: Tokenizer) -> bool:
     return (
         bool(pre_tokenizers)
         and all(is_local_normalizer(step) for step in steps(tokenizer.normalizer, "normalizers"))
-        and all(step["type"] in PRE_TOKENIZERS for step in pre_tokenizers)
+        and all(is_local_pre_tokenizer(step) for step in pre_tokenizers)
         and any(step.get("use_regex", True) and step.get("split", True) for step in pre_tokenizers)
     )
 
@@ -110,17 +110,35 @@ def is_local_normalizer(step: dict[str, Any]) -> bool:
     if step["type"] != "Replace":
         return step["type"] in NORMALIZERS
     pattern = step["pattern"]
-    return pattern.get("Regex") in SPACES or 0 < len(pattern.get("String", "")) <= CONTEXT
+    if "Regex" in pattern:
+        return pattern["Regex"] in SPACES
+    # A pattern that is deleted would join what lies before and after a run of any length.
+    return 0 < len(pattern["String"]) <= CONTEXT and bool(step["content"])
+
+
+def is_local_pre_tokenizer(step: dict[str, Any]) -> bool:
+    if step["type"] not in PRE_TOKENIZERS:
+        return False
+    # Other assertions may look further, such as those that group the digits of a number from its end.
+    pattern = step.get("pattern", {}).get("Regex", "").replace(r"(?!\S)", "")
+    return not any(assertion in pattern for assertion in ("(?=", "(?!", "(?<"))
 
 
 def settled_end(part: str, margin: int) -> int:
     """Return where the part ends without its last `margin` characters and the one before them.
 
-    Normalizers reorder or delete runs of spaces, combining and control characters of any length, so these do not count.
+    Normalizers reorder or delete runs of spaces, combining and control characters of any length, so these do not count,
+    nor do characters that become such ones.
     """
     count = 0
     for position in range(len(part) - 1, -1, -1):
-        count += unicodedata.category(part[position])[0] in "LNPS"
+        count += is_kept(part[position])
         if count > margin:
             return position
     return 0
+
+
+def is_kept(character: str) -> bool:
+    """Return whether no normalizer deletes the character or moves it: BERT's deletes U+FFFD."""
+    first = unicodedata.normalize("NFKD", character)[0]
+    return character != "\ufffd" and all(unicodedata.category(one)[0] in "LNPS" for one in (character, first))

@@ -16,7 +16,7 @@ from shared import serving, tracing
 from shared.embedding_prompts import NAME, OWN, Prompts
 from shared.errors import BadRequest, ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter, version_file
-from shared.shortening import Shortener
+from shared.shortening import CHARACTERS, Shortener
 from shared.slow_thread import encode, slow_thread
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
@@ -172,11 +172,22 @@ class Tokenization:
     def shortened_row(self, row: Any, limit: int | None = None) -> Any:
         if not isinstance(row, tuple):
             return self.shortener.shortened(row, limit)
-        if self.cuts_longest and min(len(text.encode()) for text in row) > self.shortener.needed:
+        if self.cuts_longest and self.both_are_long(row):
             # Both may be truncated. Which of them keeps a token more depends on the number of all tokens.
             return row if limit is None or sum(map(len, row)) <= limit else None
         texts = tuple(self.shortener.shortened(text, limit) for text in row)
         return None if None in texts else texts
+
+    def both_are_long(self, pair: tuple[str, str]) -> bool:
+        """Return whether each text of a pair of which one is shortened may have more tokens than fit.
+
+        A character may become many: NFKC makes 18 of U+FDFA.
+        """
+        shorter, longer = sorted(pair, key=len)
+        if len(longer) <= CHARACTERS * self.shortener.needed:
+            return False
+        is_small = len(shorter.encode()) <= self.shortener.needed
+        return not is_small or bool(encode(self.tokenizer, shorter, add_special_tokens=False).overflowing)
 
     def chosen_prompts(self, request: pb_utils.InferenceRequest, count: int) -> list[str]:
         """Return the prompt of each text. Prefer the client's own to a name, like sentence-transformers."""
