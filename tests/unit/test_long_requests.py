@@ -234,6 +234,23 @@ def test_text_of_many_words_stays_in_the_batch(of_texts, pb_utils):
     assert (counted["texts_total"], counted["truncated_texts_total"], counted["tokens_total"]) == (2, 1, LENGTH + 1)
 
 
+def test_too_many_texts_that_take_long_are_refused(of_texts):
+    started, gate = threading.Event(), threading.Event()
+    of_texts.tokenization.slow_thread.submit(lambda: (started.set(), gate.wait(30)))
+    started.wait(30)
+    requests = [texts("x" * 9000) for _ in range(17)]
+    of_texts.execute(requests)
+    assert response(requests[16]).error == (
+        "UNAVAILABLE",
+        "16 texts that take long to tokenize wait already: try again later",
+    )
+    gate.set()
+    assert [response(request).outputs for request in requests[:16]] == [{"sum": [[0]]}] * 16
+    again = texts("x" * 9000)
+    of_texts.execute([again])
+    assert response(again).outputs == {"sum": [[0]]}
+
+
 def test_wrong_text_that_takes_long_gets_its_error(of_texts):
     request = texts("x" * 9000, "")
     assert of_texts.execute([request]) == [None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from tokenizers import Encoding, Tokenizer
 
 from shared import serving, tracing
 from shared.embedding_prompts import NAME, OWN, Prompts
-from shared.errors import BadRequest, ConfigError
+from shared.errors import BadRequest, Busy, ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter, version_file
 from shared.shortening import CHARACTERS, Shortener
 from shared.slow_thread import encode, slow_thread
@@ -51,6 +52,8 @@ PADDING = ("none", "bucket", "max_length", "longest")
 # For each token of `max_length`: a batch tokenizes texts of up to so many characters, and requests of up to so many in
 # all. Longer ones would hold up the batch, so they are tokenized beside it.
 TEXT_CHARACTERS, REQUEST_CHARACTERS = 32, 128
+# So many of these requests may wait at a time, because their texts take memory.
+SLOW_REQUESTS = 16
 
 
 class Rows(NamedTuple):
@@ -100,6 +103,7 @@ class Tokenization:
         self.shortener = Shortener(self.tokenizer, self.max_length * (self.max_windows if self.cuts_windows else 1))
         self.encode_batch = self.tokenizer.encode_batch if needs_offsets else self.tokenizer.encode_batch_fast
         self.slow_thread = slow_thread()
+        self.slow_places = threading.Semaphore(SLOW_REQUESTS)
         self.required_token = parameter(config, "exactly_one")
         self.required_id = self.tokenizer.token_to_id(self.required_token)
         if self.required_token and self.required_id is None:
@@ -257,9 +261,14 @@ class Tokenization:
                 run(response)
             except Exception as error:
                 response.send(error)
+            finally:
+                self.slow_places.release()
 
         def begin(response: serving.Response) -> None:
-            self.slow_thread.submit(answer, response)
+            if self.slow_places.acquire(blocking=False):
+                self.slow_thread.submit(answer, response)
+            else:
+                response.send(Busy(f"{SLOW_REQUESTS} texts that take long to tokenize wait already: try again later"))
 
         return serving.Later(begin)
 
