@@ -16,7 +16,7 @@ from neuron.frameworks import call_torchscript, load_torchscript
 from neuron.libraries import imported, loading
 from neuron.shapes import Shapes
 from shared.errors import ConfigError
-from shared.packed_encoder import Encoder, PackedEncoder
+from shared.packed_encoder import SHORT, Encoder, PackedEncoder
 from shared.parameters import version_file
 from shared.types import Tensors
 
@@ -46,6 +46,7 @@ class TextEncoder(PackedEncoder):
             independent_runs=cores.count,
             cost=shapes.cost,
             shape=shapes.shape,
+            short=min(SHORT, shapes.lengths[-1]),
         )
 
 

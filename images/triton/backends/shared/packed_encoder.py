@@ -84,6 +84,7 @@ class Encoder:
     cost_depends_on: Callable[[], Measured] | None = None
     # The shape that a run of (rows, length) is padded to, for models that take only some shapes.
     shape: Callable[[int, int], tuple[int, int]] = lambda rows, length: (rows, length)
+    short: int = SHORT  # tokens of a short text, which the model accepts
     # Pad runs of several rows to a multiple of this, for engines whose first run of a shape is slow.
     length_step: int = 1
 
@@ -123,7 +124,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.cost = self.encoder.cost or self.measured_cost(config, args)
         self.seconds_alone = lru_cache(partial(self.cost, np.array([1])))
         # The cheapest runs, because a compiled model may take fewer rows at once.
-        turn_seconds = float(self.seconds_of_rows(np.full(TURN_ROWS, SHORT)).sum())
+        turn_seconds = float(self.seconds_of_rows(np.full(TURN_ROWS, self.encoder.short)).sum())
         self.long_requests = LongRequests(turn_seconds, self.encoder.parallel_runs, self.run_rows, self.answer)
 
     def finalize(self) -> None:
