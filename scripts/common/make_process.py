@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 
 from scripts.common.settings import ROOT
@@ -14,15 +13,15 @@ class Make(subprocess.Popen[str]):
 
     def __init__(self, target: str, environment: dict[str, str]) -> None:
         super().__init__(
-            ["make", *target.split()],
+            # A shell that runs its caller in the background ignores SIGINT, and children inherit that. `env` restores
+            # it, because preexec_fn needs a fork, in which the threads of gRPC may crash.
+            ["env", "--default-signal=INT", "make", *target.split()],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # A shell that runs its caller in the background ignores SIGINT, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def end(self, number: int, timeout: float | None = None) -> str:
