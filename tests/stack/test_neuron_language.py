@@ -194,7 +194,7 @@ def test_rows_that_fill_a_batch_count_only_as_padding(served):
     width = logged(served, "generate")[-1]["width"]
     added = {name: now[name] - before[name] for name in now if not name.endswith("microseconds")}
     tokens = {"tokens": width, "padding_tokens": width, "generated_tokens": 4, "first_tokens": 1, "later_tokens": 3}
-    assert added == {"texts": 1, "runs": 4} | tokens
+    assert added == {"requests": 1, "texts": 1, "runs": 4} | tokens
 
 
 def counts(stack: TestStack, model: str, name: str, reached: int) -> dict[str, float] | None:

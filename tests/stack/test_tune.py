@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from scripts.common.settings import ROOT
 from tests.support.embedding import embed
 from tests.support.stacks import FollowedMake, bring_up
 
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 # A machine that needs a longer search is too busy for these tests.
 LONGEST = 8  # minutes
 GOAL = {"RATE": 30}  # a measurement takes less time than with P95
+QUIET = {"PYTHONPATH": ROOT / "tests/support/agreeing_repeats"}
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +51,12 @@ def result(stack) -> dict:
 
 
 def running(stack, **settings) -> tuple[FollowedMake, list[str]]:
-    return stack.follow_make("tune", **GOAL, **settings)
+    return stack.follow_make("tune", **GOAL, **QUIET, **settings)
 
 
 def tune(stack, minutes: int, **settings) -> subprocess.CompletedProcess[str]:
     """Search with the smallest budget that works on this machine."""
-    done = stack.make("tune", timeout=540 + 60 * minutes, MINUTES=minutes, **settings)
+    done = stack.make("tune", timeout=540 + 60 * minutes, MINUTES=minutes, **QUIET, **settings)
     needed = re.search(r"set MINUTES=(\d+) or more", done.stderr)
     if not needed:
         return done
@@ -98,9 +100,9 @@ def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, orig
     assert tuned["resumed"]
     assert tuned["goal"] == {"rate": 30.0}
     assert len(tuned["original"]["values"]) >= 3
-    assert tuned["arms"] or tuned["outcome"] == "too busy"
+    assert tuned["arms"]
     assert all(value > 0 for arm in tuned["arms"] for value in arm["values"])
-    assert tuned["outcome"] == "too busy" or re.search(r"encoder: instances \d x \d threads", done.stdout)
+    assert re.search(r"encoder: instances \d x \d threads", done.stdout)
     if tuned["outcome"] == "better":
         assert tuned["confirmation"]["ci95"][0] > 1
         assert "+++ b/encoder/config.pbtxt" in done.stdout
@@ -126,9 +128,6 @@ def test_highest_rate_within_a_limit(stack):
     tuned = result(stack)
     assert tuned["goal"] == {"p95_ms": 1000.0}
     assert re.search(r"^ +\d+:\d\d  as configured: [\d.,]+ requests/s$", done.stderr, re.MULTILINE)
-    if tuned["outcome"] == "too busy":
-        assert "This machine was too busy to tell" in done.stdout
-        return
     assert all(value > 1 for value in tuned["original"]["values"])
     assert any(len(arm["values"]) > 1 or arm["reason"] for arm in tuned["arms"])
     assert "with a p95 of at most 1000 ms" in " ".join(done.stdout.split())
