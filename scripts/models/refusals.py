@@ -107,7 +107,9 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
     if (weights / "modules.json").exists():
         check_modules(name, weights, trust_remote_code)
     config_class = class_of(name, config, weights, trust_remote_code)
-    check_keys(name, config, config_class)
+    own_network = own_code(config) and not config_code(config)
+    if not (own_network and trust_remote_code):  # else the network's own code may read any key
+        check_keys(name, config, config_class)
     if read := unserved_input(architecture, config_class):
         raise UserError(f"{name} is a {architecture or kind}, which takes {read}; that is not served here ({LIST})")
 
@@ -120,9 +122,9 @@ def class_of(name: str, config: dict[str, Any], weights: Path, trust_remote_code
 
     kind = config["model_type"]
     own = own_code(config)
-    if own and trust_remote_code:
+    if trust_remote_code and (code := config_code(config)):
         try:
-            return get_class_from_dynamic_module(own, weights, local_files_only=True)
+            return get_class_from_dynamic_module(code, weights, local_files_only=True)
         except Exception as error:  # the code may raise anything
             raise UserError(
                 f"{name}: its own code for its configuration does not run here ({type(error).__name__}): the code must "
@@ -138,10 +140,17 @@ def class_of(name: str, config: dict[str, Any], weights: Path, trust_remote_code
     )
 
 
+def config_code(config: dict[str, Any]) -> str:
+    """Return the name of the class of the model's own code that reads config.json, if it has one."""
+    names = config.get("auto_map")
+    own = names.get("AutoConfig") if isinstance(names, dict) else ""
+    return own if isinstance(own, str) else ""
+
+
 def own_code(config: dict[str, Any]) -> str:
     """Return the name of a class of the model's own code, if it has any: the one that reads config.json, or another."""
     names = config.get("auto_map")
-    own = (names.get("AutoConfig") or next(iter(names.values()), "")) if isinstance(names, dict) else ""
+    own = config_code(config) or (next(iter(names.values()), "") if isinstance(names, dict) else "")
     return own if isinstance(own, str) else ""
 
 

@@ -166,3 +166,11 @@ def test_own_code_decides_with_consent(tmp_path):
     with pytest.raises(UserError, match=r"sets twist, and brings its own code, .*set TRUST_REMOTE_CODE=1"):
         check_model("x", tmp_path, trust_remote_code=False)
     check_model("x", tmp_path, trust_remote_code=True)
+
+
+def test_own_code_of_the_network_alone_may_read_any_key(tmp_path):
+    config = {"model_type": "bert", "auto_map": {"AutoModel": "own.OwnModel"}, "twist": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"sets twist, and brings its own code, .*set TRUST_REMOTE_CODE=1"):
+        check_model("x", tmp_path, trust_remote_code=False)
+    check_model("x", tmp_path, trust_remote_code=True)
