@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.statistics import Results
-from loadtest.tune.search import Measured
+from loadtest.tune.search import FAILED, NOT_PROVEN, Measured
 
 # A candidate, as tune.json has it.
 Arm = dict[str, Any]
@@ -129,7 +129,12 @@ def columns(results: Results) -> list[str]:
 
 def rows(results: Results) -> list[list[str]]:
     """Return a row for the original configuration, for each candidate, and for the confirmation at the end."""
-    compared = [[arm["label"], *cells(arm)] for arm in results["arms"]]
+    # On a machine that was too busy to tell, no candidate is better.
+    told = results["outcome"] != "too busy"
+    compared = [
+        [arm["label"], *cells(arm if told or arm["outcome"] == FAILED else arm | {"outcome": NOT_PROVEN})]
+        for arm in results["arms"]
+    ]
     original = [AS_CONFIGURED, figure(results["original"]["values"]), "", "", ""]
     return [original, *compared, *confirmation_rows(results)]
 

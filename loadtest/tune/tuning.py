@@ -93,7 +93,7 @@ class Tuning:
                 minutes, smallest = self.settings["MINUTES"], math.ceil(1.1 * error.needed_s / 60)
                 raise UserError(
                     f"MINUTES={minutes}: a measurement takes {error.measurement_s:.0f} s here, too long for a verdict "
-                    f"in that time: set MINUTES={smallest} or more"
+                    f"in that time: set MINUTES={smallest} or more{''.join(f'; {taken}' for taken in self._others())}"
                 ) from None
             except (UserError, TritonError, CandidateFailed, OSError, KeyboardInterrupt) as reason:
                 if not hasattr(self, "search") or not self.search.original.values:
@@ -298,15 +298,18 @@ class Tuning:
             notes.append(f"requests of more than {after} {self.subject.examples.noun} will be refused")
         return notes
 
+    def _others(self) -> list[str]:
+        """Return a complaint about other programs, if they took much of the machine."""
+        taken, machine = mean_known(self.server.other_cores), psutil.cpu_count() or 1
+        return [f"on average, {busy(f'{taken:.1f}', machine)}"] if taken is not None and is_busy(taken, machine) else []
+
     def _complaints(self) -> list[str]:
         complaints = []
         if self.stopped:
             complaints.append(f"stopped early: {self.stopped}; what was measured until then is kept")
         if (confirmed := self.search.confirmed) and confirmed.reason:
             complaints.append(f"the best in the search failed when it was measured again: {confirmed.reason}")
-        taken, machine = mean_known(self.server.other_cores), psutil.cpu_count() or 1
-        if taken is not None and is_busy(taken, machine):
-            complaints.append(f"on average, {busy(f'{taken:.1f}', machine)}")
+        complaints += self._others()
         if self.server.client_bound:
             complaints.append("Locust used a whole core, so the server was not always the limit: set more WORKERS")
         return complaints

@@ -230,6 +230,8 @@ def test_busy_machine_has_no_verdict_but_what_was_seen(result):
         "same. Keep what you have, end other programs, and tune again."
     )
     assert "your configuration had a p95 of 3.60 to 105 ms" in table.sentence(busy | {"goal": {"rate": 50.0}})
+    arms = [result["arms"][0] | {"outcome": outcome} for outcome in ("better", "failed")]
+    assert [row[-1] for row in table.rows(busy | {"arms": arms})][1:] == ["not proven", "failed"]
 
 
 def test_axis_ends_where_the_points_are(result):
