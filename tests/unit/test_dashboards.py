@@ -19,7 +19,7 @@ from scripts.dashboards.__main__ import FOLDER, files
 from scripts.dashboards.definitions.hardware import PROFILES
 from scripts.dashboards.definitions.panels import MODE_COLOURS
 from scripts.dashboards.render import units
-from scripts.dashboards.render.draw import NAMED, colours_of, draw
+from scripts.dashboards.render.draw import NAMED, alone, colours_of, draw
 from scripts.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards, since
 from scripts.dashboards.render.page import check_ours, chosen_range
 from tests.support.dashboards import ALL, PANELS
@@ -292,3 +292,16 @@ def test_engines_are_shown_by_name():
 def test_missing_prometheus_raises_one_sentence():
     with pytest.raises(PrometheusError, match=r"http://127.0.0.1:9 does not answer"):
         draw(Prometheus("http://127.0.0.1:9"), ALL["dashboards/batching"], Range(0, 900))
+
+
+def test_points_without_a_neighbour_are_marked():
+    times, values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [7.0, math.nan, 8.0, 9.0, math.nan, 6.0]
+    assert alone(times, values) == ([1.0, 6.0], [7.0, 6.0])
+
+
+def test_mode_has_its_colour_in_every_panel():
+    panel = {"fieldConfig": {"overrides": []}}
+    names = ["embedding, dynamic", "embedding, instances", "embedding, none", "other, none"]
+    colours = colours_of(panel, names)
+    assert [colours[f"embedding, {mode}"] for mode in MODE_COLOURS] == [*MODE_COLOURS.values()]
+    assert len(set(colours.values())) == len(names)

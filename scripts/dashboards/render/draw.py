@@ -15,6 +15,7 @@ from scripts.common.figures import Palette, svg_data_urls
 from scripts.common.pages import page
 from scripts.common.prometheus import Prometheus
 from scripts.common.settings import UserError
+from scripts.dashboards.definitions.panels import MODE_COLOURS
 from scripts.dashboards.render.evaluate import Evaluator, Line, Range
 from scripts.dashboards.render.units import scale, text
 
@@ -109,8 +110,7 @@ def draw_lines(
         values = [value / size for value in values]
         colour, width = (colours[line.name], 1.4) if line.name in colours else (palette.quiet, 0.7)
         axes.plot(times, values, color=colour, linewidth=width)
-        if len(times) == 1:
-            axes.plot(times, values, "o", color=colour, markersize=3)
+        axes.plot(*alone(times, values), "o", color=colour, markersize=3)
     axes.set_ylim(0, defaults.get("max", top * 1.08) / size or 1)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     axes.set_ylabel(name)
@@ -136,9 +136,24 @@ def broken(line: Line, step: float) -> tuple[list[float], list[float]]:
     return times, values
 
 
+def alone(times: list[float], values: list[float]) -> tuple[list[float], list[float]]:
+    """Return the points without a neighbour, which no line shows."""
+    padded = [math.nan, *values, math.nan]
+    points = [
+        (time, value)
+        for time, before, value, after in zip(times, padded, values, padded[2:], strict=False)
+        if math.isnan(before) and math.isnan(after)
+    ]
+    return [time for time, _ in points], [value for _, value in points]
+
+
 def colours_of(panel: dict, names: list[str]) -> dict[str, str]:
-    """Return a colour for each series: the panel's own, else one that no other series has as long as there are any."""
+    """Return a colour for each series: the panel's own, its mode's, or one that no other has, if any is left."""
     own = {name: colour for name in names if (colour := own_colour(panel, name))}
+    for name in names:
+        mode = MODE_COLOURS.get(name.rpartition(", ")[2])
+        if mode and mode not in own.values():
+            own.setdefault(name, mode)
     free = (colour for colour in COLOURS if colour not in own.values())
     return {name: own.get(name) or next(free, COLOURS[-1]) for name in names}
 
