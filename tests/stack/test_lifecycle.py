@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from dotenv import unset_key
 
 from scripts.common.config_editor import edits
 from scripts.common.files import comparison_lock, exclusive
@@ -357,6 +358,7 @@ def test_systems_change_while_another_answers_every_request(stack):
         assert removed.returncode == 0, removed.stderr
         assert "spam: unloaded" in removed.stdout and '.env: SYSTEMS="embedding"' in removed.stdout
     lookup.write_text(config)
+    unset_key(stack.environment["TRITON_SETTINGS_FILE"], "SYSTEMS")
     assert refused == []
     assert stack.server().pid == before
     assert set(stack.triton.index()) == {"embedding", "tokenizer", "encoder", "lookup"}
