@@ -23,10 +23,10 @@ from markupsafe import escape
 
 from loadtest.report import charts_only
 from loadtest.statistics import COUNTER_SKEW
+from scripts.common.figures import MODE_COLOURS
 from scripts.common.files import write_atomically
 from scripts.common.prometheus import Prometheus
 from scripts.common.settings import MODES, ROOT
-from scripts.dashboards.definitions.panels import MODE_COLOURS
 from scripts.dashboards.render.evaluate import Evaluator, Range
 from tests.support import promql
 from tests.support.checkpoints import language

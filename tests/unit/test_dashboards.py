@@ -13,11 +13,11 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from loadtest.telemetry import LAST_SCRAPE_S
+from scripts.common.figures import MODE_COLOURS
 from scripts.common.prometheus import Prometheus, PrometheusError, Series
 from scripts.common.settings import MODES, ROOT, Settings, UserError
 from scripts.dashboards.__main__ import FOLDER, files
 from scripts.dashboards.definitions.hardware import PROFILES
-from scripts.dashboards.definitions.panels import MODE_COLOURS
 from scripts.dashboards.render import units
 from scripts.dashboards.render.draw import NAMED, alone, colours_of, draw
 from scripts.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards, since

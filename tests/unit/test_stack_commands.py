@@ -297,4 +297,4 @@ for module, packages in importlib.metadata.packages_distributions().items():
         sys.modules[module] = None  # importing it raises ImportError
 {COMMANDS[group]}"""
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr

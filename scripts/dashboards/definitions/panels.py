@@ -33,9 +33,10 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
+from scripts.common.figures import MODE_COLOURS
+
 SOURCE = DataSourceRef(type_val="prometheus", uid="prometheus")
 TAG = "triton"
-MODE_COLOURS = {"none": "#e0752d", "instances": "#1b9e77", "dynamic": "#3274d9"}
 OTHER_MODE_COLOUR = "#8a8a8a"  # "as configured": no comparison runs
 NO_TRAFFIC = "No traffic"
 

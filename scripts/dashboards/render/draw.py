@@ -11,11 +11,10 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from scripts.common.figures import Palette, svg_data_urls
+from scripts.common.figures import MODE_COLOURS, Palette, svg_data_urls
 from scripts.common.pages import page
 from scripts.common.prometheus import Prometheus
 from scripts.common.settings import UserError
-from scripts.dashboards.definitions.panels import MODE_COLOURS
 from scripts.dashboards.render.evaluate import Evaluator, Line, Range
 from scripts.dashboards.render.units import scale, text
 
