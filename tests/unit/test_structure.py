@@ -12,7 +12,7 @@ from pathlib import Path
 from scripts.common.settings import ROOT
 
 # Names that Python, pytest and Triton prescribe.
-PRESCRIBED = {"__init__.py", "__main__.py", "conftest.py", "model.py"}
+PRESCRIBED = {"__init__.py", "__main__.py", "conftest.py", "model.py", "sitecustomize.py"}
 # Folders whose modules mirror each other: one runtime and the other, an exporter and the backend or checkpoints of its
 # task, a unit test and the test of the same subject on a real server, what the comparison and the search show, images.
 MIRRORS = (
