@@ -270,20 +270,17 @@ class StubMetrics:
     def cores(self, cores: float) -> None: ...
 
 
+def experiment_of(crowd: SlowCrowd, generates: bool) -> Experiment:
+    others = OtherPrograms.from_environment({})
+    return Experiment(
+        planned(generates=generates), MODES, {}, crowd, None, None, StubMetrics(), others, lambda *_: None
+    )
+
+
 @pytest.mark.parametrize(("generates", "responses"), [(True, 8), (False, 0)])
 def test_warm_up_lasts_until_each_user_had_a_response(generates, responses):
     crowd = SlowCrowd()
-    experiment = Experiment(
-        planned(generates=generates),
-        MODES,
-        {},
-        crowd,
-        None,
-        None,
-        StubMetrics(),
-        OtherPrograms.from_environment({}),
-        lambda *_: None,
-    )
+    experiment = experiment_of(crowd, generates=generates)
     experiment._warm_up("round 1")
     assert (len(crowd.samples), crowd.windows) == (responses, 1)
 
@@ -291,17 +288,7 @@ def test_warm_up_lasts_until_each_user_had_a_response(generates, responses):
 def test_window_lasts_until_it_holds_enough_responses(monkeypatch):
     monkeypatch.setattr("loadtest.windows.GENERATING_MINIMUM_WINDOW_S", 0.2)
     crowd = SlowCrowd()
-    experiment = Experiment(
-        planned(generates=True),
-        MODES,
-        {},
-        crowd,
-        None,
-        None,
-        StubMetrics(),
-        OtherPrograms.from_environment({}),
-        lambda *_: None,
-    )
+    experiment = experiment_of(crowd, generates=True)
     experiment._measure("round 1", experiment._now(), lambda *_: None)
     assert len(crowd.samples) == 16
 
