@@ -18,7 +18,7 @@ from drills.outcomes import RATE, Bound
 from scripts.common.corpus import MIXED
 from scripts.common.triton import TritonError
 
-# What a comparison prints whose report does not fit on the disk.
+# The output of a comparison whose report does not fit on the disk.
 TABLE_AND_FULL_DISK = r"times as many requests of embedding.*/reports/\S+ cannot be written: No space left on device"
 SMALL_BYTES = 8 << 20
 HELD_S = 5.0

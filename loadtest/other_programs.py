@@ -21,8 +21,8 @@ STACK_CONTAINERS, CGROUPS = "STACK_CONTAINERS", Path("/host/cgroup")
 USAGE = ("cpu.stat", "cpuacct.usage")
 # The share of the machine from which on other programs make a measurement doubtful.
 BUSY_FROM = 0.1
-# What each process' line in /proc has after the closing parenthesis of its name: parent, and clock ticks in user and
-# kernel mode, of itself and of its children that have ended.
+# Fields of /proc/<pid>/stat after the process name: the parent, and the clock ticks in user and in kernel mode, of the
+# process and of its children that have ended.
 PARENT, TICKS = 1, slice(11, 15)
 # The machine's clock ticks: user, nice, system and steal. Interrupts belong to no process; guests are counted as user.
 BUSY_TICKS = (1, 2, 3, 8)

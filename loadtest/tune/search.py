@@ -27,7 +27,7 @@ from loadtest.tune.knobs import Candidate, Knob, Value, label
 BETTER, LIKELY, NOT_BETTER, NOT_PROVEN, FAILED = "better", "likely better", "not better", "not proven", "failed"
 NOTHING_BETTER, NOT_CONFIRMED = "nothing better", "not confirmed"
 TOO_BUSY, NOT_COMPARED = "too busy", "not compared"
-# Of the first measurements, the last ones must agree; so many are made to wait for that.
+# The search repeats the first measurement until the last ones agree, at most this many times.
 MAXIMUM_FIRST = 6
 # The standard deviation of logarithms from which on repeated measurements disagree: two differ by a factor of 1.4.
 DISAGREE_FROM = 0.25

@@ -24,8 +24,8 @@ from scripts.common.triton import TritonError
 out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 OUT_OF_MEMORY = "Memory may have run out"
-# What moves the cursor, erases and colours, titles of windows and other strings, and sets of characters: ECMA-48's
-# control sequences, control strings, and the other escape sequences of ECMA-35.
+# Escape sequences of terminals: ECMA-48's control sequences (cursor, colours, erasing) and control strings (window
+# titles), and the others of ECMA-35 (character sets).
 TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])|\r(?=\n)")
 # A command passes these signals on to a command that it waits for.
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP)

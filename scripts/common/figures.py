@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from scripts.common.files import write_atomically
 
-# Of the modes of a comparison on dashboards, which have one palette.
+# The colours of a comparison's modes on dashboards, which have one palette.
 MODE_COLOURS = {"none": "#e0752d", "instances": "#1b9e77", "dynamic": "#3274d9"}
 
 

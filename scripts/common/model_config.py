@@ -14,7 +14,7 @@ from scripts.common.settings import ROOT, UserError
 
 # The configurations in git. A model repository elsewhere starts without them.
 CONFIGS = ROOT / "model_repository"
-# What is wrong with an unreadable file, in the message.
+# The error message for an unreadable file contains this.
 NO_CONFIGURATION = "is not a model configuration"
 
 # The part of Triton's model_config.proto that we read. tritonclient has the whole schema, but a Docker host has no

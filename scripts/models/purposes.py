@@ -49,7 +49,7 @@ ENDINGS = {
     "ViTMAEForPreTraining": "fills in hidden parts of images",
     "ViTMAEModel": "sees a random part of each image",
 }
-# What a ...ForConditionalGeneration does, unless it is an encoder-decoder of texts.
+# The purpose of a ...ForConditionalGeneration, unless it is an encoder-decoder of texts.
 GENERATES = "generates text from images, sound or other text"
 # An input that a model takes beside or instead of tokens and images -> what the model takes.
 INPUTS = {

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 @dataclass
 class Load:
-    """What became of the requests of one client, which sends them one after the other."""
+    """Counts the answers and failures of one client, which sends one request after the other."""
 
     answered: int = 0
     failures: list[str] = field(default_factory=list)

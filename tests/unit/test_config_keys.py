@@ -29,7 +29,7 @@ albert beit bert bloom camembert clip convbert convnext deberta-v2 deit dinov2 d
 gemma gemma2 gemma3_text gpt2 gpt_neo gpt_neox gpt_oss granite llama mistral mixtral modernbert mpnet olmo2 opt
 persimmon phi phi3 qwen2 qwen3 resnet roberta roformer siglip smollm3 squeezebert stablelm swin t5 vit xlm-roberta xlnet
 """
-# What releases of transformers, sentence-transformers and others wrote into checkpoints that the Hub still has.
+# Keys that earlier releases of transformers, sentence-transformers and others wrote into checkpoints on the Hub.
 STRAYS = {
     "bert": {
         "_name_or_path": "bert-base-multilingual-cased",

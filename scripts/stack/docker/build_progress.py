@@ -16,7 +16,7 @@ from scripts.make.install import Progress, follow
 STEP = re.compile(r"#(\d+) \[([^\]]+)\] (.+)")
 DETAIL = re.compile(r"#(\d+) [\d.]+ (.*\S)")
 WIDTH = 120
-# Of the messages of a failed build.
+# The error of a failed build contains so many lines of its output.
 LAST_LINES = 20
 
 

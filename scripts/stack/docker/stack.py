@@ -400,7 +400,7 @@ class DockerStack(Stack):
 
     def cause(self, program: str, container: dict[str, Any]) -> str:
         """Return why a container crashed, if its memory ran out; nothing otherwise."""
-        # Its state forgets a crash when it is started again.
+        # Docker clears the exit code in a container's state when it restarts the container.
         since = ["docker", "events", "--since", EVENTS, "--until", "0s", "--filter", f"container={container['Id']}"]
         crashes = preflight.run(*since, "--filter", "event=die", "--format", "{{.Actor.Attributes.exitCode}}").stdout
         if str(KILLED) not in crashes.split() and not container["State"]["OOMKilled"]:
