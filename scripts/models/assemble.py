@@ -30,7 +30,7 @@ from scripts.neuron.target import Target
 
 WORK = ".assembling-"
 # The libraries that read and run a model, as named in messages.
-LIBRARIES = ("transformers", "sentence_transformers", "optimum", "tokenizers", "safetensors", "torch", "onnxruntime")
+LIBRARIES = ("transformers", "sentence_transformers", "tokenizers", "safetensors", "torch", "onnxruntime")
 
 
 def assemble_all(settings: Settings) -> None:
@@ -52,6 +52,7 @@ def assemble_all(settings: Settings) -> None:
 
 def assemble(system: System, settings: Settings, repository: Path) -> None:
     start = time.monotonic()
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers draws one for each load of weights
     if target := Target.from_settings(settings):
         # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
         os.environ["NEURON_RT_VISIBLE_CORES"] = f"{target.cores[0]}-{target.cores[-1]}"
@@ -133,14 +134,11 @@ def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
 def reason(error: Exception) -> str:
     """Return why a library failed at a model. Its own words are for programmers, and some advise what does not help."""
     calls = [(frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name) for frame in frames(error)]
-    packages, functions = [package for package, _ in calls], {function for _, function in calls}
-    library = next((package for package in reversed(packages) if package in LIBRARIES), "its library")
+    library = next((package for package, _ in reversed(calls) if package in LIBRARIES), "its library")
     failure = f"{type(error).__name__} in {library}"
     if "Unrecognized configuration class" in str(error):
         return f"transformers has no model of this architecture for the task. Choose another model ({LIST})"
-    if "optimum" in packages and not isinstance(error, ImportError):  # the original has computed its answers before
-        return f"its export to ONNX failed ({failure}). Set FORMAT=python, which serves the original"
-    if "from_pretrained" in functions:
+    if "from_pretrained" in {function for _, function in calls}:
         return f"it does not load ({failure}): config.json or the weights are damaged, or do not belong together"
     return f"the original failed on the example inputs ({failure}). Choose another model ({LIST})"
 

@@ -106,7 +106,7 @@ class System:
 
 
 RECIPES = {
-    **{task: Recipe("text", neuron=True, version="5") for task in TEXT_TASKS},
+    **{task: Recipe("text", neuron=True, version="6") for task in TEXT_TASKS},
     "text-generation": Recipe("generation", TEXT_FORMATS, fallback="python", version="2"),
     "image-classification": Recipe("vision", version="2"),
     "image-feature-extraction": Recipe("vision", version="3"),

@@ -6,7 +6,7 @@ import re
 
 from scripts.common.settings import UserError
 
-NEWEST = 4  # that the locked optimum, optimum-intel and sentence-transformers support
+NEWEST = 5  # that the exporters support
 # The formats that only copy a model, and the tasks that sentence-transformers reads in every format.
 COPIES = ("python", "vllm")
 SENTENCE_TASKS = ("sentence-similarity", "sparse-embedding", "text-ranking")

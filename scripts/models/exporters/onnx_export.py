@@ -1,75 +1,105 @@
-"""Export models of transformers to ONNX, in fp32 and in int8."""
+"""Export networks of PyTorch to ONNX, in fp32 and in int8."""
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
+import torch
 
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
-from scripts.models.exporters.parity import serve, smallest_cosine
+from scripts.models.exporters.parity import TOLERANCES, largest_difference, serve, smallest_cosine
 from scripts.models.exporters.served import Tensors
-
-if TYPE_CHECKING:
-    import transformers
 
 # The attention of transformers to export and compile: plain matrix products. torch.onnx writes the default one, "sdpa",
 # with more operations, which take OpenVINO a seventh of its time for short texts, and ONNX Runtime up to a tenth.
 PLAIN_ATTENTION = "eager"
 # A model whose int8 answers agree less with its fp32 answers is refused.
 MIN_INT8_COSINE = 0.9
+# The most bytes of weights for one file: protobuf refuses messages of 2 GiB, and the graph itself takes some.
+ONE_FILE = 2**31 - 2**26
+OPSET = 18
+
+Axes = dict[int, str]  # the free axes of a tensor, and their names
 
 
-def export(model: transformers.PreTrainedModel, task: str, target: Path, outputs: list[str]) -> None:
-    """Write target/model.onnx with these outputs. Weights too large for one file go into files beside it."""
-    from optimum.exporters.onnx import onnx_export_from_model
+class Positional(torch.nn.Module):
+    """A network with one signature for both exporters: any number of tensors to a tuple."""
 
-    work = target / "export"
-    model.config.use_cache = False
-    # No validation here: the callers check parity on examples of their own.
-    onnx_export_from_model(model, work, task=task, do_validation=False)
-    keep_outputs(work / "model.onnx", outputs)
-    count_positions(work / "model.onnx")
-    for file in work.glob("model.onnx*"):
-        file.replace(target / file.name)
-    shutil.rmtree(work)
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network.eval()
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(self.network(*tensors))
 
 
-def keep_outputs(path: Path, names: list[str]) -> None:
-    """Remove the other outputs, which ONNX Runtime would copy out on every run."""
-    model = onnx.load(path, load_external_data=False)
-    kept = [output for output in model.graph.output if output.name in names]
-    del model.graph.output[:]
-    model.graph.output.extend(kept)
-    onnx.save(model, path)
+def export(
+    network: torch.nn.Module,
+    inputs: dict[str, Axes],
+    outputs: dict[str, Axes],
+    examples: list[Tensors],
+    path: Path,
+    fold_constants: bool = True,
+) -> None:
+    """Write a graph that answers all examples as the network does, which takes its inputs in this order.
+
+    The exporters see only the first example. torch.jit.trace takes a second or two, and torch.export up to a minute,
+    but that one gets right what depends on the example: so it is the second choice.
+    """
+    module = Positional(network)
+    feeds = [tuple(torch.from_numpy(example[name]) for name in inputs) for example in examples]
+    names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}
+    dynamic = {name: axes for name, axes in {**inputs, **outputs}.items() if axes}
+    shapes = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in inputs.values())
+    weights = sum(weight.nbytes for weight in module.state_dict().values())
+    ways: tuple[dict[str, Any], ...] = (
+        {"dynamo": False, "opset_version": OPSET, "dynamic_axes": dynamic, "do_constant_folding": fold_constants},
+        {"dynamo": True, "dynamic_shapes": (shapes,), "external_data": weights > ONE_FILE, "verbose": False},
+    )
+    with torch.no_grad():
+        expected = [dict(zip(outputs, (array.numpy() for array in module(*feed)), strict=True)) for feed in feeds]
+        failures = []
+        for way in ways:
+            with tempfile.TemporaryDirectory(dir=path.parent) as work:
+                exported = Path(work) / path.name
+                try:
+                    torch.onnx.export(module, feeds[0], str(exported), **names, **way)
+                    check_graph(exported, examples, expected)
+                except Exception as error:  # whatever stops one exporter, the other may succeed
+                    failures.append(str(error) if isinstance(error, UserError) else type(error).__name__)
+                else:
+                    move(exported, path)
+                    return
+    raise UserError(
+        f"its export to ONNX failed (traced: {failures[0]}; with torch.export: {failures[1]}). Set FORMAT=python, "
+        "which serves the original"
+    )
 
 
-def count_positions(path: Path) -> None:
-    """Make the graph number the tokens itself, if it takes their positions: clients and tokenizers send none."""
-    model = onnx.load(path, load_external_data=False)
-    graph = model.graph
-    inputs = {node.name: node for node in graph.input}
-    if not {"position_ids", "input_ids"} <= inputs.keys():
-        return
-    helper = onnx.helper
-    graph.input.remove(inputs["position_ids"])
-    for name, value in (("first_position", 0), ("token_axis", 1), ("position_step", 1)):
-        graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.INT64, [], [value]))
-    nodes = [
-        helper.make_node("Shape", ["input_ids"], ["rows_and_tokens"]),
-        helper.make_node("Gather", ["rows_and_tokens", "token_axis"], ["token_count"]),
-        helper.make_node("Range", ["first_position", "token_count", "position_step"], ["positions"]),
-        helper.make_node("Expand", ["positions", "rows_and_tokens"], ["position_ids"]),
-    ]
-    for node in reversed(nodes):  # before the nodes that read them
-        graph.node.insert(0, node)
-    onnx.save(model, path)
+def check_graph(path: Path, examples: list[Tensors], expected: list[Tensors]) -> None:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_inputs()]  # an input that changes nothing is not in the graph
+    outputs = [node.name for node in session.get_outputs()]
+    answers = [session.run(None, {name: example[name] for name in names}) for example in examples]
+    actual = [dict(zip(outputs, arrays, strict=True)) for arrays in answers]
+    largest_difference(expected, actual).check(TOLERANCES["float32"], "in ONNX Runtime")
+
+
+def move(exported: Path, target: Path) -> None:
+    if len(list(exported.parent.iterdir())) == 1:
+        exported.replace(target)
+    else:  # too large for one file: the tracer writes each tensor to a file of its own
+        onnx.save(onnx.load(exported), target, save_as_external_data=True, location=f"{target.name}.data")
+        shutil.copymode(target, f"{target}.data")  # onnx creates it readable by this user only
 
 
 def quantize(path: Path) -> None:

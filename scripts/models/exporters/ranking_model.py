@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import torch
 from sentence_transformers import CrossEncoder
 
 from scripts.common.settings import UserError
 from scripts.models.exporters.sentence_model import SentenceModel
-from scripts.models.exporters.text_model import OriginalNetwork, TextModel
+from scripts.models.exporters.text_model import TextModel
 
 # The modules of torch that CrossEncoder applies to logits -> the postprocessor's name for them.
 ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax", "Tanh": "tanh"}
@@ -23,7 +22,7 @@ class RankingModel(SentenceModel):
     # From tokens to logits it is like the other classifiers.
     token_inputs = TextModel.token_inputs
     width = TextModel.width
-    export = TextModel.export
+    network = TextModel.network
     layers = TextModel.layers
     save_layers = TextModel.save_layers
 
@@ -38,10 +37,6 @@ class RankingModel(SentenceModel):
                 f"{kinds} for {first.transformer_task}: convert it to a sequence classifier with one label"
             )
         return model
-
-    @cached_property
-    def network(self) -> torch.nn.Module:
-        return OriginalNetwork(self, self.transformer)
 
     @cached_property
     def activation(self) -> str:

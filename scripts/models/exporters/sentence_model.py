@@ -10,9 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import transformers
-from optimum.exporters.onnx import export
-from optimum.exporters.onnx.config import TextEncoderOnnxConfig
-from optimum.utils import DummyTextInputGenerator, NormalizedTextConfig
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.modules import Dense, Transformer
@@ -39,7 +36,7 @@ class SentenceModel(TextModel):
                 device="cpu",
                 trust_remote_code=self.job.trust_remote_code,
                 local_files_only=True,
-                model_kwargs={"use_safetensors": True, **self.attention},
+                model_kwargs={"use_safetensors": True, "dtype": torch.float32, **self.attention},
             )
         first = model[0]
         if not isinstance(first, Transformer):
@@ -50,12 +47,12 @@ class SentenceModel(TextModel):
         if "message" in first.modality_config:
             raise UserError(f"{self.job.system}: its texts pass through a chat template, which is not served")
         # Raises if weights are missing. In the type of the file, they need no memory.
-        self.load(type(first.auto_model), dtype="auto")
+        self.load(type(first.model), dtype="auto")
         return model.eval()
 
     @property
     def transformer(self) -> transformers.PreTrainedModel:
-        return self.original[0].auto_model
+        return self.original[0].model
 
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
         return self.original.encode(texts, **prompt)
@@ -92,10 +89,6 @@ class SentenceModel(TextModel):
         text = json.dumps(fields, ensure_ascii=False, indent=2)
         (version / "prompts.json").write_text(f"{text}\n", encoding="utf-8")
 
-    def export(self, path: Path) -> None:
-        """Write the ONNX graph from tokens to the vector."""
-        export(self.network, EmbeddingOnnxConfig(self.network.config, self.token_inputs, list(self.task.outputs)), path)
-
     @cached_property
     def dense(self) -> dict[str, Dense]:
         """Return the dense layers after the pooling, by the name of their folder."""
@@ -120,7 +113,7 @@ class SentenceModel(TextModel):
                 f"Transformer ({names}): set FORMAT=onnx"
             )
         modes: Any = modules[0].pooling_mode
-        network: Any = transformer.auto_model
+        network: Any = transformer.model
         parameters: dict[str, object] = {
             # The library takes only the encoder of an encoder-decoder. Code of the model's own has no class here.
             "model_class": type(network).__name__ if hasattr(transformers, type(network).__name__) else "AutoModel",
@@ -157,7 +150,7 @@ class SparseModel(SentenceModel):
         pooling = self.original[1]
         return {
             "model_class": self.task.model_class,
-            "dtype": str(self.original[0].auto_model.dtype).removeprefix("torch."),
+            "dtype": str(self.original[0].model.dtype).removeprefix("torch."),
             "splade_pooling": pooling.pooling_strategy,
             "splade_activation": pooling.activation_function,
         }
@@ -169,8 +162,6 @@ class EmbeddingNetwork(torch.nn.Module):
     def __init__(self, original: BaseModel) -> None:
         super().__init__()
         self.original = original
-        transformer: Any = original[0]
-        self.config = transformer.auto_model.config
         for module in original:
             if isinstance(module, Pooling):
                 module.register_forward_pre_hook(use_pooling_mask)
@@ -188,30 +179,6 @@ class EmbeddingNetwork(torch.nn.Module):
 def use_pooling_mask(_: torch.nn.Module, args: tuple[dict[str, Any]]) -> None:
     if POOLING_MASK in args[0]:
         args[0]["attention_mask"] = args[0].pop(POOLING_MASK)
-
-
-class EmbeddingInputs(DummyTextInputGenerator):
-    SUPPORTED_INPUT_NAMES = ("input_ids", "attention_mask", POOLING_MASK)
-
-
-class EmbeddingOnnxConfig(TextEncoderOnnxConfig):
-    """The inputs and outputs of the network, as optimum's exporter expects them."""
-
-    NORMALIZED_CONFIG_CLASS = NormalizedTextConfig
-    DUMMY_INPUT_GENERATOR_CLASSES = (EmbeddingInputs,)
-
-    def __init__(self, config: Any, token_inputs: list[str], names: list[str]) -> None:
-        super().__init__(config, task="feature-extraction")
-        self.token_inputs = token_inputs
-        self.names = names
-
-    @property
-    def inputs(self) -> dict[str, dict[int, str]]:
-        return {name: {0: "batch_size", 1: "sequence_length"} for name in self.token_inputs}
-
-    @property
-    def outputs(self) -> dict[str, dict[int, str]]:
-        return {name: {0: "batch_size"} for name in self.names}
 
 
 def is_plain(layer: Dense) -> bool:

@@ -7,9 +7,9 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from tokenizers import Tokenizer
 
@@ -126,10 +126,7 @@ def save_answers(model: TextModel) -> None:
 
 
 def save_onnx(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
-    target = model.version("encoder") / "model.onnx"
-    model.export(target)
-    if model.mask:
-        keep_masked(target, model.hugging_face_tokenizer.mask_token_id)
+    model.export(model.version("encoder") / "model.onnx", export_examples(model, encoded(model, requests)))
     return Outcome()
 
 
@@ -188,29 +185,6 @@ def cut(model: TextModel, feeds: list[Tensors], answers: Iterator[list[np.ndarra
 SAVE = {"onnx": save_onnx, "onnx-int8": save_onnx, "python": save_python, "neuron": save_neuron}
 
 
-def keep_masked(path: Path, mask_id: int) -> None:
-    """Make the graph return the logits of the masked token only: each token has one for every word."""
-    model = onnx.load(path)
-    graph = model.graph
-    (logits,) = graph.output
-    helper = onnx.helper
-    graph.initializer.append(helper.make_tensor("mask_id", onnx.TensorProto.INT64, [], [mask_id]))
-    graph.node.extend(
-        [
-            helper.make_node("Equal", ["input_ids", "mask_id"], ["is_mask"]),
-            helper.make_node("Cast", ["is_mask"], ["is_mask_number"], to=onnx.TensorProto.INT32),
-            helper.make_node("ArgMax", ["is_mask_number"], ["mask_position"], axis=1, keepdims=1),
-            helper.make_node("GatherND", [logits.name, "mask_position"], ["mask_logits"], batch_dims=1),
-        ]
-    )
-    batch, _, words = logits.type.tensor_type.shape.dim
-    shape = [batch.dim_param or "batch_size", words.dim_value]
-    graph.output.append(helper.make_tensor_value_info("mask_logits", onnx.TensorProto.FLOAT, shape))
-    graph.output.remove(logits)
-    onnx.checker.check_model(model)
-    onnx.save(model, path)
-
-
 # --- the examples -----------------------------------------------------------------------------------------------------
 
 
@@ -262,11 +236,42 @@ def encoded(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
     ]
 
 
+def export_examples(model: TextModel, feeds: list[Tensors]) -> list[Tensors]:
+    """Return runs of these texts: two to trace; one, several of unequal length, and one beyond each sliding window."""
+    short, *others = sorted((feed for feed in feeds if length(feed) > 1), key=length)
+    middle, longest = others[len(others) // 2], others[-1]
+    repeats = 1 + longest_window(model.transformer.config) // length(longest)
+    beyond = {name: np.tile(array, repeats)[:, : model.max_length] for name, array in longest.items()}
+    runs = ([short, middle], [short], others[::8], [beyond, short])
+    return [padded(model, run) for run in runs]
+
+
+def longest_window(config: Any) -> int:
+    """Return the tokens of the longest sliding window, which the configuration may call by many names."""
+    values = [value for key, value in config.to_dict().items() if "window" in key or key == "local_attention"]
+    flat = (number for value in values for number in (value if isinstance(value, list) else [value]))
+    return max((number for number in flat if isinstance(number, int)), default=0)
+
+
+def padded(model: TextModel, feeds: list[Tensors]) -> Tensors:
+    """Return one run of these rows."""
+    width = max(map(length, feeds))
+    fill = {"input_ids": model.pad_token_id}
+
+    def rows(name: str) -> Iterator[np.ndarray]:
+        for feed in feeds:
+            yield np.pad(feed[name], ((0, 0), (0, width - length(feed))), constant_values=fill.get(name, 0))
+
+    return {name: np.concatenate([*rows(name)]) for name in model.token_inputs}
+
+
+def length(feed: Tensors) -> int:
+    return feed["input_ids"].shape[1]
+
+
 def run(path: Path, feeds: list[Tensors]) -> list[np.ndarray]:
     """Return all outputs for each text, in one row."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]
-    # A graph may also take token_type_ids; the backend then feeds zeros.
-    complete = ({name: tokens.get(name, np.zeros_like(tokens["input_ids"])) for name in names} for tokens in feeds)
-    results = (session.run(None, tokens) for tokens in complete)
+    results = (session.run(None, {name: tokens[name] for name in names}) for tokens in feeds)
     return [np.concatenate([array.ravel() for array in arrays]) for arrays in results]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +15,10 @@ import transformers
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job
 from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, export
+from scripts.models.exporters.served import Tensors
 from scripts.models.tasks import TEXT_TASKS, TextTask, activation
 
-# optimum's names of the tasks that it calls otherwise.
-EXPORT_TASKS = {"text-ranking": "text-classification"}
 WINDOW = 384  # tokens of a question and a part of its context, as in transformers' pipeline
-# In these types the first position is the one after the padding token's id.
-OFFSET_POSITIONS = ("camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "longformer")
 DEFAULT_LENGTH = 512  # of texts for a model that sets no limit
 # The names that the published guides use for `embedding`.
 PUBLISHED_PARTS = {"ensemble": "embedding", "tokenizer": "tokenizer", "encoder": "encoder"}
@@ -60,8 +58,8 @@ class TextModel:
     def max_length(self) -> int:
         """Return the maximum length of a text in tokens: what the model was trained for and has positions for."""
         positions = getattr(self.config, "max_position_embeddings", None) or 0
-        if self.config.model_type in OFFSET_POSITIONS:
-            positions -= self.config.pad_token_id + 1
+        if positions:
+            positions -= unused_positions(self.transformer)
         # A tokenizer without a limit has an enormous one, and a model with relative positions none or -1.
         limits = [limit for limit in (positions, self.hugging_face_tokenizer.model_max_length) if 0 < limit < 10**9]
         maximum = min(limits, default=DEFAULT_LENGTH)
@@ -134,12 +132,12 @@ class TextModel:
         )
         return ["input_ids", "attention_mask", *(["token_type_ids"] if has_types else [])]
 
-    def export(self, path: Path) -> None:
+    def export(self, path: Path, examples: list[Tensors]) -> None:
         """Write the ONNX graph from tokens to the encoder's outputs."""
-        if getattr(self.transformer.config, "pad_token_id", None) is None:
-            self.transformer.config.pad_token_id = self.pad_token_id
-        task = EXPORT_TASKS.get(self.job.task, self.job.task)
-        export(self.transformer.float(), task, path.parent, ["logits"] if self.mask else list(self.task.outputs))
+        per_text, per_token = {0: "texts"}, {0: "texts", 1: "tokens"}
+        inputs = dict.fromkeys(self.token_inputs, per_token)
+        outputs = {name: per_token if axes[0] == "T" else per_text for name, axes in self.task.outputs.items()}
+        export(self.network.float(), inputs, outputs, examples, path)
 
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
         """Return what the model's own library makes of the texts, if the task is to return one vector for each."""
@@ -207,9 +205,9 @@ class TextModel:
     def network(self) -> torch.nn.Module:
         """Return the original from the tensors of `token_inputs` to the outputs that are served."""
         if self.pad_token_id < 0:  # as in shared/text_encoder.py
-            self.original.config.pad_token_id = self.pad_token_id
-            self.original.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0].clamp(min=0),))
-        return OriginalNetwork(self, self.original)
+            self.transformer.config.pad_token_id = self.pad_token_id
+            self.transformer.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0].clamp(min=0),))
+        return OriginalNetwork(self, self.transformer)
 
 
 class OriginalNetwork(torch.nn.Module):
@@ -219,11 +217,21 @@ class OriginalNetwork(torch.nn.Module):
         super().__init__()
         self.model = model
         self.network = network.eval()
+        self.accepted = inspect.signature(network.forward).parameters  # FNet takes no mask
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         tokens = dict(zip(self.model.token_inputs, tensors, strict=True))
-        outputs = self.network(**tokens)
+        outputs = self.network(**{name: tensor for name, tensor in tokens.items() if name in self.accepted})
         if self.model.mask:
             where = (tokens["input_ids"] == self.model.hugging_face_tokenizer.mask_token_id).int().argmax(dim=1)
-            return (outputs.logits[torch.arange(len(where)), where],)
+            return (outputs.logits[torch.arange(where.shape[0]), where],)
         return tuple(outputs[name] for name in self.model.task.outputs)
+
+
+def unused_positions(network: torch.nn.Module) -> int:
+    """Return how many rows of the table of positions come before that of the first token, as in RoBERTa."""
+    for module in network.modules():
+        padding = getattr(module, "padding_idx", None)
+        if isinstance(padding, int) and isinstance(getattr(module, "position_embeddings", None), torch.nn.Embedding):
+            return padding + 1
+    return 0

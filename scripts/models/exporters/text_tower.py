@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from optimum.exporters.onnx import export
 
-from scripts.models.exporters.sentence_model import EmbeddingOnnxConfig
 from scripts.models.exporters.text_model import TextModel
 
 # The types of config.json with a text tower: CLIP as a whole, and the tower alone.
@@ -50,9 +47,6 @@ class TextTower(TextModel):
     @cached_property
     def layers(self) -> dict[str, object]:
         return {"model_class": type(self.original).__name__}
-
-    def export(self, path: Path) -> None:
-        export(self.network, EmbeddingOnnxConfig(self.config, self.token_inputs, list(self.task.outputs)), path)
 
 
 class TowerNetwork(torch.nn.Module):
