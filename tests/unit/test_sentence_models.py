@@ -29,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("few_parity_texts")
 TEXTS = ["a", "Rain in the VALLEY, and nobody goes out.", "word " * 80]
 ALL_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 PROMPTS = {"prompts": encoders.PROMPTS, "default_prompt_name": "query"}
+CHAT = "{% for m in messages %}<s>{{ m.role }} {{ m.content }} {% endfor %}</s> {{ tone }}<s>"
 CASES: dict[str, dict[str, Any]] = {
     "all_modes": {"pooling": ALL_MODES, "layers": ["Dense", "Normalize"], "truncate_dim": 8},
     "left_padded": {"pooling": "lasttoken", "save_plain": encoders.save_qwen3, **PROMPTS},
@@ -36,6 +37,15 @@ CASES: dict[str, dict[str, Any]] = {
         "pooling": "lasttoken",
         "save_plain": functools.partial(encoders.save_qwen3, padding_side="right"),
         "prompts": encoders.PROMPTS,
+    },
+    "chat": {
+        "pooling": "lasttoken",
+        "save_plain": encoders.save_qwen3,
+        "transformer": {
+            "processor_kwargs": {"chat_template": CHAT, "truncation_side": "right"},
+            "processing_kwargs": {"chat_template": {"tone": "calm"}, "text": {"max_length": 40}},
+        },
+        **PROMPTS,
     },
     "t5": {"save_plain": encoders.save_t5_encoder},
     "instructor": {
@@ -47,7 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # The graph of right_padded is that of left_padded.
 RUNS = [(case, "python") for case in CASES] + [(case, "onnx") for case in CASES if case != "right_padded"]
-QUICK = [("all_modes", "onnx"), ("left_padded", "python")]
+QUICK = [("all_modes", "onnx"), ("left_padded", "python"), ("chat", "onnx")]
 CHOICES = [{}, {"prompt_name": "query"}, {"prompt_name": "document"}, {"prompt": "Find a city: "}, {"prompt": ""}]
 
 
@@ -177,13 +187,13 @@ def test_weights_in_bfloat16_are_served_in_float32_like_encode(tmp_path):
     assert re.search(r'"dtype"\s+value \{\s+string_value: "float32"', config)
 
 
-def test_chat_template_is_refused(tmp_path):
+def test_chat_without_a_template_is_refused(tmp_path):
     source = encoders.save_sentence_transformer(tmp_path / "source")
     path = source / "sentence_bert_config.json"
     config = json.loads(path.read_text())
     config["modality_config"]["message"] = config["modality_config"]["text"]
     path.write_text(json.dumps(config))
-    with pytest.raises(UserError, match="its texts pass through a chat template, which is not served"):
+    with pytest.raises(UserError, match="search: its texts pass through a chat template, and its tokenizer has none"):
         assemble(source, tmp_path, "onnx")
 
 

@@ -123,24 +123,95 @@ def test_unsupported_activation_is_refused(tmp_path):
         assemble(weights, tmp_path / "models")
 
 
-def test_reranker_that_reads_a_language_models_logits_is_refused(tmp_path):
+ROLES = "{% for role in ['system', 'query', 'document'] %}{% for m in messages if m.role == role %}"
+IN_TEXT = f"{ROLES}<{{{{ role }}}}> {{{{ m.content }}}} {{% endfor %}}{{% endfor %}}</s> so:"
+IN_PARTS = IN_TEXT.replace("m.content", "m.content[0].text")
+
+
+def save_language_reranker(
+    folder: Path, false_token: int | None = None, template: str | None = None, **settings
+) -> Path:
+    """Save a language model that ranks by one token or two, its texts as a pair or in a chat."""
     from sentence_transformers import CrossEncoder
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.cross_encoder.modules import LogitScore
 
-    plain = language.save_mistral(tmp_path / "plain")
-    modules = [Transformer(str(plain), transformer_task="text-generation"), LogitScore(true_token_id=5)]
-    CrossEncoder(modules=modules, device="cpu").save_pretrained(str(tmp_path / "weights"))
-    assert task_of(tmp_path / "weights") == "text-ranking"
-    with pytest.raises(UserError, match="this one is Transformer, LogitScore for text-generation: convert it to a"):
-        assemble(tmp_path / "weights", tmp_path / "models")
+    plain = language.save_mistral(folder / "plain")
+    tokenizer = {"chat_template": template} if template else {}
+    transformer = Transformer(
+        str(plain), transformer_task="text-generation", processor_kwargs={"pad_token": "</s>", **tokenizer}
+    )
+    chain = [transformer, LogitScore(true_token_id=5, false_token_id=false_token)]
+    CrossEncoder(modules=chain, device="cpu", **settings).save_pretrained(str(folder))
+    shutil.rmtree(plain)
+    return folder
 
 
-def test_reranker_with_a_chat_template_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("false_token", "template", "format"),
+    [(None, None, "onnx"), (7, IN_TEXT, "python"), pytest.param(7, IN_PARTS, "onnx", marks=pytest.mark.slow)],
+    ids=["pair", "chat", "parts"],
+)
+def test_language_model_ranks_as_cross_encoder(tmp_path, false_token, template, format):
+    prompts = {"prompts": {"web": "search the web"}, "default_prompt_name": "web"}
+    weights = save_language_reranker(tmp_path / "weights", false_token, template, **prompts)
+    assert task_of(weights) == "text-ranking"
+    reference, models = cross_encoder(weights), assemble(weights, tmp_path / "models", format)
+    pairs = list(zip(QUERIES, TEXTS, strict=True))
+    assert len(reference.tokenizer(" ".join(pairs[-1])).input_ids) > language.CONTEXT  # truncated before the chat's end
+    for choice in ({}, {"prompt": "find rain"}, {"prompt": ""}):
+        expected = reference.predict(pairs, batch_size=1, **choice)
+        answer = ask(models, query=QUERIES, text=TEXTS, **{name: [text] * len(pairs) for name, text in choice.items()})
+        np.testing.assert_allclose(answer["score"].ravel(), expected, atol=1e-5)
+        assert answer["score"].std() > 1e-3
+
+
+@pytest.mark.parametrize("format", ["onnx", pytest.param("python", marks=pytest.mark.slow)])
+def test_qwen3_reranker_ranks_as_its_model_card(tmp_path, format):
+    weights = language.save_qwen3_reranker(tmp_path / "weights")
+    job = Job("m", "text-ranking", format, weights, movable=False, folder=tmp_path / "models")
+    RECIPES["text-ranking"].assemble(job)
+    for instruction in (None, "Find what the weather is like"):
+        column = {"prompt": [instruction] * len(TEXTS)} if instruction else {}
+        answer = ask(job.folder, query=QUERIES, text=TEXTS, **column)
+        expected = [model_card_score(weights, *pair, instruction) for pair in zip(QUERIES, TEXTS, strict=True)]
+        np.testing.assert_allclose(answer["score"].ravel(), expected, atol=1e-5)
+        assert answer["token_count"].max() == language.RANKED
+        assert answer["score"].std() > 1e-3
+
+
+def model_card_score(folder: Path, query: str, document: str, instruction: str | None) -> float:
+    """Compute what the model card of Qwen3-Reranker computes, for one pair."""
+    import torch
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    instruction = instruction or "Given a web search query, retrieve relevant passages that answer the query"
+    beginning = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    )
+    ending = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    first, last = (tokenizer.encode(text, add_special_tokens=False) for text in (beginning, ending))
+    text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    middle = tokenizer(text, truncation="longest_first", max_length=language.RANKED - len(first) - len(last)).input_ids
+    with torch.no_grad():
+        logits = model(torch.tensor([first + middle + last])).logits[0, -1]
+    no, yes = (tokenizer.convert_tokens_to_ids(token) for token in ("no", "yes"))
+    return torch.log_softmax(torch.stack([logits[no], logits[yes]]), dim=0)[1].exp().item()
+
+
+def test_language_model_without_a_rerankers_template_is_refused(tmp_path):
     weights = language.save_llama_classifier(tmp_path / "weights", labels=1)
     (weights / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    with pytest.raises(UserError, match="m: its texts pass through a chat template, which is not served"):
+    with pytest.raises(UserError, match="m: its chat template has no place for a query and a document"):
         assemble(weights, tmp_path / "models")
+
+
+def test_language_model_without_tokens_for_yes_and_no_is_refused(tmp_path):
+    weights = language.save_llama(tmp_path / "weights")
+    with pytest.raises(UserError, match="m: a language model ranks by the logits of yes and no, and its tokenizer has"):
+        RECIPES["text-ranking"].assemble(Job("m", "text-ranking", "onnx", weights, False, tmp_path / "models"))
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ class SentenceModel(TextModel):
                 trust_remote_code=self.job.trust_remote_code,
                 local_files_only=True,
                 model_kwargs={"use_safetensors": True, "dtype": torch.float32, **self.attention},
+                processor_kwargs=self.processor_options,
             )
         first = model[0]
         if not isinstance(first, Transformer):
@@ -44,8 +45,6 @@ class SentenceModel(TextModel):
                 f"{self.job.system}: its first module is {type(first).__name__}, and only sentence-transformers that "
                 "begin with a Transformer are served"
             )
-        if "message" in first.modality_config:
-            raise UserError(f"{self.job.system}: its texts pass through a chat template, which is not served")
         # Raises if weights are missing. In the type of the file, they need no memory.
         self.load(type(first.model), dtype="auto")
         return model.eval()
@@ -61,6 +60,43 @@ class SentenceModel(TextModel):
         """Return the library's tokenizer, which may also put texts into lower case and knows the maximum length."""
         return self.original.tokenizer
 
+    @property
+    def processor_options(self) -> dict[str, Any]:
+        """Return the options with which the library loads the tokenizer."""
+        return {}
+
+    @cached_property
+    def max_length(self) -> int:
+        options = self.original[0].processing_kwargs
+        own = [options.get(name, {}).get("max_length") for name in ("common", "text", "chat_template")]
+        return min([super().max_length, *filter(None, own)])
+
+    @cached_property
+    def chat(self) -> dict[str, Any] | None:
+        """Return the fields of shared/embedding_prompts.py's Chat if the texts pass through a chat template."""
+        first = self.original[0]
+        if "message" not in first.modality_config:
+            return None
+        variables = dict(first.processing_kwargs.get("chat_template", {}))
+        try:
+            template = first.processor.get_chat_template(variables.pop("chat_template", None))
+        except ValueError:
+            raise UserError(
+                f"{self.job.system}: its texts pass through a chat template, and its tokenizer has none: write it to "
+                "chat_template.jinja, or remove message from the modality_config in sentence_bert_config.json"
+            ) from None
+        return {
+            "template": template,
+            "special_tokens": first.tokenizer.special_tokens_map,
+            "roles": ["query", "document"] if self.takes_pairs else ["user"],
+            "parts": first.input_formatter.message_format == "structured",
+            "variables": variables,
+        }
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        return not self.chat  # the template writes them
+
     @cached_property
     def pools_prompt(self) -> bool:
         return all(module.include_prompt for module in self.original if isinstance(module, Pooling))
@@ -68,7 +104,8 @@ class SentenceModel(TextModel):
     @cached_property
     def optional_inputs(self) -> tuple[str, ...]:
         """Return the inputs that choose a prompt, unless the model has none."""
-        return PROMPT_INPUTS if any(self.original.prompts.values()) or not self.pools_prompt else ()
+        has_prompts = any(self.original.prompts.values()) or not self.pools_prompt or self.chat
+        return PROMPT_INPUTS if has_prompts else ()
 
     @cached_property
     def token_inputs(self) -> list[str]:
@@ -80,12 +117,14 @@ class SentenceModel(TextModel):
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        return EmbeddingNetwork(self.original)
+        return LibraryNetwork(self, "sentence_embedding")
 
     def save_prompts(self, version: Path) -> None:
         if not self.optional_inputs:
             return
         fields = {"default_prompt_name": self.original.default_prompt_name, "prompts": self.original.prompts}
+        if self.chat:
+            fields["chat"] = self.chat
         text = json.dumps(fields, ensure_ascii=False, indent=2)
         (version / "prompts.json").write_text(f"{text}\n", encoding="utf-8")
 
@@ -156,24 +195,23 @@ class SparseModel(SentenceModel):
         }
 
 
-class EmbeddingNetwork(torch.nn.Module):
-    """The network from tokens to the vector that encode() returns."""
+class LibraryNetwork(torch.nn.Module):
+    """The modules of the library from the tensors of `token_inputs` to what they compute under this name."""
 
-    def __init__(self, original: BaseModel) -> None:
+    def __init__(self, model: SentenceModel, name: str) -> None:
         super().__init__()
-        self.original = original
-        for module in original:
+        self.original = model.original
+        self.inputs = model.token_inputs
+        self.modality = "message" if model.chat else "text"
+        self.name = name
+        for module in self.original:
             if isinstance(module, Pooling):
                 module.register_forward_pre_hook(use_pooling_mask)
 
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, pooling_mask: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor]:
-        features = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if pooling_mask is not None:
-            features[POOLING_MASK] = pooling_mask
-        dimensions = getattr(self.original, "truncate_dim", None)  # a SparseEncoder has none
-        return (self.original(features)["sentence_embedding"][:, :dimensions],)
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
+        features = dict(zip(self.inputs, tensors, strict=True)) | {"modality": self.modality}
+        dimensions = getattr(self.original, "truncate_dim", None)  # only a SentenceTransformer has it
+        return (self.original(features)[self.name][:, :dimensions],)
 
 
 def use_pooling_mask(_: torch.nn.Module, args: tuple[dict[str, Any]]) -> None:

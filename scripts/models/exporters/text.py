@@ -107,6 +107,8 @@ def save_tokenizer(model: TextModel, version: Path) -> None:
     """Save the model's tokenizer with the model's maximum length; the one in its file may be another."""
     original = model.hugging_face_tokenizer
     tokenizer = Tokenizer.from_str(original.backend_tokenizer.to_str())
+    if not model.adds_special_tokens:
+        tokenizer.post_processor = None
     stride = min(model.max_length // 2, WINDOW_STRIDE) if model.task.cuts_windows else 0
     tokenizer.enable_truncation(
         model.max_length, stride=stride, strategy=model.task.truncation, direction=original.truncation_side

@@ -22,7 +22,7 @@ Parameters = dict[str, object]  # of the backend
 
 def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]]:
     """Return the configuration of each Triton model of the ensemble, by part."""
-    axes = {"T": -1, "E": -1, "L": model.config.num_labels, "D": width, "V": model.config.vocab_size, "K": ANSWERS}
+    axes = {"T": -1, "E": -1, "L": model.label_count, "D": width, "V": model.config.vocab_size, "K": ANSWERS}
 
     def dims(shape: Axes) -> list[int]:
         return [axes[axis] if isinstance(axis, str) else axis for axis in shape]
@@ -86,7 +86,7 @@ def encoder_of_format(model: TextModel, inputs: list[Config], outputs: list[Conf
         return batched("neuron", MAX_BATCH, inputs, outputs, "KIND_MODEL"), {"task": "text-encoder", **cores}
     if model.job.format != "python":
         return batched("packed_onnx", MAX_BATCH, inputs, outputs, "KIND_AUTO"), {}
-    parameters: Parameters = {"task": "text-encoder", "model_class": model.task.model_class}
+    parameters: Parameters = {"task": "text-encoder", "model_class": model.model_class}
     if model.mask:
         parameters["mask_token_id"] = model.hugging_face_tokenizer.mask_token_id
     parameters |= model.layers

@@ -77,6 +77,10 @@ class TextModel:
         return mask
 
     @property
+    def adds_special_tokens(self) -> bool:
+        return True
+
+    @property
     def optional_inputs(self) -> tuple[str, ...]:
         """Return the names of further inputs of the tokenizer: a text for each row, if the client sets them."""
         return ()
@@ -103,8 +107,17 @@ class TextModel:
                 f"{self.config.vocab_size} tokens: correct it there"
             )
         if own is None:
-            return -1 if self.task.model_class.endswith("SequenceClassification") else 0
+            return -1 if self.model_class.endswith("SequenceClassification") else 0
         return max(own, -1)
+
+    @property
+    def model_class(self) -> str:
+        """Return the name of the class of transformers that FORMAT=python loads."""
+        return self.task.model_class
+
+    @property
+    def label_count(self) -> int:
+        return self.config.num_labels
 
     @property
     def labels(self) -> list[str]:
@@ -189,7 +202,7 @@ class TextModel:
             **self.attention,
         )
         # Only sequence classifiers read the pooler.
-        uses_pooler = "SequenceClassification" in self.task.model_class
+        uses_pooler = "SequenceClassification" in kind.__name__
         if missing := sorted(key for key in info["missing_keys"] if "pooler" not in key or uses_pooler):
             raise UserError(
                 f"{self.job.weights} is not a model for {self.job.task}: it lacks the weights '{missing[0]}'"
@@ -204,10 +217,14 @@ class TextModel:
     @cached_property
     def network(self) -> torch.nn.Module:
         """Return the original from the tensors of `token_inputs` to the outputs that are served."""
-        if self.pad_token_id < 0:  # as in shared/text_encoder.py
+        self.accept_padding()
+        return OriginalNetwork(self, self.transformer)
+
+    def accept_padding(self) -> None:
+        """Let the original take an id of padding that no token has, as shared/text_encoder.py does."""
+        if self.pad_token_id < 0:
             self.transformer.config.pad_token_id = self.pad_token_id
             self.transformer.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0].clamp(min=0),))
-        return OriginalNetwork(self, self.transformer)
 
 
 class OriginalNetwork(torch.nn.Module):

@@ -13,6 +13,7 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
 CONTEXT = 256
+RANKED = 400  # tokens of a reranker, whose template has some 250 of them
 SPREAD = 0.5
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": CONTEXT}
 
@@ -109,6 +110,22 @@ def save_llama_classifier(folder: Path, labels: int = 3, pad: bool = True) -> Pa
         pad_token_id=tokenizer.eos_token_id if pad else None,
     )
     return save(folder, transformers.LlamaForSequenceClassification, config, tokenizer)
+
+
+def save_qwen3_reranker(folder: Path) -> Path:
+    """Save what Qwen3-Reranker was published as: a language model, whose tokenizer has the chat template of Qwen3."""
+    tokenizer = byte_level_bpe("<|endoftext|>")
+    tokenizer.add_tokens(["yes", "no", "<think>", "</think>"])
+    tokenizer.add_special_tokens(
+        {"pad_token": "<|endoftext|>", "additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}
+    )
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% if message.role == 'user' %}"
+        "<|im_start|>user\n{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    )
+    size = {"max_position_embeddings": RANKED, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8}
+    config = transformers.Qwen3Config(**SIZE | size, **vocabulary(tokenizer), initializer_range=SPREAD)
+    return save(folder, transformers.Qwen3ForCausalLM, config, tokenizer)
 
 
 def save_llama_for_questions(folder: Path) -> Path:

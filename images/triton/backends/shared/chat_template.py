@@ -29,10 +29,14 @@ class ChatTemplate:
         """Return the prompt that the model's answer continues. Raise BadRequest if there is none."""
         if not self.source:
             raise BadRequest("this model has no chat template: send 'prompt' instead of 'messages'")
+        return self.rendered("messages", messages, add_generation_prompt=True)
+
+    def rendered(self, name: str, messages: list[Message], **variables: Any) -> str:
+        """Return what the template makes of messages. Raise BadRequest that names this input if it fails."""
         pieces, length = [], 0
         try:
             for piece in self.template.generate(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self.special_tokens
+                messages=messages, tools=None, documents=None, **self.special_tokens, **variables
             ):
                 pieces.append(piece)
                 length += len(piece)
@@ -44,7 +48,7 @@ class ChatTemplate:
             raise BadRequest("this server has no jinja2, which chat templates need: install it beside Triton") from None
         except Exception as error:  # a template raises anything, on purpose or not
             reason = f"{error or type(error).__name__}"[:MAX_REASON]
-            raise BadRequest(f"input 'messages': the model's chat template fails: {reason}") from None
+            raise BadRequest(f"input '{name}': the model's chat template fails: {reason}") from None
         return prompt
 
     @cached_property

@@ -1,10 +1,12 @@
-"""Prompts of sentence-transformers: the text that a model expects before every text."""
+"""Prompts of sentence-transformers: the text that a model expects before every text, or a chat around it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest
 
 # Optional inputs, with a value for each text: the name of one of the model's prompts, or a prompt of the client's own.
@@ -12,12 +14,13 @@ NAME, OWN = "prompt_name", "prompt"
 
 
 class Prompts:
-    """A model's prompts, in a file with the fields of config_sentence_transformers.json."""
+    """A model's prompts, in a file with the fields of config_sentence_transformers.json, and its chat template."""
 
     def __init__(self, path: Path) -> None:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         self.by_name: dict[str, str] = content.get("prompts", {})
         self.default = self.by_name.get(content.get("default_prompt_name") or "", "")
+        self.chat = Chat(**content["chat"]) if "chat" in content else None
 
     def named(self, names: list[str]) -> list[str]:
         """Return the prompts of these names; an empty name stands for the default."""
@@ -26,3 +29,23 @@ class Prompts:
                 known = ", ".join(sorted(self.by_name)) or "none"
                 raise BadRequest(f"input '{NAME}': row {row} has an unknown name; this model's prompts: {known}")
         return [self.by_name[name] if name else self.default for name in names]
+
+
+class Chat:
+    """The chat that a model expects instead of texts: a message for each, after its prompt as the system's message."""
+
+    def __init__(
+        self, template: str, special_tokens: dict[str, Any], roles: list[str], parts: bool, variables: dict[str, Any]
+    ) -> None:
+        """Take the template and its variables. `parts`: it expects the content of a message as a list of parts."""
+        self.template = ChatTemplate(template, special_tokens)
+        self.roles, self.parts, self.variables = roles, parts, variables
+
+    def text(self, name: str, prompt: str, *texts: str) -> str:
+        """Return the chat as one text. Raise BadRequest that names this input if the template fails."""
+        contents = [*([("system", prompt)] if prompt else []), *zip(self.roles, texts, strict=True)]
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": text}] if self.parts else text}
+            for role, text in contents
+        ]
+        return self.template.rendered(name, messages, **self.variables)

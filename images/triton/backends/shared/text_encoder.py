@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,9 @@ class TextEncoder(PackedEncoder):
         self.splade_pooling = choice_parameter(config, "splade_pooling", ("max", "sum"), "max")
         self.splade_activation = choice_parameter(config, "splade_activation", ("relu", "log1p_relu"), "relu")
         self.mask_token_id = int_parameter(config, "mask_token_id", -1)
+        self.ranks = bool(score_tokens := parameter(config, "score_tokens"))
+        if self.ranks:
+            keep_tokens(self.model, [int(id) for id in score_tokens.split(",")])
         return Encoder(
             inputs={tensor["name"]: np.int64 for tensor in config["input"]},
             outputs=[tensor["name"] for tensor in config["output"]],
@@ -61,6 +65,10 @@ class TextEncoder(PackedEncoder):
             positions = (tensors["input_ids"] == self.mask_token_id).int().argmax(dim=1)
             logits: torch.Tensor = outputs["logits"]
             return logits[torch.arange(len(positions)), positions]
+        if self.ranks:
+            last = tensors["attention_mask"].cumsum(1).argmax(1)
+            scores: torch.Tensor = outputs["logits"][torch.arange(len(last)), last]
+            return scores[:, :1] - scores[:, 1:].sum(1, keepdim=True)  # the second token is the answer no
         if name == "sparse_embedding":
             return self.splade(outputs["logits"], tensors["attention_mask"])
         if name == "sentence_embedding" and "text_embeds" in outputs:
@@ -96,3 +104,11 @@ class TextEncoder(PackedEncoder):
         linear.load_state_dict({name.removeprefix("linear."): weight for name, weight in weights.items()})
         activation = getattr(torch.nn, config["activation_function"].rpartition(".")[2])()
         return torch.nn.Sequential(linear, activation).to(self.model.device, self.model.dtype).eval()
+
+
+def keep_tokens(model: Any, ids: list[int]) -> None:
+    """Let a language model compute the logits of these tokens only."""
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight[ids])
+    if getattr(head, "bias", None) is not None:
+        head.bias = torch.nn.Parameter(head.bias[ids])

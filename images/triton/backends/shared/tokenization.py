@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ PADDING = ("none", "bucket", "max_length", "longest")
 TEXT_CHARACTERS, REQUEST_CHARACTERS = 32, 128
 # So many of these requests may wait at a time, because their texts take memory.
 SLOW_REQUESTS = 16
+ENDINGS = 64  # prompts for which the end of their chats is kept
 
 
 class Rows(NamedTuple):
@@ -92,6 +94,7 @@ class Tokenization:
         if len(self.inputs) > 2:
             raise ConfigError(f"a tokenizer takes one input, or two for pairs of texts, not {len(self.inputs)}")
         self.prompts = Prompts(Path(args["model_repository"]) / args["model_version"] / "prompts.json")
+        self.ending = lru_cache(ENDINGS)(self.ending_of)  # of clients' prompts too
         self.special_ids = {id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
         if unknown := [name for name in dtypes if name not in OUTPUTS]:
             raise ConfigError(f"unknown output '{unknown[0]}': use {', '.join(OUTPUTS)}")
@@ -116,6 +119,7 @@ class Tokenization:
         if not self.max_length:
             raise ConfigError("tokenizer.json sets no maximum length: set the parameter 'max_length'")
         self.min_length = int_parameter(config, "min_length", 0)
+        self.cuts_end = default.get("direction") != "left"
         strategy = choice_parameter(config, "truncation", TRUNCATION, default.get("strategy", TRUNCATION[0]))
         self.cuts_both = self.cuts_longest = strategy == "longest_first"
         if strategy == "none":
@@ -151,13 +155,19 @@ class Tokenization:
         if len({len(column) for column in columns}) > 1:
             raise BadRequest(f"inputs {', '.join(self.inputs)} must have the same number of rows")
         before = self.chosen_prompts(request, len(columns[0]))
-        columns[0] = [prompt + text for prompt, text in zip(before, columns[0], strict=True)]
-        texts: list[Any] = columns[0]
-        if len(columns) > 1:
-            pairs = zip(*columns, strict=True)
-            # Treat an empty optional text as missing, as transformers does.
-            texts = [first if self.second_is_optional and not second else (first, second) for first, second in pairs]
+        texts = self.rows(before, columns)
         return Rows(texts, before, traced, self.shortened(texts))
+
+    def rows(self, before: list[str], columns: list[list[str]]) -> list[Any]:
+        """Return what to tokenize for each row: a text, or a pair of texts."""
+        if chat := self.prompts.chat:
+            return [chat.text(self.inputs[-1], *row) for row in zip(before, *columns, strict=True)]
+        firsts = [prompt + text for prompt, text in zip(before, columns[0], strict=True)]
+        if len(columns) == 1:
+            return firsts
+        pairs = zip(firsts, columns[1], strict=True)
+        # Treat an empty optional text as missing, as transformers does.
+        return [first if self.second_is_optional and not second else (first, second) for first, second in pairs]
 
     def shortened(self, rows: list[Any]) -> list[Any] | None:
         """Shorten the texts of one request. Return None if it takes long to find out where, or to tokenize them."""
@@ -226,6 +236,9 @@ class Tokenization:
         if "pooling_mask" in self.dtypes:
             for rows, tensors in zip(jobs, outputs, strict=True):
                 self.exclude_prompts(tensors["pooling_mask"], rows.prompts)
+        if self.prompts.chat and self.cuts_end:
+            for rows, request, tensors in zip(jobs, requests, outputs, strict=True):
+                self.restore_endings(tensors["input_ids"], request, rows.prompts)
         if tracing.sender:
             tokens = {
                 rows.traced: sum(map(len, request)) for rows, request in zip(jobs, requests, strict=True) if rows.traced
@@ -252,6 +265,26 @@ class Tokenization:
         """Count as sentence-transformers does: without the special token that ends a text."""
         ids = encode(self.tokenizer, self.shortener.shortened(prompt) or prompt).ids if prompt else []
         return len(ids) - (bool(ids) and ids[-1] in self.special_ids)
+
+    def restore_endings(self, ids: Array, encodings: list[Encoding], before: list[str]) -> None:
+        """Put the end of the chat back where truncation removed it: models read their answer after it."""
+        for row, (encoding, prompt) in enumerate(zip(encodings, before, strict=True)):
+            if len(encoding) == self.max_length:
+                end = ids.shape[1] if self.pad_left else self.max_length
+                ending = self.ending(prompt)[-self.max_length :]
+                ids[row, end - len(ending) : end] = ending
+
+    def ending_of(self, prompt: str) -> list[int]:
+        """Return the tokens with which every chat with this prompt ends, found as sentence-transformers does."""
+        assert self.prompts.chat
+        chats = [self.prompts.chat.text(OWN, prompt, *[text] * len(self.inputs)) for text in ("0", "1 2 3 4")]
+        first, second = (
+            [id for part in (encoding, *encoding.overflowing) for id in part.ids]
+            for encoding in (encode(self.tokenizer, chat) for chat in chats)
+        )
+        same = [one == other for one, other in zip(reversed(first), reversed(second), strict=False)]
+        count = len(list(itertools.takewhile(bool, same)))
+        return first[len(first) - count :] if 0 < count < len(same) else []
 
     def beside_batches(self, run: Callable[[serving.Response], None]) -> serving.Later:
         """Return what runs a long request in the thread for them. `run` sends the response, or raises its error."""
