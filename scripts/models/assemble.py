@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import shutil
 import tempfile
@@ -22,7 +21,6 @@ from scripts.common.settings import Settings, UserError
 from scripts.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
 from scripts.models.record import DEFAULT, IGNORE, Record, read_record, read_records
 from scripts.models.refusals import check_model, check_task, check_weights
-from scripts.models.releases import check_release
 from scripts.models.selection import all_in_place, missing_systems
 from scripts.models.sources import Weights, open_weights
 from scripts.models.tasks import LIST, task_of
@@ -97,7 +95,6 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
         formats = ", ".join(recipe.formats)
         raise UserError(f"FORMAT={system.format} is not available for {system.name} ({task}): set one of {formats}")
     form = "neuron" if target else system.format or recipe.default_format(settings["PROFILE"])
-    check_release(installed_release(), system.name, task, form)
     return Job(
         system=system.name,
         task=task,
@@ -108,10 +105,6 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
         trust_remote_code=trust_remote_code,
         neuron=target,
     )
-
-
-def installed_release() -> int:
-    return int(importlib.metadata.version("transformers").partition(".")[0])
 
 
 def empty(folder: Path) -> Path:

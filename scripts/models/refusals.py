@@ -302,13 +302,6 @@ def read_parts(name: str, weights: Path, noun: str, trust_remote_code: bool) -> 
     from scripts.models.silence import quiet
 
     version = transformers.__version__
-    own_class = read_json(name, weights / "tokenizer_config.json").get("tokenizer_class")
-    if noun == "tokenizer" and own_class == "TokenizersBackend" and not hasattr(transformers, own_class):
-        raise UserError(
-            f"{name}: its tokenizer was saved by transformers 5 as {own_class}, which transformers {version} does not "
-            "know: choose a checkpoint that transformers 4 saved, or wait for the release of this project that brings "
-            "transformers 5"
-        )
     loaders: dict[str, Any] = {"configuration": transformers.AutoConfig, "tokenizer": transformers.AutoTokenizer}
     loaders["image processor"] = transformers.AutoImageProcessor
     options: dict[str, Any] = {"use_fast": False} if noun == "image processor" else {}

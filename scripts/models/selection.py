@@ -11,7 +11,6 @@ from scripts.common.system_names import NAME
 from scripts.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
 from scripts.models.record import DEFAULT, Record, find_record, read_record, read_records
 from scripts.models.refusals import check_task_name
-from scripts.models.releases import check_release, release_of
 from scripts.models.sources import Folder, Hub, Source, identity, source_of
 from scripts.neuron.target import Target
 
@@ -42,8 +41,6 @@ def missing_systems(settings: Settings, report: bool = True) -> list[System]:
     for name in names:
         system = requested_system(name, settings, repository)
         if system and not is_in_place(system, settings, repository):
-            # Before TRANSFORMERS is installed, which takes minutes.
-            check_release(release_of(settings["TRANSFORMERS"]), system.name, system.task, system.format)
             missing[system.name] = system
         elif report:
             out.print(f"{name}: in place" if system else f"{name}: your own, left as it is")

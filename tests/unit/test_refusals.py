@@ -12,8 +12,6 @@ import transformers
 from scripts.common.settings import Settings, UserError
 from scripts.models.assemble import assemble_all
 from scripts.models.refusals import check_model
-from scripts.models.releases import check_release, release_of
-from scripts.models.selection import all_in_place
 from tests.support.checkpoints import encoders
 
 TOKENIZED = {"tokenizer.json": {}, "model.safetensors": {}}
@@ -264,10 +262,6 @@ def test_advice_of_a_refusal_is_not_refused(tmp_path):
         (lambda folder: change(folder, "config.json", num_attention_heads=5), "it does not load (ValueError in"),
         (lambda folder: change(folder, "config.json", id2label=3), "its configuration does not load in transformers"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "its tokenizer does not load in transformers"),
-        (
-            lambda folder: change(folder, "tokenizer_config.json", tokenizer_class="TokenizersBackend"),
-            "its tokenizer was saved by transformers 5 as TokenizersBackend",
-        ),
     ],
 )
 def test_failure_of_a_library_is_one_sentence(tmp_path, spoil, sentence):
@@ -309,29 +303,6 @@ def test_pooling_of_older_sentence_transformers_is_read(tmp_path):
     }
     (folder / "config_sentence_transformers.json").write_text(json.dumps(versions))
     check_model("x", folder, trust_remote_code=False)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "sentence"),
-    [
-        ({}, "cannot be exported with transformers 5, which TRANSFORMERS installs: set FORMAT=python"),
-        (
-            {"TASK": "sentence-similarity", "FORMAT": "python"},
-            "needs transformers 4 in every format: leave TRANSFORMERS",
-        ),
-    ],
-)
-@pytest.mark.parametrize("requirement", ["transformers==5.0.0", "transformers>=5"])
-def test_newer_transformers_is_refused_before_it_is_installed(tmp_path, requirement, chosen, sentence):
-    settings = {"SYSTEMS": "x", "SOURCE": "/weights", "MODEL_REPOSITORY": str(tmp_path), "TRANSFORMERS": requirement}
-    with pytest.raises(UserError, match=sentence):
-        all_in_place(Settings(Settings.load() | settings | chosen))
-
-
-def test_newer_transformers_serves_the_original(tmp_path):
-    check_release(release_of("transformers==5.24.0"), "x", "text-generation", "python")
-    check_release(release_of("transformers==4.57.6"), "x", "sentence-similarity", "onnx")
-    assert release_of("transformers") == release_of("git+https://example.com/transformers") == 0
 
 
 @pytest.mark.parametrize("case", CASES)
