@@ -59,4 +59,4 @@ def test_entities_equal_pipeline(folder, weights, strategy):
         assert [entity[:3] for entity in served] == [(e[name], e["start"], e["end"]) for e in expected]
         np.testing.assert_allclose([entity[3] for entity in served], [e["score"] for e in expected], atol=1e-5)
         count += len(served)
-    assert count > len(TEXTS)
+    assert count > len(TEXTS) / 2

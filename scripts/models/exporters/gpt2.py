@@ -12,18 +12,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import torch
 import transformers
 
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
+from scripts.models.exporters.onnx_export import export
+from scripts.models.exporters.served import Tensors
 from scripts.models.silence import quiet
 
 MODELS = ("gpt2_ensemble", "gpt2_encoder", "gpt2", "gpt2_decoder", "gpt2_generate")
@@ -55,8 +55,7 @@ class Graph(torch.nn.Module):
             cache.update(keys, values, layer)
         hidden = self.model.transformer(
             input_ids,
-            # Added to the attention scores. The model itself masks the tokens that follow.
-            attention_mask=(1.0 - attention_mask[:, None, None, :].float()) * torch.finfo(torch.float32).min,
+            attention_mask=attention_mask,
             # Padding must not shift positions, so count only the tokens that the mask keeps.
             position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)[:, before:],
             past_key_values=cache,
@@ -75,7 +74,7 @@ def assemble(job: Job) -> Outcome:
     with quiet():
         model = load(job.weights)
         save_tokenizer(job.weights, model.config, versions["gpt2_encoder"] / "tokenizer.json")
-        export(Graph(model).eval(), versions["gpt2"] / "model.onnx")
+        export_graph(Graph(model), versions["gpt2"] / "model.onnx")
         difference = check_parity(model, versions["gpt2"] / "model.onnx")
     for name in ("gpt2_decoder", "gpt2_generate"):
         shutil.copy(versions["gpt2_encoder"] / "tokenizer.json", versions[name])
@@ -122,32 +121,22 @@ def save_limits(model: transformers.GPT2LMHeadModel, target: Path) -> None:
     target.write_text(json.dumps({"eos_token_id": ends, "max_length": model.config.n_positions}) + "\n")
 
 
-def export(graph: Graph, target: Path) -> None:
-    texts, new, before = 2, 3, 4
-    example = (
-        torch.zeros(texts, new, dtype=torch.int64),
-        torch.ones(texts, before + new, dtype=torch.int64),
-        torch.zeros(texts, before * graph.numbers),
-    )
-    axes = {name: {0: "texts", 1: f"{name}_size"} for name in (*INPUTS, "present")} | {"logits": {0: "texts"}}
-    with tempfile.TemporaryDirectory(dir=target.parent) as work:
-        exported = Path(work) / "model.onnx"
-        torch.onnx.export(
-            graph,
-            example,
-            str(exported),
-            input_names=INPUTS,
-            output_names=OUTPUTS,
-            dynamic_axes=axes,
-            opset_version=17,
-            do_constant_folding=False,  # it would store the vocabulary a second time, transposed
-            dynamo=False,  # the newer exporter requires another package
-        )
-        if len(list(exported.parent.iterdir())) == 1:
-            exported.replace(target)
-        else:  # too large for one file: the exporter wrote each tensor to a file of its own
-            onnx.save(onnx.load(exported), target, save_as_external_data=True, location=f"{target.name}.data")
-            shutil.copymode(target, f"{target}.data")  # onnx creates it readable by this user only
+def export_graph(graph: Graph, target: Path) -> None:
+    inputs = {name: {0: "texts", 1: f"{name}_size"} for name in INPUTS}
+    outputs = {"logits": {0: "texts"}, "present": {0: "texts", 1: "present_size"}}
+    examples = [example(graph, *sizes) for sizes in ((2, 3, 4), (3, 5, 0), (1, 1, 6))]
+    # Without folded constants: it would store the vocabulary a second time, transposed.
+    export(graph, inputs, outputs, examples, target, fold_constants=False)
+
+
+def example(graph: Graph, texts: int, new: int, before: int) -> Tensors:
+    """Return inputs for texts with some new positions after others, whose first one is padding in the last text."""
+    random = np.random.default_rng(0)
+    mask = np.ones((texts, before + new), np.int64)
+    mask[-1, : before + new > 1] = 0
+    past = random.standard_normal((texts, before * graph.numbers), np.float32)
+    ids = random.integers(graph.model.config.vocab_size, size=(texts, new))
+    return dict(zip(INPUTS, (ids, mask, past), strict=True))
 
 
 def check_parity(model: transformers.GPT2LMHeadModel, path: Path) -> float:

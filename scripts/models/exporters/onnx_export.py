@@ -36,7 +36,7 @@ class Positional(torch.nn.Module):
 
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
-        self.network = network.eval()
+        self.network = network
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(self.network(*tensors))
@@ -55,7 +55,7 @@ def export(
     The exporters see only the first example. torch.jit.trace takes a second or two, and torch.export up to a minute,
     but that one gets right what depends on the example: so it is the second choice.
     """
-    module = Positional(network)
+    module = Positional(network).eval()  # all of it: the exporters restore the mode of the whole
     feeds = [tuple(torch.from_numpy(example[name]) for name in inputs) for example in examples]
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}
     dynamic = {name: axes for name, axes in {**inputs, **outputs}.items() if axes}

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 
-from scripts.common.settings import UserError
 from scripts.models.exporters.served import Tensors
-from scripts.models.exporters.text_model import TextModel
+from scripts.models.exporters.text_model import WINDOW_STRIDE, TextModel
+
+LONGEST_ANSWER = 15  # tokens
+SPANS = 12  # of a window that may be parts of the same words
 
 Reference = Callable[[TextModel, list[Tensors]], list[Tensors]]
 
@@ -54,24 +55,55 @@ def prompt_of(model: TextModel, request: Tensors) -> dict[str, str]:
 
 
 def answer_scores(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
-    """Return the scores of the answers that transformers' pipeline finds, or on Neuron the encoder's outputs."""
-    if model.hugging_face_tokenizer.padding_side == "left":
-        raise UserError(
-            f"{model.job.system}: its tokenizer pads on the left, and transformers' pipeline then puts the context "
-            "before the question, which is not served: set padding_side to right in tokenizer_config.json"
-        )
+    """Return the scores of the answers, or on Neuron the encoder's outputs."""
     if model.job.neuron:
         return transformers_outputs(model, requests)
-    answer = transformers.pipeline(
-        "question-answering", model=model.original, tokenizer=model.hugging_face_tokenizer, device="cpu"
-    )
-    scores = []
-    for request in requests:
-        question, context = texts_of(model, request)
-        # The pipeline refuses an empty context, and has no answer to one without words.
-        best = context and answer(question=question, context=context, max_seq_len=model.max_length)
-        scores.append({"score": np.array([[best["score"] if best else 0]], np.float32)})
-    return scores
+    questions = (texts_of(model, request) for request in requests)
+    answers = [find_answer(model.original, model.hugging_face_tokenizer, *row, model.max_length) for row in questions]
+    return [{"score": np.array([[answer.score]], np.float32)} for answer in answers]
+
+
+class Answer(NamedTuple):
+    text: str
+    score: float
+    start: int
+    end: int
+
+
+@torch.inference_mode()
+def find_answer(
+    network: Any, tokenizer: Any, question: str, context: str, max_length: int, align_to_words: bool = True
+) -> Answer:
+    """Return the answer by the rule of the pipeline that transformers had before release 5, with its defaults."""
+    settings = {"truncation": "only_second", "max_length": max_length, "stride": min(max_length // 2, WINDOW_STRIDE)}
+    windows = tokenizer(question, context, return_overflowing_tokens=True, **settings)
+    answers: dict[str, Answer] = {}
+    for window, encoding in enumerate(windows.encodings):
+        names = tokenizer.model_input_names
+        outputs = network(**{name: torch.tensor([windows[name][window]]) for name in names if name in windows})
+        in_context = torch.tensor([text == 1 for text in encoding.sequence_ids])
+        competing = in_context | (torch.tensor(encoding.ids) == tokenizer.cls_token_id)
+        starts, ends = (
+            outputs[name][0].masked_fill(~competing, -10000.0).softmax(-1) * in_context
+            for name in ("start_logits", "end_logits")
+        )
+        scores = starts.outer(ends).triu().tril(LONGEST_ANSWER - 1)
+        for index in scores.ravel().argsort(descending=True)[: SPANS if align_to_words else 1].tolist():
+            first, last = divmod(index, len(ends))
+            if (score := float(scores[first, last])) > 0:
+                start, end = characters(encoding, first, last, align_to_words)
+                text = context[start:end].lower()  # spans that read the same share an answer
+                same = answers.get(text, Answer(context[start:end], 0.0, start, end))
+                answers[text] = same._replace(score=same.score + score)
+    return max(answers.values(), key=lambda answer: answer.score, default=Answer("", 0.0, 0, 0))
+
+
+def characters(encoding: Any, first: int, last: int, align_to_words: bool) -> tuple[int, int]:
+    """Return the characters of these tokens, or of the words that they are in."""
+    words = [encoding.token_to_word(token) for token in (first, last)]
+    if align_to_words and None not in words:
+        return encoding.word_to_chars(words[0], 1)[0], encoding.word_to_chars(words[1], 1)[1]
+    return encoding.offsets[first][0], encoding.offsets[last][1]
 
 
 # Tasks whose reference is another than the outputs of transformers' model.

@@ -22,14 +22,13 @@ from scripts.models.exporters.parity import TOLERANCES, largest_difference, meas
 from scripts.models.exporters.references import reference, request_of, tokenize
 from scripts.models.exporters.served import Tensors, served_tokens
 from scripts.models.exporters.text_configs import configs
-from scripts.models.exporters.text_model import TextModel
+from scripts.models.exporters.text_model import WINDOW_STRIDE, TextModel
 from scripts.models.silence import quiet
 from scripts.models.tasks import save_labels
 
 PARITY_TEXTS = 64
 MAX_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
 PUBLISHED_WIDTH = 384
-WINDOW_STRIDE = 128  # tokens that two windows share at most, as in transformers' pipeline
 
 
 def assemble(job: Job) -> Outcome:

@@ -18,7 +18,9 @@ from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, export
 from scripts.models.exporters.served import Tensors
 from scripts.models.tasks import TEXT_TASKS, TextTask, activation
 
-WINDOW = 384  # tokens of a question and a part of its context, as in transformers' pipeline
+# Tokens of a question and a part of its context, and those that two parts share at most, as in transformers' pipeline.
+WINDOW = 384
+WINDOW_STRIDE = 128
 DEFAULT_LENGTH = 512  # of texts for a model that sets no limit
 # The names that the published guides use for `embedding`.
 PUBLISHED_PARTS = {"ensemble": "embedding", "tokenizer": "tokenizer", "encoder": "encoder"}

@@ -37,8 +37,9 @@ class TextTower(TextModel):
     @torch.inference_mode()
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
         tokens = self.hugging_face_tokenizer(texts, truncation=True, max_length=self.max_length, return_tensors="pt")
-        features = self.clip.get_text_features(**tokens) if self.clip else self.original(**tokens).text_embeds
-        return features.numpy()
+        if self.clip:
+            return self.clip.get_text_features(**tokens).pooler_output.numpy()
+        return self.original(**tokens).text_embeds.numpy()
 
     @cached_property
     def network(self) -> torch.nn.Module:

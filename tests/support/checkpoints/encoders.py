@@ -46,9 +46,17 @@ def save_roberta(folder: Path, head: str, **config) -> Path:
 
 def save_qwen3(folder: Path, head: str, padding_side: str = "left", **config) -> Path:
     """Save a decoder. Its tokenizer cuts the beginning of a text, and makes no token of an empty one."""
-    tokenizer = byte_level()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B")
-    tokenizer.padding_side, tokenizer.truncation_side = padding_side, "left"
+    trained = byte_level().backend_tokenizer
+    trained.post_processor = TemplateProcessing(single="$A", pair="$A $B")
+    sides = {"padding_side": padding_side, "truncation_side": "left"}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=trained,
+        model_max_length=POSITIONS,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        **sides,
+    )
     config = transformers.Qwen3Config(**SIZE, **common_fields(tokenizer), num_key_value_heads=2, head_dim=8, **config)
     return save(folder, f"Qwen3{head}", config, tokenizer)
 
