@@ -78,7 +78,7 @@ JSON = """\
 {% generation %}{% set last = message.content %}{{ last.split('\\n')[-1].strip() }}{% endgeneration %}
 {% if loop.index > 4 %}{% break %}{% endif %}
 {% endfor %}
-{{ last is defined }}
+{{ last is defined }}{{ messages[1].reasoning_content }}
 """
 TEMPLATES = {"llama": LLAMA, "chatml": CHATML, "mistral": MISTRAL, "json": JSON}
 QUESTION = [{"role": "user", "content": 'Which <b>battery</b> & torch fits? 비 그친 뒤 🥖\nOr "none" '}]
@@ -88,6 +88,7 @@ CHATS = [
     [{"role": "system", "content": " Be brief."}, *QUESTION],
     [{"role": "user", "content": [{"type": "text", "text": "Which one?"}, {"type": "text", "text": "This?"}]}],
     [{"role": "user", "content": None}],
+    [*QUESTION, {"role": "assistant", "content": "This.", "thinking": "The small one?"}, *QUESTION],
 ]
 
 
@@ -107,7 +108,7 @@ def weights(tmp_path_factory) -> Path:
 def reference(tokenizer, chat: list[dict], **options: object):
     """Return what transformers makes of a chat, or None if the template refuses it."""
     try:
-        return tokenizer.apply_chat_template(chat, add_generation_prompt=True, **options)
+        return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, **options)
     except Exception:
         return None
 

@@ -40,7 +40,8 @@ def assemble(job: Job) -> Outcome:
             write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code)
         else:
             outcome = openvino_export.export(job, tokenizer, limits.context, version).join(outcome)
-            limits = replace(limits, weights=outcome.facts["weights"])
+            facts = outcome.facts
+            limits = replace(limits, weights=facts["weights"], context=facts.pop("context"))
         limits.write(version)
         write_chat_template(tokenizer, version)
         # The checkpoint's own file may lack what transformers adds, such as the token that begins a text.

@@ -40,7 +40,7 @@ class Limits:
             context=getattr(text_config, "max_position_embeddings", None),
             end_tokens=sorted(set(ends if isinstance(ends, list) else [ends]) - {None}),
             start=tokenizer("").input_ids or [token for token in starts if token is not None][:1],
-            special_tokens=tokenizer.special_tokens_map,
+            special_tokens=dict(tokenizer.special_tokens_map),
         )
 
     def write(self, folder: Path) -> None:

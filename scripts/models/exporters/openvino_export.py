@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MODEL = "openvino_model.xml"
 # The stored precision of the weights for each FORMAT; `openvino` falls back to 16 bits.
 WEIGHTS = {"openvino": "int8", "openvino-int4": "int4", "openvino-fp16": "fp16", "openvino-fp32": "fp32"}
-# Perplexity may rise by this share through the export itself, and through int8.
+# Perplexity may change by this share through the export itself, and rise by it through int8.
 MAX_RISE = 0.01
 WINDOW, WINDOWS = 128, 16  # tokens of the committed texts on which perplexity is measured
 # Memory for the export, relative to the weights: the model, the graph, and the compressed copy.
@@ -40,49 +40,40 @@ MEMORY = 2.5
 def export(job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, folder: Path) -> Outcome:
     """Write the model into the folder. Raise FormatUnavailable if OpenVINO cannot serve it."""
     check_memory(job)
-    # optimum and nncf import it, and it reports each export to Google.
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     with quiet(), tempfile.TemporaryDirectory(dir=folder) as work:
         model = load(job)
         texts = token_windows(tokenizer, context)
-        before = perplexity(torch_logits(model), texts)
-        try:
-            with silent(), disk_errors():
-                convert(model, Path(work))
-        except Exception as error:  # the exporter raises anything for an architecture that it does not know
-            if isinstance(error, OSError) and error.errno:
-                raise
-            raise FormatUnavailable(f"OpenVINO cannot export a {model.config.model_type}: {one_line(error)}") from error
+        before = torch_perplexity(model, texts)
+        rotary_limit, kind = rotary_context(model), model.config.model_type
+        graph = convert(model)
         del model
-        exported = read(Path(work) / MODEL)
-        after = perplexity(openvino_logits(exported), texts)
-        if not is_close(before, after):
+        exported = Path(work)
+        weights = "fp32" if job.format == "openvino-fp32" else "fp16"
+        save(graph, exported, weights)
+        after = served_perplexity(exported, texts, kind)
+        if not abs(rise(before, after)) <= MAX_RISE:
             raise FormatUnavailable(
                 f"exported to OpenVINO, its perplexity is {after:.4g} instead of {before:.4g} on the committed texts"
             )
-        outcome = write(exported, job.format, folder, after, texts)
+        weights, summary = write(graph, exported, weights, job.format, folder, after, texts)
     for file in ("config.json", "generation_config.json"):
         if (job.weights / file).is_file():
             shutil.copyfile(job.weights / file, folder / file)
+    size = (folder / MODEL).with_suffix(".bin").stat().st_size
+    outcome = Outcome(f"{size / 1e6:,.0f} MB", {"weights": weights, "context": context}).join(Outcome(summary))
+    if rotary_limit and rotary_limit < (context or math.inf):
+        outcome.facts["context"] = rotary_limit
+        return outcome.join(
+            Outcome(f"texts of at most {rotary_limit:,} tokens instead of {context:,}, which takes FORMAT=python")
+        )
     return outcome
 
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Hide what optimum and nncf print: tables, progress bars, and messages for their own authors."""
+    """Hide what the libraries print: tables, progress bars, and messages for their own authors."""
     with quiet(logging.ERROR), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-@contextlib.contextmanager
-def disk_errors() -> Iterator[None]:
-    """Raise OSError if OpenVINO could not write a file: its own error names no reason."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "iostream error" not in str(error):
-            raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
 def check_memory(job: Job) -> None:
@@ -96,12 +87,20 @@ def check_memory(job: Job) -> None:
 
 def free_memory() -> int:
     """Return what the container (EXPORTER_MEMORY) or the machine has left."""
-    sys.path.append(str(BACKENDS))
-    from shared.memory import memory
-
-    sys.path.pop()
+    with backends():
+        from shared.memory import memory
     used, limit = memory()
     return limit - used
+
+
+@contextlib.contextmanager
+def backends() -> Iterator[None]:
+    """Let the exporter import what runs inside Triton."""
+    sys.path.append(str(BACKENDS))
+    try:
+        yield
+    finally:
+        sys.path.pop()
 
 
 def load(job: Job) -> PreTrainedModel:
@@ -119,49 +118,62 @@ def load(job: Job) -> PreTrainedModel:
     return model.eval()
 
 
-def convert(model: PreTrainedModel, folder: Path) -> None:
-    import torch
-    from optimum.exporters.openvino.convert import export_from_model
-    from optimum.intel.openvino import OVConfig
+def rotary_context(model: PreTrainedModel) -> int | None:
+    """Return the longest text that OpenVINO continues as transformers does, if it is shorter than the model's context.
 
-    halves = model.dtype in (torch.float16, torch.bfloat16)
-    export_from_model(
-        model,
-        folder,
-        task="text-generation-with-past",
-        ov_config=OVConfig(dtype="fp16" if halves else "fp32"),
-        patch_16bit_model=halves,
-    )
+    The scaling `longrope` turns all positions in another way once one text passes this length, whichever text that is.
+    """
+    parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    nested = [values for values in parameters.values() if isinstance(values, dict)]
+    lengths = [
+        values["original_max_position_embeddings"]
+        for values in (parameters, *nested)
+        if values.get("rope_type") == "longrope"
+    ]
+    return min(lengths, default=None)
 
 
-def read(path: Path) -> openvino.Model:
+def convert(model: PreTrainedModel) -> openvino.Model:
+    from scripts.models.exporters import language_graph
+
+    try:
+        with silent():
+            return language_graph.convert(model)
+    except Exception as error:  # PyTorch and OpenVINO raise anything for a model that they cannot trace
+        raise FormatUnavailable(f"OpenVINO cannot export a {model.config.model_type}: {one_line(error)}") from error
+
+
+def save(graph: openvino.Model, folder: Path, weights: str) -> None:
+    """Write the graph. Raise OSError if the disk is full: OpenVINO's own error names no reason."""
     import openvino
 
-    return openvino.Core().read_model(path)
+    try:
+        openvino.save_model(graph, folder / MODEL, compress_to_fp16=weights == "fp16")
+    except RuntimeError as error:
+        if "iostream error" not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
-def write(model: openvino.Model, form: str, folder: Path, before: float, texts: list[list[int]]) -> Outcome:
-    """Write the model with weights in the precision of the format; report its size and the change in perplexity."""
-    import openvino
-
-    weights = WEIGHTS[form]
-    summary = ""
-    if weights.startswith("int"):
-        # `model` is compressed in place, and 16 bits need it as it was.
-        compressed = compress(model.clone(), weights)
-        after = perplexity(openvino_logits(compressed), texts)
+def write(
+    graph: openvino.Model, exported: Path, weights: str, form: str, folder: Path, before: float, texts: list[list[int]]
+) -> tuple[str, str]:
+    """Put the model with weights in the format's precision in place. Return that precision, and a line about it."""
+    chosen, summary = WEIGHTS[form], ""
+    if chosen.startswith("int"):
+        compress(graph, chosen)
+        save(graph, folder, chosen)
+        after = served_perplexity(folder, texts)
         change = f"perplexity {after:.4g} instead of {before:.4g} ({rise(before, after):+.1%}) on the committed texts"
-        if form == "openvino" and not is_close(before, after):
-            weights, summary = "fp16", f"weights in fp16, because in int8 its {change}"
-        else:
-            model, summary = compressed, f"weights in {weights}: {change}"
-    with disk_errors():
-        openvino.save_model(model, folder / MODEL, compress_to_fp16=weights == "fp16")
-    size = (folder / MODEL).with_suffix(".bin").stat().st_size
-    return Outcome(f"{size / 1e6:,.0f} MB", {"weights": weights}).join(Outcome(summary))
+        if form != "openvino" or rise(before, after) <= MAX_RISE:
+            return chosen, f"weights in {chosen}: {change}"
+        summary = f"weights in fp16, because in int8 its {change}"
+    for file in exported.iterdir():
+        file.replace(folder / file.name)
+    return weights, summary
 
 
-def compress(model: openvino.Model, weights: str) -> openvino.Model:
+def compress(graph: openvino.Model, weights: str) -> None:
     import nncf
 
     options: dict[str, Any] = {"mode": nncf.CompressWeightsMode.INT8_ASYM}
@@ -169,73 +181,54 @@ def compress(model: openvino.Model, weights: str) -> openvino.Model:
         adjust = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST)
         options = {"mode": nncf.CompressWeightsMode.INT4_ASYM, "group_size": 128, "advanced_parameters": adjust}
     with silent():
-        return nncf.compress_weights(model, **options)
+        nncf.compress_weights(graph, **options)
 
 
-# --- perplexity -------------------------------------------------------------------------------------------------------
-
-# Return the logits [tokens, vocabulary] of one text's tokens.
-Logits = Callable[[list[int]], np.ndarray]
+# --- perplexity: the number of equally probable tokens that would leave the model as unsure as it is ------------------
 
 
 def token_windows(tokenizer: PreTrainedTokenizerBase, context: int | None) -> list[list[int]]:
     tokens: list[int] = tokenizer("\n".join(MIXED.texts)).input_ids
     size = min(WINDOW, context or WINDOW)
-    return [tokens[start : start + size] for start in range(0, min(len(tokens), size * WINDOWS), size)]
-
-
-def perplexity(logits: Logits, texts: Iterable[list[int]]) -> float:
-    """Return the perplexity: the number of equally probable tokens that would leave the model as unsure as it is."""
-    losses: list[np.ndarray] = []
-    for tokens in texts:
-        if len(tokens) > 1:
-            scores = logits(tokens)[:-1].astype(np.float64)
-            scores -= scores.max(-1, keepdims=True)
-            probability = scores[np.arange(len(scores)), tokens[1:]] - np.log(np.exp(scores).sum(-1))
-            losses.append(-probability)
-    return math.exp(np.concatenate(losses).mean())
+    windows = (tokens[start : start + size] for start in range(0, min(len(tokens), size * WINDOWS), size))
+    return [window for window in windows if len(window) > 1]
 
 
 def rise(before: float, after: float) -> float:
     return after / before - 1
 
 
-def is_close(before: float, after: float) -> bool:
-    return rise(before, after) <= MAX_RISE  # False if `after` is not a number
-
-
-def torch_logits(model: PreTrainedModel) -> Logits:
+def torch_perplexity(model: PreTrainedModel, texts: list[list[int]]) -> float:
     import torch
 
-    def logits(tokens: list[int]) -> np.ndarray:
-        with torch.no_grad():
-            return model(torch.tensor([tokens])).logits[0].float().numpy()
+    losses = []
+    with torch.no_grad():
+        for text in texts:
+            tokens = torch.tensor([text])
+            logits = model(tokens).logits[0, :-1].double()
+            losses.append(torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none"))
+    return math.exp(torch.cat(losses).mean())
 
-    return logits
 
+def served_perplexity(folder: Path, texts: list[list[int]], kind: str = "model") -> float:
+    """Measure the texts as the server runs them: together, in parts, with paged attention."""
+    with backends():
+        import openvino_genai as genai
 
-def openvino_logits(model: openvino.Model) -> Logits:
-    import openvino
-
-    # As shared/genai_engine.py computes.
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128}
-    compiled = openvino.Core().compile_model(model, "CPU", settings)
-    names = {name for port in compiled.inputs for name in port.get_names()}
-    request = compiled.create_infer_request()
-
-    def logits(tokens: list[int]) -> np.ndarray:
-        row = np.array([tokens], np.int64)
-        feed: dict[str, Any] = {
-            "input_ids": row,
-            "attention_mask": np.ones_like(row),
-            "position_ids": np.arange(len(tokens))[None],
-            "beam_idx": np.zeros(1, np.int32),
-        }
-        request.reset_state()
-        results = request.infer({name: value for name, value in feed.items() if name in names})
-        return np.array(results["logits"][0])
-
-    return logits
+        from shared.genai_pipeline import NO_TOKEN, load_pipeline, tensor
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size = 1  # in GB; texts that need more wait
+    try:
+        pipeline = load_pipeline(folder, scheduler)
+    except RuntimeError as error:
+        raise FormatUnavailable(f"OpenVINO GenAI cannot serve a {kind}: {one_line(error)}") from error
+    config = genai.GenerationConfig(echo=True, logprobs=1, max_new_tokens=1, eos_token_id=NO_TOKEN)
+    handles = [pipeline.add_request(i, tensor(text), config) for i, text in enumerate(texts)]
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    # The first number belongs to the first token, which nothing predicts, and the last to the new token.
+    losses = [handle.read_all()[0].generated_log_probs[1:-1] for handle in handles]
+    return math.exp(-np.concatenate(losses).mean(dtype=np.float64))
 
 
 def one_line(error: Exception) -> str:

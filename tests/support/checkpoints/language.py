@@ -98,6 +98,39 @@ def save_decoder(folder: Path, config_class: type, model_class: type, **options:
     return save(folder, model_class, config, tokenizer)
 
 
+# The architectures of 2025 and 2026, by model_type. The windows are shorter than the tests' texts.
+WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MODERN: dict[str, dict[str, object]] = {
+    "qwen3": {"head_dim": 8},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "qwen3_5_text": {
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+    },
+    "gemma2": {"head_dim": 8, **WINDOWS},
+    "gemma3_text": {"head_dim": 8, **WINDOWS},
+    "gemma4_text": {"head_dim": 8, "global_head_dim": 16, "vocab_size_per_layer_input": 400, **WINDOWS},
+    "gpt_oss": {"head_dim": 8, **WINDOWS, **EXPERTS},
+    "granite": {"attention_multiplier": 0.3, "logits_scaling": 2.0},
+    "llama4_text": {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2, "attention_chunk_size": 8},
+    "ministral": {"head_dim": 8, **WINDOWS},
+    "ministral3": {"head_dim": 8},
+    "phi3": {"sliding_window": 8},
+    "smollm3": {},
+}
+
+
+def save_modern(folder: Path, kind: str) -> Path:
+    tokenizer = byte_level_bpe("</s>", bos="<s>")
+    options = SIZE | vocabulary(tokenizer) | {"num_key_value_heads": 2, "intermediate_size": 64, "pad_token_id": None}
+    config = transformers.AutoConfig.for_model(kind, **options | MODERN[kind], initializer_range=SPREAD)
+    architecture = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return save(folder, architecture, config, tokenizer)
+
+
 def save_llama_classifier(folder: Path, labels: int = 3, pad: bool = True) -> Path:
     """Save a decoder that classifies a text by its last token, which it finds by the id of the padding token."""
     tokenizer = byte_level_bpe("</s>", bos="<s>")

@@ -62,6 +62,9 @@ class DeviceGenerationMixin:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    def get_experts_implementation(self):
+        """Return what transformers 5 asks every model with generate()."""
+
     def generate(self, input_ids, attention_mask=None, **options):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         self.device_model.begin(input_ids, mask)
@@ -73,4 +76,6 @@ class DeviceGenerationMixin:
         return {"input_ids": input_ids, "attention_mask": attention_mask}
 
     def forward(self, input_ids, attention_mask=None, **_):
+        if attention_mask is None:  # transformers 5 drops a mask of ones
+            attention_mask = torch.ones_like(input_ids)
         return CausalLMOutput(logits=self.device_model.logits(input_ids, attention_mask))

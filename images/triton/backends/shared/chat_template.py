@@ -18,6 +18,7 @@ Message = dict[str, Any]  # with a role and a content
 # A template comes with the weights, so it may be faulty, or written to fill the memory.
 MAX_CHARACTERS = 4 * 2**20
 MAX_REASON = 300
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -36,7 +37,11 @@ class ChatTemplate:
         pieces, length = [], 0
         try:
             for piece in self.template.generate(
-                messages=messages, tools=None, documents=None, **self.special_tokens, **variables
+                messages=[prepared(message) for message in messages],
+                tools=None,
+                documents=None,
+                **self.special_tokens,
+                **variables,
             ):
                 pieces.append(piece)
                 length += len(piece)
@@ -83,6 +88,15 @@ class ChatTemplate:
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         return environment.from_string(self.source)
+
+
+def prepared(message: Message) -> Message:
+    """Return what transformers gives to a template: no keys without a value, and a reasoning under two names."""
+    message = {name: value for name, value in message.items() if value is not None}
+    for name in REASONING:
+        if name in message:
+            return {"thinking": message[name]} | message | {"reasoning_content": message[name]}
+    return message
 
 
 def to_json(

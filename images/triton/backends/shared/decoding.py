@@ -74,7 +74,8 @@ class Decoder:
         return tokens
 
     def decode(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
         return text
 
     def measure(self) -> None:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
-import numpy as np
-import openvino
 import openvino_genai as genai
-from openvino import opset13 as ops
 
 from shared.continuation import Options
 from shared.continuous_generation import ContinuousGeneration
 from shared.errors import ConfigError
+from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, NO_TOKEN, load_pipeline, tensor
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from shared.parameters import choice_parameter, instance_count, int_parameter, usable_cpus
 from shared.text_tokenizer import LIMITS
 from shared.token_engine import EngineStats, NewTokens, TokenEngine
 from shared.types import InstanceArgs, ModelConfig
 
-MODEL = "openvino_model"
-# The end token of models that have none.
-NO_TOKEN = 2**31 - 1
 # The engine computes probabilities in float32. It refuses a temperature or top_p that is 0 there.
 SMALLEST = 1e-30
-# The precisions of keys and values. With the first, the default, greedy texts equal those of transformers in float32.
-CACHE_PRECISIONS = ("f32", "f16", "u8")
 
 
 class GenAIGeneration(ContinuousGeneration):
@@ -45,37 +37,17 @@ class GenAIGeneration(ContinuousGeneration):
         # A prompt is read in parts of this many tokens, between which the other texts get theirs.
         scheduler.max_num_batched_tokens = max(batched_tokens, self.max_batch)
         scheduler.dynamic_split_fuse = True
-        settings = {
-            # On a CPU with AMX, OpenVINO 2026.4 chooses bf16, and its paged attention then ends the process with a
-            # floating-point exception.
-            "INFERENCE_PRECISION_HINT": "f32",
-            "KV_CACHE_PRECISION": cache_precision,
-            # Beside weights in 8 or 4 bits, OpenVINO rounds activations to 8 bits; this many share a scale. With 32,
-            # its default, 32 texts get a quarter fewer tokens per second (Sapphire Rapids).
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,
-            "INFERENCE_NUM_THREADS": max(1, usable_cpus() // instance_count(config)),
-            # Pinned threads of several processes would share the first cores and leave the others idle.
-            "ENABLE_CPU_PINNING": False,
-        }
+        threads = max(1, usable_cpus() // instance_count(config))
         with one_load_at_a_time():
             used, limit = memory()
             weights = (folder / f"{MODEL}.bin").stat().st_size * HEADROOM
             check_it_fits(args["model_name"], weights + cache_gigabytes * 1e9, limit - used)
             try:
-                pipeline = genai.ContinuousBatchingPipeline(folder, no_tokenizer(), scheduler, "CPU", **settings)
+                pipeline = load_pipeline(folder, scheduler, cache_precision, INFERENCE_NUM_THREADS=threads)
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[-1]
                 raise ConfigError(f"OpenVINO GenAI cannot load {folder}: {reason}") from None
         return GenAIEngine(pipeline, weights_precision(folder), self.tokenizer.end_tokens)
-
-
-def no_tokenizer() -> genai.Tokenizer:
-    """Return a tokenizer that only satisfies the pipeline: tokens go in and come out."""
-    tokens = ops.parameter([-1, -1], np.int64)
-    with tempfile.TemporaryDirectory() as folder:
-        model = openvino.Model([ops.result(tokens)], [tokens], "no_tokenizer")
-        openvino.save_model(model, f"{folder}/openvino_detokenizer.xml")
-        return genai.Tokenizer(folder)
 
 
 def weights_precision(folder: Path) -> str:
@@ -102,8 +74,7 @@ class GenAIEngine(TokenEngine):
             config.temperature = max(options.temperature, SMALLEST)
             config.top_p = max(options.top_p, SMALLEST)
             config.rng_seed = options.seed
-        prompt = openvino.Tensor(np.array([tokens], np.int64))
-        self.handles[key] = self.pipeline.add_request(key, prompt, config)
+        self.handles[key] = self.pipeline.add_request(key, tensor(tokens), config)
 
     def cancel(self, key: int) -> None:
         if handle := self.handles.pop(key, None):
