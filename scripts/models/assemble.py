@@ -23,7 +23,7 @@ from scripts.models.record import DEFAULT, IGNORE, Record, read_record, read_rec
 from scripts.models.refusals import check_model, check_task, check_weights
 from scripts.models.selection import all_in_place, missing_systems
 from scripts.models.sources import Weights, open_weights
-from scripts.models.tasks import LIST, task_of
+from scripts.models.tasks import LIST, task_of, transformers_of
 from scripts.neuron.target import Target
 
 WORK = ".assembling-"
@@ -84,7 +84,8 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
 def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> Job:
     trust_remote_code = settings.flag("TRUST_REMOTE_CODE")
     check_model(weights.name, weights.folder, trust_remote_code)
-    check_weights(weights.name, weights.folder)
+    for folder in transformers_of(weights.folder):
+        check_weights(weights.name, folder)
     task = system.task or task_of(weights.folder, weights.name)
     check_task(weights.name, weights.folder, task, trust_remote_code)
     recipe = RECIPES[task]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import HfApi, ModelInfo, RepoSibling
 
 DOWNLOADS = ".downloads"
-# At the top, or in the folder of a sentence-transformers module (1_Pooling).
-PLACE = r"(\d+_[A-Za-z]+/)?"
+# At the top, or in the folder of a sentence-transformers module: 1_Pooling, or query_0_Dense of a Router.
+PLACE = r"((\w+_)?\d+_[A-Za-z]+/){0,2}"
 # The names that from_pretrained looks for: no other precision (model.fp16), no copy in another format (consolidated).
 WEIGHTS = re.compile(PLACE + r"model(-\d{5}-of-\d{5})?\.safetensors")
 DESCRIPTIONS = re.compile(PLACE + r"[^/.][^/]*\.(json|txt|model|tiktoken|jinja)")

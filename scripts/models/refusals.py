@@ -14,7 +14,19 @@ from typing import Any
 from scripts.common.settings import UserError
 from scripts.models.config_keys import is_empty, unread_keys
 from scripts.models.purposes import GENERATES, purpose_of, takes_images, unserved_input
-from scripts.models.tasks import HALVES, LIST, architectures_of, has_files_for, is_of_two_halves, task_of_architecture
+from scripts.models.tasks import (
+    HALVES,
+    LIST,
+    TRANSFORMERS,
+    WITHOUT_CONFIG,
+    architectures_of,
+    has_files_for,
+    is_of_two_halves,
+    modules_of,
+    task_of,
+    task_of_architecture,
+    transformers_of,
+)
 
 # A file that only folders of this kind have -> what such a folder is.
 FILES = {
@@ -42,9 +54,9 @@ TASKS = {
 }
 # The modules of sentence-transformers that are served, by the kind of the model.
 MODULES = {
-    "SentenceTransformer": {"Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout"},
-    "SparseEncoder": {"Transformer", "MLMTransformer", "SpladePooling"},
-    "CrossEncoder": {"Transformer", "LogitScore", "Dense"},
+    "SentenceTransformer": {"Pooling", "Dense", "LayerNorm", "Normalize", "Dropout"},
+    "SparseEncoder": {"SpladePooling", "Pooling", "SparseAutoEncoder"},
+    "CrossEncoder": {"LogitScore", "Dense"},
 }
 # Tasks that any model can do without its head, and those that share one head.
 HEADLESS = ("feature-extraction", "sentence-similarity", "image-feature-extraction")
@@ -58,8 +70,9 @@ SAME_HEAD = (
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # The formats in which reading weights can run code, or which other libraries read.
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.onnx", "*.safetensors")
-# The first module of every sentence-transformer that is served.
-FIRST_MODULES = ("Transformer", "MLMTransformer")
+# The first modules of the sentence-transformers that are served, and the files of those that have another than most.
+FIRST_MODULES = (*TRANSFORMERS, *WITHOUT_CONFIG)
+DESCRIPTIONS = {**dict.fromkeys(TRANSFORMERS, "sentence_bert_config.json"), "Router": "router_config.json"}
 
 
 def check_task_name(task: str) -> None:
@@ -81,6 +94,11 @@ def check_files(name: str, files: Iterable[str]) -> None:
 def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
     """Raise if the model in this folder is of a kind that is not served, whatever the task. The weights may lack."""
     check_files(name, (path.name for path in weights.iterdir()))
+    if (folders := transformers_of(weights)) != [weights]:
+        check_modules(name, weights, trust_remote_code)
+        for folder in folders:
+            check_model(name, folder, trust_remote_code)
+        return
     config = read_json(name, weights / "config.json")
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
@@ -192,13 +210,13 @@ def check_keys(name: str, config: dict[str, Any], config_class: type[Any]) -> No
 def check_modules(name: str, weights: Path, trust_remote_code: bool) -> None:
     """Raise if sentence-transformers runs more than we do, or would ignore a part of its own configuration."""
     try:
-        modules = json.loads((weights / "modules.json").read_text(encoding="utf-8"))
-        types = [module["type"].rpartition(".") for module in modules]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        types = []
-    if not types:
+        modules = modules_of(weights)
+        entries = json.loads((weights / "modules.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
+        modules = []
+    if not modules:
         raise UserError(f"{name}: modules.json lists no modules. Name a folder that save_pretrained wrote")
-    if any(package.startswith("pylate.") for package, _, _ in types):
+    if any(module.package.startswith("pylate.") for module in modules):
         raise UserError(
             f"{name} is a ColBERT of PyLate, which {purpose_of('ColBERT', '')}; that is not served here ({LIST})"
         )
@@ -206,23 +224,23 @@ def check_modules(name: str, weights: Path, trust_remote_code: bool) -> None:
     settings = read_json(name, own)
     kind = settings.get("model_type", "SentenceTransformer")
     unknown = [
-        module
-        for number, (package, _, module) in enumerate(types)
+        module.name
+        for module in modules
         if not (
-            module in (FIRST_MODULES if not number and kind in MODULES else MODULES.get(kind, ()))
-            if package.startswith("sentence_transformers.")
-            else trust_remote_code and number
+            module.name in (FIRST_MODULES if module.is_first and kind in MODULES else MODULES.get(kind, ()))
+            if module.package.startswith("sentence_transformers.")
+            else trust_remote_code and not module.is_first
         )
     ]
     if unknown:
         raise UserError(f"{name} is a {kind} of {', '.join(unknown)}, which is not served here ({LIST})")
     check_words(name, own, settings, ["BaseModel", kind])
-    for module, (_, _, module_class) in zip(modules, types, strict=True):
-        file = "sentence_bert_config.json" if module_class in FIRST_MODULES else "config.json"
-        path = weights / str(module.get("path", "")) / file
+    for module in modules:
+        path = module.folder / DESCRIPTIONS.get(module.name, "config.json")
         if path != weights / "config.json":
-            check_words(name, path, read_json(name, path), [module_class])
-        check_words(name, weights / "modules.json", module, ["BaseModel"])
+            check_words(name, path, read_json(name, path), [module.name])
+    for entry in entries:
+        check_words(name, weights / "modules.json", entry, ["BaseModel"])
 
 
 def check_words(name: str, path: Path, content: dict[str, Any], classes: list[str]) -> None:
@@ -270,6 +288,12 @@ def check_weights(name: str, weights: Path) -> list[Path]:
 
 def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> None:
     """Raise if the model, or a file that turns the task's inputs into tensors, does not fit the task."""
+    if (folders := transformers_of(weights)) != [weights]:
+        if task != (own := task_of(weights)):
+            raise UserError(f"{name} is for TASK={own} and not for TASK={task}")
+        for folder in folders:
+            read_parts(name, folder, "tokenizer", trust_remote_code)
+        return
     config = read_json(name, weights / "config.json")
     kind = config["model_type"]
     own_tasks = {task_of_architecture(architecture) for architecture in architectures_of(config)}

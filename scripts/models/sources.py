@@ -38,7 +38,7 @@ class Folder:
         if not self.path.is_dir():
             raise UserError(f"{self.path}: there is no such folder")
         check_files(str(self.path), (path.name for path in self.path.iterdir()))
-        if not (self.path / "config.json").is_file():
+        if not any((self.path / name).is_file() for name in ("config.json", "modules.json")):
             raise UserError(f"{self.path} has no config.json: name a folder that save_pretrained wrote")
         return self.path
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scripts.common.kinds import TOKEN_COUNT
 from scripts.common.settings import UserError
@@ -119,6 +119,9 @@ HALVES = {
     },
     "siglip": {"image-feature-extraction": "to serve its image half"},
 }
+# The modules of sentence-transformers that are a model of transformers, and the first ones that are not.
+TRANSFORMERS = ("Transformer", "MLMTransformer")
+WITHOUT_CONFIG = ("Router", "StaticEmbedding", "SparseStaticEmbedding")
 # The end of an architecture's name -> its task.
 ENDINGS = {
     "ForSequenceClassification": "text-classification",
@@ -155,7 +158,7 @@ def is_of_two_halves(config: dict[str, Any]) -> bool:
 
 def task_of(weights: Path, name: str = "the model") -> str:
     """Return the task of a model in a folder that save_pretrained wrote."""
-    config = json.loads((weights / "config.json").read_text())
+    config = read_config(weights)
     if is_cross_encoder(weights, config):
         return "text-ranking"
     if (weights / "modules.json").exists():
@@ -211,6 +214,49 @@ def library_class(weights: Path) -> str:
     own = weights / "config_sentence_transformers.json"
     content = json.loads(own.read_text()) if own.exists() else {}
     return content.get("model_type", "SentenceTransformer")
+
+
+class Module(NamedTuple):
+    """A module of sentence-transformers: its class, its folder, and whether it gets the texts."""
+
+    package: str
+    name: str
+    folder: Path
+    is_first: bool
+
+
+def modules_of(weights: Path) -> list[Module]:
+    """Return the modules that modules.json lists, and those of each route of a Router. Raise if it is malformed."""
+    modules = []
+    listed = json.loads((weights / "modules.json").read_text(encoding="utf-8"))
+    for number, module in enumerate(listed):
+        package, _, name = module["type"].rpartition(".")
+        folder = weights / module.get("path", "")
+        modules.append(Module(package, name, folder, number == 0))
+        if name == "Router":
+            router = json.loads((folder / "router_config.json").read_text(encoding="utf-8"))
+            firsts = {route[0] for route in router["structure"].values()}
+            for part, kind in router["types"].items():
+                package, _, name = kind.rpartition(".")
+                modules.append(Module(package, name, folder / part, number == 0 and part in firsts))
+    return modules
+
+
+def transformers_of(weights: Path) -> list[Path]:
+    """Return the folders that transformers reads: the model's own, those of a Router's routes, or none for a table."""
+    try:
+        modules = modules_of(weights)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
+        modules = []
+    if not modules or modules[0].name not in WITHOUT_CONFIG:
+        return [weights]
+    return [module.folder for module in modules if module.name in TRANSFORMERS]
+
+
+def read_config(weights: Path) -> dict[str, Any]:
+    """Return the content of config.json; a model of sentence-transformers may have none."""
+    path = weights / "config.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def save_labels(version: Path, labels: list[str]) -> None:

@@ -121,15 +121,15 @@ CASES = {
         {},
         "is a ColBERT of PyLate, which returns a vector for each token in ColBERT's way",
     ),
-    "sparse encoder without inference": (
+    "sparse encoder with a module of another kind": (
         TOKENIZED
         | {
             "config.json": config("Bert", "BertForMaskedLM"),
-            "modules.json": modules(f"{SPARSE}.Router", f"{SPARSE}.SparseStaticEmbedding"),
+            "modules.json": modules(f"{SPARSE}.MLMTransformer", f"{SPARSE}.WordWeights"),
             "config_sentence_transformers.json": {"model_type": "SparseEncoder"},
         },
         {},
-        "is a SparseEncoder of Router, SparseStaticEmbedding, which is not served here",
+        "is a SparseEncoder of WordWeights, which is not served here",
     ),
     "both halves of CLIP": (
         TOKENIZED | {"config.json": config("CLIP", "CLIPModel"), "preprocessor_config.json": {}},

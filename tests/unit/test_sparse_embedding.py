@@ -69,5 +69,5 @@ def test_prompt_is_chosen_by_name(tmp_path):
 def test_model_without_a_masked_language_head_is_refused(tmp_path):
     weights = encoders.save_bert(tmp_path / "weights", "Model")
     job = Job("splade", TASK, "onnx", weights, movable=False, folder=tmp_path)
-    with pytest.raises(UserError, match="serves a masked language model with SPLADE's pooling, and this is a sparse"):
+    with pytest.raises(UserError, match="serves masked language models and sparse encoders that sentence-tr"):
         run_recipe(RECIPES[TASK], job, "splade")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 from scripts.common.settings import UserError
 from scripts.models.exporters.sentence_model import LibraryNetwork, SentenceModel
 from scripts.models.exporters.text_model import TextModel
+from scripts.models.tasks import architectures_of
 
 # The modules of torch that CrossEncoder applies to logits -> the postprocessor's name for them.
 ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax", "Tanh": "tanh"}
@@ -30,10 +32,15 @@ class RankingModel(SentenceModel):
     save_layers = TextModel.save_layers
 
     @property
+    def prompts(self) -> dict[str, str]:
+        return self.original.prompts
+
+    @property
     def processor_options(self) -> dict[str, Any]:
+        config = json.loads((self.job.weights / "config.json").read_text())
         is_plain = not (self.job.weights / "modules.json").exists()
-        if is_plain and self.config.architectures == ["Qwen3ForCausalLM"]:
-            length = min(QWEN3_LENGTH, self.config.max_position_embeddings)
+        if is_plain and architectures_of(config) == ["Qwen3ForCausalLM"]:
+            length = min(QWEN3_LENGTH, config["max_position_embeddings"])
             return {"chat_template": QWEN3_TEMPLATE.read_text(), "model_max_length": length}
         return {}
 

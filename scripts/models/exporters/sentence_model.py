@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,16 +13,23 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.base.model import BaseModel
-from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.sentence_transformer.modules import Dropout, Normalize, Pooling
-from sentence_transformers.sparse_encoder.modules import SpladePooling
+from sentence_transformers.base.modules import Dense, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Dropout, Normalize, Pooling, StaticEmbedding
+from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding, SpladePooling
+from sentence_transformers.util import select_max_active_dims
+from tokenizers import Tokenizer
 
 from scripts.common.settings import UserError
 from scripts.models.exporters.text_model import TextModel
 from scripts.models.silence import quiet
+from scripts.models.tasks import transformers_of
 
 PROMPT_INPUTS = ("prompt_name", "prompt")
 POOLING_MASK = "pooling_mask"
+# The prompts that encode_document() takes: the first of them that there is.
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+# Of texts for a table of vectors, which sets no limit. The library would not cut them.
+TABLE_LENGTH = 2**15
 
 
 class SentenceModel(TextModel):
@@ -39,26 +47,78 @@ class SentenceModel(TextModel):
                 model_kwargs={"use_safetensors": True, "dtype": torch.float32, **self.attention},
                 processor_kwargs=self.processor_options,
             )
-        first = model[0]
-        if not isinstance(first, Transformer):
-            raise UserError(
-                f"{self.job.system}: its first module is {type(first).__name__}, and only sentence-transformers that "
-                "begin with a Transformer are served"
-            )
-        # Raises if weights are missing. In the type of the file, they need no memory.
-        self.load(type(first.model), dtype="auto")
+        parts = [module for module in model.modules() if isinstance(module, Transformer)]
+        for module, folder in zip(parts, transformers_of(self.job.weights), strict=True):
+            # Raises if weights are missing. In the type of the file, they need no memory.
+            self.load(type(module.model), dtype="auto", folder=folder)
         return model.eval()
+
+    @cached_property
+    def routes(self) -> dict[str, str]:
+        router = self.original[0]
+        routes: dict[str, str] = {}
+        if isinstance(router, Router):
+            for name in ("", "document", "query"):
+                with suppress(ValueError):  # it has none
+                    routes[name] = router._resolve_route(name or None, "text") or ""
+        return routes
+
+    @cached_property
+    def encoders(self) -> dict[str, TextModel]:
+        router, *others = self.original
+        if not self.routes:
+            return {"": self}
+        encoders: dict[str, TextModel] = {}
+        for route in dict.fromkeys(self.routes.values()):
+            encoders[route] = encoder = type(self)(self.job, self.pads, route)
+            own = self.library(modules=[*router.sub_modules[route], *others], device="cpu")
+            for name in ("prompts", "default_prompt_name", "truncate_dim", "max_active_dims"):
+                setattr(own, name, getattr(self.original, name, None))
+            encoder.original = own.eval()
+        return encoders
+
+    @property
+    def first(self) -> Any:
+        """Return the module that gets the texts: if there are routes, that of texts without a prompt's name."""
+        module = self.original[0]
+        return module.sub_modules[next(iter(self.routes.values()))][0] if self.routes else module
+
+    @cached_property
+    def config(self) -> Any:
+        """Return the configuration of the transformer; a table of vectors has none."""
+        if isinstance(self.first, Transformer):
+            return self.first.config
+        return transformers.PretrainedConfig.from_dict({"vocab_size": len(self.hugging_face_tokenizer)})
 
     @property
     def transformer(self) -> transformers.PreTrainedModel:
-        return self.original[0].model
+        return self.first.model
 
-    def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
-        return self.original.encode(texts, **prompt)
+    def encode(self, texts: list[str], prompt_name: str | None = None, **options: Any) -> np.ndarray:
+        """Return the vectors. The names query and document stand for the methods that are called so."""
+        methods = {"query": self.original.encode_query, "document": self.original.encode_document}
+        if prompt_name in methods:
+            return methods[prompt_name](texts, **options)
+        return self.original.encode(texts, prompt_name=prompt_name or None, **options)
+
+    @cached_property
+    def prompts(self) -> dict[str, str]:
+        """Return the prompts, with those that encode_query() and encode_document() take."""
+        own = self.original.prompts
+        default = own.get(self.original.default_prompt_name, "")
+        document = next((own[name] for name in DOCUMENT_PROMPTS if name in own), default)
+        return {"query": default, "document": document} | own
 
     def load_tokenizer(self) -> Any:
         """Return the library's tokenizer, which may also put texts into lower case and knows the maximum length."""
-        return self.original.tokenizer
+        tokenizer = self.first.tokenizer
+        if isinstance(self.first, Transformer):
+            return tokenizer
+        own = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer.backend_tokenizer
+        own = Tokenizer.from_str(own.to_str())
+        own.post_processor = None  # a table of vectors gets no special tokens
+        limit = getattr(tokenizer, "model_max_length", (own.truncation or {}).get("max_length", TABLE_LENGTH))
+        return transformers.PreTrainedTokenizerFast(tokenizer_object=own, model_max_length=min(limit, TABLE_LENGTH))
 
     @property
     def processor_options(self) -> dict[str, Any]:
@@ -67,15 +127,15 @@ class SentenceModel(TextModel):
 
     @cached_property
     def max_length(self) -> int:
-        options = self.original[0].processing_kwargs
+        options = getattr(self.first, "processing_kwargs", {})
         own = [options.get(name, {}).get("max_length") for name in ("common", "text", "chat_template")]
         return min([super().max_length, *filter(None, own)])
 
     @cached_property
     def chat(self) -> dict[str, Any] | None:
         """Return the fields of shared/embedding_prompts.py's Chat if the texts pass through a chat template."""
-        first = self.original[0]
-        if "message" not in first.modality_config:
+        first = self.first
+        if "message" not in getattr(first, "modality_config", {}):
             return None
         variables = dict(first.processing_kwargs.get("chat_template", {}))
         try:
@@ -105,7 +165,7 @@ class SentenceModel(TextModel):
     def optional_inputs(self) -> tuple[str, ...]:
         """Return the inputs that choose a prompt, unless the model has none."""
         has_prompts = any(self.original.prompts.values()) or not self.pools_prompt or self.chat
-        return PROMPT_INPUTS if has_prompts else ()
+        return PROMPT_INPUTS if has_prompts or self.route or self.routes else ()
 
     @cached_property
     def token_inputs(self) -> list[str]:
@@ -122,7 +182,7 @@ class SentenceModel(TextModel):
     def save_prompts(self, version: Path) -> None:
         if not self.optional_inputs:
             return
-        fields = {"default_prompt_name": self.original.default_prompt_name, "prompts": self.original.prompts}
+        fields = {"default_prompt_name": self.original.default_prompt_name, "prompts": self.prompts}
         if self.chat:
             fields["chat"] = self.chat
         text = json.dumps(fields, ensure_ascii=False, indent=2)
@@ -143,6 +203,11 @@ class SentenceModel(TextModel):
     @cached_property
     def layers(self) -> dict[str, object]:
         transformer, *modules = self.original
+        if self.route or not isinstance(transformer, Transformer):
+            raise UserError(
+                f"{self.job.system}: FORMAT=python serves a Transformer and its pooling, and this model begins with a "
+                f"{'Router' if self.route else type(transformer).__name__}: set FORMAT=onnx"
+            )
         kinds = [type(module) for module in modules if not isinstance(module, Dropout)]
         supported = [Pooling, *[Dense] * len(self.dense), *[Normalize] * (Normalize in kinds)]
         if kinds != supported or not all(map(is_plain, self.dense.values())):
@@ -166,30 +231,40 @@ class SentenceModel(TextModel):
 
 
 class SparseModel(SentenceModel):
-    """A SparseEncoder with SPLADE's pooling: a vector with a weight for each token of the vocabulary."""
+    """A SparseEncoder: a vector with a weight for each token of the vocabulary, or for each dimension of its own."""
 
     library = SparseEncoder
 
     @cached_property
     def original(self) -> Any:
         model = super().original
-        kinds = [type(module).__name__ for module in model]
-        if not isinstance(model[-1], SpladePooling) or len(kinds) != 2:
+        if not (self.job.weights / "modules.json").exists() and not isinstance(model[-1], SpladePooling):
             raise UserError(
-                f"{self.job.system}: TASK={self.job.task} serves a masked language model with SPLADE's pooling, and "
-                f"this is a sparse encoder of {', '.join(kinds)}"
+                f"{self.job.system}: TASK={self.job.task} serves masked language models and sparse encoders that "
+                "sentence-transformers saved, and this is neither: choose another model"
             )
         return model
 
-    def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
-        return self.original.encode(texts, convert_to_sparse_tensor=False, **prompt).float().numpy()
+    @cached_property
+    def vocabulary(self) -> int:
+        return self.width
+
+    def encode(self, texts: list[str], prompt_name: str | None = None, **options: Any) -> np.ndarray:
+        vectors: Any = super().encode(texts, prompt_name, convert_to_sparse_tensor=False, **options)
+        return vectors.float().numpy()
 
     @cached_property
     def layers(self) -> dict[str, object]:
-        pooling = self.original[1]
+        names = ", ".join(type(module).__name__ for module in self.original)
+        if self.route or names.removeprefix("MLM") != "Transformer, SpladePooling":
+            raise UserError(
+                f"{self.job.system}: FORMAT=python serves a masked language model with SPLADE's pooling, and this is a "
+                f"sparse encoder of {'a Router with ' if self.route else ''}{names}: set FORMAT=onnx"
+            )
+        transformer, pooling = self.original
         return {
             "model_class": self.task.model_class,
-            "dtype": str(self.original[0].model.dtype).removeprefix("torch."),
+            "dtype": str(transformer.model.dtype).removeprefix("torch."),
             "splade_pooling": pooling.pooling_strategy,
             "splade_activation": pooling.activation_function,
         }
@@ -200,18 +275,71 @@ class LibraryNetwork(torch.nn.Module):
 
     def __init__(self, model: SentenceModel, name: str) -> None:
         super().__init__()
-        self.original = model.original
         self.inputs = model.token_inputs
         self.modality = "message" if model.chat else "text"
         self.name = name
-        for module in self.original:
+        self.dimensions = getattr(model.original, "truncate_dim", None)  # only a SentenceTransformer has it
+        self.active = getattr(model.original, "max_active_dims", None)  # only a SparseEncoder has it
+        self.chain = torch.nn.ModuleList(exportable(module, self.active) for module in model.original)
+        for module in self.chain:
             if isinstance(module, Pooling):
                 module.register_forward_pre_hook(use_pooling_mask)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
-        features = dict(zip(self.inputs, tensors, strict=True)) | {"modality": self.modality}
-        dimensions = getattr(self.original, "truncate_dim", None)  # only a SentenceTransformer has it
-        return (self.original(features)[self.name][:, :dimensions],)
+        features: dict[str, Any] = dict(zip(self.inputs, tensors, strict=True)) | {"modality": self.modality}
+        for module in self.chain:
+            features = module(features)
+        outputs: torch.Tensor = features[self.name][:, : self.dimensions]
+        return (select_max_active_dims(outputs, self.active) if self.active else outputs,)
+
+
+def exportable(module: torch.nn.Module, active: int | None) -> torch.nn.Module:
+    """Return a module of the library as a graph of padded rows can have it."""
+    if isinstance(module, StaticEmbedding):
+        return VectorTable(module.embedding.weight)
+    if isinstance(module, SparseStaticEmbedding):
+        return WeightTable(module.weight)
+    return LargestLatents(module, active or module.k) if isinstance(module, SparseAutoEncoder) else module
+
+
+class VectorTable(torch.nn.Module):
+    """The mean of the vectors of a text's tokens, as StaticEmbedding computes it."""
+
+    def __init__(self, vectors: torch.Tensor) -> None:
+        super().__init__()
+        self.vectors = torch.nn.Parameter(vectors)
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        mask = features["attention_mask"][..., None].to(self.vectors.dtype)
+        total = (self.vectors[features["input_ids"]] * mask).sum(dim=1)
+        return features | {"sentence_embedding": total / mask.sum(dim=1).clamp(min=1)}
+
+
+class WeightTable(torch.nn.Module):
+    """The weight of each token that a text has, as SparseStaticEmbedding returns it."""
+
+    def __init__(self, weights: torch.Tensor) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(weights)
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        tokens, mask = features["input_ids"], features["attention_mask"].to(self.weights.dtype)
+        counts = torch.zeros(tokens.shape[0], len(self.weights), dtype=mask.dtype).scatter_add(1, tokens, mask)
+        return features | {"sentence_embedding": counts.clamp(max=1) * self.weights}
+
+
+class LargestLatents(torch.nn.Module):
+    """The largest latents of an autoencoder, without what it computes for training."""
+
+    def __init__(self, encoder: SparseAutoEncoder, count: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.count = count
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        vectors, _ = self.encoder.prepare(features["sentence_embedding"])
+        latents, _ = self.encoder.top_k(self.encoder.encode_pre_act(vectors), self.count, compute_aux=False)
+        return features | {"sentence_embedding": latents}
 
 
 def use_pooling_mask(_: torch.nn.Module, args: tuple[dict[str, Any]]) -> None:

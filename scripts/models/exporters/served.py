@@ -245,16 +245,16 @@ def served_system(system: str, folder: Path, engine: str = "onnxruntime") -> Ite
             served.close()
 
 
-def served_tokens(model: Path, names: list[str], requests: list[Tensors]) -> list[Tensors]:
+def served_tokens(model: Path, route: str, names: list[str], requests: list[Tensors]) -> list[Tensors]:
     """Return the tokens that the model in this folder makes of each request, without loading its weights."""
     path = find_config(model.name, model.parent)
     assert path
     with python_backend():
+        config, args = backend_config(path), {"model_repository": str(model), "model_version": "1"}
+        if route:
+            config, args = importlib.import_module("shared.routed_encoder").of_route(route, config, args)
         tokenization = importlib.import_module("shared.tokenization").Tokenization(
-            backend_config(path),
-            {"model_repository": str(model), "model_version": "1"},
-            dict.fromkeys(names, np.int64),
-            "none",
+            config, args, dict.fromkeys(names, np.int64), "none"
         )
         return [
             tokenization.run([tokenization.prepare(InferenceRequest(request, []))])[0].tensors for request in requests

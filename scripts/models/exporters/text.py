@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from scripts.models.exporters.served import Tensors, served_tokens
 from scripts.models.exporters.text_configs import configs
 from scripts.models.exporters.text_model import WINDOW_STRIDE, TextModel
 from scripts.models.silence import quiet
-from scripts.models.tasks import save_labels
+from scripts.models.tasks import read_config, save_labels
 
 PARITY_TEXTS = 64
 MAX_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
@@ -39,8 +39,10 @@ def assemble(job: Job) -> Outcome:
     for part in ("ensemble", "encoder", *model.tokenizers, *(["answers"] if model.task.answers else [])):
         model.version(part).mkdir(parents=True, exist_ok=True)
     for part in model.tokenizers:
-        save_tokenizer(model, model.version(part))
-        model.save_prompts(model.version(part))
+        for encoder in model.encoders.values():
+            encoder.version(part).mkdir(exist_ok=True)
+            save_tokenizer(encoder, encoder.version(part))
+            encoder.save_prompts(encoder.version(part))
     if model.task.answers:
         save_answers(model)
     rows = example_rows(model)
@@ -63,7 +65,8 @@ def compare(model: TextModel, requests: list[Tensors], expected: list[Tensors]) 
     parity = measure_parity(model.job, requests, expected)
     note = ""
     if parity.alone.size <= parity.tolerance < parity.together.size and model.job.system != "embedding":
-        model.pads = False
+        for encoder in (model, *model.encoders.values()):
+            encoder.pads = False
         write_configs(model)
         parity = measure_parity(model.job, requests, expected)
         note = "; padding changes its answers, so only texts of equal length share a run"
@@ -89,7 +92,7 @@ def text_model(job: Job) -> TextModel:
         return ranking_model.RankingModel(job)
     if job.task == "sparse-embedding":
         return sentence_model.SparseModel(job)
-    is_tower = json.loads((job.weights / "config.json").read_text()).get("model_type") in text_tower.TYPES
+    is_tower = read_config(job.weights).get("model_type") in text_tower.TYPES
     return (text_tower.TextTower if is_tower else sentence_model.SentenceModel)(job)
 
 
@@ -118,7 +121,8 @@ def save_tokenizer(model: TextModel, version: Path) -> None:
 
 def save_answers(model: TextModel) -> None:
     if "token" in model.task.answers or "input_ids" in model.task.from_tokenizer:
-        shutil.copy(model.version(model.tokenizers[0]) / "tokenizer.json", model.version("answers"))
+        encoder, *_ = model.encoders.values()
+        shutil.copy(encoder.version(model.tokenizers[0]) / "tokenizer.json", model.version("answers"))
     if "label" in model.task.answers:
         save_labels(model.version("answers"), model.labels)
 
@@ -127,7 +131,9 @@ def save_answers(model: TextModel) -> None:
 
 
 def save_onnx(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
-    model.export(model.version("encoder") / "model.onnx", export_examples(model, encoded(model, requests)))
+    for encoder in model.encoders.values():
+        feeds = encoded(encoder, taking(encoder.route, model, requests))
+        encoder.export(encoder.version("encoder") / "model.onnx", export_examples(encoder, feeds))
     return Outcome()
 
 
@@ -139,10 +145,14 @@ def save_python(model: TextModel, requests: list[Tensors], expected: list[Tensor
 
 def convert_to_int8(model: TextModel, requests: list[Tensors]) -> Outcome:
     """Convert the encoder; compare it with fp32 for each text alone, and a batch with each text alone."""
-    target = model.version("encoder") / "model.onnx"
-    feeds = encoded(model, requests)
-    int8 = quantize_and_compare(target, lambda: run(target, feeds))
-    return int8.join(compare_int8_batches(model.job, requests, model.task.outputs))
+    outcome = Outcome()
+    for encoder in model.encoders.values():
+        target, feeds = (
+            encoder.version("encoder") / "model.onnx",
+            encoded(encoder, taking(encoder.route, model, requests)),
+        )
+        outcome = outcome.join(quantize_and_compare(target, partial(run, target, feeds)))
+    return outcome.join(compare_int8_batches(model.job, requests, model.task.outputs))
 
 
 def save_neuron(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
@@ -150,6 +160,8 @@ def save_neuron(model: TextModel, requests: list[Tensors], expected: list[Tensor
 
     target = model.job.neuron
     assert target
+    if model.routes:
+        raise UserError(f"{model.job.system}: its Router has several encoders, which PROFILE=neuron does not serve")
     if target.chip == "inf1":
         raise UserError(
             "`make models` compiles for Inf2 and Trn1. For Inf1, compile with torch-neuron yourself, and write the "
@@ -205,7 +217,7 @@ def prompt_requests(model: TextModel) -> list[Tensors]:
     """Return requests for each prompt of the model, with a prompt of their own, and without any."""
     if "prompt" not in model.optional_inputs:
         return []
-    prompts = [("prompt_name", name) for name in model.original.prompts] + [("prompt", "about rain: "), ("prompt", "")]
+    prompts = [("prompt_name", name) for name in model.prompts] + [("prompt", "about rain: "), ("prompt", "")]
     texts = [*MIXED.texts[:3], "word " * min(model.max_length, MAX_EXAMPLE)]
     return [
         request_of(model, *(["Which one?"] if model.takes_pairs else []), text)
@@ -227,9 +239,16 @@ def example_texts(max_length: int) -> list[str]:
     return [*texts[:: len(texts) // PARITY_TEXTS], *edges, "漢" * 2 * max_length]
 
 
+def taking(route: str, model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    """Return the requests whose texts take this route."""
+    names = [request["prompt_name"][0, 0].decode() if "prompt_name" in request else "" for request in requests]
+    routes = [model.routes.get(name) or model.routes.get("", "") for name in names]
+    return [request for request, own in zip(requests, routes, strict=True) if own == route]
+
+
 def encoded(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
     """Return the tokens that the served tokenizer makes of each request: of a long context, the first window."""
-    answers = served_tokens(model.part(model.tokenizers[0]), model.token_inputs, requests)
+    answers = served_tokens(model.part(model.tokenizers[0]), model.route, model.token_inputs, requests)
     lengths = [tensors["attention_mask"][0].sum() for tensors in answers]
     return [
         {name: tensors[name][:1, :length] for name in model.token_inputs}
@@ -241,7 +260,7 @@ def export_examples(model: TextModel, feeds: list[Tensors]) -> list[Tensors]:
     """Return runs of these texts: two to trace; one, several of unequal length, and one beyond each sliding window."""
     short, *others = sorted((feed for feed in feeds if length(feed) > 1), key=length)
     middle, longest = others[len(others) // 2], others[-1]
-    repeats = 1 + longest_window(model.transformer.config) // length(longest)
+    repeats = 1 + longest_window(model.config) // length(longest)
     beyond = {name: np.tile(array, repeats)[:, : model.max_length] for name, array in longest.items()}
     runs = ([short, middle], [short], others[::8], [beyond, short])
     return [padded(model, run) for run in runs]

@@ -22,7 +22,7 @@ Parameters = dict[str, object]  # of the backend
 
 def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]]:
     """Return the configuration of each Triton model of the ensemble, by part."""
-    axes = {"T": -1, "E": -1, "L": model.label_count, "D": width, "V": model.config.vocab_size, "K": ANSWERS}
+    axes = {"T": -1, "E": -1, "L": model.label_count, "D": width, "V": model.vocabulary, "K": ANSWERS}
 
     def dims(shape: Axes) -> list[int]:
         return [axes[axis] if isinstance(axis, str) else axis for axis in shape]
@@ -70,6 +70,17 @@ def tokenization(model: TextModel) -> Parameters:
 
 
 def encoder(model: TextModel, inputs: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
+    """Return the configuration of the encoder. Each of several routes has parameters of its own."""
+    if not model.routes:
+        return encoder_of_route(model, inputs, outputs)
+    routes: Parameters = {f"{name or 'default'}_route": route for name, route in model.routes.items()}
+    for route, own in model.encoders.items():
+        config, parameters = encoder_of_route(own, inputs, outputs)
+        routes |= {f"{route}.{name}": value for name, value in parameters.items()}
+    return config, routes
+
+
+def encoder_of_route(model: TextModel, inputs: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
     config, parameters = encoder_of_format(model, inputs, outputs)
     if model.task.tokenizes_in_encoder:
         parameters |= {"tokens": ",".join(model.token_inputs), **tokenization(model)}

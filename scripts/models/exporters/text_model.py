@@ -30,6 +30,7 @@ PUBLISHED_PARTS = {"ensemble": "embedding", "tokenizer": "tokenizer", "encoder":
 class TextModel:
     job: Job
     pads: bool = True  # whether texts of unequal length may share a run
+    route: str = ""  # the route that this encoder serves, if texts take several
 
     @cached_property
     def task(self) -> TextTask:
@@ -77,6 +78,26 @@ class TextModel:
         if not (mask := self.hugging_face_tokenizer.mask_token):
             raise UserError(f"{self.job.system}: its tokenizer has no mask token, which TASK=fill-mask requires")
         return mask
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """Return the route of the texts of each kind, if these differ: of queries, of documents, and of others ("")."""
+        return {}
+
+    @property
+    def encoders(self) -> dict[str, TextModel]:
+        """Return the encoders that serve the model, by route: itself, or one for each route."""
+        return {"": self}
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of words that the task's outputs tell apart."""
+        return self.config.vocab_size
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """Return the prompts that clients can name."""
+        return {}
 
     @property
     def adds_special_tokens(self) -> bool:
@@ -175,7 +196,7 @@ class TextModel:
         return self.job.folder / (PUBLISHED_PARTS[name] if self.job.system == "embedding" else own)
 
     def version(self, name: str) -> Path:
-        return self.part(name) / "1"
+        return self.part(name) / "1" / self.route
 
     @cached_property
     def original(self) -> Any:
@@ -192,10 +213,12 @@ class TextModel:
         """Return the part of the original that transformers knows."""
         return self.original
 
-    def load(self, kind: Any, dtype: torch.dtype | str = torch.float32) -> transformers.PreTrainedModel:
+    def load(
+        self, kind: Any, dtype: torch.dtype | str = torch.float32, folder: str | Path = ""
+    ) -> transformers.PreTrainedModel:
         """Return a model of this class. Raise if weights are missing: transformers would draw them at random."""
         model, info = kind.from_pretrained(
-            self.job.weights,
+            folder or self.job.weights,
             trust_remote_code=self.job.trust_remote_code,
             local_files_only=True,
             use_safetensors=True,
@@ -213,7 +236,7 @@ class TextModel:
 
     def forget_original(self) -> None:
         """Free the memory of the original."""
-        for name in ("original", "network"):
+        for name in ("original", "network", "encoders"):
             self.__dict__.pop(name, None)
 
     @cached_property

@@ -121,6 +121,33 @@ def save_sparse_encoder(folder: Path, prompts: dict[str, str] | None = None, **p
     return folder
 
 
+def save_router(folder: Path, is_sparse: bool = False, **options: Any) -> Path:
+    """Save a model whose queries take another route than its documents: a table of weights, or another encoder."""
+    from sentence_transformers import SentenceTransformer, SparseEncoder
+    from sentence_transformers.base.modules import Dense, Router, Transformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+    from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
+
+    save_bert(folder / "plain", "ForMaskedLM" if is_sparse else "Model")
+    torch.manual_seed(2)
+    width = SIZE["hidden_size"]
+    if is_sparse:
+        documents = [Transformer(str(folder / "plain"), transformer_task="fill-mask"), SpladePooling()]
+        tokenizer = documents[0].tokenizer
+        queries = [SparseStaticEmbedding(tokenizer=tokenizer, weight=torch.rand(len(tokenizer)))]
+        model = SparseEncoder(modules=[Router.for_query_document(queries, documents)], device="cpu", **options)
+    else:
+        save_roberta(folder / "other", "Model")
+        documents = [Transformer(str(folder / "plain")), Pooling(width, "mean")]
+        queries = [Transformer(str(folder / "other")), Pooling(width, "cls"), Dense(width, width)]
+        router = Router.for_query_document(queries, documents)
+        model = SentenceTransformer(modules=[router, Normalize()], device="cpu", **options)
+    model.save(str(folder))
+    for name in ("plain", "other"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return folder
+
+
 def save_cross_encoder(folder: Path, saver=save_bert, labels: int = 1, **settings) -> Path:
     from sentence_transformers import CrossEncoder
 

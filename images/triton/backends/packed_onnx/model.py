@@ -12,12 +12,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import onnx_model
 from shared.errors import ConfigError
-from shared.packed_encoder import Encoder, PackedEncoder
+from shared.packed_encoder import Encoder
 from shared.parameters import parameter
+from shared.routed_encoder import RoutedEncoder
 from shared.types import InstanceArgs, ModelConfig
 
 
-class TritonPythonModel(PackedEncoder):
+class TritonPythonModel(RoutedEncoder):
     def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder:
         model = onnx_model.OnnxModel.load(config, args, pb_utils.Logger.log_info, ragged=True)
         self.engine_labels = model.labels
