@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
+import transformers
 
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.parity import TOLERANCES, largest_difference, serve, smallest_cosine
 from scripts.models.exporters.served import Tensors
+from scripts.models.silence import quiet
 
 # The attention of transformers to export and compile: plain matrix products. torch.onnx writes the default one, "sdpa",
 # with more operations, which take OpenVINO a seventh of its time for short texts, and ONNX Runtime up to a tenth.
@@ -27,6 +33,7 @@ MIN_INT8_COSINE = 0.9
 # The most bytes of weights for one file: protobuf refuses messages of 2 GiB, and the graph itself takes some.
 ONE_FILE = 2**31 - 2**26
 OPSET = 18
+STREAMS = (1, 2)  # stdout and stderr
 
 Axes = dict[int, str]  # the free axes of a tensor, and their names
 
@@ -65,14 +72,15 @@ def export(
         {"dynamo": False, "opset_version": OPSET, "dynamic_axes": dynamic, "do_constant_folding": fold_constants},
         {"dynamo": True, "dynamic_shapes": (shapes,), "external_data": weights > ONE_FILE, "verbose": False},
     )
+    failures = []
     with torch.no_grad():
         expected = [dict(zip(outputs, (array.numpy() for array in module(*feed)), strict=True)) for feed in feeds]
-        failures = []
         for way in ways:
             with tempfile.TemporaryDirectory(dir=path.parent) as work:
                 exported = Path(work) / path.name
                 try:
-                    torch.onnx.export(module, feeds[0], str(exported), **names, **way)
+                    with silent(), broadcast_masks():
+                        torch.onnx.export(module, feeds[0], str(exported), **names, **way)
                     check_graph(exported, examples, expected)
                 except Exception as error:  # whatever stops one exporter, the other may succeed
                     failures.append(str(error) if isinstance(error, UserError) else type(error).__name__)
@@ -85,8 +93,44 @@ def export(
     )
 
 
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Hide the graphs and the advice that the exporters print, part of them from C++."""
+    with quiet(logging.ERROR), tempfile.TemporaryFile() as hidden:
+        flush()
+        kept = [os.dup(number) for number in STREAMS]
+        try:
+            for number in STREAMS:
+                os.dup2(hidden.fileno(), number)
+            yield
+        finally:
+            flush()
+            for number, original in zip(STREAMS, kept, strict=True):
+                os.dup2(original, number)
+                os.close(original)
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+@contextlib.contextmanager
+def broadcast_masks() -> Iterator[None]:
+    """Let transformers compute the masks of Gemma 3 by broadcasting: torch.jit.trace does not support torch.vmap."""
+    masks: Any = transformers.masking_utils
+    before = masks.sdpa_mask
+    masks.sdpa_mask = lambda *args, **settings: before(*args, **settings | {"use_vmap": False})
+    try:
+        yield
+    finally:
+        masks.sdpa_mask = before
+
+
 def check_graph(path: Path, examples: list[Tensors], expected: list[Tensors]) -> None:
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # a graph that fails here is no error yet
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]  # an input that changes nothing is not in the graph
     outputs = [node.name for node in session.get_outputs()]
     answers = [session.run(None, {name: example[name] for name in names}) for example in examples]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,8 +59,8 @@ def answer_scores(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
     """Return the scores of the answers, or on Neuron the encoder's outputs."""
     if model.job.neuron:
         return transformers_outputs(model, requests)
-    questions = (texts_of(model, request) for request in requests)
-    answers = [find_answer(model.original, model.hugging_face_tokenizer, *row, model.max_length) for row in questions]
+    answer = partial(find_answer, model.original, model.hugging_face_tokenizer, max_length=model.max_length)
+    answers = [answer(*texts_of(model, request)) for request in requests]
     return [{"score": np.array([[answer.score]], np.float32)} for answer in answers]
 
 

@@ -1,0 +1,188 @@
+"""One exporter for every network: what it writes answers other shapes as the network does, or it raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+import transformers
+
+from scripts.common.settings import UserError
+from scripts.models.exporters import onnx_export
+from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, export
+from scripts.models.exporters.served import Tensors
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+IMAGE = {"image_size": 32, "patch_size": 8}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+LENGTH = 40  # longer than each sliding window below
+TEXT_MODELS = {
+    "albert": {"embedding_size": 16},
+    "bert": {},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    "dpr": {},
+    "electra": {"embedding_size": 16},
+    "eurobert": {"num_key_value_heads": 2},
+    "gemma3_text": {"use_bidirectional_attention": True, "sliding_window": 16, "query_pre_attn_scalar": 8, **GROUPED},
+    "gte": {},
+    "jina_embeddings_v3": {},
+    "modernbert": {"local_attention": 16, "global_attn_every_n_layers": 2},
+    "mpnet": {},
+    "nomic_bert": {},
+    "qwen3": GROUPED,
+    "roberta": {},
+    "t5": T5,
+    "ultrabert": {},
+    "xlm-roberta": {},
+}
+IMAGE_MODELS = {
+    "convnextv2": {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2},
+    "dinov2": IMAGE,
+    "dinov3_vit": IMAGE,
+    "siglip_vision_model": IMAGE,
+    "swin": {**IMAGE, "patch_size": 2, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
+    "vit": IMAGE,
+}
+QUICK = ("gemma3_text", "modernbert", "swin")
+
+
+def kinds(models: dict[str, dict]) -> list:
+    return [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in models]
+
+
+class Features(torch.nn.Module):
+    """A model from tensors by position to its features."""
+
+    def __init__(self, model: transformers.PreTrainedModel, inputs: tuple[str, ...], output: str) -> None:
+        super().__init__()
+        self.model, self.inputs, self.output = model, inputs, output
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.model(**dict(zip(self.inputs, tensors, strict=True)))[self.output],)
+
+
+def build(kind: str, inputs: tuple[str, ...], **settings) -> Features:
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[kind](**settings, initializer_range=0.3)
+    config._attn_implementation = PLAIN_ATTENTION
+    # AutoModel knows neither DPR's class nor one half of an encoder-decoder.
+    special = {"dpr": transformers.DPRQuestionEncoder, "t5": transformers.T5EncoderModel}
+    model = (special.get(kind) or transformers.MODEL_MAPPING[type(config)])(config)
+    return Features(model, inputs, "pooler_output" if kind == "dpr" else "last_hidden_state").eval()
+
+
+def tokens(*lengths: int) -> Tensors:
+    """Return a run of rows of these lengths."""
+    ids = np.random.default_rng(0).integers(5, 100, (len(lengths), max(lengths)))
+    mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
+    return {"input_ids": np.where(mask, ids, 0), "attention_mask": mask.astype(np.int64)}
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch) -> Callable[..., list[bool]]:
+    """Return a function that exports, and returns for each attempt whether torch.export made it."""
+    attempts: list[bool] = []
+    real = torch.onnx.export
+
+    def attempt(*args, **settings):
+        attempts.append(settings["dynamo"])
+        return real(*args, **settings)
+
+    monkeypatch.setattr(torch.onnx, "export", attempt)
+
+    def write(network: torch.nn.Module, inputs, outputs, examples) -> list[bool]:
+        export(network, inputs, outputs, examples, tmp_path / "model.onnx")
+        assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+        return attempts
+
+    return write
+
+
+def run(folder: Path, feed: Tensors) -> np.ndarray:
+    session = ort.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    return session.run(None, feed)[0]
+
+
+@pytest.mark.parametrize("kind", kinds(TEXT_MODELS))
+def test_text_encoders_need_no_code_of_their_own(tmp_path, written, kind):
+    settings = SIZE if kind not in ("distilbert", "t5") else {}
+    names = ("input_ids", "attention_mask")
+    network = build(kind, names, vocab_size=100, pad_token_id=0, **settings, **TEXT_MODELS[kind])
+    inputs = {name: {0: "texts", 1: "tokens"} for name in names}
+    outputs = {"features": {0: "texts"} if kind == "dpr" else {0: "texts", 1: "tokens"}}
+    examples = [tokens(9, 4), tokens(1), tokens(LENGTH, 3, 20)]
+    assert written(network, inputs, outputs, examples) == [False]  # traced
+    alone, together = run(tmp_path, tokens(LENGTH)), run(tmp_path, tokens(LENGTH, 3, 20))
+    np.testing.assert_allclose(together[:1], alone, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", kinds(IMAGE_MODELS))
+def test_image_encoders_need_no_code_of_their_own(tmp_path, written, kind):
+    settings = {} if kind in ("convnextv2", "swin") else SIZE
+    network = build(kind, ("pixel_values",), **settings, **IMAGE_MODELS[kind])
+    images = np.random.default_rng(0).standard_normal((3, 3, 32, 32)).astype(np.float32)
+    examples = [{"pixel_values": images[:2]}, {"pixel_values": images}]
+    assert written(network, {"pixel_values": {0: "images"}}, {"features": {0: "images"}}, examples) == [False]
+    each = [run(tmp_path, {"pixel_values": images[n : n + 1]}) for n in range(3)]
+    np.testing.assert_allclose(run(tmp_path, {"pixel_values": images}), np.concatenate(each), atol=1e-4)
+
+
+class Repeats(torch.nn.Module):
+    """Adds its numbers in a loop that torch.jit.trace unrolls for its example."""
+
+    def forward(self, numbers: torch.Tensor) -> tuple[torch.Tensor]:
+        total = torch.zeros_like(numbers[:, 0])
+        for column in numbers.unbind(1):
+            total = total + column
+        return (total,)
+
+
+class Doubles(torch.nn.Module):
+    """Doubles numbers by a rule on the count of rows, which torch.jit.trace reads as a constant."""
+
+    def forward(self, numbers: torch.Tensor) -> tuple[torch.Tensor]:
+        return (numbers * torch.full_like(numbers, len(numbers)) + 0 * numbers.sum(),)
+
+
+def examples(*shapes: tuple[int, int]) -> list[Tensors]:
+    return [{"numbers": np.ones(shape, np.float32)} for shape in shapes]
+
+
+AXES = {0: "rows", 1: "columns"}
+
+
+def test_graph_that_answers_only_the_traced_shape_gives_way_to_torch_export(tmp_path, written):
+    attempts = written(Doubles(), {"numbers": AXES}, {"doubled": AXES}, examples((2, 3), (5, 4)))
+    assert attempts == [False, True]
+    np.testing.assert_array_equal(run(tmp_path, {"numbers": np.ones((7, 2), np.float32)}), np.full((7, 2), 7))
+
+
+def test_network_that_neither_exporter_writes_is_refused_in_one_sentence(tmp_path, written, capfd):
+    error = r"its export to ONNX failed \(traced: .*; with torch.export: .*\). Set FORMAT=python"
+    with pytest.raises(UserError, match=error):
+        written(Repeats(), {"numbers": AXES}, {"sum": {0: "rows"}}, examples((2, 3), (5, 4)))
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_weights_too_large_for_one_file_lie_beside_the_graph(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_export, "ONE_FILE", 0)
+    network = torch.nn.Sequential(torch.nn.Linear(300, 300), Doubles())  # which only torch.export gets right
+    sizes = (2, 300), (3, 300)
+    export(network, {"numbers": {0: "rows"}}, {"doubled": {0: "rows"}}, examples(*sizes), tmp_path / "model.onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
+    assert (tmp_path / "model.onnx").stat().st_size < 300 * 300
+    assert run(tmp_path, {"numbers": np.ones((5, 300), np.float32)}).shape == (5, 300)
+
+
+def test_export_keeps_the_mode_of_the_network(tmp_path):
+    network = torch.nn.Sequential(torch.nn.Dropout(), Doubles()).eval()
+    sizes = (2, 3), (2, 4)
+    export(network, {"numbers": AXES}, {"doubled": AXES}, examples(*sizes), tmp_path / "model.onnx")
+    assert not any(module.training for module in network.modules())
