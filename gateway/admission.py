@@ -28,12 +28,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api_error import RETRY, ApiError, shown, timed_out
 from gateway.config import Config
-from gateway.counters import Counters
+from gateway.counters import PLACE, Counters, Place
 from gateway.exchange import Exchange
 from gateway.monitoring import is_loopback
 from gateway.outages import Outages, answer_at_once
-from gateway.places import PLACE, Place
-from gateway.routes import Routes, check_method
+from gateway.routes import ApiRoute, Routes
 
 logger = logging.getLogger("gateway")
 
@@ -49,6 +48,8 @@ PROXY_HEADERS = (b"forwarded", b"via", b"x-real-ip")
 # The status in the metrics of a client that left, which gets no response.
 CLIENT_LEFT = 499
 CLOSE = {"connection": "close"}
+# How clients send their key: those of an API, and browsers.
+BEARER, BASIC = "Bearer", 'Basic realm="gateway", charset="UTF-8"'
 # The pauses that refusals ask for: 600 to 3000 ms, well mixed, so that clients that were refused together return one
 # after the other. OpenAI's clients read milliseconds.
 PAUSES_MS = [600 + 24 * (37 * step % 101) for step in range(101)]
@@ -84,7 +85,7 @@ class Admission:
             exchange.status = 500
             if not exchange.has_response:
                 failed = ApiError(500, "The gateway failed. Its log shows where (`make logs`).")
-                await failed.response()(scope, receive, exchange.send)
+                await exchange.error_response(failed)(scope, receive, exchange.send)
         finally:
             exchange.end()
             self.counters.request(exchange.route, exchange.status, exchange.seconds if exchange.has_body else None)
@@ -99,7 +100,7 @@ class Admission:
             return None
         fields: Headers = dict(headers)
         try:
-            self._check_client("/v1/", fields)
+            self._check_client(fields)
         except ApiError:
             return None
         self.counters.request(self._routes.label(path.decode("latin-1")), 429)
@@ -110,7 +111,7 @@ class Admission:
             route = self._admit(exchange, scope, headers)
         except ApiError as error:
             # A client that waits for "100 Continue" may send its body, or not: only a new connection is unambiguous.
-            response = error.response(CLOSE if b"expect" in headers else {})
+            response = exchange.error_response(error, CLOSE if b"expect" in headers else {})
             await response(scope, receive, exchange.send)
             return
         if scope["method"] != "POST":
@@ -126,7 +127,7 @@ class Admission:
             else:
                 await self._run(route, exchange, scope, receive, body)
         except ApiError as error:
-            await error.response()(scope, receive, exchange.send)
+            await exchange.error_response(error)(scope, receive, exchange.send)
         finally:
             place.release()
 
@@ -138,7 +139,7 @@ class Admission:
             response: Response = await answer(lambda: route.endpoint(_ReadRequest(scope, body)))
         except ApiError as error:
             exchange.failure = error.cause
-            response = error.response()
+            response = exchange.error_response(error)
         # Only the exchange watches for a client that leaves, so the response gets a `receive` that never returns.
         await response(scope, _wait_forever, exchange.send)
 
@@ -154,7 +155,7 @@ class Admission:
             error = ApiError(503, "The gateway is being stopped. Try again.", headers=RETRY)
         exchange.status = error.status
         if not exchange.has_response:
-            await error.response()(scope, receive, exchange.send)
+            await exchange.error_response(error)(scope, receive, exchange.send)
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
@@ -166,14 +167,19 @@ class Admission:
         """Return the request's route. Raise ApiError if it is not admitted."""
         _check_host(scope)
         path = scope["path"]
+        route = self._routes.match(scope)
+        is_api = isinstance(route, ApiRoute)
+        if isinstance(route, ApiRoute):
+            exchange.error_form = route.error_form
         if path not in OPEN_PATHS and not (path == METRICS_PATH and _is_from_this_machine(scope, headers)):
-            self._check_client(path, headers)
-        route = self._routes.find(scope)
+            self._check_client(headers, BEARER if is_api or path.startswith("/v1/") else BASIC)
+        if route is None:
+            raise self._routes.not_found(path)
         exchange.route = route.path
-        check_method(route, scope)
+        self._routes.check_method(route, scope)
         if scope["method"] == "POST":
             self._check_origin(headers)
-            if path.startswith("/v1/") and _media_type(headers) != b"application/json":
+            if is_api and _media_type(headers) != b"application/json":
                 raise ApiError(415, "Send JSON, with the header 'content-type: application/json'.")
             _check_encoding(headers)
             if self.counters.running >= self._limits.in_flight:
@@ -182,14 +188,13 @@ class Admission:
                 raise self._too_large()
         return route
 
-    def _check_client(self, path: str, headers: Headers) -> None:
+    def _check_client(self, headers: Headers, scheme: str = BEARER) -> None:
         if not self._keys:
             # The name of another site can lead to this machine. Then the browser sends that name.
             if not _is_local_name(headers.get(b"host", b"").decode("latin-1")):
                 message = "Without API_KEYS the gateway answers only requests to localhost or to an IP address."
                 raise ApiError(403, message, code="host_not_allowed")
         elif not self._has_key(headers.get(b"authorization", b"")):
-            scheme = "Bearer" if path.startswith("/v1/") else 'Basic realm="gateway", charset="UTF-8"'
             message = "Incorrect or missing API key: send one of API_KEYS as 'Authorization: Bearer KEY'."
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": scheme})
 

@@ -12,10 +12,16 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from gateway.event_stream import event
+from gateway.api_error import ApiError, openai_form
 
 Item = TypeVar("Item")
+DONE = b"data: [DONE]\n\n"
+# Proxies must not collect events.
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+ENCODER = msgspec.json.Encoder()
 
 
 class Piece(NamedTuple):
@@ -142,3 +148,51 @@ async def side_by_side(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGe
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
+
+
+# --- server-sent events -----------------------------------------------------------------------------------------------
+
+
+def event(value: Any) -> bytes:
+    return b"data: %b\n\n" % ENCODER.encode(value)
+
+
+class EventStream(StreamingResponse):
+    """A stream of events whose first ones exist already. An error after them becomes the last event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], timeout: float) -> None:
+        super().__init__(events, headers=HEADERS)
+        self.first = first
+        self.events = events
+        self.timeout = timeout  # seconds from one event to the next
+
+    @classmethod
+    async def begin(cls, events: AsyncGenerator[bytes, None], timeout: float) -> EventStream:
+        """Wait for the first events, so that an error before them gets its own status."""
+        return cls(await anext(events, b""), events, timeout)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events. Starlette would also wait for the client's end, which the exchange does."""
+        async with aclosing(self.events):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                await self.send_events(send)
+                last = DONE
+            except ApiError as error:
+                scope["exchange"].status, scope["exchange"].failure = error.status, error.cause
+                last = event(openai_form(error))
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def send_events(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                await send({"type": "http.response.body", "body": self.first, "more_body": True})
+                async for events in self.events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                    limit.reschedule(clock() + self.timeout)
+        except TimeoutError:
+            message = f"The model sent nothing for {self.timeout:g} seconds (GATEWAY_TIMEOUT)."
+            raise ApiError(504, message, code="timeout") from None

@@ -1,9 +1,10 @@
-"""Errors as OpenAI's API reports them, and what Triton's gRPC errors become."""
+"""Errors in the forms of the APIs, and what Triton's gRPC errors become."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import grpc
 import msgspec
@@ -20,7 +21,7 @@ OUTAGE = re.compile(
 
 
 class ApiError(Exception):
-    """An error that a client gets: `{"error": {"message", "type", "param", "code"}}`.
+    """An error that a client gets, in the form of the API that it uses.
 
     `param` names the field of the request, such as `input[3]`.
     """
@@ -48,14 +49,27 @@ class ApiError(Exception):
             return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
-    @property
-    def body(self) -> bytes:
-        """Return the JSON of the response; an event stream sends the same."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+    def response(self, headers: Mapping[str, str] | None = None, form: ErrorForm | None = None) -> Response:
+        content = msgspec.json.encode((form or openai_form)(self))
+        return Response(content, self.status, {**self.headers, **(headers or {})}, "application/json")
 
-    def response(self, headers: Mapping[str, str] | None = None) -> Response:
-        return Response(self.body, self.status, {**self.headers, **(headers or {})}, "application/json")
+
+ErrorForm = Callable[[ApiError], dict[str, Any]]
+
+
+def openai_form(error: ApiError) -> dict[str, Any]:
+    """Return the error as OpenAI, vLLM and Jina report it."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def cohere_form(error: ApiError) -> dict[str, Any]:
+    return {"message": error.message}
+
+
+def tei_form(error: ApiError) -> dict[str, Any]:
+    """Return the error as text-embeddings-inference reports it."""
+    kinds = {404: "Validation", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
+    return {"error": error.message, "error_type": kinds.get(error.status, "Validation")}
 
 
 def from_triton(error: grpc.RpcError, model: str = "") -> ApiError:

@@ -16,20 +16,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway import front_page
+from gateway import cohere_api, front_page, tei_api, vllm_api
 from gateway.admission import METRICS_PATH, Admission
-from gateway.chat import chat
-from gateway.completions import completions
+from gateway.api_error import ErrorForm, cohere_form, openai_form, tei_form
+from gateway.completions import chat, completions
 from gateway.config import Config
 from gateway.context import Gateway, gateway_of
 from gateway.counters import Counters
-from gateway.embeddings import embeddings
 from gateway.inference import Inference
 from gateway.model_list import list_models, show_model
 from gateway.monitoring import Monitoring
-from gateway.ranking import classify, rerank
 from gateway.replicas import Replicas
-from gateway.routes import Routes
+from gateway.routes import ApiRoute, Endpoint, Routes
 from gateway.served_systems import Served
 from gateway.short_requests import ShortRequests
 from gateway.try_it import try_it
@@ -47,27 +45,58 @@ async def metrics(request: Request) -> Response:
     return Response(encode(gateway_of(request).counters.registry), media_type=media_type)
 
 
-# Each path once; the path is the label `route` of the metrics.
+def api(
+    paths: str, endpoint: Endpoint, abilities: str = "", error_form: ErrorForm = openai_form, method: str = "POST"
+) -> list[ApiRoute]:
+    """Return the routes of these paths. The page shows the first of them."""
+    return [
+        ApiRoute(path, endpoint, abilities, error_form, method, is_shown=number == 0)
+        for number, path in enumerate(paths.split())
+    ]
+
+
+def tei(path: str, endpoint: Endpoint, abilities: str = "", method: str = "POST", at_root: str = "") -> list[ApiRoute]:
+    """Return the routes of a path of TEI's API: for the only system of its kind, and for a named one."""
+    return api(f"{at_root or path} /models/{{model}}{path}", endpoint, abilities, tei_form, method)
+
+
+# Each path and method once; the path is the label `route` of the metrics.
 ROUTES = [
+    *api("/v1/models /models", list_models, method="GET"),
+    *api("/v1/models/{model:path}", show_model, method="GET"),
+    *api("/v1/embeddings /embeddings", vllm_api.embeddings, "embedding sparse multi"),
+    *api("/v1/completions", completions, "generation"),
+    *api("/v1/chat/completions", chat, "chat"),
+    *api("/v1/rerank /rerank", vllm_api.rerank, "rerank"),
+    *api("/v1/classify /classify", vllm_api.classify, "classify"),
+    *api("/v1/score /score", vllm_api.score, "rerank embedding"),
+    *api("/pooling", vllm_api.pooling, "embedding multi classify"),
+    *api("/tokenize", vllm_api.tokenize, "tokens"),
+    *api("/detokenize", vllm_api.detokenize, "tokens"),
+    *api("/v2/embed", cohere_api.embed_v2, "embedding", cohere_form),
+    *api("/v1/embed", cohere_api.embed_v1, "embedding", cohere_form),
+    *api("/v2/rerank", cohere_api.rerank, "rerank", cohere_form),
+    *tei("/embed", tei_api.embed, "embedding"),
+    *tei("/embed_sparse", tei_api.embed_sparse, "sparse"),
+    *tei("/embed_all", tei_api.embed_all, "multi"),
+    *tei("/predict", tei_api.predict, "classify"),
+    *tei("/similarity", tei_api.similarity, "embedding"),
+    *tei("/info", tei_api.info, method="GET"),
+    ApiRoute("/models/{model}/rerank", tei_api.rerank, error_form=tei_form),
+    *tei("", tei_api.any_task, at_root="/"),
     Route("/health", health),
     Route(METRICS_PATH, metrics),
     Route("/", front_page.index),
     *(Route(f"/{name}", front_page.asset) for name in front_page.MEDIA_TYPES),
     Route("/reports/{name}", front_page.report),
     Route("/try/{system}", try_it, methods=["POST"]),
-    Route("/v1/models", list_models),
-    Route("/v1/models/{model:path}", show_model),
-    Route("/v1/embeddings", embeddings, methods=["POST"]),
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/v1/chat/completions", chat, methods=["POST"]),
-    Route("/v1/rerank", rerank, methods=["POST"]),
-    Route("/v1/classify", classify, methods=["POST"]),
 ]
 
 
 def build(config: Config, settings: Settings | None = None) -> Admission:
     """Return the application. Its lifespan opens and closes the connections to Triton."""
     counters = Counters()
+    routes = Routes(ROUTES)
     if config.tls:
         counters.certificate_expires(expiry(config.tls[0]))
     settings = settings or Settings()
@@ -79,7 +108,7 @@ def build(config: Config, settings: Settings | None = None) -> Admission:
             ShortRequests(config.triton_http, inference, config.limits.timeout) if config.triton_http else None
         )
         app.state.gateway = Gateway(
-            config, inference, short_requests, Served(config, inference), Monitoring(settings), counters
+            config, inference, short_requests, Served(config, inference, routes), Monitoring(settings), counters
         )
         clients = [inference.use, *([short_requests.use] if short_requests else [])]
         watch = asyncio.create_task(Replicas(config.triton.rpartition(":")[0], clients).watch())
@@ -92,4 +121,4 @@ def build(config: Config, settings: Settings | None = None) -> Admission:
                 short_requests.close()
 
     # Starlette's own routing and middleware would cost as much time as the rest: it only runs the lifespan.
-    return Admission(Starlette(lifespan=lifespan), Routes(ROUTES), config, counters)
+    return Admission(Starlette(lifespan=lifespan), routes, config, counters)

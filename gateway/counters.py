@@ -1,6 +1,8 @@
-"""The gateway's own metrics, for Prometheus."""
+"""The gateway's own metrics, for Prometheus, and the places of GATEWAY_IN_FLIGHT."""
 
 from __future__ import annotations
+
+from contextvars import ContextVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
@@ -57,3 +59,26 @@ class Counters:
         self._prompt.inc(prompt)
         if completion:
             self._completion.inc(completion)
+
+
+class Place:
+    """The place of one request, held until nothing of it runs, in the gateway or in Triton.
+
+    Parts of it that Triton still runs after the client has left hold the place, too.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._holders = 0
+
+    def hold(self) -> None:
+        self._holders += 1
+        self._counters.running += self._holders == 1
+
+    def release(self) -> None:
+        self._holders -= 1
+        self._counters.running -= self._holders == 0
+
+
+# The place of the request that this task answers. Tasks that it starts inherit it.
+PLACE: ContextVar[Place] = ContextVar("place")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Literal
 
+from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 
+from gateway.api_error import ApiError, ErrorForm, openai_form
 from gateway.routes import OTHER
 
 # A route that streams reports by itself that a piece is late. This ends a stream whose client does not read.
@@ -23,6 +26,7 @@ class Exchange:
     def __init__(self, id: bytes, send: Send, timeout: float) -> None:
         self.id = id
         self.route = OTHER
+        self.error_form: ErrorForm = openai_form  # of the API that the client uses
         self.status = 0
         self.failure = ""  # what to log about an error of ours
         self.started = time.perf_counter()
@@ -42,6 +46,9 @@ class Exchange:
     def seconds(self) -> float:
         """Return the time since the request's head arrived."""
         return time.perf_counter() - self.started
+
+    def error_response(self, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+        return error.response(headers, self.error_form)
 
     async def send(self, message: Message) -> None:
         """Send a part of the response; its head gets the request's id."""

@@ -94,7 +94,9 @@ class Card:
     is_shortened: bool = False  # whether the answer to its command is shortened
 
     @classmethod
-    def from_loaded(cls, loaded: Loaded, figures: Figures | None, url: str, needs_key: bool) -> Card:
+    def from_loaded(
+        cls, loaded: Loaded, routes: Sequence[str], figures: Figures | None, url: str, needs_key: bool
+    ) -> Card:
         system = loaded.system
         if system is None:
             return cls(loaded.name, loaded.reason)
@@ -102,12 +104,12 @@ class Card:
             loaded.name,
             loaded.reason,
             page_boxes.purpose(system),
-            system.routes,
+            routes,
             system_figures(loaded, figures) if figures else [],
             [row(config, figures) for config in loaded.configs.values() if not config.HasField("ensemble_scheduling")],
             page_boxes.box(system, loaded.configs, bool(loaded.stream)),
-            page_boxes.command(system, loaded.configs, url, needs_key),
-            not system.routes,
+            page_boxes.command(system, routes, loaded.configs, url, needs_key),
+            not routes,
         )
 
 
@@ -140,7 +142,16 @@ async def index(request: Request) -> Response:
         links=gateway.monitoring.links(observed, host),
         complaints=complaints,
         totals=totals(observed.figures) if observed.figures else [],
-        systems=[Card.from_loaded(system, observed.figures, url, needs_key) for system in systems],
+        systems=[
+            Card.from_loaded(
+                loaded,
+                gateway.served.routes_of(loaded.system) if loaded.system else [],
+                observed.figures,
+                url,
+                needs_key,
+            )
+            for loaded in systems
+        ],
         body_limit=gateway.limits.body,
         url=url,
     )

@@ -107,7 +107,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _send_error(self, status: int, message: str) -> None:
-        body = ApiError(status, message).body
+        body = bytes(ApiError(status, message).response().body)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
 

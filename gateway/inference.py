@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from gateway.places import PLACE
+from gateway.counters import PLACE
 
 DTYPES = {
     "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
@@ -57,6 +57,11 @@ STREAM_ERRORS = (
 )
 
 
+# A row of a text input: a text, or token ids, which images/triton/backends/shared/token_ids.py reads.
+Row = str | Sequence[int]
+TOKEN_IDS = b"\xff"
+
+
 class Tensor(NamedTuple):
     """An input or output; `data` is in Triton's binary format."""
 
@@ -66,9 +71,9 @@ class Tensor(NamedTuple):
     data: bytes
 
     @classmethod
-    def from_texts(cls, name: str, texts: Sequence[str], shape: Sequence[int] | None = None) -> Tensor:
+    def from_texts(cls, name: str, texts: Sequence[Row], shape: Sequence[int] | None = None) -> Tensor:
         """Build a BYTES tensor; the shape is [number of texts] unless it is given."""
-        encoded = [text.encode() for text in texts]
+        encoded = [text.encode() if isinstance(text, str) else _token_ids(text) for text in texts]
         data = b"".join([part for text in encoded for part in (len(text).to_bytes(4, "little"), text)])
         return cls(name, "BYTES", shape or [len(encoded)], data)
 
@@ -89,6 +94,10 @@ class Tensor(NamedTuple):
             texts.append(self.data[start + 4 : end].decode(errors="replace"))
             start = end
         return texts
+
+
+def _token_ids(ids: Sequence[int]) -> bytes:
+    return TOKEN_IDS + np.asarray(ids, "<i4").tobytes()
 
 
 Outputs = Mapping[str, Tensor]

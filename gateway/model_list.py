@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.api_error import not_found
+from gateway.bodies import json_response
 from gateway.context import Gateway, gateway_of
-from gateway.json_response import json_response
 
 
 async def list_models(request: Request) -> Response:

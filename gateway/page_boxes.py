@@ -90,6 +90,14 @@ PURPOSES = {
     "classify": "classifies texts",
     "generation": "continues a text",
 }
+# For each route that the page has a command for, the body of an example.
+BODIES: Mapping[str, Mapping[str, object]] = {
+    "/v1/embeddings": {"input": [QUERY, TEXTS[0]]},
+    "/v1/rerank": {"query": QUERY, "documents": TEXTS[:2]},
+    "/v1/classify": {"input": "I love this film."},
+    "/v1/completions": {"prompt": "The three laws of robotics are", "max_tokens": 64},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Which planet is the largest?"}]},
+}
 
 
 def purpose(system: System) -> str:
@@ -146,21 +154,17 @@ def box(system: System, configs: Configs, streams: bool) -> Box | None:
     return Box("other", fields, "Send") if fields else None
 
 
-def command(system: System, configs: Configs, url: str, needs_key: bool) -> str:
-    """Return commands that send an example to each route of the system; nothing if no route takes its tensors."""
-    bodies: dict[str, dict[str, object]] = {
-        "/v1/embeddings": {"input": [QUERY, TEXTS[0]]},
-        "/v1/rerank": {"query": QUERY, "documents": TEXTS[:2]},
-        "/v1/classify": {"input": "I love this film."},
-        "/v1/completions": {"prompt": "The three laws of robotics are", "max_tokens": 64},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Which planet is the largest?"}]},
-    }
+def command(system: System, routes: Sequence[str], configs: Configs, url: str, needs_key: bool) -> str:
+    """Return commands that send an example to the routes of the system; nothing if no route takes its tensors."""
     key = ' \\\n  -H "Authorization: Bearer $API_KEY"' if needs_key else ""
     header = f" \\\n  -H 'Content-Type: application/json'{key}"
     if system.kind != "other":
+        # A system without one vector for each text has another type of vectors.
+        more = {"embedding_type": system.kind} if system.kind in ("sparse", "multi") else {}
         return "\n\n".join(
-            f"curl {shlex.quote(url + route)}{header} \\\n  -d {_quoted({'model': system.name, **bodies[route]})}"
-            for route in system.routes
+            f"curl {shlex.quote(url + route)}{header} \\\n  -d {_quoted({'model': system.name, **body, **more})}"
+            for route, body in BODIES.items()
+            if route in routes
         )
     examples = {} if system.streams else _examples(system, configs)
     curl = f"curl {shlex.quote(f'{url}/try/{system.name}')}{header}"

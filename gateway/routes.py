@@ -2,48 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from gateway.api_error import ApiError, shown
+from gateway.api_error import ApiError, ErrorForm, openai_form, shown
 
 # The label in the metrics of all paths that are no route.
 OTHER = "other"
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class ApiRoute(Route):
+    """A path of an API, which answers for systems with one of the abilities (served_systems.System.abilities)."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Endpoint,
+        abilities: str = "",
+        error_form: ErrorForm = openai_form,
+        method: str = "POST",
+        is_shown: bool = True,
+    ) -> None:
+        super().__init__(path, endpoint, methods=[method])
+        self.abilities = frozenset(abilities.split())
+        self.error_form = error_form
+        self.is_shown = is_shown  # on the page: not the second path of the same API
 
 
 class Routes:
-    """The gateway's routes. Each path is in one of them."""
+    """The gateway's routes. Each path and method is in one of them."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._exact = {route.path: route for route in routes if not route.param_convertors}
+        self._exact: defaultdict[str, list[Route]] = defaultdict(list)
+        for route in routes:
+            if not route.param_convertors:
+                self._exact[route.path].append(route)
         self._patterns = [route for route in routes if route.param_convertors]
+        self.shown = [route for route in routes if isinstance(route, ApiRoute) and route.is_shown and route.abilities]
 
     def label(self, path: str) -> str:
         """Return what metrics call the route of a path without parameters."""
         return path if path in self._exact else OTHER
 
-    def find(self, scope: Scope) -> Route:
-        """Return the route of the path, for whatever method. Raise ApiError 404 if there is none."""
-        if route := self._exact.get(scope["path"]):
-            return route
+    def match(self, scope: Scope) -> Route | None:
+        """Return the route of the path and method, or of the path for another method, or None."""
+        if routes := self._exact.get(scope["path"]):
+            return next((route for route in routes if scope["method"] in methods(route)), routes[0])
         for route in self._patterns:
             match, parameters = route.matches(scope)
             if match is not Match.NONE:
                 scope.update(parameters)
                 return route
-        suggestion = next(
-            (route for route in (f"/v1{scope['path']}", scope["path"].rstrip("/")) if route in self._exact), ""
-        )
+        return None
+
+    def not_found(self, path: str) -> ApiError:
+        suggestion = next((route for route in (f"/v1{path}", path.rstrip("/")) if route in self._exact), "")
         hint = f" Did you mean {suggestion}?" if suggestion else ""
-        raise ApiError(404, f"There is nothing at {shown(scope['path'])}.{hint}", code="not_found")
+        return ApiError(404, f"There is nothing at {shown(path)}.{hint}", code="not_found")
+
+    def check_method(self, route: Route, scope: Scope) -> None:
+        """Raise ApiError 405 if the route does not answer this method."""
+        if scope["method"] not in methods(route):
+            same_path = self._exact.get(route.path, [route])
+            allowed = ", ".join(sorted(set().union(*map(methods, same_path))))
+            message = f"{shown(scope['path'])} answers {allowed}, not {scope['method']}."
+            raise ApiError(405, message, headers={"allow": allowed})
 
 
-def check_method(route: Route, scope: Scope) -> None:
-    """Raise ApiError 405 if the route does not answer this method."""
-    methods = route.methods or set()
-    if scope["method"] not in methods:
-        allowed = ", ".join(sorted(methods))
-        message = f"{shown(scope['path'])} answers {allowed}, not {scope['method']}."
-        raise ApiError(405, message, headers={"allow": allowed})
+def methods(route: Route) -> set[str]:
+    return route.methods or set()

@@ -1,47 +1,86 @@
-"""Requests of many texts: split into as many rows as a model takes, sent a few at a time, and joined again."""
+"""Requests of many rows: split into as many as a model takes, sent a few at a time, and joined again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, TypeVar
 
 import grpc
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from gateway.api_error import ApiError, from_triton
 from gateway.context import PARTS_AT_ONCE, Gateway
-from gateway.inference import Outputs, Tensor
+from gateway.inference import Outputs, Row, Tensor
 from gateway.served_systems import System
-from scripts.common.kinds import TOKEN_COUNT
+from scripts.common.kinds import TOKEN_COUNT, TOKENIZED
 
 Result = TypeVar("Result")
-Columns = Mapping[str, Sequence[str]]  # input -> the text of each row
+Columns = Mapping[str, Sequence[Row]]  # input -> its rows
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+# One text, the token ids of one, or a list of them, as OpenAI's API has it.
+Input = str | list[str | TokenId | list[TokenId]]
 # Up to this size, requests take the cheaper way to Triton, which cannot cancel them.
 SHORT_TEXTS, SHORT_CHARACTERS = 8, 16_000
 # An error names so many empty texts.
 NAMED_TEXTS = 10
 
 
-async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs: Sequence[str]) -> list[Outputs]:
-    """Return the outputs of each part of the rows, in their order.
+@dataclass(frozen=True)
+class Answers:
+    """The outputs of all rows of a request, in the parts in which Triton answered them."""
 
-    Ask for the number of tokens too, if the system has that output.
-    """
-    if TOKEN_COUNT in system.outputs:
+    parts: Sequence[Outputs]
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Return an output of numbers, of the same shape for each row."""
+        arrays = [part[name].array() for part in self.parts]
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+    def arrays(self, name: str) -> list[npt.NDArray[Any]]:
+        """Return an output of numbers for each row. The rows of a part are padded to the longest of them."""
+        return [row for part in self.parts for row in part[name].array()]
+
+    def texts(self, name: str) -> list[str]:
+        return [text for part in self.parts for text in part[name].texts()]
+
+    @property
+    def token_counts(self) -> list[int] | None:
+        """Return the number of tokens of each row, or None if the model does not report it."""
+        return self.array(TOKEN_COUNT).ravel().tolist() if TOKEN_COUNT in self.parts[0] else None
+
+    @cached_property
+    def tokens(self) -> int | None:
+        """Return the number of tokens of all rows, or None if the model does not report it."""
+        counts = self.token_counts
+        return None if counts is None else sum(counts)
+
+    def usage(self, **others: int) -> dict[str, int] | None:
+        return None if self.tokens is None else {"prompt_tokens": self.tokens, "total_tokens": self.tokens, **others}
+
+
+async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs: Sequence[str]) -> Answers:
+    """Return the outputs of the rows. Count their tokens, if the system reports the number."""
+    if TOKEN_COUNT in system.outputs and [*outputs] != [TOKENIZED]:
         outputs = [*outputs, TOKEN_COUNT]
     try:
-        return await _infer(gateway, system, columns, outputs)
+        parts = await _infer(gateway, system, columns, outputs)
     except grpc.RpcError as error:
         if error.code() is not grpc.StatusCode.INVALID_ARGUMENT or "batch-size must be" not in (error.details() or ""):
             raise from_triton(error, system.name) from None
-    # The model was loaded again with a smaller max_batch_size.
-    gateway.served.forget(system.name)
-    try:
-        return await _infer(gateway, await gateway.served.find(system.name, system.kind), columns, outputs)
-    except grpc.RpcError as error:
-        raise from_triton(error, system.name) from None
+        # The model was loaded again with a smaller max_batch_size.
+        gateway.served.forget(system.name)
+        try:
+            parts = await _infer(gateway, await gateway.served.find(system.name), columns, outputs)
+        except grpc.RpcError as again:
+            raise from_triton(again, system.name) from None
+    answers = Answers(parts)
+    gateway.counters.tokens(answers.tokens or 0)
+    return answers
 
 
 async def _infer(gateway: Gateway, system: System, columns: Columns, outputs: Sequence[str]) -> list[Outputs]:
@@ -61,8 +100,8 @@ async def _infer(gateway: Gateway, system: System, columns: Columns, outputs: Se
 
 def _is_short(columns: Columns) -> bool:
     """Return whether the rows are so few and short that to cancel them would save little."""
-    texts = [text for column in columns.values() for text in column]
-    return len(texts) <= SHORT_TEXTS and sum(map(len, texts)) <= SHORT_CHARACTERS
+    rows = [row for column in columns.values() for row in column]
+    return len(rows) <= SHORT_TEXTS and sum(map(len, rows)) <= SHORT_CHARACTERS
 
 
 def _tensors(columns: Columns, start: int, end: int) -> list[Tensor]:
@@ -81,19 +120,6 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, Result]]) -> list[Re
         raise
 
 
-def joined(parts: Sequence[Outputs], name: str) -> npt.NDArray[Any]:
-    """Return the rows of an output of numbers."""
-    arrays = [part[name].array() for part in parts]
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def token_count(parts: Sequence[Outputs]) -> int | None:
-    """Return the number of tokens of all rows, or None if the model does not report it."""
-    if TOKEN_COUNT not in parts[0]:
-        return None
-    return sum(sum(part[TOKEN_COUNT].array().ravel().tolist()) for part in parts)
-
-
 def check_count(gateway: Gateway, count: int, param: str) -> None:
     """Raise ApiError if a request has no texts, or too many."""
     limit = gateway.limits.texts
@@ -104,16 +130,43 @@ def check_count(gateway: Gateway, count: int, param: str) -> None:
         raise ApiError(400, message, param, "too_many_inputs")
 
 
-def check_texts(gateway: Gateway, texts: Sequence[str], param: str, is_list: bool = True) -> None:
-    """Raise ApiError if a request has no texts, too many, or empty ones."""
-    check_count(gateway, len(texts), param)
-    if all(texts):
+def as_rows(value: Input, param: str) -> list[Row]:
+    """Return the rows that a field has. Raise ApiError if it has token ids beside other elements."""
+    if isinstance(value, str):
+        return [value]
+    ids = [element for element in value if isinstance(element, int)]
+    if ids and len(ids) == len(value):
+        return [ids]
+    if ids:
+        raise ApiError(400, f"'{param}' has token ids beside other elements: send a list of lists.", param)
+    return [element for element in value if not isinstance(element, int)]
+
+
+def read_rows(gateway: Gateway, system: System, value: Input, param: str) -> list[Row]:
+    """Return the rows that a field has. Raise ApiError if the system cannot answer them."""
+    rows = as_rows(value, param)
+    check_rows(gateway, rows, param, is_list=not isinstance(value, str))
+    check_ids(system, rows, param)
+    return rows
+
+
+def check_ids(system: System, rows: Sequence[Row], param: str) -> None:
+    """Raise ApiError for token ids if the system takes only texts."""
+    if TOKENIZED not in system.outputs and not all(isinstance(row, str) for row in rows):
+        message = f"The model '{system.name}' takes texts, not token ids, until `make models` assembles it again."
+        raise ApiError(400, message, param, "unsupported_value")
+
+
+def check_rows(gateway: Gateway, rows: Sequence[Row], param: str, is_list: bool = True) -> None:
+    """Raise ApiError if a request has no rows, too many, or empty ones."""
+    check_count(gateway, len(rows), param)
+    if all(rows):
         return
-    empty = [f"{param}[{index}]" if is_list else param for index, text in enumerate(texts) if not text]
-    if len(texts) == 1:
+    empty = [f"{param}[{index}]" if is_list else param for index, row in enumerate(rows) if not row]
+    if len(rows) == 1:
         raise ApiError(400, f"'{empty[0]}' must not be an empty string.", empty[0])
     names = ", ".join(f"'{name}'" for name in empty[:NAMED_TEXTS])
     others = f" and {len(empty) - NAMED_TEXTS} others" if len(empty) > NAMED_TEXTS else ""
     verb = "are empty strings" if len(empty) > 1 else "is an empty string"
-    message = f"{names}{others} {verb}, so none of the {len(texts)} texts was answered. Leave empty strings out."
+    message = f"{names}{others} {verb}, so none of the {len(rows)} texts was answered. Leave empty strings out."
     raise ApiError(400, message, empty[0])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +16,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from gateway.api_error import RETRY, ApiError, from_triton, is_not_loaded, not_found, not_ready
 from gateway.config import Config
 from gateway.inference import CANCEL, Inference, retrieve_error
+from gateway.routes import Routes
 from scripts.common import kinds
 from scripts.common.system_names import listed_names
 
@@ -56,17 +59,19 @@ class System:
 
     @cached_property
     def kind(self) -> str:
-        """Return what the system does, by its tensors: embedding, rerank, classify, generation or other."""
+        """Return what the system does in the first place: one of kinds.abilities, or other."""
         return kinds.kind(self.inputs, self._shapes, self.max_batch)
 
     @cached_property
-    def routes(self) -> list[str]:
-        """Return the API's routes that answer requests to the system."""
-        if self.kind == "generation":
-            return ["/v1/completions", *(["/v1/chat/completions"] if self.answers_chats else [])]
-        return {"embedding": ["/v1/embeddings"], "rerank": ["/v1/rerank"], "classify": ["/v1/classify"]}.get(
-            self.kind, []
-        )
+    def abilities(self) -> frozenset[str]:
+        """Return what the system does: kinds.abilities, chat, and tokens, its texts as token ids."""
+        others = {"chat": self.answers_chats, "tokens": kinds.TOKENIZED in self.outputs}
+        own = kinds.abilities(self.inputs, self._shapes, self.max_batch)
+        return frozenset([*own, *(name for name, is_there in others.items() if is_there)])
+
+    def can(self, abilities: Collection[str]) -> bool:
+        """Return whether the system has one of these abilities."""
+        return not self.abilities.isdisjoint(abilities)
 
     @cached_property
     def answers_chats(self) -> bool:
@@ -76,6 +81,17 @@ class System:
     def embedding(self) -> str:
         """Return the name of the output that is the vector of a text, or nothing."""
         return kinds.embedding(self._shapes)
+
+    @cached_property
+    def token_vectors(self) -> str:
+        """Return the name of the output that has a vector for each token, or nothing."""
+        return kinds.token_vectors(self._shapes)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Return the names of a classifier's labels, in the order of its scores; none if its configuration has none."""
+        parameter = self.config.parameters["labels"].string_value if "labels" in self.config.parameters else "[]"
+        return list(json.loads(parameter))
 
     @cached_property
     def width(self) -> int:
@@ -105,8 +121,9 @@ class Reading:
 class Served:
     """The systems of the running server, as Triton reported them at most two seconds ago, or before it began a load."""
 
-    def __init__(self, config: Config, inference: Inference) -> None:
+    def __init__(self, config: Config, inference: Inference, routes: Routes) -> None:
         self._config = config
+        self._routes = routes
         self._inference = inference
         self._names: tuple[float, list[str] | None] = (-CACHED_S, None)
         self._systems: dict[str, Reading] = {}
@@ -144,18 +161,42 @@ class Served:
         systems = [system for system in await asyncio.gather(*map(self.lookup, names)) if system]
         return [system for system in systems if system.name in self.names() or not system.streams]
 
-    async def find(self, name: str, kind: str = "", param: str = "model") -> System:
-        """Return the system. Raise ApiError if it is not served, or is of another kind."""
+    async def find(self, name: str, *abilities: str, param: str = "model") -> System:
+        """Return the system. Raise ApiError if it is not served, or has none of the abilities."""
         if name not in self.names() and name not in self.companions():
             raise not_found(name, param)
         system = await self.lookup(name)
         if system is None:
             raise not_ready(name) if name in self.names() else not_found(name, param)
-        if kind and system.kind != kind:
-            endpoint = " or ".join(system.routes) or f"/try/{name}"
+        if abilities and not system.can(abilities):
+            endpoint = " or ".join(self.routes_of(system)) or f"/try/{name}"
             message = f"The model '{name}' does not support this endpoint: use {endpoint}."
             raise ApiError(400, message, param, "model_not_supported")
         return system
+
+    async def only(self, path: str, *abilities: str) -> System:
+        """Return the only system that has one of the abilities, for requests to a path that name none.
+
+        Raise ApiError if there is none, or several.
+        """
+        names = self.names()
+        loaded = await asyncio.gather(*map(self.lookup, names))
+        able = [system for system in loaded if system and system.can(abilities)]
+        if len(able) == 1:
+            return able[0]
+        if missing := [name for name, system in zip(names, loaded, strict=True) if system is None]:
+            raise not_ready(missing[0])
+        if not able:
+            raise ApiError(404, f"No served system answers {path}: the page at / lists them.", code="model_not_found")
+        every = ", ".join(system.name for system in able)
+        message = (
+            f"{path} is answered by {every}. Name one in the address, such as /models/{able[0].name}{path.rstrip('/')}."
+        )
+        raise ApiError(400, message, "model", "missing_required_parameter")
+
+    def routes_of(self, system: System) -> list[str]:
+        """Return the paths of the APIs that answer requests to the system."""
+        return [route.path for route in self._routes.shown if system.can(route.abilities)]
 
     async def stream_of(self, system: System) -> System | None:
         """Return the companion that streams the system's responses, None if there is none.

@@ -17,8 +17,8 @@ import grpc
 import httptools
 import msgspec
 
+from gateway.counters import PLACE, Place
 from gateway.inference import Inference, Outputs, Tensor, rpc_error
-from gateway.places import PLACE, Place
 
 # HTTP status of Triton -> the status of the same error over gRPC.
 STATUSES = {

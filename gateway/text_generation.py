@@ -14,12 +14,12 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answer_format import AnswerFormat, Piece, events
+from gateway.answer_format import AnswerFormat, EventStream, Piece, events
 from gateway.api_error import ApiError, from_triton
+from gateway.bodies import json_response
 from gateway.context import Gateway, gateway_of
-from gateway.event_stream import EventStream
-from gateway.inference import Inference, Outputs, Tensor
-from gateway.json_response import json_response
+from gateway.inference import Inference, Outputs, Row, Tensor
+from gateway.rows import check_ids
 from gateway.served_systems import Served, System
 
 # Option of a model -> its type, and the value that a model without the option has: it takes the most probable token.
@@ -63,13 +63,14 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 async def respond(
-    request: Request, body: GenerationBody, source: str, texts: Sequence[str], answer: AnswerFormat, echo: bool = False
+    request: Request, body: GenerationBody, source: str, texts: Sequence[Row], answer: AnswerFormat, echo: bool = False
 ) -> Response:
     """Generate from the texts, which are the model's input `source`."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "'stream_options' requires 'stream': true.", "stream_options")
     gateway = gateway_of(request)
     system = await find(gateway.served, body, source)
+    check_ids(system, texts, "prompt")
     options = option_tensors(system, body, echo)
     if not body.stream:
         tensors = [Tensor.from_texts(source, texts), *options]

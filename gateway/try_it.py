@@ -13,13 +13,14 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import fields
+from gateway import bodies
 from gateway.api_error import ApiError, shown
+from gateway.bodies import json_response
 from gateway.context import gateway_of
 from gateway.inference import CANCEL, DTYPES, Tensor
-from gateway.json_response import json_response
 from gateway.page_boxes import text_inputs
 from gateway.served_systems import System
+from scripts.common.kinds import TOKENIZED
 from scripts.common.model_config import DATA_TYPES
 
 ELEMENTS = 256  # of an output, at most
@@ -37,10 +38,11 @@ DECODER = msgspec.json.Decoder(TryBody)
 
 async def try_it(request: Request) -> Response:
     gateway = gateway_of(request)
-    body = await fields.read(request, DECODER)
+    body = await bodies.read(request, DECODER)
     system = await gateway.served.find(request.path_params["system"], param="system")
     tensors = input_tensors(system, body.inputs)
-    outputs = await gateway.inference.infer(system.name, tensors, cancellable=system.cancellable)
+    names = [tensor.name for tensor in system.config.output if tensor.name != TOKENIZED]
+    outputs = await gateway.inference.infer(system.name, tensors, names, system.cancellable)
     return json_response({"model": system.name, "outputs": [shortened(tensor) for tensor in outputs.values()]})
 
 

@@ -1,4 +1,4 @@
-"""Tell from its tensors what a system does, and so which of the gateway's routes answers for it."""
+"""Find from its tensors what a system does, and so which of the gateway's routes answer for it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,45 @@ from collections.abc import Collection, Mapping, Sequence
 
 # The names of an output that is the vector of a text.
 EMBEDDINGS = ("output__0", "sentence_embedding")
+# The names of an output with a vector for each token.
+TOKEN_VECTORS = ("token_embeddings", "last_hidden_state")
 # The output with the number of tokens of each text.
 TOKEN_COUNT = "token_count"
+# The output with the token ids of each text (images/triton/backends/shared/token_ids.py).
+TOKENIZED = "tokenized"
+# The outputs that are a text's sparse vector.
+SPARSE = ("token_id", "weight")
 
 Shapes = Mapping[str, Sequence[int]]  # output -> its dimensions, without the batch
 
 
 def kind(inputs: Collection[str], outputs: Shapes, max_batch: int) -> str:
-    """Return embedding, rerank, classify, generation or other."""
+    """Return what the system does in the first place: one of `abilities`, or other."""
+    return next(iter(abilities(inputs, outputs, max_batch)), "other")
+
+
+def abilities(inputs: Collection[str], outputs: Shapes, max_batch: int) -> list[str]:
+    """Return what the system does: embedding, sparse, multi (a vector for each token), rerank, classify, generation."""
     if "text_output" in outputs:
-        return "generation"
-    if max_batch and {"query", "text"} <= {*inputs} and [*outputs.get("score", ())] == [1]:
-        return "rerank"
+        return ["generation"]
+    if not max_batch:
+        return []
+    if {"query", "text"} <= {*inputs}:
+        return ["rerank"] if [*outputs.get("score", ())] == [1] else []
+    if "input_text" not in inputs:
+        return []
     # Token classification has the start of each entity too.
-    if max_batch and "input_text" in inputs:
-        if {"label", "score", "scores"} <= outputs.keys() and "start" not in outputs:
-            return "classify"
-        if embedding(outputs):
-            return "embedding"
-    return "other"
+    if {"label", "score", "scores"} <= outputs.keys() and "start" not in outputs:
+        return ["classify"]
+    able = {"embedding": embedding(outputs), "sparse": outputs.keys() >= {*SPARSE}, "multi": token_vectors(outputs)}
+    return [ability for ability, is_there in able.items() if is_there]
 
 
 def embedding(outputs: Shapes) -> str:
     """Return the name of the output that is the vector of a text, or nothing."""
     return next((name for name in EMBEDDINGS if len(outputs.get(name, ())) == 1), "")
+
+
+def token_vectors(outputs: Shapes) -> str:
+    """Return the name of the output that has a vector for each token of a text, or nothing."""
+    return next((name for name in TOKEN_VECTORS if len(outputs.get(name, ())) == 2), "")

@@ -5,6 +5,7 @@ It stands in for a server with weights, so that tests can choose its answers, ho
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ import numpy as np
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from gateway.inference import Tensor
+from gateway.inference import TOKEN_IDS, Tensor
 
 WAIT_S = 40  # less than GATEWAY_TIMEOUT, which would end a request too
 # An input or output: its type and dimensions, as in config.pbtxt.
@@ -258,15 +259,16 @@ def embedding(name: str = "embedding", width: int = 4, max_batch: int = 64, coun
     """Return a model that embeds texts. A text has as many tokens as words, and two more."""
 
     def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
-        texts = inputs["input_text"].texts()
-        tensors = [Tensor.from_values("output__0", "FP32", [vector(text, width) for text in texts])]
+        rows = read_rows(inputs["input_text"])
+        texts = [row if isinstance(row, str) else text_of(row) for row in rows]
+        tensors = [Tensor.from_values("output__0", "FP32", [vector(text, width) for text in texts]), tokenized(rows)]
         if counts:
             tensors.append(token_counts(texts))
         yield tensors
 
     outputs: Signature = {"output__0": ("FP32", [width])}
     if counts:
-        outputs["token_count"] = ("INT32", [1])
+        outputs |= {"token_count": ("INT32", [1]), "tokenized": ("STRING", [1])}
     return Model(name, {"input_text": ("STRING", [1])}, outputs, answer, max_batch)
 
 
@@ -301,13 +303,77 @@ def classifier(name: str = "classifier", max_batch: int = 64) -> Model:
         ]
 
     inputs: Signature = {"input_text": ("STRING", [1])}
+    parameters = {"labels": '["negative", "positive"]'}
     outputs: Signature = {
         "label": ("STRING", [1]),
         "score": ("FP32", [1]),
         "scores": ("FP32", [2]),
         "token_count": ("INT32", [1]),
     }
-    return Model(name, inputs, outputs, answer, max_batch)
+    return Model(name, inputs, outputs, answer, max_batch, parameters=parameters)
+
+
+def sparse(name: str = "sparse") -> Model:
+    """Return a model whose sparse vector has a weight for each different character."""
+
+    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        texts = inputs["input_text"].texts()
+        sets = [sorted(map(ord, {*text})) for text in texts]
+        width = max(map(len, sets))
+        ids = [[*row, *[-1] * (width - len(row))] for row in sets]
+        yield [
+            Tensor.from_values("token_id", "INT64", ids),
+            Tensor.from_values("weight", "FP32", [[max(0, id) / 8 for id in row] for row in ids]),
+            token_counts(texts),
+        ]
+
+    outputs: Signature = {"token_id": ("INT64", [-1]), "weight": ("FP32", [-1]), "token_count": ("INT32", [1])}
+    return Model(name, {"input_text": ("STRING", [1])}, outputs, answer)
+
+
+def token_encoder(name: str = "per_token", width: int = 2) -> Model:
+    """Return a model with a vector for each token, of which a text has as many as words, and two more."""
+
+    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        texts = inputs["input_text"].texts()
+        counts = [len(text.split()) + 2 for text in texts]
+        vectors = np.zeros((len(texts), max(counts), width), "f")
+        for row, count in zip(vectors, counts, strict=True):
+            row[:count] = np.arange(1, count + 1)[:, None]
+        yield [Tensor.from_values("last_hidden_state", "FP32", vectors), token_counts(texts)]
+
+    outputs: Signature = {"last_hidden_state": ("FP32", [-1, width]), "token_count": ("INT32", [1])}
+    return Model(name, {"input_text": ("STRING", [1])}, outputs, answer)
+
+
+def ids_of(text: str) -> list[int]:
+    """Return the token ids of a text: of each character, between two special ones."""
+    return [1, *map(ord, text), 2]
+
+
+def text_of(ids: list[int]) -> str:
+    return "".join(chr(id) for id in ids if id > 2)
+
+
+def read_rows(tensor: Tensor) -> list[str | list[int]]:
+    """Return the rows of an input as the backends read them: texts or token ids."""
+    rows: list[str | list[int]] = []
+    start = 0
+    while start < len(tensor.data):
+        end = start + 4 + int.from_bytes(tensor.data[start : start + 4], "little")
+        row = tensor.data[start + 4 : end]
+        rows.append(np.frombuffer(row[1:], "<i4").tolist() if row.startswith(TOKEN_IDS) else row.decode())
+        start = end
+    return rows
+
+
+def tokenized(rows: list[str | list[int]], special: tuple[int, int] = (1, 1)) -> Tensor:
+    """Return the rows in their other form, as the backends do."""
+    contents = [
+        {"ids": ids_of(row), "special": special, "max_length": 256} if isinstance(row, str) else {"text": text_of(row)}
+        for row in rows
+    ]
+    return Tensor.from_texts("tokenized", [json.dumps(content) for content in contents], [len(rows), 1])
 
 
 def token_counts(texts: list[str]) -> Tensor:
@@ -331,6 +397,7 @@ GENERATION_OUTPUTS: Signature = {
     "finish_reason": ("STRING", [-1]),
     "num_input_tokens": ("UINT32", [-1]),
     "num_output_tokens": ("UINT32", [-1]),
+    "tokenized": ("STRING", [-1]),
 }
 COUNTED = [f" {word}" for word in ("ein", "zwei", "drei", "vier", "fünf", "🥖")]
 
@@ -349,7 +416,12 @@ def generator(
         ]
 
     def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
-        prompts = inputs["messages" if "messages" in inputs else "text_input"].texts()
+        source = "messages" if "messages" in inputs else "text_input"
+        rows = read_rows(inputs[source])
+        prompts = [row if isinstance(row, str) else text_of(row) for row in rows]
+        if len(inputs) == 1:
+            yield [tokenized(rows, (0, 0) if source == "messages" else (1, 1))]
+            return
         limit = inputs["max_new_tokens"].array().item() if "max_new_tokens" in inputs else len(pieces)
         echo = "exclude_input_in_output" not in inputs or not inputs["exclude_input_in_output"].array().item()
         new, reason = pieces[:limit], "stop" if limit >= len(pieces) else "length"

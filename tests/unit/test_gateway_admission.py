@@ -305,9 +305,11 @@ def test_unknown_path_is_not_found(gateway: RunningGateway, path: str) -> None:
     assert len(reply.body) < 500
 
 
-@pytest.mark.parametrize("path", ["/embeddings", "/v1/embeddings/"])
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions/"])
 def test_nearly_right_path_gets_a_suggestion(gateway: RunningGateway, path: str) -> None:
-    assert gateway.post(path, BODY).error["message"] == f"There is nothing at {path}. Did you mean /v1/embeddings?"
+    assert (
+        gateway.post(path, BODY).error["message"] == f"There is nothing at {path}. Did you mean /v1/chat/completions?"
+    )
 
 
 @pytest.mark.parametrize(

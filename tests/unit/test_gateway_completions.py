@@ -16,8 +16,8 @@ import grpc
 import pytest
 
 from gateway import outages
+from gateway.answer_format import EventStream
 from gateway.config import Config, Limits
-from gateway.event_stream import EventStream
 from gateway.inference import Tensor
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_stand_in import (

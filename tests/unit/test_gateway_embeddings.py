@@ -13,9 +13,20 @@ import pytest
 
 from gateway.config import Config, Limits
 from gateway.context import PARTS_AT_ONCE
-from gateway.embeddings import shortened
+from gateway.encoders import shortened
 from tests.support.gateway import RunningGateway, running_gateway_over
-from tests.support.triton_stand_in import Failure, Model, TritonStandIn, classifier, embedding, vector
+from tests.support.triton_stand_in import (
+    Failure,
+    Model,
+    TritonStandIn,
+    classifier,
+    embedding,
+    ids_of,
+    read_rows,
+    sparse,
+    token_encoder,
+    vector,
+)
 
 PATH = "/v1/embeddings"
 MAX_BATCH = 4
@@ -25,7 +36,7 @@ TEXTS = [f"text {'word ' * number}" for number in range(10)]
 @pytest.fixture(scope="module")
 def triton() -> Iterator[TritonStandIn]:
     models = embedding(max_batch=MAX_BATCH), embedding("uncounted", counts=False), classifier(), prompted()
-    with TritonStandIn(*models) as stand_in:
+    with TritonStandIn(*models, sparse(), token_encoder()) as stand_in:
         yield stand_in
 
 
@@ -203,9 +214,18 @@ def test_text_of_many_languages_is_kept(gateway: RunningGateway, triton: TritonS
         ({"input": {"text": "a"}}, "input"),
         ({"input": ["a", 1.5]}, "input[1]"),
         ({"input": ["a", None]}, "input[1]"),
-        ({"input": [1, 2]}, "input"),
-        ({"input": [[1, 2], [3]]}, "input"),
         ({"input": ["a", 1]}, "input"),
+        ({"input": [[1, 2], 3]}, "input"),
+        ({"input": [[1], []]}, "input[1]"),
+        ({"input": [-1]}, "input[0]"),
+        ({"input": [[2**31]]}, "input[0][0]"),
+        ({"input": [1, 2], "model": "uncounted"}, "input"),
+        ({"embedding_type": "sparse"}, "embedding_type"),
+        ({"embedding_type": "multi"}, "embedding_type"),
+        ({"embedding_type": "other"}, "embedding_type"),
+        ({"model": "sparse"}, "embedding_type"),
+        ({"model": "sparse", "embedding_type": "sparse", "encoding_format": "base64"}, "encoding_format"),
+        ({"model": "per_token", "embedding_type": "multi", "dimensions": 1}, "dimensions"),
         ({"model": 3}, "model"),
         ({"model": None}, "model"),
         ({"model": ["embedding"]}, "model"),
@@ -242,9 +262,34 @@ def test_missing_field_is_named(gateway: RunningGateway, name: str) -> None:
     assert (reply.status, reply.error["param"], reply.error["code"]) == (400, name, "missing_required_parameter")
 
 
-def test_token_ids_are_refused_with_langchains_setting(gateway: RunningGateway) -> None:
-    reply = gateway.post(PATH, {"model": "embedding", "input": [[1, 2, 3]]})
-    assert "check_embedding_ctx_length=False" in reply.error["message"]
+@pytest.mark.parametrize("texts", [["two words"], ["two words", "비", "a"]])
+def test_token_ids_get_the_vector_of_their_text(
+    gateway: RunningGateway, triton: TritonStandIn, texts: list[str]
+) -> None:
+    ids = [ids_of(text) for text in texts]
+    assert embed(gateway, ids)["data"] == embed(gateway, texts)["data"]
+    assert read_rows(triton.received[0].inputs["input_text"]) == ids
+    assert vectors(embed(gateway, ids[0])) == [pytest.approx(vector(texts[0]))]
+
+
+def test_texts_and_token_ids_may_be_in_one_list(gateway: RunningGateway) -> None:
+    assert vectors(embed(gateway, ["a", ids_of("a")])) == [pytest.approx(vector("a"))] * 2
+
+
+def test_sparse_vectors_have_indices_and_values(gateway: RunningGateway) -> None:
+    data = embed(gateway, ["abc", "b"], model="sparse", embedding_type="sparse")["data"]
+    assert [item["embedding"] for item in data] == [
+        {"indices": [97, 98, 99], "values": [97 / 8, 98 / 8, 99 / 8]},
+        {"indices": [98], "values": [98 / 8]},
+    ]
+
+
+def test_multi_vectors_have_one_for_each_token(gateway: RunningGateway) -> None:
+    fields = {"model": "per_token", "embedding_type": "multi"}
+    expected = [[[n, n] for n in range(1, 5)], [[n, n] for n in range(1, 4)]]
+    assert vectors(embed(gateway, ["two words", "one"], **fields)) == expected
+    encoded = vectors(embed(gateway, ["two words", "one"], encoding_format="base64", **fields))
+    assert [[np.frombuffer(base64.b64decode(row), "<f4").tolist() for row in rows] for rows in encoded] == expected
 
 
 @pytest.mark.parametrize(

@@ -153,14 +153,18 @@ def test_page_lists_systems_with_state_purpose_and_route(gateway: RunningGateway
         ("embedding", "turns texts into vectors", "POST /v1/embeddings"),
         ("reranker", "sorts texts", "POST /v1/rerank"),
         ("classifier", "classifies texts", "POST /v1/classify"),
-        ("writer", "continues a text, and answers in a chat", "POST /v1/completions POST /v1/chat/completions"),
-        ("names", "recognizes names", "no OpenAI route"),
-        ("answers", "finds the answer to a question", "no OpenAI route"),
-        ("mask", "fills in a masked word", "no OpenAI route"),
-        ("sparse", "turns a text into a sparse vector", "no OpenAI route"),
-        ("images", "turns an image into vectors", "no OpenAI route"),
-        ("pets", "classifies images", "no OpenAI route"),
-        ("tensors", "takes x and returns y", "no OpenAI route"),
+        (
+            "writer",
+            "continues a text, and answers in a chat",
+            "POST /v1/completions POST /v1/chat/completions POST /tokenize POST /detokenize",
+        ),
+        ("names", "recognizes names", "no route"),
+        ("answers", "finds the answer to a question", "no route"),
+        ("mask", "fills in a masked word", "no route"),
+        ("sparse", "turns a text into a sparse vector", "POST /v1/embeddings POST /embed_sparse"),
+        ("images", "turns an image into vectors", "no route"),
+        ("pets", "classifies images", "no route"),
+        ("tensors", "takes x and returns y", "no route"),
     ):
         assert f"{name} ready {purpose}" in reader.systems[name]
         assert route in reader.systems[name]

@@ -105,7 +105,8 @@ def test_wrong_prompts_are_refused(read, inputs, reason):
 def test_committed_configs_have_the_names_that_are_read(prompts, model):
     config = read_config(ROOT / "model_repository" / model / "config.pbtxt")
     inputs, outputs = ({tensor.name for tensor in tensors} for tensors in (config.inputs, config.outputs))
-    assert outputs == {"out" if "TEXT" in inputs else "text", prompts.TEXT_OUTPUT, *prompts.DETAILS}
+    tokenized = set() if "TEXT" in inputs else {prompts.TOKENIZED}
+    assert outputs == {"out" if "TEXT" in inputs else "text", prompts.TEXT_OUTPUT, *prompts.DETAILS} | tokenized
     assert {prompts.TEXT_INPUT} <= inputs
     others = {"prompt", "TEXT", prompts.TEXT_INPUT, prompts.MESSAGES, prompts.SAMPLING_PARAMETERS}
     assert inputs - others <= prompts.RULES.keys()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.common.kinds import TOKENIZED
 from scripts.common.settings import UserError
 from scripts.models.catalogue import SYSTEMS, Job, Outcome
 from scripts.models.exporters import openvino_export
@@ -113,6 +114,7 @@ def write_configs(job: Job, served: Path, streamed: Path) -> None:
             tensor("finish_reason", "STRING", [-1]),
             tensor("num_input_tokens", "UINT32", [-1]),
             tensor("num_output_tokens", "UINT32", [-1]),
+            tensor(TOKENIZED, "STRING", [-1]),
         ],
         "instance_group": [{"count": 1, "kind": "KIND_AUTO"}],
     }

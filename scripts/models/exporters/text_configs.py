@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from scripts.common.kinds import TOKEN_COUNT
+import json
+
+from scripts.common.kinds import TOKEN_COUNT, TOKENIZED
 from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor
 from scripts.models.exporters.text_model import TextModel
 from scripts.models.tasks import Axes
@@ -39,7 +41,7 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
     outputs = [tensor(name, "FP32", dims(shape)) for name, shape in task.outputs.items()]
     responses = [tensor(name, kind, dims(shape)) for name, (kind, shape) in task.ensemble_outputs.items()]
     answers = [response for response in responses if response["name"] in task.answers]
-    counts = [response for response in responses if response["name"] == TOKEN_COUNT]
+    counts = [response for response in responses if response["name"] in (TOKENIZED, TOKEN_COUNT)]
 
     parts: dict[str, tuple[Config, Parameters]] = {}
     if task.tokenizes_in_encoder:
@@ -55,7 +57,9 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
         for part in ("encoder", "answers"):
             parts[part][0]["max_batch_size"] = MAX_WINDOWS
     steps = {model.part(part).name: config for part, (config, _) in parts.items()}
-    return parts | {"ensemble": (ensemble(steps, texts, responses), {})}
+    # The gateway's clients get the labels by their names.
+    labels: Parameters = {"labels": json.dumps(model.labels, ensure_ascii=False)} if "scores" in task.answers else {}
+    return parts | {"ensemble": (ensemble(steps, texts, responses), labels)}
 
 
 def tokenization(model: TextModel) -> Parameters:

@@ -32,6 +32,7 @@ LANGUAGE_MODEL = {
         Tensor("finish_reason", "STRING", [-1]),
         Tensor("num_input_tokens", "UINT32", [-1]),
         Tensor("num_output_tokens", "UINT32", [-1]),
+        Tensor("tokenized", "STRING", [-1]),
     ],
 }
 

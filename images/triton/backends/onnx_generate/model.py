@@ -130,7 +130,10 @@ class TritonPythonModel(Backend):
 
     def rows(self, request: PromptRequest) -> list[Row]:
         requested = request.options.get(COUNT)
-        encodings = self.tokenizer.encode_batch_fast(request.prompts)
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        if len(texts) < len(request.prompts):
+            raise BadRequest(f"input '{request.name}': this model takes texts, not token ids")
+        encodings = self.tokenizer.encode_batch_fast(texts)
         rows = []
         for number, encoding in enumerate(encodings):
             text, room = f"input '{request.name}': text {number}", self.positions - len(encoding)
@@ -204,7 +207,7 @@ class TritonPythonModel(Backend):
     def respond(self, job: Job) -> None:
         texts = self.tokenizer.decode_batch([row.new for row in job.rows])
         if job.request.echoes(TEXT_OUTPUT in job.request.outputs):
-            texts = [prompt + text for prompt, text in zip(job.request.prompts, texts, strict=True)]
+            texts = [f"{prompt}{text}" for prompt, text in zip(job.request.prompts, texts, strict=True)]
         self.metrics.add(generated_tokens=sum(len(row.new) for row in job.rows))
         pieces = [
             Piece(text, row.finish_reason, row.prompt_tokens, len(row.new) + (row.finish_reason == "stop"))

@@ -73,8 +73,10 @@ class Decoder:
         tokens: list[int] = self.tokenizer(prompt, add_special_tokens=special_tokens).input_ids
         return tokens
 
-    def decode(self, tokens: list[int]) -> str:
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
+        text = self.tokenizer.decode(
+            tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
         assert isinstance(text, str)
         return text
 

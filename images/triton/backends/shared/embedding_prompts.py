@@ -23,12 +23,19 @@ class Prompts:
         self.chat = Chat(**content["chat"]) if "chat" in content else None
 
     def named(self, names: list[str]) -> list[str]:
-        """Return the prompts of these names; an empty name stands for the default."""
+        """Return the prompts of these names; an empty name stands for the default.
+
+        Of names separated by |, the first that the model has counts.
+        """
+        known = self.by_name | {"": self.default}
+        prompts = []
         for row, name in enumerate(names):
-            if name and name not in self.by_name:
-                known = ", ".join(sorted(self.by_name)) or "none"
-                raise BadRequest(f"input '{NAME}': row {row} has an unknown name; this model's prompts: {known}")
-        return [self.by_name[name] if name else self.default for name in names]
+            prompt = next((known[each] for each in name.split("|") if each in known), None)
+            if prompt is None:
+                all_names = ", ".join(sorted(self.by_name)) or "none"
+                raise BadRequest(f"input '{NAME}': row {row} has an unknown name; this model's prompts: {all_names}")
+            prompts.append(prompt)
+        return prompts
 
 
 class Chat:

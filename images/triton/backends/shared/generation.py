@@ -26,6 +26,7 @@ from shared.errors import BadRequest, Busy, ConfigError
 from shared.metrics import REQUEST_COUNTERS, Metrics
 from shared.parameters import int_parameter, parameter
 from shared.prompts import NUMBERS, Piece, PromptRequest, Rule, read_option, read_request
+from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
 from shared.types import InstanceArgs, ModelConfig
 
 CANCELLED = pb_utils.TritonError.CANCELLED
@@ -45,6 +46,10 @@ class LanguageModel(Protocol):
 
         Without `special_tokens`, add none around the prompt: a chat template writes them itself.
         """
+        ...
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens."""
         ...
 
 
@@ -112,6 +117,9 @@ class TextGeneration(Backend):
                     self.cancel(id)
                     serving.send_last(sender, read.response([Piece("", "", 0, 0)] * math.prod(read.shape)))
                     continue
+                if read.outputs == [TOKENIZED]:
+                    serving.send_last(sender, self.tokenized(read))
+                    continue
                 job = self.prepare(read, sender)
             except Exception as error:
                 serving.send_last(sender, serving.error_response(error))
@@ -135,18 +143,39 @@ class TextGeneration(Backend):
         # Clients of vLLM's backend, which ask for a stream, expect it without the prompt.
         echoes = read.echoes(default="stream" not in read.options or not streams)
         job = Job(read, sender, streams, echoes, self.metrics)
-        prompts = read.prompts if read.messages is None else [self.model.chat_template.prompt(read.messages)]
-        job.rows = [self.row(job, prompt) for prompt in prompts]
+        job.rows = [self.row(job, prompt) for prompt in self.prompts(read)]
         if len(job.rows) > self.max_waiting:
             raise BadRequest(f"input '{read.name}' holds {len(job.rows)} prompts; at most {self.max_waiting} may wait")
         if self.waiting.qsize() + len(job.rows) > self.max_waiting:
             raise Busy(f"{self.waiting.qsize()} texts wait already: try again later")
         return job
 
-    def row(self, job: Job, prompt: str) -> Row[Job]:
+    def prompts(self, read: PromptRequest) -> list[str | TokenIds]:
+        return read.prompts if read.messages is None else [self.model.chat_template.prompt(read.messages)]
+
+    def tokenized(self, read: PromptRequest) -> pb_utils.InferenceResponse:
+        """Return the prompts in their other form: texts, or a chat, as token ids, and token ids as text."""
+        prompts = self.prompts(read)
+        for number, prompt in enumerate(prompts):
+            if isinstance(prompt, TokenIds):
+                check_ids(prompt, self.model.vocabulary, read.name, number)
+        is_chat = read.messages is not None  # whose template writes the special tokens
+        rows = tokenized(
+            prompts,
+            lambda text, special: self.model.encode(text, special and not is_chat),
+            lambda ids: self.model.decode(ids, skip_special_tokens=False),
+            self.model.context,
+        )
+        return pb_utils.InferenceResponse([pb_utils.Tensor(TOKENIZED, rows.reshape(read.shape))])
+
+    def row(self, job: Job, prompt: str | TokenIds) -> Row[Job]:
         name, requested = job.request.name, job.request.options
         is_chat = job.request.messages is not None
-        tokens = self.model.encode(prompt, special_tokens=not is_chat)
+        if isinstance(prompt, TokenIds):
+            check_ids(prompt, self.model.vocabulary, name, 0)
+            prompt, tokens = self.model.decode(prompt), [*prompt]
+        else:
+            tokens = self.model.encode(prompt, special_tokens=not is_chat)
         if not tokens:
             raise BadRequest(f"input '{name}' is empty, and this model has no token to begin a text with")
         if max(tokens) >= self.model.vocabulary:

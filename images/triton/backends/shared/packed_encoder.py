@@ -28,7 +28,8 @@ from shared.long_requests import LongRequest, LongRequests
 from shared.measurements import Measured, recall_or_measure
 from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths, spread_cut
 from shared.parameters import choice_parameter, int_parameter, parameter
-from shared.tokenization import NUMBERS, TOKEN_COUNT, Rows, Tokenization, Tokens
+from shared.token_ids import TOKENIZED, TokenIds
+from shared.tokenization import NUMBERS, REQUEST_CHARACTERS, TOKEN_COUNT, Rows, Tokenization, Tokens
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Increase it when a new version of this project may measure another cost.
@@ -41,6 +42,8 @@ TURN_ROWS = 16
 WAITING = 64
 # An output of a model that takes texts: the texts that it accepted, for a step after it.
 TEXT = "text"
+# The outputs that need no run.
+OTHERS = (TEXT, TOKENIZED, TOKEN_COUNT)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Encoder:
 
 @dataclass(frozen=True)
 class TextRequest:
-    """One request of a model that takes texts, and the requested outputs: the encoder's and TEXT or TOKEN_COUNT."""
+    """One request of a model that takes texts, and the requested outputs: the encoder's and those of OTHERS."""
 
     rows: Rows
     outputs: list[str]
@@ -145,7 +148,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.tokenization.min_length = max(1, self.tokenization.min_length)  # no model runs without a token
         return config | {
             "input": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in names],
-            "output": [tensor for tensor in config["output"] if tensor["name"] not in (TEXT, TOKEN_COUNT)],
+            "output": [tensor for tensor in config["output"] if tensor["name"] not in OTHERS],
         }
 
     def measured_cost(self, config: ModelConfig, args: InstanceArgs) -> RunCost:
@@ -205,11 +208,17 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
     def prepare(self, request: pb_utils.InferenceRequest) -> TokenRequest | TextRequest:
         outputs = serving.requested_outputs(request, self.encoder.outputs)
         if self.tokenization:
-            outputs += serving.requested_outputs(request, (TEXT, TOKEN_COUNT))
             rows = self.tokenization.prepare(request)
             if not rows.texts:
                 raise BadRequest(f"input '{self.tokenization.inputs[0]}' has no rows")
-            return TextRequest(rows, outputs)
+            others = serving.requested_outputs(request, OTHERS)
+            if (
+                TOKENIZED in others
+                and not outputs
+                and rows.characters > REQUEST_CHARACTERS * self.tokenization.max_length
+            ):
+                rows = rows._replace(shortened=None)  # all of the texts is tokenized
+            return TextRequest(rows, outputs + others)
         traced = tracing.traced(request, time.time_ns())
         tokens = {name: serving.input_tensor(request, name) for name in self.inputs}
         mask = tokens[self.mask]
@@ -249,7 +258,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             elif isinstance(tokens, Exception):
                 results[number] = tokens
             else:
-                requests[number] = self.token_request(job, tokens)
+                requests[number] = self.token_request(tokenization, job, tokens)
         to_run = {number: request for number, request in requests.items() if request.outputs}
         results |= {number: request.others for number, request in requests.items()}
         if to_run:
@@ -261,22 +270,28 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         """Tokenize a request in this thread, and let its rows run in turns."""
         (tokens,) = tokenization.run([job.rows])
         self.count_texts([tokens])
-        request = self.token_request(job, tokens)
+        request = self.token_request(tokenization, job, tokens)
         if request.outputs:
             self.add_long(request, self.seconds_of_rows(request.lengths), response)
         else:
             response.send(request.others)
 
-    def token_request(self, job: TextRequest, tokens: Tokens) -> TokenRequest:
+    def token_request(self, tokenization: Tokenization, job: TextRequest, tokens: Tokens) -> TokenRequest:
         mask = tokens.tensors[self.mask]
         others = {TOKEN_COUNT: tokens.tensors[TOKEN_COUNT]}
+        outputs = [name for name in job.outputs if name in self.encoder.outputs]
         if TEXT in job.outputs:
-            others[TEXT] = np.array([[text.encode()] for text in job.rows.texts], np.object_)
+            texts = [tokenization.decode(text, True) if isinstance(text, TokenIds) else text for text in job.rows.texts]
+            others[TEXT] = np.array([[text.encode()] for text in texts], np.object_)
+        if TOKENIZED in job.outputs:
+            others[TOKENIZED] = (
+                np.full((len(mask), 1), b"", np.object_) if outputs else tokenization.tokenized(job.rows)
+            )
         return TokenRequest(
             tokens={name: tokens.tensors[name] for name in self.inputs},
             lengths=row_lengths(mask),
             width=mask.shape[1],
-            outputs=[name for name in job.outputs if name in self.encoder.outputs],
+            outputs=outputs,
             traced=job.rows.traced and job.rows.traced._replace(since_ns=time.time_ns()),
             others=others,
         )

@@ -14,6 +14,7 @@ import triton_python_backend_utils as pb_utils
 from shared import serving
 from shared.chat_template import Message
 from shared.errors import BadRequest
+from shared.token_ids import TOKENIZED, TokenIds, read_rows
 
 # The name that NVIDIA's tutorial and vLLM's backend give to the prompts, and to the output with their texts.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
@@ -96,7 +97,7 @@ class PromptRequest:
     """The prompts and options of a request, and the names that its response uses."""
 
     name: str  # of the input with the prompts
-    prompts: list[str]
+    prompts: list[str | TokenIds]
     shape: tuple[int, ...]  # of that input, and of the response's outputs
     outputs: list[str]
     options: dict[str, Any]
@@ -133,7 +134,7 @@ def read_request(
         if not options.get("exclude_input_in_output", True):
             raise BadRequest(f"option 'exclude_input_in_output' must be true: the answer to '{MESSAGES}' has no prompt")
         return PromptRequest(name, [], shape, outputs, options, read_messages(request))
-    prompts = serving.texts(request, name, "text")
+    prompts = read_rows(request, name, "text")
     if not prompts:
         raise BadRequest(f"input '{name}' holds no prompt: send at least one")
     return PromptRequest(name, prompts, shape, outputs, options)
@@ -144,6 +145,8 @@ def response_outputs(
 ) -> list[str]:
     """Return the outputs of the response: if the request asks for both outputs for texts, only the fitting one."""
     requested = serving.requested_outputs(request, (*texts, *DETAILS))
+    if not requested and serving.requested_outputs(request, [TOKENIZED]):
+        return [TOKENIZED]
     if len(requested) == len(texts) + len(DETAILS):  # for Triton, a request that names no outputs asks for all
         requested = [fitting]
     outputs = [fitting] if set(texts) <= set(requested) else [name for name in texts if name in requested]

@@ -47,13 +47,15 @@ def input_tensor(request: pb_utils.InferenceRequest, name: str) -> Array:
 
 def texts(request: pb_utils.InferenceRequest, name: str, noun: str = "row") -> list[str]:
     """Return the rows of a BYTES input as text. Error messages call a row `noun`."""
-    decoded = []
-    for row, value in enumerate(input_tensor(request, name).ravel()):
-        try:
-            decoded.append(value.decode())
-        except UnicodeDecodeError as error:
-            raise BadRequest(f"input '{name}': {noun} {row} is not valid UTF-8 (byte {error.start})") from None
-    return decoded
+    return [text(value, name, row, noun) for row, value in enumerate(input_tensor(request, name).ravel())]
+
+
+def text(value: bytes, name: str, row: int, noun: str) -> str:
+    """Return one row of a BYTES input as text."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"input '{name}': {noun} {row} is not valid UTF-8 (byte {error.start})") from None
 
 
 def requested_outputs(request: pb_utils.InferenceRequest, outputs: Iterable[str]) -> list[str]:

@@ -40,6 +40,6 @@ class TextTokenizer:
         tokens: list[int] = self.tokenizer.encode(prompt, add_special_tokens=special_tokens).ids
         return tokens
 
-    def decode(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+    def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
         return text

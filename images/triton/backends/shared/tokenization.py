@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +14,13 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Encoding, Tokenizer
 
-from shared import serving, tracing
+from shared import serving, token_ids, tracing
 from shared.embedding_prompts import NAME, OWN, Prompts
 from shared.errors import BadRequest, Busy, ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter, version_file
 from shared.shortening import CHARACTERS, Shortener
 from shared.slow_thread import encode, slow_thread
+from shared.token_ids import TokenIds
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Output tensor -> the values of one text.
@@ -59,12 +60,17 @@ ENDINGS = 64  # prompts for which the end of their chats is kept
 
 
 class Rows(NamedTuple):
-    """One request: its texts, or pairs of texts, with their prompts before them, and the prompts alone."""
+    """One request: its texts, pairs of texts or token ids, with their prompts before them, and the prompts alone."""
 
     texts: list[Any]
     prompts: list[str]
     traced: tracing.Traced | None
     shortened: list[Any] | None  # the same with long texts shortened; None: that takes long
+    firsts: list[str | TokenIds]  # the first text of each row, or its ids, without a prompt
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.firsts))
 
 
 class Tokens(NamedTuple):
@@ -75,6 +81,23 @@ class Tokens(NamedTuple):
     truncated_texts: int
     tokens: int
     padding_tokens: int
+
+
+class GivenTokens:
+    """The part of a tokenizer's Encoding that a model reads, of the token ids that a client sent."""
+
+    def __init__(self, ids: TokenIds) -> None:
+        self.ids = ids
+        self.attention_mask = [1] * len(ids)
+        self.type_ids = [0] * len(ids)
+        self.overflowing: list[Encoding] = []
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+# What models read of token ids that a client sent. The other outputs need the text.
+OF_IDS = frozenset({"input_ids", "attention_mask", "pooling_mask", "token_type_ids", TOKEN_COUNT})
 
 
 class Tokenization:
@@ -151,23 +174,70 @@ class Tokenization:
         names = self.inputs
         if self.second_is_optional and not is_set(request, names[-1]):
             names = names[:-1]
-        columns = [serving.texts(request, name) for name in names]
+        first, *others = names
+        columns: list[list[Any]] = [
+            token_ids.read_rows(request, first),
+            *(serving.texts(request, name) for name in others),
+        ]
         if len({len(column) for column in columns}) > 1:
             raise BadRequest(f"inputs {', '.join(self.inputs)} must have the same number of rows")
         before = self.chosen_prompts(request, len(columns[0]))
+        for row, ids in enumerate(columns[0]):
+            if isinstance(ids, TokenIds):
+                self.check_ids(request, row, ids, [column[row] for column in columns[1:]])
+                before[row] = ""
         texts = self.rows(before, columns)
-        return Rows(texts, before, traced, self.shortened(texts))
+        return Rows(texts, before, traced, self.shortened(texts), columns[0])
 
-    def rows(self, before: list[str], columns: list[list[str]]) -> list[Any]:
-        """Return what to tokenize for each row: a text, or a pair of texts."""
+    def rows(self, before: list[str], columns: list[list[Any]]) -> list[Any]:
+        """Return what to tokenize for each row: a text, or a pair of texts. Token ids stay as they are."""
+        return [
+            row[0] if isinstance(row[0], TokenIds) else self.row(prompt, *row)
+            for prompt, *row in zip(before, *columns, strict=True)
+        ]
+
+    def row(self, prompt: str, first: str, second: str | None = None) -> Any:
         if chat := self.prompts.chat:
-            return [chat.text(self.inputs[-1], *row) for row in zip(before, *columns, strict=True)]
-        firsts = [prompt + text for prompt, text in zip(before, columns[0], strict=True)]
-        if len(columns) == 1:
-            return firsts
-        pairs = zip(firsts, columns[1], strict=True)
+            return chat.text(self.inputs[-1], prompt, first, *([] if second is None else [second]))
         # Treat an empty optional text as missing, as transformers does.
-        return [first if self.second_is_optional and not second else (first, second) for first, second in pairs]
+        is_alone = second is None or (self.second_is_optional and not second)
+        return prompt + first if is_alone else (prompt + first, second)
+
+    def check_ids(self, request: pb_utils.InferenceRequest, row: int, ids: TokenIds, others: list[str]) -> None:
+        """Raise BadRequest if a row cannot be token ids, or has unknown ones."""
+        name = self.inputs[0]
+        if any(others) or not (self.second_is_optional or len(self.inputs) == 1):
+            raise BadRequest(f"input '{name}': row {row} is token ids, and pairs must be texts")
+        if not OF_IDS.issuperset(self.dtypes):
+            raise BadRequest(f"input '{name}': row {row} is token ids, and this model's answers are about texts")
+        if any(is_set(request, prompt) for prompt in self.prompt_inputs):
+            raise BadRequest(f"input '{name}': row {row} is token ids, before which no prompt is possible")
+        token_ids.check_ids(ids, self.vocabulary, name, row)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Return the first id that the tokenizer has no token for, nor for any after it."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def tokenized(self, rows: Rows) -> Array:
+        """Return the first text of each row as all its token ids, without its prompt and a truncation; ids as text."""
+        return token_ids.tokenized(rows.firsts, self.all_ids, self.decode, self.max_length).reshape(-1, 1)
+
+    def all_ids(self, text: str, special: bool) -> list[int]:
+        """Return the ids of a text of any length, with the special tokens around it or without."""
+        parts = self.parts(text)
+        if self.tokenizer.truncation and self.tokenizer.truncation["direction"] == "left":
+            parts.reverse()
+        own = [id for part in parts for id in part.ids]
+        if not special:
+            return own
+        mask = (few := encode(self.tokenizer, "a")).special_tokens_mask
+        before, after = mask.index(0), mask[::-1].index(0)
+        return [*few.ids[:before], *own, *few.ids[len(few) - after :]]
+
+    def decode(self, ids: TokenIds, skip_special_tokens: bool = False) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
 
     def shortened(self, rows: list[Any]) -> list[Any] | None:
         """Shorten the texts of one request. Return None if it takes long to find out where, or to tokenize them."""
@@ -184,6 +254,8 @@ class Tokenization:
         return shortened
 
     def shortened_row(self, row: Any, limit: int | None = None) -> Any:
+        if isinstance(row, TokenIds):
+            return row
         if not isinstance(row, tuple):
             return self.shortener.shortened(row, limit)
         if self.cuts_longest and self.both_are_long(row):
@@ -266,10 +338,10 @@ class Tokenization:
         ids = encode(self.tokenizer, self.shortener.shortened(prompt) or prompt).ids if prompt else []
         return len(ids) - (bool(ids) and ids[-1] in self.special_ids)
 
-    def restore_endings(self, ids: Array, encodings: list[Encoding], before: list[str]) -> None:
+    def restore_endings(self, ids: Array, encodings: list[Any], before: list[str]) -> None:
         """Put the end of the chat back where truncation removed it: models read their answer after it."""
         for row, (encoding, prompt) in enumerate(zip(encodings, before, strict=True)):
-            if len(encoding) == self.max_length:
+            if len(encoding) == self.max_length and not isinstance(encoding, GivenTokens):
                 end = ids.shape[1] if self.pad_left else self.max_length
                 ending = self.ending(prompt)[-self.max_length :]
                 ids[row, end - len(ending) : end] = ending
@@ -312,9 +384,12 @@ class Tokenization:
     def encode_one(self, rows: list[Any]) -> list[Encoding]:
         return [encode(self.tokenizer, *row if isinstance(row, tuple) else (row,)) for row in rows]
 
-    def encode(self, rows: list[Any], encode: Callable[[list[Any]], list[Encoding]] | None = None) -> list[Encoding]:
+    def encode(self, rows: list[Any], encode: Callable[[list[Any]], list[Any]] | None = None) -> list[Any]:
         if self.cuts_both:
             rows = [self.cut(row) if isinstance(row, tuple) else row for row in rows]
+        if any(isinstance(row, TokenIds) for row in rows):
+            texts = iter(self.encode([row for row in rows if not isinstance(row, TokenIds)], encode))
+            return [GivenTokens(row) if isinstance(row, TokenIds) else next(texts) for row in rows]
         try:
             return (encode or self.encode_batch)(rows)
         except BaseException as error:  # tokenizers' exceptions have no class of their own, or are Rust's panics

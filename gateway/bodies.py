@@ -1,4 +1,4 @@
-"""Read a request's JSON into a msgspec Struct, with an error that names the field that is wrong.
+"""Read a request's JSON into a msgspec Struct, with an error that names the field that is wrong; write responses.
 
 OpenAI's clients send fields that a system here cannot obey. Those that ask for nothing (null, or the value that stands
 for "as usual") and those that change nothing in the answer are ignored; any other is refused by name.
@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.api_error import ApiError, shown
 
@@ -20,26 +21,36 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 # Fields that change nothing in the answer.
 IGNORED = frozenset({"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"})
-# Fields of OpenAI's API that some endpoints do not support -> the values that ask for nothing.
+# Fields of the APIs that some endpoints do not support -> the values that ask for nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
     "audio": (),
     "best_of": (1,),
+    "continue_final_message": (False,),
     "dimensions": (),
     "encoding_format": ("float",),
     "echo": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "images": ([],),
     "logit_bias": ({},),
     "logprobs": (False,),
+    "max_chunks_per_doc": (),
+    "max_tokens_per_doc": (),
+    "modality": ("text",),
     "modalities": (["text"],),
     "moderation": (),
     "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "presence_penalty": (0,),
+    "priority": (0,),
+    "rank_fields": ([], ["text"]),
+    "raw_scores": (False,),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
+    "return_token_strs": (False,),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "stream": (False,),
@@ -48,11 +59,18 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
+    # Texts that are too long are always cut at their end.
+    "truncate": (True, "END"),
+    "truncation_direction": ("Right", "right"),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 # Half of a surrogate pair.
 HALF = re.compile("[\ud800-\udfff]")
+
+
+def json_response(answer: Any) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def read(request: Request, decoder: msgspec.json.Decoder[Body]) -> Body:

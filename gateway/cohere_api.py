@@ -1,0 +1,116 @@
+"""Cohere's embeddings (v1 and v2) and reranking (v2); its v1 reranking is Jina's (vllm_api.py)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import bodies, encoders
+from gateway.api_error import ApiError
+from gateway.bodies import json_response
+from gateway.context import gateway_of
+from gateway.rows import Answers, check_rows
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+InputType = Literal["search_document", "search_query", "classification", "clustering"]
+# The names of prompts for each type of texts: Cohere's own, those of sentence-transformers, and none, the default.
+PROMPTS: dict[InputType, str] = {
+    "search_document": "search_document|document|passage|corpus|",
+    "search_query": "search_query|query|",
+    "classification": "classification|",
+    "clustering": "clustering|",
+}
+EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+
+
+class Content(msgspec.Struct):
+    type: Literal["text"]
+    text: str
+
+
+class EmbedInput(msgspec.Struct):
+    content: list[Content]
+
+
+class EmbedBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    texts: list[str] | None = None
+    inputs: list[EmbedInput] | None = None
+    input_type: InputType | None = None
+    embedding_types: list[EmbeddingType] | None = None
+    output_dimension: Positive | None = None
+
+    @property
+    def rows(self) -> list[str]:
+        if (self.texts is None) == (self.inputs is None):
+            raise ApiError(400, "Send either 'texts' or 'inputs'.", "texts", "missing_required_parameter")
+        return self.texts or ["\n".join(part.text for part in each.content) for each in self.inputs or ()]
+
+
+class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    query: str
+    documents: list[str]
+    top_n: Positive | None = None
+
+
+EMBED = msgspec.json.Decoder(EmbedBody)
+RERANK = msgspec.json.Decoder(RerankBody)
+
+
+async def embed_v1(request: Request) -> Response:
+    """Return lists of numbers, unless the request names types."""
+    body = await bodies.read(request, EMBED)
+    answer = await embedded(request, body)
+    if body.embedding_types is None:
+        answer |= {"embeddings": answer["embeddings"]["float"], "response_type": "embeddings_floats"}
+    return json_response(answer)
+
+
+async def embed_v2(request: Request) -> Response:
+    return json_response(await embedded(request, await bodies.read(request, EMBED)))
+
+
+async def embedded(request: Request, body: EmbedBody) -> dict[str, Any]:
+    gateway = gateway_of(request)
+    system = await gateway.served.find(body.model, "embedding")
+    texts = body.rows
+    check_rows(gateway, texts, "texts")
+    prompt = PROMPTS[body.input_type] if body.input_type and "prompt_name" in system.inputs else None
+    vectors, answers = await encoders.embed(gateway, system, texts, prompt, body.output_dimension)
+    types = body.embedding_types or ["float"]
+    return {
+        "id": encoders.new_id("embed"),
+        "texts": texts,
+        "embeddings": {name: await encoded(vectors, name) for name in types},
+        "meta": meta(answers),
+        "response_type": "embeddings_by_type",
+    }
+
+
+async def encoded(vectors: encoders.Vectors, name: EmbeddingType) -> list[Any]:
+    if name == "float":
+        return await encoders.as_lists(vectors)
+    if name == "base64":
+        return [vector.tobytes() for vector in vectors]
+    # A bit for each number: whether it is positive. Signed bytes are the same ones less 128.
+    bits = np.packbits(vectors > 0, axis=1)
+    return await encoders.as_lists(bits if name == "ubinary" else (bits.astype(np.int16) - 128))
+
+
+async def rerank(request: Request) -> Response:
+    gateway = gateway_of(request)
+    body = await bodies.read(request, RERANK)
+    system = await gateway.served.find(body.model, "rerank")
+    scores = await encoders.rank(gateway, system, body.query, body.documents, "documents")
+    results = [{"index": index, "relevance_score": scores.values[index]} for index in scores.order[: body.top_n]]
+    return json_response({"id": encoders.new_id("rerank"), "results": results, "meta": meta(scores.answers)})
+
+
+def meta(answers: Answers) -> dict[str, Any]:
+    tokens = {} if answers.tokens is None else {"tokens": {"input_tokens": answers.tokens}}
+    return {"api_version": {"version": "2"}, **tokens}

@@ -1,0 +1,185 @@
+"""What encoders answer, whatever the API: vectors, scores, labels and tokens of texts."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+import grpc
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from gateway.api_error import ApiError, from_triton
+from gateway.context import Gateway
+from gateway.inference import Row, Tensor
+from gateway.rows import Answers, Columns, check_rows, infer_rows
+from gateway.served_systems import System
+from scripts.common.kinds import TOKENIZED
+
+Vectors = npt.NDArray[Any]  # [rows, dimensions]
+ManyVectors = Vectors | Sequence[Vectors]
+# The gateway serves other requests each time it has encoded this many rows: 2,048 rows of 384 numbers take 0.3 s.
+ROWS_AT_ONCE = 64
+
+
+class Scores(NamedTuple):
+    """The score of each text, the numbers of the texts from the best to the worst, and what Triton answered."""
+
+    values: list[float]
+    order: list[int]
+    answers: Answers
+
+
+class Labels(NamedTuple):
+    """The best label of each text, the probabilities of all labels in the model's order, and what Triton answered."""
+
+    best: list[str]
+    probabilities: list[list[float]]
+    answers: Answers
+
+
+class TokenizedRow(msgspec.Struct):
+    """A row in the other form: the ids of a text, or the text of ids (images/triton/backends/shared/token_ids.py)."""
+
+    ids: list[int] = []
+    special: tuple[int, int] = (0, 0)  # the special tokens before and after the text
+    max_length: int | None = None
+    text: str = ""
+
+
+TOKENIZED_ROW = msgspec.json.Decoder(TokenizedRow)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------------
+
+
+async def embed(
+    gateway: Gateway, system: System, rows: Sequence[Row], prompt_name: str | None = None, dimensions: int | None = None
+) -> tuple[Vectors, Answers]:
+    """Return one vector for each row: its first dimensions, if their number is given."""
+    check_dimensions(dimensions, system.width)
+    answers = await infer_rows(gateway, system, prompted(system, rows, prompt_name), [system.embedding])
+    vectors = answers.array(system.embedding).astype("<f4", copy=False)
+    if dimensions is not None:
+        check_dimensions(dimensions, vectors.shape[1])
+        vectors = shortened(vectors, dimensions)
+    return vectors, answers
+
+
+async def sparse(
+    gateway: Gateway, system: System, rows: Sequence[Row], prompt_name: str | None = None
+) -> tuple[list[tuple[list[int], list[float]]], Answers]:
+    """Return the sparse vector of each row: token ids and their weights."""
+    answers = await infer_rows(gateway, system, prompted(system, rows, prompt_name), ["token_id", "weight"])
+    pairs = zip(answers.arrays("token_id"), answers.arrays("weight"), strict=True)
+    return [(ids[ids >= 0].tolist(), weights[ids >= 0].tolist()) for ids, weights in pairs], answers
+
+
+async def token_vectors(
+    gateway: Gateway, system: System, rows: Sequence[Row], prompt_name: str | None = None
+) -> tuple[list[Vectors], Answers]:
+    """Return the vectors of each row's tokens, without those of the padding."""
+    answers = await infer_rows(gateway, system, prompted(system, rows, prompt_name), [system.token_vectors])
+    arrays = answers.arrays(system.token_vectors)
+    counts = answers.token_counts or [len(array) for array in arrays]
+    return [array[:count].astype("<f4") for array, count in zip(arrays, counts, strict=True)], answers
+
+
+def prompted(system: System, rows: Sequence[Row], prompt_name: str | None) -> Columns:
+    """Return the inputs of the rows, with the name of the model's prompt for them."""
+    if prompt_name is None:
+        return {"input_text": rows}
+    if "prompt_name" not in system.inputs:
+        raise ApiError(400, f"The model '{system.name}' has no prompts.", "prompt_name", "unsupported_parameter")
+    return {"input_text": rows, "prompt_name": [prompt_name] * len(rows)}
+
+
+def check_dimensions(dimensions: int | None, width: int) -> None:
+    """Raise ApiError if the vectors have fewer dimensions; a width of -1 is unknown."""
+    if dimensions is not None and dimensions > width >= 0:
+        message = f"'dimensions' is {dimensions}, but the model's vectors have {width} dimensions."
+        raise ApiError(400, message, "dimensions", "invalid_value")
+
+
+def shortened(vectors: Vectors, dimensions: int) -> Vectors:
+    """Return the beginning of each vector, with length 1 again."""
+    return normalized(vectors[:, :dimensions])
+
+
+def normalized(vectors: Vectors) -> Vectors:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+
+
+async def in_turns(rows: ManyVectors) -> AsyncIterator[tuple[int, ManyVectors]]:
+    """Yield the rows a few at a time, each with the number of the first; other requests are served between."""
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        if start:
+            await asyncio.sleep(0)
+        yield start, rows[start : start + ROWS_AT_ONCE]
+
+
+async def as_lists(rows: ManyVectors) -> list[msgspec.Raw]:
+    """Return each row as the JSON of its numbers."""
+    return [msgspec.Raw(msgspec.json.encode(row.tolist())) async for _, few in in_turns(rows) for row in few]
+
+
+# --- scores and labels ------------------------------------------------------------------------------------------------
+
+
+async def rank(gateway: Gateway, system: System, query: str, texts: Sequence[str], param: str) -> Scores:
+    """Return how well the texts, which are the field `param`, answer the query."""
+    if not query:
+        raise ApiError(400, "'query' must not be an empty string.", "query")
+    check_rows(gateway, texts, param)
+    return await score(gateway, system, [query] * len(texts), texts)
+
+
+async def score(gateway: Gateway, system: System, queries: Sequence[str], texts: Sequence[str]) -> Scores:
+    answers = await infer_rows(gateway, system, {"query": queries, "text": texts}, ["score"])
+    values = answers.array("score")[:, 0].tolist()
+    return Scores(values, sorted(range(len(texts)), key=lambda index: -values[index]), answers)
+
+
+async def classify(gateway: Gateway, system: System, pairs: Sequence[tuple[str, str]], param: str) -> Labels:
+    """Return the labels of texts, each with a second one or an empty one."""
+    columns = {"input_text": [first for first, _ in pairs]}
+    if any(second for _, second in pairs):
+        if "text_pair" not in system.inputs:
+            raise ApiError(400, f"The model '{system.name}' takes texts, not pairs of texts.", param)
+        columns["text_pair"] = [second for _, second in pairs]
+    answers = await infer_rows(gateway, system, columns, ["label", "scores"])
+    return Labels(answers.texts("label"), answers.array("scores").tolist(), answers)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+async def tokenized(
+    gateway: Gateway, system: System, rows: Sequence[Row], source: str = "text_input"
+) -> list[TokenizedRow]:
+    """Return texts as token ids, and token ids as texts. A generating model takes them as its input `source`."""
+    if system.max_batch:
+        columns = {"query": rows, "text": [""] * len(rows)} if "query" in system.inputs else {"input_text": rows}
+        texts = (await infer_rows(gateway, system, columns, [TOKENIZED])).texts(TOKENIZED)
+    else:
+        try:
+            texts = await _tokenized_prompts(gateway, system, Tensor.from_texts(source, rows))
+        except grpc.RpcError as error:
+            raise from_triton(error, system.name) from None
+    return [TOKENIZED_ROW.decode(text) for text in texts]
+
+
+async def _tokenized_prompts(gateway: Gateway, system: System, prompts: Tensor) -> list[str]:
+    if not system.streams:
+        return (await gateway.inference.infer(system.name, [prompts], [TOKENIZED]))[TOKENIZED].texts()
+    async with aclosing(gateway.inference.stream(system.name, [prompts], [TOKENIZED])) as responses:
+        return [text async for outputs in responses if TOKENIZED in outputs for text in outputs[TOKENIZED].texts()]

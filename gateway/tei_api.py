@@ -1,0 +1,222 @@
+"""The routes of text-embeddings-inference, at / and below /models/{model}: its requests name no model.
+
+Hugging Face's InferenceClient sends its requests to the address itself, so that answers whatever the system does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import bodies, encoders
+from gateway.api_error import ApiError, tei_form
+from gateway.bodies import json_response
+from gateway.context import gateway_of
+from gateway.rows import Input, check_rows, read_rows
+from gateway.served_systems import System
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class EmbedBody(msgspec.Struct, forbid_unknown_fields=True):
+    inputs: Input
+    normalize: bool = True
+    prompt_name: str | None = None
+    dimensions: Positive | None = None
+
+
+class PromptedBody(msgspec.Struct, forbid_unknown_fields=True):
+    inputs: Input
+    prompt_name: str | None = None
+
+
+class Parameters(msgspec.Struct, forbid_unknown_fields=True):
+    top_k: Positive | None = None
+
+
+class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A text, a pair of texts, or a list of lists with one text or two."""
+
+    inputs: str | list[str | list[str]]
+    parameters: Parameters | None = None  # of InferenceClient
+
+
+class Sentences(msgspec.Struct, forbid_unknown_fields=True):
+    source_sentence: str
+    sentences: list[str]
+
+
+class NoParameters(msgspec.Struct, forbid_unknown_fields=True):
+    prompt_name: str | None = None
+
+
+class SimilarityBody(msgspec.Struct, forbid_unknown_fields=True):
+    inputs: Sentences
+    parameters: NoParameters | None = None
+
+
+class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
+    query: str
+    texts: list[str]
+    return_text: bool = False
+
+
+class Beginning(msgspec.Struct):
+    """The fields that tell the bodies of one address apart."""
+
+    inputs: msgspec.Raw = msgspec.Raw()
+    query: msgspec.Raw = msgspec.Raw()
+    texts: msgspec.Raw = msgspec.Raw()
+
+
+EMBED = msgspec.json.Decoder(EmbedBody)
+PROMPTED = msgspec.json.Decoder(PromptedBody)
+PREDICT = msgspec.json.Decoder(PredictBody)
+SIMILARITY = msgspec.json.Decoder(SimilarityBody)
+RERANK = msgspec.json.Decoder(RerankBody)
+BEGINNING = msgspec.json.Decoder(Beginning)
+
+
+async def system_for(request: Request, path: str, *abilities: str) -> System:
+    """Return the system that the address names, or the only one that has one of the abilities."""
+    served = gateway_of(request).served
+    if name := request.path_params.get("model"):
+        return await served.find(name, *abilities)
+    return await served.only(path, *abilities)
+
+
+async def embed(request: Request) -> Response:
+    body = await bodies.read(request, EMBED)
+    system = await system_for(request, "/embed", "embedding")
+    rows = read_rows(gateway_of(request), system, body.inputs, "inputs")
+    vectors, _ = await encoders.embed(gateway_of(request), system, rows, body.prompt_name, body.dimensions)
+    return json_response(await encoders.as_lists(encoders.normalized(vectors) if body.normalize else vectors))
+
+
+async def embed_all(request: Request) -> Response:
+    """Return a vector for each token."""
+    body = await bodies.read(request, PROMPTED)
+    system = await system_for(request, "/embed_all", "multi")
+    rows = read_rows(gateway_of(request), system, body.inputs, "inputs")
+    vectors, _ = await encoders.token_vectors(gateway_of(request), system, rows, body.prompt_name)
+    return json_response(await encoders.as_lists(vectors))
+
+
+async def embed_sparse(request: Request) -> Response:
+    body = await bodies.read(request, PROMPTED)
+    system = await system_for(request, "/embed_sparse", "sparse")
+    rows = read_rows(gateway_of(request), system, body.inputs, "inputs")
+    vectors, _ = await encoders.sparse(gateway_of(request), system, rows, body.prompt_name)
+    return json_response(
+        [[{"index": index, "value": value} for index, value in zip(*vector, strict=True)] for vector in vectors]
+    )
+
+
+async def predict(request: Request) -> Response:
+    """Return all labels of each text, the most probable first."""
+    body = await bodies.read(request, PREDICT)
+    system = await system_for(request, "/predict", "classify")
+    if not (names := system.labels):
+        message = f"The model '{system.name}' does not name its labels: assemble it again with `make models`."
+        raise ApiError(400, message, "model", "model_not_supported")
+    pairs, is_batch = sequences(body.inputs)
+    gateway = gateway_of(request)
+    check_rows(gateway, [first for first, _ in pairs], "inputs", is_list=is_batch)
+    labels = await encoders.classify(gateway, system, pairs, "inputs")
+    count = body.parameters.top_k if body.parameters else None
+    answers = [
+        [{"score": score, "label": name} for score, name in sorted(zip(row, names, strict=True), reverse=True)[:count]]
+        for row in labels.probabilities
+    ]
+    return json_response(answers if is_batch or body.parameters is not None else answers[0])
+
+
+def sequences(inputs: Any) -> tuple[list[tuple[str, str]], bool]:
+    """Return texts with their second texts, and whether they are a batch: a list of texts is one text or one pair."""
+    is_batch = isinstance(inputs, list) and any(isinstance(element, list) for element in inputs)
+    batch = inputs if is_batch else [inputs]
+    rows = [[row] if isinstance(row, str) else row for row in batch]
+    if wrong := [number for number, row in enumerate(rows) if not 1 <= len(row) <= 2]:
+        place = f"inputs[{wrong[0]}]" if is_batch else "inputs"
+        raise ApiError(400, f"'{place}' must have one text or two.", place, "invalid_value")
+    return [(row[0], row[1] if len(row) > 1 else "") for row in rows], is_batch
+
+
+async def similarity(request: Request) -> Response:
+    """Return the cosine of the first sentence with each of the others."""
+    body = await bodies.read(request, SIMILARITY)
+    system = await system_for(request, "/similarity", "embedding")
+    gateway = gateway_of(request)
+    check_rows(gateway, [body.inputs.source_sentence], "inputs.source_sentence", is_list=False)
+    check_rows(gateway, body.inputs.sentences, "inputs.sentences")
+    prompt = body.parameters.prompt_name if body.parameters else None
+    vectors, _ = await encoders.embed(gateway, system, [body.inputs.source_sentence, *body.inputs.sentences], prompt)
+    first, *others = encoders.normalized(vectors)
+    return json_response([float(first @ other) for other in others])
+
+
+async def rerank(request: Request) -> Response:
+    request.scope["exchange"].error_form = tei_form
+    body = await bodies.read(request, RERANK)
+    system = await system_for(request, "/rerank", "rerank")
+    scores = await encoders.rank(gateway_of(request), system, body.query, body.texts, "texts")
+    return json_response(
+        [
+            {"index": index, "score": scores.values[index]} | ({"text": body.texts[index]} if body.return_text else {})
+            for index in scores.order
+        ]
+    )
+
+
+async def is_rerank(request: Request) -> bool:
+    """Return whether the body of a request to /rerank is TEI's: it has texts where others have documents."""
+    return bool(bytes((await beginning(request)).texts))
+
+
+async def beginning(request: Request) -> Beginning:
+    try:
+        return BEGINNING.decode(await request.body())
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return Beginning()  # whatever reads the body next reports the error
+
+
+async def any_task(request: Request) -> Response:
+    """Answer a request to the address itself, as its body and the system ask for."""
+    body = await beginning(request)
+    if bytes(body.query):
+        return await rerank(request)
+    if bytes(body.inputs).startswith(b"{"):
+        return await similarity(request)
+    system = await system_for(request, "/", "embedding", "classify", "sparse")
+    request.path_params["model"] = system.name
+    for ability, answer in (("embedding", embed), ("classify", predict)):
+        if ability in system.abilities:
+            return await answer(request)
+    return await embed_sparse(request)
+
+
+async def info(request: Request) -> Response:
+    """Return what TEI's clients ask for about a model. What the gateway does not know is null."""
+    gateway = gateway_of(request)
+    system = await system_for(request, "/info", "embedding", "sparse", "multi", "rerank", "classify")
+    longest = (await encoders.tokenized(gateway, system, ["a"]))[0].max_length if system.can(["tokens"]) else None
+    kind: Literal["reranker", "classifier", "embedding"] = "embedding"
+    if system.can(["rerank", "classify"]):
+        kind = "reranker" if "rerank" in system.abilities else "classifier"
+    return json_response(
+        {
+            "model_id": system.name,
+            "model_sha": None,
+            "model_dtype": None,
+            "model_type": {kind: {}},
+            "max_concurrent_requests": gateway.limits.in_flight,
+            "max_input_length": longest,
+            "max_batch_tokens": None,
+            "max_client_batch_size": gateway.limits.texts,
+            "auto_truncate": True,
+            "version": "triton-transformers",
+        }
+    )

@@ -1,0 +1,272 @@
+"""OpenAI's embeddings, and the routes of vLLM beside them. Jina's and Infinity's clients use some of these, too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import bodies, encoders, tei_api
+from gateway.api_error import ApiError
+from gateway.bodies import json_response
+from gateway.completions import Message, plain
+from gateway.context import Gateway, gateway_of
+from gateway.rows import Answers, Input, TokenId, check_rows, read_rows
+from gateway.served_systems import System
+
+
+class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    input: Input
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    embedding_type: Literal["dense", "sparse", "multi"] = "dense"  # of ours
+    prompt_name: str | None = None  # TEI's
+
+
+class Document(msgspec.Struct):
+    text: str
+
+
+class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    query: str
+    documents: list[str | Document]
+    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    return_documents: bool = True
+
+
+class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Texts, or pairs of texts as in TEI."""
+
+    model: str
+    input: str | list[str | tuple[str, str]]
+
+
+class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+
+class PoolingBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    input: Input
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    tokens: list[TokenId]
+
+
+EMBEDDINGS = msgspec.json.Decoder(EmbeddingsBody)
+RERANK = msgspec.json.Decoder(RerankBody)
+CLASSIFY = msgspec.json.Decoder(ClassifyBody)
+SCORE = msgspec.json.Decoder(ScoreBody)
+POOLING = msgspec.json.Decoder(PoolingBody)
+TOKENIZE = msgspec.json.Decoder(TokenizeBody)
+DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
+ABILITIES = {"dense": "embedding", "sparse": "sparse", "multi": "multi"}
+
+
+async def embeddings(request: Request) -> Response:
+    """Return the vectors of texts: one for each, a sparse one, or one for each token."""
+    gateway = gateway_of(request)
+    body = await bodies.read(request, EMBEDDINGS)
+    system = await gateway.served.find(body.model, *ABILITIES.values())
+    check_type(system, body)
+    rows = read_rows(gateway, system, body.input, "input")
+    in_base64 = body.encoding_format == "base64"
+    data: list[msgspec.Raw]
+    if body.embedding_type == "dense":
+        vectors, answers = await encoders.embed(gateway, system, rows, body.prompt_name, body.dimensions)
+        data = await items(vectors, "embedding", in_base64)
+    elif body.embedding_type == "multi":
+        lists, answers = await encoders.token_vectors(gateway, system, rows, body.prompt_name)
+        data = await items(lists, "embedding", in_base64)
+    else:
+        pairs, answers = await encoders.sparse(gateway, system, rows, body.prompt_name)
+        vectors_of = [{"indices": indices, "values": values} for indices, values in pairs]
+        data = [item("embedding", "embedding", number, vector) for number, vector in enumerate(vectors_of)]
+    return json_response({"object": "list", "data": data, "model": body.model, "usage": answers.usage()})
+
+
+def check_type(system: System, body: EmbeddingsBody) -> None:
+    """Raise ApiError if the system has no vectors of this type, or the type has not what the request asks for."""
+    types = [name for name, ability in ABILITIES.items() if ability in system.abilities]
+    if body.embedding_type not in types:
+        message = f"The model '{body.model}' has other vectors: send 'embedding_type': '{types[0]}'."
+        raise ApiError(400, message, "embedding_type", "unsupported_value")
+    if body.dimensions is not None and body.embedding_type != "dense":
+        raise ApiError(400, "Only dense vectors can be shortened.", "dimensions", "unsupported_parameter")
+    if body.encoding_format == "base64" and body.embedding_type == "sparse":
+        raise ApiError(400, "Sparse vectors are sent as numbers: leave it out.", "encoding_format", "unsupported_value")
+
+
+def listed(prefix: str, model: str, data: Sequence[Any], answers: Answers) -> Response:
+    """Return a list as vLLM does, whose id begins with the prefix."""
+    head = {"id": encoders.new_id(prefix), "object": "list", "created": int(time.time()), "model": model}
+    return json_response(head | {"data": data, "usage": answers.usage(completion_tokens=0)})
+
+
+async def items(vectors: encoders.ManyVectors, field: str, in_base64: bool) -> list[msgspec.Raw]:
+    """Return the elements of an answer's list. In each, the vector or the vectors are in `field`."""
+
+    def encoded(vector: Any) -> Any:
+        if not in_base64:
+            return vector.tolist()
+        # msgspec encodes bytes in base64.
+        return vector.tobytes() if vector.ndim == 1 else [row.tobytes() for row in vector]
+
+    kind = "embedding" if field == "embedding" else "pooling"
+    return [
+        item(kind, field, number, encoded(vector))
+        async for start, few in encoders.in_turns(vectors)
+        for number, vector in enumerate(few, start)
+    ]
+
+
+def item(kind: str, field: str, index: int, value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode({"object": kind, "index": index, field: value}))
+
+
+async def pooling(request: Request) -> Response:
+    """Return what the model has for each text: a vector, one for each token, or the probabilities of its labels."""
+    gateway = gateway_of(request)
+    body = await bodies.read(request, POOLING)
+    system = await gateway.served.find(body.model, "embedding", "multi", "classify")
+    rows = read_rows(gateway, system, body.input, "input")
+    vectors: encoders.ManyVectors
+    answers: Answers
+    if body.dimensions is not None and "embedding" not in system.abilities:
+        raise ApiError(400, f"The model '{body.model}' has no vectors to shorten.", "dimensions")
+    if "embedding" in system.abilities:
+        vectors, answers = await encoders.embed(gateway, system, rows, None, body.dimensions)
+    elif "multi" in system.abilities:
+        vectors, answers = await encoders.token_vectors(gateway, system, rows)
+    else:
+        labels = await encoders.classify(gateway, system, [(row, "") for row in texts_only(rows, "input")], "input")
+        vectors, answers = np.array(labels.probabilities, "<f4"), labels.answers
+    data = await items(vectors, "data", body.encoding_format == "base64")
+    return listed("pool", body.model, data, answers)
+
+
+def texts_only(rows: Sequence[Any], param: str) -> list[str]:
+    if not all(isinstance(row, str) for row in rows):
+        raise ApiError(400, "This model takes texts, not token ids.", param, "unsupported_value")
+    return list(rows)
+
+
+async def rerank(request: Request) -> Response:
+    """Return the documents in the order of their relevance to the query."""
+    if await tei_api.is_rerank(request):
+        return await tei_api.rerank(request)
+    gateway = gateway_of(request)
+    body = await bodies.read(request, RERANK)
+    system = await gateway.served.find(body.model, "rerank")
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    scores = await encoders.rank(gateway, system, body.query, texts, "documents")
+    results = [
+        {"index": index, "relevance_score": scores.values[index]}
+        | ({"document": {"text": texts[index]}} if body.return_documents else {})
+        for index in scores.order[: body.top_n]
+    ]
+    usage = scores.answers.usage()
+    return json_response({"id": encoders.new_id("rerank"), "model": body.model, "usage": usage, "results": results})
+
+
+async def score(request: Request) -> Response:
+    """Return the score of each pair: one text with each of the others, or two lists element by element."""
+    gateway = gateway_of(request)
+    body = await bodies.read(request, SCORE)
+    system = await gateway.served.find(body.model, "rerank", "embedding")
+    firsts, seconds = paired(gateway, body)
+    if "rerank" in system.abilities:
+        scores = await encoders.score(gateway, system, firsts, seconds)
+        values, answers = scores.values, scores.answers
+    else:
+        values, answers = await cosines(gateway, system, firsts, seconds)
+    data = [{"object": "score", "index": index, "score": value} for index, value in enumerate(values)]
+    return listed("score", body.model, data, answers)
+
+
+def paired(gateway: Gateway, body: ScoreBody) -> tuple[list[str], list[str]]:
+    firsts, seconds = ([texts] if isinstance(texts, str) else texts for texts in (body.text_1, body.text_2))
+    check_rows(gateway, firsts, "text_1", not isinstance(body.text_1, str))
+    check_rows(gateway, seconds, "text_2", not isinstance(body.text_2, str))
+    if len(firsts) == 1:
+        firsts = firsts * len(seconds)
+    if len(firsts) != len(seconds):
+        message = f"'text_1' has {len(firsts)} texts and 'text_2' {len(seconds)}: send one, or as many."
+        raise ApiError(400, message, "text_1", "invalid_value")
+    return firsts, seconds
+
+
+async def cosines(
+    gateway: Gateway, system: System, firsts: Sequence[str], seconds: Sequence[str]
+) -> tuple[list[float], Answers]:
+    texts = list(dict.fromkeys([*firsts, *seconds]))
+    vectors, answers = await encoders.embed(gateway, system, texts)
+    of = dict(zip(texts, encoders.normalized(vectors), strict=True))
+    return [float(of[first] @ of[second]) for first, second in zip(firsts, seconds, strict=True)], answers
+
+
+async def classify(request: Request) -> Response:
+    """Return the best label of each text, and the probabilities of all labels in the model's order."""
+    gateway = gateway_of(request)
+    body = await bodies.read(request, CLASSIFY)
+    system = await gateway.served.find(body.model, "classify")
+    rows = [body.input] if isinstance(body.input, str) else body.input
+    pairs = [(row, "") if isinstance(row, str) else row for row in rows]
+    check_rows(gateway, [first for first, _ in pairs], "input", is_list=rows is body.input)
+    labels = await encoders.classify(gateway, system, pairs, "input")
+    data = [
+        {"index": index, "label": label, "probs": row, "num_classes": len(row)}
+        for index, (label, row) in enumerate(zip(labels.best, labels.probabilities, strict=True))
+    ]
+    return listed("classify", body.model, data, labels.answers)
+
+
+async def tokenize(request: Request) -> Response:
+    """Return the token ids of a text of any length, or of a chat."""
+    gateway = gateway_of(request)
+    body = await bodies.read(request, TOKENIZE)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "Send either 'prompt' or 'messages'.", "prompt", "missing_required_parameter")
+    system = await gateway.served.find(body.model, "tokens" if body.messages is None else "chat")
+    if body.messages is not None:
+        if not body.messages:
+            raise ApiError(400, "'messages' must have at least one message.", "messages")
+        conversation = msgspec.json.encode([plain(message) for message in body.messages]).decode()
+        (row,) = await encoders.tokenized(gateway, system, [conversation], "messages")
+    else:
+        check_rows(gateway, [body.prompt or ""], "prompt", is_list=False)
+        (row,) = await encoders.tokenized(gateway, system, [body.prompt or ""])
+    before, after = (0, 0) if body.add_special_tokens else row.special
+    ids = row.ids[before : len(row.ids) - after]
+    return json_response({"count": len(ids), "max_model_len": row.max_length, "tokens": ids, "token_strs": None})
+
+
+async def detokenize(request: Request) -> Response:
+    """Return the text of token ids."""
+    gateway = gateway_of(request)
+    body = await bodies.read(request, DETOKENIZE)
+    system = await gateway.served.find(body.model, "tokens")
+    if not body.tokens:
+        return json_response({"prompt": ""})
+    (row,) = await encoders.tokenized(gateway, system, [body.tokens])
+    return json_response({"prompt": row.text})

@@ -1,0 +1,470 @@
+"""The routes of vLLM, Cohere and text-embeddings-inference, with a stand-in for Triton."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.app import ROUTES
+from gateway.config import Config, Limits
+from gateway.routes import ApiRoute
+from tests.support.gateway import Reply, RunningGateway, running_gateway
+from tests.support.triton_stand_in import (
+    Model,
+    TritonStandIn,
+    classifier,
+    embedding,
+    generator,
+    ids_of,
+    reranker,
+    sparse,
+    token_encoder,
+    vector,
+)
+
+KEY = "a-key"
+DOCUMENTS = ["nothing", "a red house", "red"]
+SCORES = [0.0, 1.0, 0.5]
+MESSAGES = [{"role": "user", "content": "Hi"}]
+# For each path of an API that takes a body: a good one, but for the model.
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"model": "embedding", "input": "a"},
+    "/v1/completions": {"model": "counter", "prompt": "a"},
+    "/v1/chat/completions": {"model": "counter", "messages": MESSAGES},
+    "/v1/rerank": {"model": "reranker", "query": "red", "documents": DOCUMENTS},
+    "/v1/classify": {"model": "classifier", "input": "good"},
+    "/v1/score": {"model": "reranker", "text_1": "red", "text_2": DOCUMENTS},
+    "/pooling": {"model": "embedding", "input": "a"},
+    "/tokenize": {"model": "embedding", "prompt": "a"},
+    "/detokenize": {"model": "embedding", "tokens": ids_of("a")},
+    "/v2/embed": {"model": "embedding", "texts": ["a"]},
+    "/v1/embed": {"model": "embedding", "texts": ["a"]},
+    "/v2/rerank": {"model": "reranker", "query": "red", "documents": DOCUMENTS},
+    "/embed": {"inputs": "a"},
+    "/embed_sparse": {"inputs": "a"},
+    "/embed_all": {"inputs": "a"},
+    "/predict": {"inputs": "good"},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["a"]}},
+    "/models/{model}/rerank": {"query": "red", "texts": DOCUMENTS},
+    "/": {"query": "red", "texts": DOCUMENTS},
+}
+SAME = {
+    "/embeddings": "/v1/embeddings",
+    "/rerank": "/v1/rerank",
+    "/classify": "/v1/classify",
+    "/score": "/v1/score",
+    "/models/{model}": "/",
+}
+MODEL_OF = {
+    "/embed": "embedding",
+    "/embed_sparse": "sparse",
+    "/embed_all": "per_token",
+    "/predict": "classifier",
+    "/similarity": "embedding",
+    "/rerank": "reranker",
+    "": "reranker",
+}
+PATHS = [route.path for route in ROUTES if isinstance(route, ApiRoute) and "POST" in (route.methods or ())]
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[TritonStandIn]:
+    pairs = classifier("pairs")
+    pairs.inputs["text_pair"] = ("STRING", [1])
+    prompted = embedding("prompted")
+    prompted.inputs["prompt_name"] = ("STRING", [1])
+    models = embedding(), reranker(), classifier(), sparse(), token_encoder(), generator(), pairs, prompted
+    with TritonStandIn(*models) as stand_in:
+        yield stand_in
+
+
+def gateway_before(triton: TritonStandIn, *systems: str, **fields: Any) -> Any:
+    return running_gateway(
+        Config(triton=triton.address, systems=systems, limits=Limits(texts=10, body=50_000), **fields)
+    )
+
+
+@pytest.fixture(scope="module")
+def gateway(triton: TritonStandIn) -> Iterator[RunningGateway]:
+    """Run a gateway before one system of each kind, so that requests need not name one."""
+    with gateway_before(triton, "embedding", "reranker", "classifier", "sparse", "per_token", "counter") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def crowded(triton: TritonStandIn) -> Iterator[RunningGateway]:
+    """Run a gateway before several systems of a kind."""
+    with gateway_before(triton, *triton.models) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def forget_requests(triton: TritonStandIn) -> None:
+    triton.received.clear()
+
+
+def answer(gateway: RunningGateway, path: str, **body: Any) -> Any:
+    reply = gateway.post(path, body)
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def message(reply: Reply) -> str:
+    """Return the message of an error, in the form of any API."""
+    error = reply.json.get("error", reply.json)
+    return str(error["message"] if isinstance(error, dict) else error)
+
+
+def address(path: str) -> str:
+    """Return the path for requests to a model of the kind that it is for."""
+    start, _, end = path.partition("{model}")
+    return f"{start}{MODEL_OF[end]}{end}" if path != start else path
+
+
+def body_of(path: str) -> dict[str, Any]:
+    path = SAME.get(path, path)
+    return GOOD[path] if path in GOOD else GOOD[path.removeprefix("/models/{model}")]
+
+
+# --- every route ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_answers(gateway: RunningGateway, path: str) -> None:
+    assert gateway.post(address(path), body_of(path)).status == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_has_the_same_limits(gateway: RunningGateway, triton: TritonStandIn, path: str) -> None:
+    body = body_of(path)
+    assert gateway.request("POST", address(path), b"{}", {"content-type": "text/plain"}).status == 415
+    assert gateway.post(address(path), body | {"filler": "x" * 60_000}).status == 413
+    assert gateway.request("PUT", address(path), b"{}").status == 405
+    reply = gateway.post(address(path), body | {"colour": "red"})
+    assert (reply.status, message(reply)) == (400, "Unknown parameter: 'colour'.")
+    texts = next((name for name in ("input", "documents", "text_2", "texts", "inputs", "prompt") if name in body), "")
+    if texts and path not in ("/similarity", "/models/{model}/similarity", "/tokenize"):
+        many = [["a"]] * 11 if "predict" in path else ["a"] * 11
+        reply = gateway.post(address(path), body | {texts: many})
+        assert (reply.status, f"'{texts}' has 11 elements" in message(reply)) == (400, True)
+    assert not triton.received
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_needs_a_key_and_refuses_a_crowd(triton: TritonStandIn, path: str) -> None:
+    with gateway_before(
+        triton, "embedding", "reranker", "classifier", "sparse", "per_token", "counter",
+        keys=(hashlib.sha256(KEY.encode()).digest(),),
+    ) as gateway:  # fmt: skip
+        reply = gateway.post(address(path), body_of(path))
+        assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+        assert message(reply).startswith("Incorrect or missing API key")
+        assert gateway.post(address(path), body_of(path), authorization=f"Bearer {KEY}").status == 200
+
+
+def test_errors_have_the_form_of_the_api(gateway: RunningGateway) -> None:
+    wrong = {"colour": "red"}
+    assert gateway.post("/v1/score", wrong).error["param"] == "colour"
+    assert gateway.post("/v2/embed", wrong).json == {"message": "Unknown parameter: 'colour'."}
+    of_tei = {"error": "Unknown parameter: 'colour'.", "error_type": "Validation"}
+    assert gateway.post("/embed", wrong).json == of_tei
+    assert gateway.post("/rerank", wrong | {"query": "a", "texts": ["b"]}).json == of_tei
+    assert gateway.post("/rerank", wrong | {"query": "a", "documents": ["b"]}).error["param"] == "colour"
+
+
+# --- vLLM -------------------------------------------------------------------------------------------------------------
+
+
+def test_score_pairs_one_text_with_each(gateway: RunningGateway) -> None:
+    scored = answer(gateway, "/score", model="reranker", text_1="red house", text_2=DOCUMENTS)
+    assert scored.pop("id").startswith("score-")
+    assert scored.pop("created") > 1_700_000_000
+    assert scored == {
+        "object": "list",
+        "model": "reranker",
+        "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(SCORES)],
+        "usage": {"prompt_tokens": 17, "total_tokens": 17, "completion_tokens": 0},
+    }
+
+
+def test_score_pairs_two_lists(gateway: RunningGateway) -> None:
+    scored = answer(gateway, "/v1/score", model="reranker", text_1=["red", "blue"], text_2=["red", "red"])
+    assert [item["score"] for item in scored["data"]] == [1.0, 0.0]
+
+
+def test_score_of_an_embedding_model_is_the_cosine(gateway: RunningGateway) -> None:
+    scored = answer(gateway, "/score", model="embedding", text_1="abc", text_2=["abc", "b"])
+    expected = float(np.dot(vector("abc"), vector("b")))
+    assert [item["score"] for item in scored["data"]] == pytest.approx([1.0, expected])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"text_1": ""}, "text_1"),
+        ({"text_1": []}, "text_1"),
+        ({"text_2": ["a", ""]}, "text_2[1]"),
+        ({"text_1": ["a", "b"], "text_2": ["a"] * 3}, "text_1"),
+        ({"model": "classifier"}, "model"),
+    ],
+)
+def test_wrong_field_of_score_is_named(gateway: RunningGateway, fields: dict[str, Any], param: str) -> None:
+    reply = gateway.post("/score", {"model": "reranker", "text_1": "a", "text_2": "b"} | fields)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_pooling_returns_what_the_model_has(gateway: RunningGateway) -> None:
+    def pooled(model: str, **fields: Any) -> Any:
+        return [item["data"] for item in answer(gateway, "/pooling", model=model, input=["a", "b"], **fields)["data"]]
+
+    assert pooled("embedding") == [pytest.approx(vector("a")), pytest.approx(vector("b"))]
+    assert pooled("per_token") == [[[n, n] for n in range(1, 4)]] * 2
+    assert pooled("classifier") == [[0.75, 0.25]] * 2
+    assert np.frombuffer(base64.b64decode(pooled("classifier", encoding_format="base64")[0]), "f").tolist() == [
+        0.75,
+        0.25,
+    ]
+
+
+@pytest.mark.parametrize("model", ["embedding", "counter"])
+def test_tokenize_returns_the_ids_and_detokenize_the_text(gateway: RunningGateway, model: str) -> None:
+    tokens = answer(gateway, "/tokenize", model=model, prompt="비 a")
+    assert tokens == {"count": 5, "max_model_len": 256, "tokens": ids_of("비 a"), "token_strs": None}
+    without = answer(gateway, "/tokenize", model=model, prompt="비 a", add_special_tokens=False)
+    assert without["tokens"] == ids_of("비 a")[1:-1]
+    assert answer(gateway, "/detokenize", model=model, tokens=tokens["tokens"]) == {"prompt": "비 a"}
+    assert answer(gateway, "/detokenize", model=model, tokens=[]) == {"prompt": ""}
+
+
+def test_stream_only_model_tokenizes(triton: TritonStandIn) -> None:
+    with (
+        TritonStandIn(generator("streaming", streams=True)) as stand_in,
+        gateway_before(stand_in, "streaming") as running,
+    ):
+        assert answer(running, "/tokenize", model="streaming", prompt="a")["tokens"] == ids_of("a")
+
+
+def test_chat_is_tokenized_by_the_model(gateway: RunningGateway, triton: TritonStandIn) -> None:
+    answer(gateway, "/tokenize", model="counter", messages=MESSAGES)
+    assert list(triton.received[0].inputs) == ["messages"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"model": "embedding"}, "prompt"),
+        ("/tokenize", {"model": "embedding", "prompt": "a", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"model": "embedding", "prompt": ""}, "prompt"),
+        ("/tokenize", {"model": "embedding", "messages": MESSAGES}, "model"),
+        ("/tokenize", {"model": "counter", "messages": []}, "messages"),
+        ("/tokenize", {"model": "reranker", "prompt": "a"}, "model"),
+        ("/tokenize", {"model": "embedding", "prompt": "a", "return_token_strs": True}, "return_token_strs"),
+        ("/detokenize", {"model": "embedding", "tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"model": "embedding", "tokens": ["a"]}, "tokens[0]"),
+    ],
+)
+def test_wrong_field_about_tokens_is_named(
+    gateway: RunningGateway, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = gateway.post(path, body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_completions_take_token_ids(gateway: RunningGateway) -> None:
+    def complete(prompt: Any) -> Any:
+        return answer(gateway, "/v1/completions", model="counter", prompt=prompt, max_tokens=2, echo=True)["choices"]
+
+    assert complete(ids_of("one")) == complete("one")
+    assert complete([ids_of("one"), ids_of("b")]) == complete(["one", "b"])
+
+
+# --- Cohere -----------------------------------------------------------------------------------------------------------
+
+
+def test_cohere_v2_embeds_in_each_type(gateway: RunningGateway) -> None:
+    types = ["float", "base64", "binary", "ubinary"]
+    embedded = answer(gateway, "/v2/embed", model="embedding", texts=["abc", "b"], embedding_types=types)
+    assert embedded.pop("id").startswith("embed-")
+    expected = np.array([vector("abc"), vector("b")], "<f4")
+    bits = np.packbits(expected > 0, axis=1)
+    embeddings = embedded.pop("embeddings")
+    assert np.array(embeddings.pop("float")) == pytest.approx(expected)
+    assert [base64.b64decode(row) for row in embeddings.pop("base64")] == [row.tobytes() for row in expected]
+    assert embeddings == {"ubinary": bits.tolist(), "binary": (bits.astype(int) - 128).tolist()}
+    assert embedded == {
+        "texts": ["abc", "b"],
+        "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": 6}},
+        "response_type": "embeddings_by_type",
+    }
+
+
+def test_cohere_v2_takes_inputs_with_content(gateway: RunningGateway) -> None:
+    content = [{"content": [{"type": "text", "text": "abc"}]}]
+    embedded = answer(gateway, "/v2/embed", model="embedding", inputs=content, output_dimension=2)
+    (row,) = embedded["embeddings"]["float"]
+    assert row == pytest.approx([value / math.hypot(*vector("abc")[:2]) for value in vector("abc")[:2]])
+
+
+def test_cohere_v1_embeds_in_lists_unless_types_are_named(gateway: RunningGateway) -> None:
+    plain = answer(gateway, "/v1/embed", model="embedding", texts=["abc"], input_type="search_query", truncate="END")
+    assert (plain["response_type"], plain["embeddings"]) == ("embeddings_floats", [pytest.approx(vector("abc"))])
+    typed = answer(gateway, "/v1/embed", model="embedding", texts=["abc"], embedding_types=["float"])
+    assert (typed["response_type"], typed["embeddings"]) == (
+        "embeddings_by_type",
+        {"float": [pytest.approx(vector("abc"))]},
+    )
+
+
+def test_coheres_input_type_is_the_prompts_name(crowded: RunningGateway, triton: TritonStandIn) -> None:
+    answer(crowded, "/v2/embed", model="prompted", texts=["a", "b"], input_type="search_query")
+    assert triton.received[0].inputs["prompt_name"].texts() == ["search_query|query|"] * 2
+
+
+def test_cohere_v2_reranks(gateway: RunningGateway) -> None:
+    ranked = answer(gateway, "/v2/rerank", model="reranker", query="red house", documents=DOCUMENTS, top_n=2)
+    assert ranked["results"] == [{"index": 1, "relevance_score": 1.0}, {"index": 2, "relevance_score": 0.5}]
+    assert ranked["meta"]["tokens"] == {"input_tokens": 17}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/v2/embed", {"texts": None}, "texts"),
+        ("/v2/embed", {"inputs": []}, "texts"),
+        ("/v2/embed", {"images": ["data:image/png;base64,"]}, "images"),
+        ("/v2/embed", {"embedding_types": ["int8"]}, "embedding_types[0]"),
+        ("/v2/embed", {"truncate": "NONE"}, "truncate"),
+        ("/v2/embed", {"truncate": "START"}, "truncate"),
+        ("/v2/embed", {"max_tokens": 5}, "max_tokens"),
+        ("/v2/embed", {"input_type": "image"}, "input_type"),
+        ("/v2/embed", {"output_dimension": 5}, "dimensions"),
+        ("/v2/rerank", {"max_tokens_per_doc": 5}, "max_tokens_per_doc"),
+        ("/v2/rerank", {"query": ""}, "query"),
+    ],
+)
+def test_field_that_cohere_alone_supports_is_named(
+    gateway: RunningGateway, triton: TritonStandIn, path: str, fields: dict[str, Any], name: str
+) -> None:
+    reply = gateway.post(path, GOOD[path] | fields)
+    assert reply.status == 400
+    assert f"'{name}'" in reply.json["message"]
+    assert not triton.received
+
+
+# --- text-embeddings-inference ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/embed", "/models/embedding/embed", "/models/embedding"])
+def test_tei_embeds(gateway: RunningGateway, path: str) -> None:
+    assert answer(gateway, path, inputs="abc", truncate=True) == [pytest.approx(vector("abc"))]
+    assert answer(gateway, path, inputs=["abc", "b"]) == [pytest.approx(vector("abc")), pytest.approx(vector("b"))]
+    assert answer(gateway, path, inputs=ids_of("abc"), normalize=False) == [pytest.approx(vector("abc"))]
+
+
+def test_tei_embeds_sparsely_and_each_token(gateway: RunningGateway) -> None:
+    assert answer(gateway, "/embed_sparse", inputs=["b"]) == [[{"index": 98, "value": 98 / 8}]]
+    assert answer(gateway, "/models/sparse", inputs="b") == [[{"index": 98, "value": 98 / 8}]]
+    assert answer(gateway, "/embed_all", inputs=["one", "two words"]) == [
+        [[n, n] for n in range(1, 4)],
+        [[n, n] for n in range(1, 5)],
+    ]
+
+
+def test_tei_predicts(gateway: RunningGateway, crowded: RunningGateway, triton: TritonStandIn) -> None:
+    good = [{"score": 0.75, "label": "positive"}, {"score": 0.25, "label": "negative"}]
+    assert answer(gateway, "/predict", inputs="good") == good
+    assert answer(gateway, "/predict", inputs=["good"]) == good
+    assert answer(gateway, "/predict", inputs=[["good"], ["bad"]])[0] == good
+    # Hugging Face's InferenceClient reads the answer as that of a batch.
+    assert answer(gateway, "/models/classifier", inputs="good", parameters={"top_k": 1}) == [good[:1]]
+    triton.received.clear()
+    answer(crowded, "/models/pairs/predict", inputs=["good", "bad"])
+    assert triton.received[0].inputs["text_pair"].texts() == ["bad"]
+
+
+def test_tei_reranks(gateway: RunningGateway) -> None:
+    ranked = answer(gateway, "/rerank", query="red house", texts=DOCUMENTS, return_text=True)
+    assert ranked == [{"index": index, "score": SCORES[index], "text": DOCUMENTS[index]} for index in (1, 2, 0)]
+    assert answer(gateway, "/", query="red house", texts=DOCUMENTS)[0] == {"index": 1, "score": 1.0}
+
+
+def test_tei_compares_sentences(gateway: RunningGateway) -> None:
+    inputs = {"source_sentence": "abc", "sentences": ["abc", "b"]}
+    expected = pytest.approx([1.0, float(np.dot(vector("abc"), vector("b")))])
+    assert answer(gateway, "/similarity", inputs=inputs) == expected
+    assert answer(gateway, "/", inputs=inputs, parameters={}) == expected
+
+
+def test_info_names_the_kind_and_the_limits(gateway: RunningGateway) -> None:
+    info = gateway.get("/models/embedding/info").json
+    assert (info["model_id"], info["model_type"], info["max_input_length"]) == ("embedding", {"embedding": {}}, 256)
+    assert info["max_client_batch_size"] == 10
+    assert gateway.get("/models/reranker/info").json["model_type"] == {"reranker": {}}
+    assert gateway.get("/models/classifier/info").json["model_type"] == {"classifier": {}}
+
+
+def test_request_that_several_systems_could_answer_is_refused(crowded: RunningGateway) -> None:
+    reply = crowded.post("/embed", {"inputs": "a"})
+    expected = "/embed is answered by embedding, prompted. Name one in the address, such as /models/embedding/embed."
+    assert (reply.status, reply.json["error"]) == (400, expected)
+
+
+def test_request_that_no_system_answers_is_refused(triton: TritonStandIn) -> None:
+    with gateway_before(triton, "embedding") as gateway:
+        reply = gateway.post("/predict", {"inputs": "a"})
+        assert (reply.status, reply.json["error"]) == (
+            404,
+            "No served system answers /predict: the page at / lists them.",
+        )
+
+
+def test_request_without_a_name_waits_for_the_system_that_loads(triton: TritonStandIn, monkeypatch: Any) -> None:
+    monkeypatch.setattr("gateway.outages.LIMIT_S", 0.1)
+    with gateway_before(triton, "embedding", "loads") as gateway:
+        reply = gateway.post("/predict", {"inputs": "a"})
+        assert (reply.status, reply.json["error_type"]) == (503, "Unhealthy")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/embed", {"inputs": ""}, "inputs"),
+        ("/embed", {"inputs": ["a", ""]}, "inputs[1]"),
+        ("/embed", {"inputs": "a", "truncate": False}, "truncate"),
+        ("/embed", {"inputs": "a", "truncation_direction": "Left"}, "truncation_direction"),
+        ("/embed", {"inputs": "a", "dimensions": 5}, "dimensions"),
+        ("/predict", {"inputs": "a", "raw_scores": True}, "raw_scores"),
+        ("/predict", {"inputs": ["a", "b", "c"]}, "inputs"),
+        ("/predict", {"inputs": [["a"], []]}, "inputs[1]"),
+        ("/predict", {"inputs": ["a", "b"]}, "takes texts, not pairs"),
+        ("/models/reranker/rerank", {"query": "a", "texts": ["b"], "raw_scores": True}, "raw_scores"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences"),
+        (
+            "/",
+            {},
+            "/ is answered by embedding, classifier, sparse. Name one in the address, such as /models/embedding.",
+        ),
+        ("/models/embedding", {}, "inputs"),
+    ],
+)
+def test_wrong_field_of_tei_is_named(
+    gateway: RunningGateway, triton: TritonStandIn, path: str, body: dict[str, Any], name: str
+) -> None:
+    reply = gateway.post(path, body)
+    assert reply.status == 400, reply.body
+    assert name in reply.json["error"]
+    assert not triton.received
+
+
+def test_classifier_without_names_of_labels_is_refused() -> None:
+    old: Model = classifier()
+    old.parameters = {}
+    with TritonStandIn(old) as stand_in, gateway_before(stand_in, "classifier") as gateway:
+        reply = gateway.post("/predict", {"inputs": "a"})
+        assert (reply.status, "`make models`" in reply.json["error"]) == (400, True)
