@@ -7,9 +7,11 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import transformers
 
+from gateway.inference import Tensor
 from scripts.models.catalogue import Job
 from scripts.models.exporters.generation import assemble
 from shared import chat_template
@@ -355,3 +357,43 @@ def test_wrong_chat_is_refused(serve, inputs, reason):
     assert code == "INVALID_ARG"
     assert message.startswith(reason)
     assert "battery" not in message.replace("Which battery fits?", "")
+
+
+# --- token ids --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_token_ids_are_continued_as_their_text(serve, weights, form):
+    ids = transformers.AutoTokenizer.from_pretrained(weights)("I am going").input_ids
+    row = Tensor.from_texts("prompt", [ids]).data[4:]
+    (of_text,) = serve(form, text_input=[b"I am going"], outputs=OUTPUTS[1:])
+    (of_ids,) = serve(form, text_input=np.array([row], np.object_), outputs=OUTPUTS[1:])
+    assert of_ids.outputs == of_text.outputs
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_tokenized_has_ids_of_texts_and_chats_and_the_text_of_ids(serve, weights, form, streams):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
+
+    def tokenized(**inputs) -> list[dict]:
+        (response,) = serve(form, streams, ["tokenized"], **inputs)
+        return [json.loads(row) for row in response.outputs["tokenized"]]
+
+    ids = tokenizer("I am going").input_ids
+    plain = tokenizer("I am going", add_special_tokens=False).input_ids
+    (row,) = tokenized(text_input=[b"I am going"])
+    before, after = row["special"]
+    assert (row["ids"], ids[before : len(ids) - after]) == (ids, plain)
+    chat = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    of_chat = tokenizer(chat, add_special_tokens=False).input_ids
+    assert tokenized(messages=message_input(QUESTION))[0]["ids"] == of_chat
+    sent = Tensor.from_texts("prompt", [ids]).data[4:]
+    assert tokenized(text_input=np.array([sent], np.object_)) == [{"text": tokenizer.decode(ids)}]
+
+
+def test_unknown_token_id_is_refused(serve):
+    row = Tensor.from_texts("prompt", [[10**6]]).data[4:]
+    for outputs in (OUTPUTS, ["tokenized"]):
+        (response,) = serve("python", outputs=outputs, text_input=np.array([row], np.object_))
+        assert "has the token id 1000000; this model's ids are 0 to" in response.error[1]

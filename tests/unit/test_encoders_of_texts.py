@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from gateway.inference import Tensor
 from shared.errors import ConfigError
 from shared.packing import RunCost
 from tests.support.python_backend import InferenceRequest
 
 TEXT = {"name": "input_text", "data_type": "TYPE_STRING", "dims": [1]}
-OUTPUTS = {"sum": "TYPE_INT64", "text": "TYPE_STRING", "token_count": "TYPE_INT32"}
+OUTPUTS = {"sum": "TYPE_INT64", "text": "TYPE_STRING", "tokenized": "TYPE_STRING", "token_count": "TYPE_INT32"}
 MAX_LENGTH = 4
 WORDS = {"[UNK]": 0, "one": 1, "two": 2, "three": 3}
 
@@ -41,11 +42,13 @@ def start(pb_utils, tmp_path) -> Callable[..., Any]:
             inputs = {tensor["name"]: np.int64 for tensor in config["input"]}
             return packed_encoder.Encoder(inputs, ["sum"], set(), run, cost=RunCost(1e-4, 1e-4))
 
-    def start(*inputs: dict[str, Any], **parameters: str) -> Any:
-        save_tokenizer(tmp_path / "1")
+    def start(
+        *inputs: dict[str, Any], outputs: dict[str, str] = OUTPUTS, direction: str = "right", **parameters: str
+    ) -> Any:
+        save_tokenizer(tmp_path / "1", direction)
         config = {
             "input": inputs,
-            "output": [{"name": name, "data_type": kind} for name, kind in OUTPUTS.items()],
+            "output": [{"name": name, "data_type": kind} for name, kind in outputs.items()],
             "parameters": {name: {"string_value": value} for name, value in parameters.items()},
             "max_batch_size": 8,
         }
@@ -62,10 +65,10 @@ def start(pb_utils, tmp_path) -> Callable[..., Any]:
     return start
 
 
-def save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path, direction: str) -> None:
     tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.enable_truncation(MAX_LENGTH)
+    tokenizer.enable_truncation(MAX_LENGTH, direction=direction)
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -113,6 +116,91 @@ def test_wrong_text_gets_its_error_alone(start, bad, code, message):
     good, error, other = model.execute([request("one two"), bad, request("two")])
     assert error.error == (code, message)
     assert (good.outputs, other.outputs) == ({"sum": [[3]]}, {"sum": [[2]]})
+    model.finalize()
+
+
+# --- token ids --------------------------------------------------------------------------------------------------------
+
+
+def ids(*numbers: int) -> bytes:
+    """Return a row of token ids as the gateway sends it."""
+    return Tensor.from_texts("input_text", [numbers]).data[4:]  # after the row's length
+
+
+def test_token_ids_are_answered_as_their_text(start):
+    model = start(TEXT)
+    mixed, alone = request("one two", ids(1, 2), ids(2)), request(ids(2, 2, 2, 2))
+    mixed.outputs = ["sum", "text", "token_count"]
+    first, second = model.execute([mixed, alone])
+    assert first.outputs == {
+        "sum": [[3], [3], [2]],
+        "text": [[b"one two"], [b"one two"], [b"two"]],
+        "token_count": [[2], [2], [1]],
+    }
+    assert second.outputs == {"sum": [[8]]}
+    model.finalize()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (ids(4), "input 'input_text': row 0 has the token id 4; this model's ids are 0 to 3"),
+        (ids(1, -1), "input 'input_text': row 0 has the token id -1; this model's ids are 0 to 3"),
+        (ids(1, 1, 1, 1, 1), "input 'input_text': text 0 has more than 4 tokens; it must have 1 to 4"),
+        (ids(1) + b"x", "input 'input_text': row 0 is not valid UTF-8 (byte 0)"),
+    ],
+)
+def test_wrong_token_ids_are_refused_alone(start, row, message):
+    model = start(TEXT)
+    error, good = model.execute([request(row), request("two")])
+    assert (error.error, good.outputs) == (("INVALID_ARG", message), {"sum": [[2]]})
+    model.finalize()
+
+
+def test_token_ids_are_refused_where_a_text_is_required(start):
+    outputs = {name: kind for name, kind in OUTPUTS.items() if name != "text"}  # which pairs do not have
+    for name, reason in (("prompt", "before which no prompt is possible"), ("text_pair", "and pairs must be texts")):
+        model = start(TEXT, TEXT | {"name": name, "optional": True}, outputs=outputs)
+        rows = {"input_text": np.array([[ids(1)]], np.object_), name: np.array([[b"one"]], np.object_)}
+        (error,) = model.execute([InferenceRequest(["sum"], **rows)])
+        assert error.error == ("INVALID_ARG", f"input 'input_text': row 0 is token ids, {reason}")
+        model.finalize()
+
+
+@pytest.mark.parametrize("direction", ["right", "left"])
+def test_tokenized_has_all_ids_and_the_text_of_ids(start, direction):
+    """Texts longer than the model's maximum, and a token that would make a run fail."""
+    model = start(TEXT, direction=direction)
+    sent = request("three one two two one three one", "one", ids(2, 1))
+    sent.outputs = ["tokenized"]
+    (response,) = model.execute([sent])
+    rows = [json.loads(row) for (row,) in response.outputs["tokenized"]]
+    assert rows == [
+        {"ids": [3, 1, 2, 2, 1, 3, 1], "special": [0, 0], "max_length": MAX_LENGTH},
+        {"ids": [1], "special": [0, 0], "max_length": MAX_LENGTH},
+        {"text": "two one"},
+    ]
+    model.finalize()
+
+
+def test_tokenized_of_very_long_text_is_made_beside_the_batches(start):
+    model = start(TEXT)
+    sent = request("one " * 1000)
+    sent.outputs = ["tokenized", "token_count"]
+    assert model.execute([sent]) == [None]
+    assert sent.sender.finished.wait(60)
+    (response,) = sent.sender.responses
+    assert json.loads(response.outputs["tokenized"][0][0])["ids"] == [1] * 1000
+    model.finalize()
+
+
+def test_tokenized_is_empty_beside_outputs_of_the_model(start):
+    """Do not make it for the requests of Triton's clients that name no outputs, which are requests for all."""
+    model = start(TEXT)
+    sent = request("one", ids(2))
+    sent.outputs = ["sum", "tokenized"]
+    (response,) = model.execute([sent])
+    assert response.outputs == {"sum": [[1], [2]], "tokenized": [[b""], [b""]]}
     model.finalize()
 
 
