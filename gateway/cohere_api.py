@@ -9,7 +9,8 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import bodies, encoders
+from gateway import bodies
+from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
 from gateway.bodies import json_response
 from gateway.context import gateway_of

@@ -11,7 +11,8 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import bodies, encoders, tei_api
+from gateway import bodies, tei_api
+from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
 from gateway.bodies import json_response
 from gateway.completions import Message, plain

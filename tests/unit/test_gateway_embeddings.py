@@ -13,7 +13,7 @@ import pytest
 
 from gateway.config import Config, Limits
 from gateway.context import PARTS_AT_ONCE
-from gateway.encoders import shortened
+from gateway.encoder_answers import shortened
 from tests.support.gateway import RunningGateway, running_gateway_over
 from tests.support.triton_stand_in import (
     Failure,
