@@ -23,19 +23,21 @@ class Prompts:
         self.chat = Chat(**content["chat"]) if "chat" in content else None
 
     def named(self, names: list[str]) -> list[str]:
-        """Return the prompts of these names; an empty name stands for the default.
-
-        Of names separated by |, the first that the model has counts.
-        """
+        """Return the prompts of these names; an empty name stands for the default."""
         known = self.by_name | {"": self.default}
         prompts = []
         for row, name in enumerate(names):
-            prompt = next((known[each] for each in name.split("|") if each in known), None)
+            prompt = next((known[each] for each in alternatives(name) if each in known), None)
             if prompt is None:
                 all_names = ", ".join(sorted(self.by_name)) or "none"
                 raise BadRequest(f"input '{NAME}': row {row} has an unknown name; this model's prompts: {all_names}")
             prompts.append(prompt)
         return prompts
+
+
+def alternatives(name: str) -> list[str]:
+    """Return the names of prompts of which the first one counts that the model has: they are separated by |."""
+    return name.split("|")
 
 
 class Chat:

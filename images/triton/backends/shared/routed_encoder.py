@@ -10,7 +10,7 @@ import triton_python_backend_utils as pb_utils
 
 from shared import serving
 from shared.backend import BatchBackend
-from shared.embedding_prompts import NAME
+from shared.embedding_prompts import NAME, alternatives
 from shared.errors import BadRequest
 from shared.packed_encoder import PackedEncoder
 from shared.parameters import parameter
@@ -63,7 +63,11 @@ class RoutedEncoder(PackedEncoder):
     def route(self, request: pb_utils.InferenceRequest) -> str:
         """Return the route of all rows of a request."""
         names = serving.texts(request, NAME) if is_set(request, NAME) else []
-        routes = {self.routes.get(name) or self.routes.get("", "") for name in names or [""]}
+        default = self.routes.get("", "")
+        routes = {
+            next((self.routes[each] for each in alternatives(name) if each in self.routes), default)
+            for name in names or [""]
+        }
         if len(routes) > 1:
             raise BadRequest(f"input '{NAME}': send queries and documents in requests of their own")
         if "" in routes:
