@@ -84,8 +84,8 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
 def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> Job:
     trust_remote_code = settings.flag("TRUST_REMOTE_CODE")
     check_model(weights.name, weights.folder, trust_remote_code)
-    for folder in transformers_of(weights.folder):
-        check_weights(weights.name, folder)
+    for part in transformers_of(weights.folder):
+        check_weights(weights.name, part)
     task = system.task or task_of(weights.folder, weights.name)
     check_task(weights.name, weights.folder, task, trust_remote_code)
     recipe = RECIPES[task]

@@ -10,8 +10,10 @@ import pytest
 import transformers
 
 from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import assemble_all
+from scripts.models.assemble import assemble_all, plan
+from scripts.models.catalogue import System
 from scripts.models.refusals import check_model
+from scripts.models.sources import Folder, Weights
 from tests.support.checkpoints import encoders
 
 TOKENIZED = {"tokenizer.json": {}, "model.safetensors": {}}
@@ -303,6 +305,13 @@ def test_pooling_of_older_sentence_transformers_is_read(tmp_path):
     }
     (folder / "config_sentence_transformers.json").write_text(json.dumps(versions))
     check_model("x", folder, trust_remote_code=False)
+
+
+def test_folder_of_the_weights_is_never_filled(tmp_path):
+    source = encoders.save_bert(tmp_path / "source", "Model")
+    weights = Weights(source, "x", "x")
+    job = plan(System("x", "feature-extraction", Folder(source)), weights, tmp_path / "work", Settings.load())
+    assert (job.folder, job.weights) == (tmp_path / "work", source)
 
 
 @pytest.mark.parametrize("case", CASES)
