@@ -18,13 +18,6 @@ from gateway.rows import Answers, check_rows
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
-# The names of prompts for each type of texts: Cohere's own, those of sentence-transformers, and none, the default.
-PROMPTS: dict[InputType, str] = {
-    "search_document": "search_document|document|passage|corpus|",
-    "search_query": "search_query|query|",
-    "classification": "classification|",
-    "clustering": "clustering|",
-}
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 
 
@@ -81,7 +74,7 @@ async def embedded(request: Request, body: EmbedBody) -> dict[str, Any]:
     system = await gateway.served.find(body.model, "embedding")
     texts = body.rows
     check_rows(gateway, texts, "texts")
-    prompt = PROMPTS[body.input_type] if body.input_type and "prompt_name" in system.inputs else None
+    prompt = encoders.prompt_for(system, body.input_type)
     vectors, answers = await encoders.embed(gateway, system, texts, prompt, body.output_dimension)
     types = body.embedding_types or ["float"]
     return {

@@ -102,6 +102,18 @@ def prompted(system: System, rows: Sequence[Row], prompt_name: str | None) -> Co
     return {"input_text": rows, "prompt_name": [prompt_name] * len(rows)}
 
 
+def prompt_for(system: System, purpose: str | None) -> str | None:
+    """Return the names of prompts for what a client calls its texts: its own, the library's, or none, the default.
+
+    Each API has names of its own: search_query, retrieval.query, query; search_document, retrieval.passage, document.
+    """
+    if purpose is None or "prompt_name" not in system.inputs:
+        return None
+    is_document = any(word in purpose for word in ("document", "passage"))
+    kind = "query" if "query" in purpose else "document" if is_document else ""
+    return "|".join(dict.fromkeys([purpose, kind, ""]))
+
+
 def check_dimensions(dimensions: int | None, width: int) -> None:
     """Raise ApiError if the vectors have fewer dimensions; a width of -1 is unknown."""
     if dimensions is not None and dimensions > width >= 0:
@@ -135,16 +147,26 @@ async def as_lists(rows: ManyVectors) -> list[msgspec.Raw]:
 # --- scores and labels ------------------------------------------------------------------------------------------------
 
 
-async def rank(gateway: Gateway, system: System, query: str, texts: Sequence[str], param: str) -> Scores:
+async def rank(
+    gateway: Gateway, system: System, query: str, texts: Sequence[str], param: str, instruction: str | None = None
+) -> Scores:
     """Return how well the texts, which are the field `param`, answer the query."""
     if not query:
         raise ApiError(400, "'query' must not be an empty string.", "query")
     check_rows(gateway, texts, param)
-    return await score(gateway, system, [query] * len(texts), texts)
+    return await score(gateway, system, [query] * len(texts), texts, instruction)
 
 
-async def score(gateway: Gateway, system: System, queries: Sequence[str], texts: Sequence[str]) -> Scores:
-    answers = await infer_rows(gateway, system, {"query": queries, "text": texts}, ["score"])
+async def score(
+    gateway: Gateway, system: System, queries: Sequence[str], texts: Sequence[str], instruction: str | None = None
+) -> Scores:
+    columns: Columns = {"query": queries, "text": texts}
+    if instruction is not None:
+        if "prompt" not in system.inputs:
+            message = f"The model '{system.name}' takes no instruction."
+            raise ApiError(400, message, "instruction", "unsupported_parameter")
+        columns = {**columns, "prompt": [instruction] * len(texts)}
+    answers = await infer_rows(gateway, system, columns, ["score"])
     values = answers.array("score")[:, 0].tolist()
     return Scores(values, sorted(range(len(texts)), key=lambda index: -values[index]), answers)
 

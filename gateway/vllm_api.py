@@ -20,6 +20,11 @@ from gateway.context import Gateway, gateway_of
 from gateway.rows import Answers, Input, TokenId, check_rows, read_rows
 from gateway.served_systems import System
 
+JinaTask = Literal[
+    "retrieval.query", "retrieval.passage", "text-matching", "classification", "clustering", "separation", "code.query",
+    "code.passage",
+]  # fmt: skip
+
 
 class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str
@@ -28,6 +33,8 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     embedding_type: Literal["dense", "sparse", "multi"] = "dense"  # of ours
     prompt_name: str | None = None  # TEI's
+    task: JinaTask | None = None
+    input_type: Literal["query", "document", "passage"] | None = None  # Voyage's and NVIDIA's
 
 
 class Document(msgspec.Struct):
@@ -40,6 +47,7 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     documents: list[str | Document]
     top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     return_documents: bool = True
+    instruction: str | None = None  # of ours
 
 
 class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,15 +100,18 @@ async def embeddings(request: Request) -> Response:
     check_type(system, body)
     rows = read_rows(gateway, system, body.input, "input")
     in_base64 = body.encoding_format == "base64"
+    prompt = body.prompt_name
+    if prompt is None:
+        prompt = encoders.prompt_for(system, body.task or body.input_type)
     data: list[msgspec.Raw]
     if body.embedding_type == "dense":
-        vectors, answers = await encoders.embed(gateway, system, rows, body.prompt_name, body.dimensions)
+        vectors, answers = await encoders.embed(gateway, system, rows, prompt, body.dimensions)
         data = await items(vectors, "embedding", in_base64)
     elif body.embedding_type == "multi":
-        lists, answers = await encoders.token_vectors(gateway, system, rows, body.prompt_name)
+        lists, answers = await encoders.token_vectors(gateway, system, rows, prompt)
         data = await items(lists, "embedding", in_base64)
     else:
-        pairs, answers = await encoders.sparse(gateway, system, rows, body.prompt_name)
+        pairs, answers = await encoders.sparse(gateway, system, rows, prompt)
         vectors_of = [{"indices": indices, "values": values} for indices, values in pairs]
         data = [item("embedding", "embedding", number, vector) for number, vector in enumerate(vectors_of)]
     return json_response({"object": "list", "data": data, "model": body.model, "usage": answers.usage()})
@@ -180,7 +191,7 @@ async def rerank(request: Request) -> Response:
     body = await bodies.read(request, RERANK)
     system = await gateway.served.find(body.model, "rerank")
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    scores = await encoders.rank(gateway, system, body.query, texts, "documents")
+    scores = await encoders.rank(gateway, system, body.query, texts, "documents", body.instruction)
     results = [
         {"index": index, "relevance_score": scores.values[index]}
         | ({"document": {"text": texts[index]}} if body.return_documents else {})

@@ -192,6 +192,26 @@ def test_prompt_name_reaches_every_row(gateway: RunningGateway, triton: TritonSt
     assert triton.received[0].inputs["prompt_name"].texts() == ["query", "query"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"task": "retrieval.query"}, "retrieval.query|query|"),
+        ({"task": "retrieval.passage"}, "retrieval.passage|document|"),
+        ({"task": "classification"}, "classification|"),
+        ({"input_type": "passage"}, "passage|document|"),
+        ({"input_type": "query"}, "query|"),
+        ({"input_type": "query", "prompt_name": "web"}, "web"),
+    ],
+)
+def test_purpose_of_the_texts_chooses_a_prompt(
+    gateway: RunningGateway, triton: TritonStandIn, fields: dict[str, str], names: str
+) -> None:
+    embed(gateway, ["a"], model="prompted", **fields)
+    assert triton.received[0].inputs["prompt_name"].texts() == [names]
+    embed(gateway, ["a"], **{name: value for name, value in fields.items() if name != "prompt_name"})
+    assert "prompt_name" not in triton.received[1].inputs
+
+
 @pytest.mark.parametrize("fields", [{"user": "me"}, {"dimensions": None}, {"metadata": {}}, {"stream": False}])
 def test_fields_that_ask_for_nothing_are_accepted(gateway: RunningGateway, fields: dict[str, Any]) -> None:
     embed(gateway, "a", **fields)
@@ -237,6 +257,8 @@ def test_text_of_many_languages_is_kept(gateway: RunningGateway, triton: TritonS
         ({"dimensions": "2"}, "dimensions"),
         ({"dimensions": True}, "dimensions"),
         ({"prompt_name": "query"}, "prompt_name"),
+        ({"task": "quary"}, "task"),
+        ({"input_type": "search_query"}, "input_type"),
         ({"n": 2}, "n"),
         ({"stream": True}, "stream"),
         ({"colour": "red"}, "colour"),

@@ -16,7 +16,8 @@ DOCUMENTS = ["nothing", "a red house", "red", "house and home"]
 
 @pytest.fixture(scope="module")
 def triton() -> Iterator[TritonStandIn]:
-    with TritonStandIn(reranker(max_batch=3), classifier(max_batch=3), pair_classifier()) as stand_in:
+    models = reranker(max_batch=3), classifier(max_batch=3), pair_classifier(), instructed_reranker()
+    with TritonStandIn(*models) as stand_in:
         yield stand_in
 
 
@@ -35,6 +36,12 @@ def forget_requests(triton: TritonStandIn) -> None:
 def pair_classifier() -> Model:
     model = classifier("pairs")
     model.inputs["text_pair"] = ("STRING", [1])
+    return model
+
+
+def instructed_reranker() -> Model:
+    model = reranker("instructed", max_batch=3)
+    model.inputs["prompt"] = ("STRING", [1])
     return model
 
 
@@ -61,6 +68,14 @@ def test_documents_are_sorted_by_relevance(gateway: RunningGateway) -> None:
             {"index": 0, "relevance_score": 0.0, "document": {"text": DOCUMENTS[0]}},
         ],
     }
+
+
+def test_instruction_goes_with_every_pair(gateway: RunningGateway, triton: TritonStandIn) -> None:
+    rerank(gateway, model="instructed", documents=DOCUMENTS[:2], instruction="Find houses")
+    assert triton.received[0].inputs["prompt"].texts() == ["Find houses"] * 2
+    refusal = rerank(gateway, instruction="Find houses")
+    assert refusal.status == 400
+    assert refusal.json["error"]["message"] == "The model 'reranker' takes no instruction."
 
 
 def test_query_goes_with_every_part_of_the_documents(gateway: RunningGateway, triton: TritonStandIn) -> None:
