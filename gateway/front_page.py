@@ -22,6 +22,7 @@ from gateway.last_minute import Figures
 from gateway.monitoring import REPORTS
 from gateway.page_boxes import Box
 from gateway.served_systems import Served, System
+from scripts.common.model_config import called_models
 from scripts.common.pages import page
 from scripts.common.triton import batching
 
@@ -44,7 +45,7 @@ HEADERS = {
 REPORT_HEADERS = HEADERS | {"content-security-policy": f"{CLOSED}; style-src 'unsafe-inline'; img-src data:"}
 HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d+)?")
 # Backends of the steps before and after a model.
-STEP_BACKENDS = ("tokenizer", "detokenizer", "image_processor", "postprocessor")
+STEP_BACKENDS = ("tokenizer", "detokenizer", "image_processor", "postprocessor", "text_or_image")
 NOT_LOADED = "is not loaded: it is loading, or failed to load. `make status` shows its state, `make logs` why."
 
 
@@ -206,7 +207,8 @@ async def read(served: Served, inference: Inference, name: str) -> Loaded:
 
 
 def step_names(config: ModelConfig) -> list[str]:
-    return [step.model_name for step in config.ensemble_scheduling.step]
+    steps = (step.model_name for step in config.ensemble_scheduling.step)
+    return called_models(steps, {name: value.string_value for name, value in config.parameters.items()})
 
 
 async def _read(served: Served, inference: Inference, name: str) -> Loaded:

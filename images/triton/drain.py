@@ -24,9 +24,10 @@ POLL_S = 0.1
 
 
 def called(config: dict) -> set[str]:
-    """Return the models that a model sends requests to: an ensemble's steps, or the one of its parameter `model`."""
+    """Return the models that a model sends requests to: an ensemble's steps, or those of its parameters."""
     steps = {step["model_name"] for step in config.get("ensemble_scheduling", {}).get("step", [])}
-    return steps | {config.get("parameters", {}).get("model", {}).get("string_value", "")}
+    parameters = config.get("parameters", {})
+    return steps | {parameters.get(key, {}).get("string_value", "") for key in ("model", "text_model", "image_model")}
 
 
 def models_in(triton: Triton, state: str) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from loadtest.generating import generates, limit, with_limit
 from loadtest.instances import DEVICES
 from loadtest.switching import DEFAULT_THREADS, THREADS, with_batching, without_batching
-from scripts.common.triton import CORES, Config
+from scripts.common.triton import CORES, Config, called
 
 Value = int | str
 # model -> knob -> value
@@ -94,16 +94,16 @@ def all_knobs(configs: Mapping[str, Config], cores: int, engines: Mapping[str, s
 
 
 def configure(configs: Mapping[str, Config], knobs: list[Knob], candidate: Candidate) -> dict[str, Config]:
-    """Return the configuration of each model; an ensemble may not batch more than its steps do."""
+    """Return the configuration of each model; it may not batch more than those that it calls."""
     configured = dict(configs)
     for knob in knobs:
         value = candidate.value(knob)
         if value != knob.values[0]:
             configured[knob.model] = knob.apply(configured[knob.model], value)
-    # Steps come after their ensemble, so an ensemble in an ensemble is limited first.
+    # Models come after those that call them, so an ensemble in an ensemble is limited first.
     for name in reversed(configured):
         config = configured[name]
-        steps = [step["model_name"] for step in config.get("ensemble_scheduling", {}).get("step", [])]
+        steps = called(config)
         if steps and config.get("max_batch_size"):
             batched = min(configured[step]["max_batch_size"] for step in steps)
             configured[name] = config | {"max_batch_size": min(config["max_batch_size"], batched)}

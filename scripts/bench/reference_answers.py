@@ -189,7 +189,7 @@ def image_features(model: SmallModel, weights: str) -> list[Outputs]:
     import transformers
 
     network = getattr(transformers, f"{model.kind}{model.head}").from_pretrained(weights).eval()
-    processor = transformers.AutoImageProcessor.from_pretrained(weights, use_fast=False)
+    processor = transformers.AutoImageProcessor.from_pretrained(weights, backend="pil")
     names = ("last_hidden_state", "pooler_output", "image_embeds")
     answers = []
     for image in images():

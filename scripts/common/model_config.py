@@ -1,9 +1,10 @@
-"""Read Triton's model configurations: where a model has one, what it sets, and which models an ensemble runs."""
+"""Read Triton's model configurations: where a model has one, what it sets, and which models it calls."""
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from scripts.common.settings import ROOT, UserError
 
 # The configurations in git. A model repository elsewhere starts without them.
 CONFIGS = ROOT / "model_repository"
+# The parameters of the backend `text_or_image` that name models.
+CALLED = ("text_model", "image_model")
 # The error message for an unreadable file contains this.
 NO_CONFIGURATION = "is not a model configuration"
 
@@ -76,7 +79,7 @@ class ModelConfig:
     max_batch_size: int = 0
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
-    steps: tuple[str, ...] = ()  # the models that an ensemble runs, each once
+    steps: tuple[str, ...] = ()  # the models that it calls, each once
     parameters: dict[str, str] = field(default_factory=dict)
     decoupled: bool = False
 
@@ -98,11 +101,16 @@ def load_config(model: str, repository: Path, profile: str = "") -> ModelConfig:
 
 
 def with_steps(model: str, repository: Path, profile: str = "") -> list[str]:
-    """Return the model and, if it is an ensemble, the models that it runs, directly or through another ensemble."""
+    """Return the model and the models that it calls, directly or through another one."""
     models = [model]
     for name in models:  # grows while we iterate
         models += [step for step in load_config(name, repository, profile).steps if step not in models]
     return models
+
+
+def called_models(steps: Iterable[str], parameters: Mapping[str, str]) -> list[str]:
+    """Return the models that a model calls, each once: the steps of an ensemble, and those of its parameters."""
+    return list(dict.fromkeys([*steps, *(parameters[key] for key in CALLED if key in parameters)]))
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -118,6 +126,7 @@ def read_config(path: Path) -> ModelConfig:
 def parse_config(text: str) -> ModelConfig:
     text = LIST.sub(lambda match: match[1] or f":{match[2]}", text)
     message = text_format.Parse(text, _message_class()(), allow_unknown_field=True)
+    parameters = {entry.key: entry.value.string_value for entry in message.parameters}
     return ModelConfig(
         name=message.name,
         platform=message.platform,
@@ -126,8 +135,8 @@ def parse_config(text: str) -> ModelConfig:
         max_batch_size=message.max_batch_size,
         inputs=tuple(_tensor(entry, entry.optional) for entry in message.input),
         outputs=tuple(_tensor(entry) for entry in message.output),
-        steps=tuple(dict.fromkeys(step.model_name for step in message.ensemble_scheduling.step)),
-        parameters={entry.key: entry.value.string_value for entry in message.parameters},
+        steps=tuple(called_models((step.model_name for step in message.ensemble_scheduling.step), parameters)),
+        parameters=parameters,
         decoupled=message.model_transaction_policy.decoupled,
     )
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from scripts.common.http import answers, opener
+from scripts.common.model_config import called_models
 from scripts.common.settings import Settings
 
 ADMIN_HEADER = "triton-admin-key"
@@ -43,6 +44,13 @@ class TritonError(Exception):
 def reason(text: str) -> str:
     """Return Triton's message without the stack trace that its Python backend appends."""
     return re.sub(r"\s*At:\n.*?(\n\s*;|$)", "", text, flags=re.DOTALL).strip().rstrip(";").strip()
+
+
+def called(config: Config) -> list[str]:
+    """Return the models that a model calls."""
+    steps = (step["model_name"] for step in config.get("ensemble_scheduling", {}).get("step", []))
+    parameters = {name: value.get("string_value", "") for name, value in config.get("parameters", {}).items()}
+    return called_models(steps, parameters)
 
 
 def batching(config: Config) -> str:
@@ -185,11 +193,11 @@ class Triton:
         return config if CORES in config.get("parameters", {}) else None
 
     def composing(self, system: str) -> dict[str, Config]:
-        """Return the configuration of each of the system's models by name, an ensemble before its steps."""
+        """Return the configuration of each of the system's models by name, each before those that it calls."""
         configs = {system: self.config(system)}
-        for step in configs[system].get("ensemble_scheduling", {}).get("step", []):
-            if step["model_name"] not in configs:
-                configs |= self.composing(step["model_name"])
+        for model in called(configs[system]):
+            if model not in configs:
+                configs |= self.composing(model)
         return configs
 
     def statistics(self) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.common.settings import UserError
 from scripts.models.sources import Hub, Package, Source
-from scripts.models.tasks import TEXT_TASKS
+from scripts.models.tasks import TEXT_IMAGE, TEXT_TASKS
 from scripts.neuron.target import Target
 
 ONNX_FORMATS = ("onnx", "onnx-int8", "python")
@@ -107,6 +107,7 @@ class System:
 
 RECIPES = {
     **{task: Recipe("text", neuron=True, version="6") for task in TEXT_TASKS},
+    TEXT_IMAGE: Recipe("text_image"),
     "text-generation": Recipe("generation", TEXT_FORMATS, fallback="python", version="2"),
     "image-classification": Recipe("vision", version="2"),
     "image-feature-extraction": Recipe("vision", version="3"),

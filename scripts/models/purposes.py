@@ -61,6 +61,8 @@ INPUTS = {
     "visual_embeds": "texts and images together",
     "xpath_tags_seq": "the markup of web pages",
 }
+# The methods of a model for texts and images that turn each kind into vectors of one space.
+TEXT_FEATURES, IMAGE_FEATURES = "get_text_features", "get_image_features"
 # Kinds whose types of models read nothing else, whatever the architecture's head.
 WHOLE_TYPES = ("TABLE_QUESTION_ANSWERING", "VIDEO_CLASSIFICATION")
 
@@ -90,6 +92,14 @@ def unserved_input(architecture: str, config_class: type[Any]) -> str:
         network = transformers.MODEL_MAPPING[config_class]
     inputs = inspect.signature(network.forward).parameters if hasattr(network, "forward") else ()
     return next((description for name, description in INPUTS.items() if name in inputs), "")
+
+
+def encodes_texts_and_images(architecture: str) -> bool:
+    """Return whether an architecture of transformers turns texts and images into vectors of one space."""
+    import transformers
+
+    network = getattr(transformers, architecture, None)
+    return hasattr(network, TEXT_FEATURES) and hasattr(network, IMAGE_FEATURES)
 
 
 def takes_images(architecture: str) -> bool:

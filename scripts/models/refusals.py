@@ -13,16 +13,18 @@ from typing import Any
 
 from scripts.common.settings import UserError
 from scripts.models.config_keys import is_empty, unread_keys
-from scripts.models.purposes import GENERATES, purpose_of, takes_images, unserved_input
+from scripts.models.purposes import GENERATES, encodes_texts_and_images, purpose_of, takes_images, unserved_input
 from scripts.models.tasks import (
-    HALVES,
+    HALF_TASKS,
     LIST,
+    TEXT_IMAGE,
     TRANSFORMERS,
     WITHOUT_CONFIG,
     architectures_of,
-    has_files_for,
+    has_files,
     is_of_two_halves,
     modules_of,
+    processors_of,
     task_of,
     task_of_architecture,
     transformers_of,
@@ -49,7 +51,8 @@ TASKS = {
         "is served as text-classification: set that, and send each hypothesis as text_pair (docs/models.md)"
     ),
     "zero-shot-image-classification": (
-        "is served as two systems: set TASK=image-feature-extraction for one, TASK=sentence-similarity for the other"
+        f"is served as {TEXT_IMAGE}: set that, and compare the vector of an image with those of the labels "
+        "(docs/vision.md)"
     ),
 }
 # The modules of sentence-transformers that are served, by the kind of the model.
@@ -57,6 +60,11 @@ MODULES = {
     "SentenceTransformer": {"Pooling", "Dense", "LayerNorm", "Normalize", "Dropout"},
     "SparseEncoder": {"SpladePooling", "Pooling", "SparseAutoEncoder"},
     "CrossEncoder": {"LogitScore", "Dense"},
+}
+# What turns inputs into tensors -> its main file, and these inputs.
+PROCESSORS = {
+    "tokenizer": ("tokenizer.json", "texts"),
+    "image processor": ("preprocessor_config.json", "images"),
 }
 # Tasks that any model can do without its head, and those that share one head.
 HEADLESS = ("feature-extraction", "sentence-similarity", "image-feature-extraction")
@@ -297,9 +305,12 @@ def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> 
     config = read_json(name, weights / "config.json")
     kind = config["model_type"]
     own_tasks = {task_of_architecture(architecture) for architecture in architectures_of(config)}
-    if is_of_two_halves(config) and task not in own_tasks and task not in (served := HALVES.get(kind, {})):
-        instead = f"set TASK={' or TASK='.join(served)}" if served else LIST
+    encodes_both = any(map(encodes_texts_and_images, architectures_of(config)))
+    if is_of_two_halves(config) and task not in own_tasks and not (encodes_both and task in (TEXT_IMAGE, *HALF_TASKS)):
+        instead = f"set TASK={TEXT_IMAGE}" if encodes_both else LIST
         raise UserError(f"{name} is a model of texts and images ({kind}), which is not served as {task}: {instead}")
+    if task == TEXT_IMAGE and not encodes_both:
+        raise UserError(f"{name} has no encoders of texts and of images ({kind}), which TASK={task} requires ({LIST})")
     is_vision = task.startswith("image-")
     for architecture in architectures_of(config):
         own = task_of_architecture(architecture)
@@ -310,13 +321,15 @@ def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> 
         # Weights of another head can have the right names and shapes, and then they load without an error.
         if own not in ("", task) and task not in HEADLESS and {own, task} not in SAME_HEAD:
             raise UserError(f"{name} is a {architecture}, which is for TASK={own} and not for TASK={task}")
-    noun, file = ("image processor", "preprocessor_config.json") if is_vision else ("tokenizer", "tokenizer.json")
-    if not has_files_for(task, weights):
-        raise UserError(
-            f"{name} has no {noun} ({file}), which TASK={task} requires: save the model's own there too, with "
-            f"save_pretrained(folder), or choose a model for {'images' if is_vision else 'texts'}"
-        )
-    read_parts(name, weights, noun, trust_remote_code)
+    for noun, patterns in processors_of(task).items():
+        file, inputs = PROCESSORS[noun]
+        if not has_files(patterns, weights):
+            raise UserError(
+                f"{name} has no {noun} ({file}), which TASK={task} requires: save the model's own there too, with "
+                f"save_pretrained(folder), or choose a model for {inputs}"
+            )
+    for noun in processors_of(task):
+        read_parts(name, weights, noun, trust_remote_code)
 
 
 def read_parts(name: str, weights: Path, noun: str, trust_remote_code: bool) -> tuple[Any, Any]:
@@ -328,7 +341,7 @@ def read_parts(name: str, weights: Path, noun: str, trust_remote_code: bool) -> 
     version = transformers.__version__
     loaders: dict[str, Any] = {"configuration": transformers.AutoConfig, "tokenizer": transformers.AutoTokenizer}
     loaders["image processor"] = transformers.AutoImageProcessor
-    options: dict[str, Any] = {"use_fast": False} if noun == "image processor" else {}
+    options: dict[str, Any] = {"backend": "pil"} if noun == "image processor" else {}
     options |= {"local_files_only": True, "trust_remote_code": trust_remote_code}
     parts = []
     for part in ("configuration", noun):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from scripts.common.kinds import TOKEN_COUNT, TOKENIZED
 from scripts.common.settings import UserError
-from scripts.models.purposes import takes_images
+from scripts.models.purposes import encodes_texts_and_images, takes_images
 
 Axes = tuple[str | int, ...]
 
@@ -114,14 +114,9 @@ LIST = "docs/models.md lists what is served"
 # The files that turn inputs into tensors.
 TOKENIZER = ("tokenizer*.json", "vocab.*", "*.model", "*.tiktoken")
 IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
-# The types of models for texts and images -> the tasks for which one half of them is served.
-HALVES = {
-    "clip": {
-        "image-feature-extraction": "to serve its image half",
-        "sentence-similarity": "under another name in SYSTEMS for its text half",
-    },
-    "siglip": {"image-feature-extraction": "to serve its image half"},
-}
+# The task of a model that turns texts and images into vectors of one space, and the tasks that one half of it is for.
+TEXT_IMAGE = "text-image-similarity"
+HALF_TASKS = ("sentence-similarity", "image-feature-extraction")
 # The modules of sentence-transformers that are a model of transformers, and the first ones that are not.
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 WITHOUT_CONFIG = ("Router", "StaticEmbedding", "SparseStaticEmbedding")
@@ -148,10 +143,21 @@ def architectures_of(config: dict[str, Any]) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def has_files_for(task: str, weights: Path) -> bool:
-    """Return whether the folder has what turns the task's inputs into tensors: a tokenizer, or an image processor."""
-    patterns = IMAGE_PROCESSOR if task.startswith("image-") else TOKENIZER
+def processors_of(task: str) -> dict[str, tuple[str, ...]]:
+    """Return what turns the task's inputs into tensors, each with the names of its files."""
+    processors: dict[str, tuple[str, ...]] = {"tokenizer": TOKENIZER} if not task.startswith("image-") else {}
+    if task.startswith("image-") or task == TEXT_IMAGE:
+        processors["image processor"] = IMAGE_PROCESSOR
+    return processors
+
+
+def has_files(patterns: tuple[str, ...], weights: Path) -> bool:
     return any(fnmatch(path.name, pattern) for path in weights.iterdir() for pattern in patterns)
+
+
+def has_files_for(task: str, weights: Path) -> bool:
+    """Return whether the folder has what turns the task's inputs into tensors."""
+    return all(has_files(patterns, weights) for patterns in processors_of(task).values())
 
 
 def is_of_two_halves(config: dict[str, Any]) -> bool:
@@ -164,14 +170,17 @@ def task_of(weights: Path, name: str = "the model") -> str:
     config = read_config(weights)
     if is_cross_encoder(weights, config):
         return "text-ranking"
+    architectures = architectures_of(config)
+    if any(map(encodes_texts_and_images, architectures)):
+        return TEXT_IMAGE
     if (weights / "modules.json").exists():
         return "sparse-embedding" if library_class(weights) == "SparseEncoder" else "sentence-similarity"
-    architectures = architectures_of(config)
     for architecture in architectures:
         if task := task_of_architecture(architecture):
             return task
     if is_of_two_halves(config):
-        raise UserError(f"{name} is {two_halves(config['model_type'], weights)}")
+        kind = config["model_type"]
+        raise UserError(f"{name} is for texts and images together ({kind}), which is not served here ({LIST})")
     has_images = any(map(takes_images, architectures)) or has_files_for("image-feature-extraction", weights)
     for architecture in architectures:
         if architecture.endswith("ModelWithProjection"):  # one half of CLIP
@@ -184,17 +193,6 @@ def task_of(weights: Path, name: str = "the model") -> str:
     ]
     instead = f"set {' or '.join(ways)} to serve it without a head, or choose another model" if ways else LIST
     raise UserError(f"{name} {named}: {instead}")
-
-
-def two_halves(kind: str, weights: Path) -> str:
-    """Return what a model for texts and images is, and the tasks for which its halves are served."""
-    halves = HALVES.get(kind, {})
-    ways = [f"TASK={task} {why}" for task, why in halves.items() if has_files_for(task, weights)]
-    if ways:
-        return f"for texts and images: set {', and '.join(ways)}"
-    if halves:
-        return f"for texts and images ({kind}), but lacks its image processor (preprocessor_config.json): save it there"
-    return f"for texts and images together ({kind}), which is not served here ({LIST})"
 
 
 def is_cross_encoder(weights: Path, config: dict[str, Any]) -> bool:

@@ -92,7 +92,7 @@ def test_numbers_are_those_of_the_cpu(served, checkpoints):
     answer = ask(served, "mood", "input_text", ["It was raining"], [1, 1])
     np.testing.assert_allclose(answer["scores"][0], [scores[name] for name in encoders.MOODS], atol=1e-3)
     pixels = np.full((1, 40, 30, 3), 200, np.uint8)
-    processor = transformers.AutoImageProcessor.from_pretrained(checkpoints["vit_ensemble"], use_fast=False)
+    processor = transformers.AutoImageProcessor.from_pretrained(checkpoints["vit_ensemble"], backend="pil")
     with torch.inference_mode():
         model = transformers.AutoModel.from_pretrained(checkpoints["vit_ensemble"])
         expected = model(**processor(list(pixels), return_tensors="pt")).last_hidden_state.numpy()

@@ -108,7 +108,7 @@ def ask(stack, model: str, image: np.ndarray | None = None, image_bytes: list[by
 @torch.inference_mode()
 def plain(folder: Path, images: list, kind: type = transformers.AutoModel):
     """Return the answer of transformers without a server."""
-    processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
     inputs = processor(images, return_tensors="pt", input_data_format="channels_last")
     return kind.from_pretrained(folder)(**inputs)
 
@@ -247,7 +247,7 @@ def test_classifier_returns_labels(stack, checkpoints, model):
 def test_image_half_of_clip_equals_get_image_features(stack, checkpoints, model):
     images = [pixels(*size, seed) for seed, size in enumerate(SIZES)]
     answer = ask(stack, model, image_bytes=[encoded(image) for image in images])
-    processor = transformers.AutoImageProcessor.from_pretrained(checkpoints["clip"], use_fast=False)
+    processor = transformers.AutoImageProcessor.from_pretrained(checkpoints["clip"], backend="pil")
     inputs = processor([Image.fromarray(image) for image in images], return_tensors="pt")
     expected = transformers.CLIPModel.from_pretrained(checkpoints["clip"]).get_image_features(**inputs)
     np.testing.assert_allclose(answer.as_numpy("image_embeds"), expected.numpy(), atol=1e-4)

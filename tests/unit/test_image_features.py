@@ -43,7 +43,7 @@ def served(weights: Path, folder: Path, form: str) -> tuple[list[dict], list[dic
 
 @torch.inference_mode()
 def expected(weights: Path, kind: str, call: str, output: str) -> list[np.ndarray]:
-    processor = transformers.AutoImageProcessor.from_pretrained(weights, use_fast=False)
+    processor = transformers.AutoImageProcessor.from_pretrained(weights, backend="pil")
     model = getattr(transformers, kind).from_pretrained(weights)
     results = [
         getattr(model, call)(**processor(image, return_tensors="pt", input_data_format="channels_last"))
@@ -55,7 +55,7 @@ def expected(weights: Path, kind: str, call: str, output: str) -> list[np.ndarra
 CASES = {
     "vit": (vision.save_vit, "AutoModel", "forward", "pooler_output"),
     "dinov2": (vision.save_dinov2, "AutoModel", "forward", "pooler_output"),
-    "clip": (vision.save_clip, "CLIPModel", "get_image_features", "image_embeds"),
+    "clip": (vision.save_clip, "CLIPModel", "get_image_features", "pooler_output"),
     "siglip": (vision.save_siglip, "SiglipModel", "get_image_features", "pooler_output"),
 }
 

@@ -133,20 +133,25 @@ CASES = {
         {},
         "is a SparseEncoder of WordWeights, which is not served here",
     ),
-    "both halves of CLIP": (
-        TOKENIZED | {"config.json": config("CLIP", "CLIPModel"), "preprocessor_config.json": {}},
+    "CLIP without an image processor": (
+        TOKENIZED | {"config.json": config("CLIP", "CLIPModel")},
         {},
-        "is for texts and images: set TASK=image-feature-extraction to serve its image half, and TASK=sentence-similar",
+        "has no image processor (preprocessor_config.json), which TASK=text-image-similarity requires",
     ),
-    "text half of SigLIP": (
-        TOKENIZED | {"config.json": config("Siglip", "SiglipModel"), "preprocessor_config.json": {}},
-        {"TASK": "sentence-similarity"},
-        "(siglip), which is not served as sentence-similarity: set TASK=image-feature-extraction",
+    "CLIP as a classifier": (
+        TOKENIZED | {"config.json": config("CLIP", "CLIPModel"), "preprocessor_config.json": {}},
+        {"TASK": "image-classification"},
+        "(clip), which is not served as image-classification: set TASK=text-image-similarity",
     ),
-    "BLIP": (
-        TOKENIZED | {"config.json": config("Blip", "BlipModel"), "preprocessor_config.json": {}},
+    "BERT for images": (
+        TOKENIZED | {"config.json": BERT, "preprocessor_config.json": {}},
+        {"TASK": "text-image-similarity"},
+        "has no encoders of texts and of images (bert), which TASK=text-image-similarity requires",
+    ),
+    "LLaVA without a head": (
+        TOKENIZED | {"config.json": config("Llava", "LlavaModel"), "preprocessor_config.json": {}},
         {"TASK": "image-feature-extraction"},
-        "(blip), which is not served as image-feature-extraction: docs/models.md lists what is served",
+        "(llava), which is not served as image-feature-extraction: docs/models.md lists what is served",
     ),
     "unknown architecture": (
         TOKENIZED | {"config.json": config("Bert", "BertForPreTraining")},
@@ -195,12 +200,9 @@ SOUND = {"preprocessor_config.json": {"sampling_rate": 16000}}
 IMAGES = {"preprocessor_config.json": {}}
 # The prefix of the configuration's class, the architecture, and what the refusal states.
 KINDS = [
-    ("AltCLIP", "AltCLIPModel", "is for texts and images together (altclip), which is not served here"),
-    ("Blip", "BlipModel", "is for texts and images together (blip)"),
     ("Bros", "BrosModel", "takes the places of words on a page"),
     ("Clap", "ClapModel", "takes sound"),
     ("CLIPSeg", "CLIPSegForImageSegmentation", "segments images"),
-    ("CLIPSeg", "CLIPSegModel", "is for texts and images together (clipseg), which is not served here"),
     ("DPR", "DPRContextEncoder", "turns passages into vectors for DPR"),
     ("DPR", "DPRQuestionEncoder", "turns questions into vectors for DPR"),
     ("DPR", "DPRReader", "marks answers in DPR's passages"),
@@ -212,6 +214,7 @@ KINDS = [
     ("LayoutLM", "LayoutLMForTokenClassification", "takes the places of words on a page"),
     ("LayoutLM", "LayoutLMModel", "takes the places of words on a page"),
     ("Lilt", "LiltForSequenceClassification", "takes the places of words on a page"),
+    ("Llava", "LlavaModel", "is for texts and images together (llava), which is not served here"),
     ("Marian", "MarianMTModel", "is an encoder-decoder (MarianMTModel)"),
     ("MarkupLM", "MarkupLMModel", "takes the markup of web pages"),
     ("OwlViT", "OwlViTForObjectDetection", "finds objects in images"),
@@ -220,7 +223,6 @@ KINDS = [
     ("Qwen2VL", "Qwen2VLModel", "takes texts, images and videos together"),
     ("Sam", "SamModel", "segments images"),
     ("Segformer", "SegformerForSemanticSegmentation", "labels each pixel of an image"),
-    ("Siglip2", "Siglip2Model", "is for texts and images together (siglip2), which is not served here"),
     ("SpeechT5", "SpeechT5ForTextToSpeech", "speaks texts"),
     ("SuperPoint", "SuperPointForKeypointDetection", "finds points in images"),
     ("Tapas", "TapasForQuestionAnswering", "answers questions about tables"),
@@ -246,14 +248,6 @@ def test_kind_of_model_is_named(tmp_path, kind, architecture, purpose, files):
     sentence = refusal(tmp_path, files | {"config.json": written})
     assert purpose in sentence
     assert "set TASK" not in sentence
-
-
-def test_advice_of_a_refusal_is_not_refused(tmp_path):
-    """SigLIP serves one half only, and that half needs its image processor."""
-    whole = TOKENIZED | {"config.json": config("Siglip", "SiglipModel")}
-    assert "lacks its image processor (preprocessor_config.json)" in refusal(tmp_path / "a", whole)
-    sentence = refusal(tmp_path / "b", whole | IMAGES)
-    assert sentence.endswith("is for texts and images: set TASK=image-feature-extraction to serve its image half")
 
 
 @pytest.mark.parametrize(

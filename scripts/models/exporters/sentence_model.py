@@ -84,7 +84,7 @@ class SentenceModel(TextModel):
         return module.sub_modules[next(iter(self.routes.values()))][0] if self.routes else module
 
     @cached_property
-    def config(self) -> Any:
+    def whole_config(self) -> Any:
         """Return the configuration of the transformer; a table of vectors has none."""
         if isinstance(self.first, Transformer):
             return self.first.config

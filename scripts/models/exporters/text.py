@@ -24,7 +24,7 @@ from scripts.models.exporters.served import Tensors, served_tokens
 from scripts.models.exporters.text_configs import configs
 from scripts.models.exporters.text_model import WINDOW_STRIDE, TextModel
 from scripts.models.silence import quiet
-from scripts.models.tasks import read_config, save_labels
+from scripts.models.tasks import architectures_of, is_of_two_halves, read_config, save_labels
 
 PARITY_TEXTS = 64
 MAX_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
@@ -86,14 +86,22 @@ def text_model(job: Job) -> TextModel:
     if job.task not in ("sentence-similarity", "sparse-embedding", "text-ranking"):
         return TextModel(job)
     # sentence-transformers takes seconds to import
-    from scripts.models.exporters import ranking_model, sentence_model, text_tower
+    from scripts.models.exporters import ranking_model, sentence_model, text_half
 
     if job.task == "text-ranking":
         return ranking_model.RankingModel(job)
     if job.task == "sparse-embedding":
         return sentence_model.SparseModel(job)
-    is_tower = read_config(job.weights).get("model_type") in text_tower.TYPES
-    return (text_tower.TextTower if is_tower else sentence_model.SentenceModel)(job)
+    if is_text_half(job.weights):
+        return text_half.TextHalf(job)
+    return sentence_model.SentenceModel(job)
+
+
+def is_text_half(weights: Path) -> bool:
+    """Return whether the texts go through one half of a model of texts and images, or through that half alone."""
+    config = read_config(weights)
+    is_half = any(name.endswith("TextModelWithProjection") for name in architectures_of(config))
+    return not (weights / "modules.json").exists() and (is_half or is_of_two_halves(config))
 
 
 def check_published(model: TextModel) -> None:
@@ -115,7 +123,11 @@ def save_tokenizer(model: TextModel, version: Path) -> None:
     tokenizer.enable_truncation(
         model.max_length, stride=stride, strategy=model.task.truncation, direction=original.truncation_side
     )
-    tokenizer.enable_padding(pad_id=original.pad_token_id or 0, pad_token=original.pad_token or "[PAD]")
+    tokenizer.enable_padding(
+        direction=original.padding_side if model.fills_rows else "right",
+        pad_id=original.pad_token_id or 0,
+        pad_token=original.pad_token or "[PAD]",
+    )
     tokenizer.save(str(version / "tokenizer.json"))
 
 

@@ -92,6 +92,9 @@ def encoder_of_route(model: TextModel, inputs: list[Config], outputs: list[Confi
         parameters["pad_token_id"] = model.pad_token_id
     if not model.pads:
         parameters["padding"] = "none"
+    if model.fills_rows:
+        parameters["padding"] = "max_length"
+        parameters["masks_padding"] = int(not model.reads_padding)
     return config, parameters
 
 

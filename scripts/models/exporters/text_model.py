@@ -37,10 +37,15 @@ class TextModel:
         return TEXT_TASKS[self.job.task]
 
     @cached_property
-    def config(self) -> Any:
+    def whole_config(self) -> Any:
         return transformers.AutoConfig.from_pretrained(
             self.job.weights, trust_remote_code=self.job.trust_remote_code, local_files_only=True
         )
+
+    @cached_property
+    def config(self) -> Any:
+        """Return the configuration of the part that takes texts, if the model has several."""
+        return getattr(self.whole_config, "text_config", self.whole_config)
 
     def load_tokenizer(self) -> Any:
         return transformers.AutoTokenizer.from_pretrained(
@@ -112,6 +117,16 @@ class TextModel:
     def width(self) -> int:
         """Return the width of the encoder's vectors."""
         return self.config.hidden_size
+
+    @property
+    def fills_rows(self) -> bool:
+        """Return whether the model takes each text padded to the maximum length."""
+        return False
+
+    @property
+    def reads_padding(self) -> bool:
+        """Return whether it then has no mask, so that it reads the padding, too."""
+        return False
 
     @property
     def takes_pairs(self) -> bool:

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import torch
 import transformers
-from transformers.utils import ModelOutput
 
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
-from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, compare_int8_batches, quantize_and_compare
+from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, compare_int8_batches, export, quantize_and_compare
 from scripts.models.exporters.parity import measure_parity
 from scripts.models.exporters.served import Tensors
+from scripts.models.purposes import IMAGE_FEATURES, encodes_texts_and_images
 from scripts.models.silence import quiet
-from scripts.models.tasks import activation, save_labels
-
-if TYPE_CHECKING:
-    from optimum.exporters.onnx import OnnxConfig
+from scripts.models.tasks import activation, architectures_of, save_labels
 
 MAX_BATCH = 32
 POOLED = "pooler_output"
 FEATURES = ("last_hidden_state", POOLED, "image_embeds")
-# Models of texts and images -> the class of transformers that is their image half.
-TOWERS = {"clip": "CLIPVisionModelWithProjection", "siglip": "SiglipVisionModel"}
+# The output of the image half of a system of texts and images, which has one more name in transformers.
+VECTOR = "sentence_embedding"
+PIXELS = "pixel_values"
 # The systems whose configurations are in git, and the formats that these describe.
 PUBLISHED = {"python_vit": ("python",), "vit_ensemble": ("onnx", "onnx-int8")}
 # The names that the published guides use for the parts of vit_ensemble.
@@ -43,7 +42,7 @@ IMAGES = [
     tensor("image", "FP32", [-1, -1, 3], optional=True),
     tensor("image_bytes", "STRING", [1], optional=True),
 ]
-PIXEL_VALUES = tensor("pixel_values", "FP32", [-1, -1, -1])
+PIXEL_VALUES = tensor(PIXELS, "FP32", [-1, -1, -1])
 
 
 @dataclass
@@ -56,38 +55,35 @@ class VisionModel:
     def classifies(self) -> bool:
         return self.job.task == "image-classification"
 
-    @property
-    def export_task(self) -> str:
-        """Return the task by optimum's name."""
-        return "image-classification" if self.classifies else "feature-extraction"
-
     @cached_property
-    def original(self) -> transformers.PreTrainedModel:
+    def original(self) -> Any:
         return self._loaded[0]
 
     @cached_property
-    def outputs(self) -> list[str]:
-        """Return the outputs to serve. Leave out a pooler that the weights lack: its numbers would be random."""
-        if self.classifies:
-            return ["logits"]
-        # The exporter numbers the outputs in the model's own order.
-        return [name for name in self.example_outputs if name in FEATURES and name not in self._loaded[1]]
+    def outputs(self) -> dict[str, str]:
+        """Return the outputs to serve, each with its name in transformers.
 
-    @cached_property
-    def example_outputs(self) -> ModelOutput:
-        """Return the original's outputs for one image."""
-        return run_original(self.original, self.examples[:1])
+        Leave out a pooler that the weights lack: its numbers would be random.
+        """
+        if self.classifies:
+            return {"logits": "logits"}
+        names = self.run(self.examples[0])
+        return {name: name for name in names if name in FEATURES and name not in self._loaded[1]}
 
     @cached_property
     def model_class(self) -> str:
-        """Return the class of transformers that loads the weights: of a model of texts and images, its image half."""
+        """Return the class of transformers that loads the weights."""
         if self.classifies:
             return "AutoModelForImageClassification"
         config = json.loads((self.job.weights / "config.json").read_text())
-        architecture = next(iter(config.get("architectures") or []), "")
+        architecture = next(iter(architectures_of(config)), "")
         # AutoModel would load a tower without its projection.
-        projected = architecture if architecture in TOWERS.values() else "AutoModel"
-        return TOWERS.get(config["model_type"], projected)
+        return architecture if architecture.endswith("ModelWithProjection") else "AutoModel"
+
+    @cached_property
+    def method(self) -> str:
+        """Return the method of the model that takes images: of a model of texts and images, that of its image half."""
+        return IMAGE_FEATURES if encodes_texts_and_images(type(self.original).__name__) else "forward"
 
     @cached_property
     def _loaded(self) -> tuple[transformers.PreTrainedModel, list[str]]:
@@ -108,9 +104,17 @@ class VisionModel:
             )
         return model.eval(), [POOLED] if poolers else []
 
+    @torch.inference_mode()
+    def run(self, pixels: np.ndarray) -> Mapping[str, torch.Tensor]:
+        """Return the original's outputs by their names in transformers."""
+        return self.forward(torch.from_numpy(pixels))
+
+    def forward(self, pixels: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return getattr(self.original, self.method)(pixel_values=pixels)
+
     @cached_property
     def processor(self) -> transformers.BaseImageProcessor:
-        return transformers.AutoImageProcessor.from_pretrained(self.job.weights, use_fast=False, local_files_only=True)
+        return transformers.AutoImageProcessor.from_pretrained(self.job.weights, backend="pil", local_files_only=True)
 
     @cached_property
     def images(self) -> list[np.ndarray]:
@@ -128,9 +132,14 @@ class VisionModel:
     @cached_property
     def examples(self) -> list[np.ndarray]:
         """Return the pixel_values of the images."""
-        pixels = [self.processor(image, return_tensors="np")["pixel_values"] for image in self.images]
+        pixels = [self.processor(image, return_tensors="np")[PIXELS].astype(np.float32) for image in self.images]
         shapes = {array.shape for array in pixels}
-        if len(shapes) > 1 or pixels[0].ndim != 4:
+        if pixels[0].ndim != 4:
+            raise UserError(
+                f"{self.job.system}: its {type(self.processor).__name__} cuts images into patches and keeps their "
+                "proportions, and only models that take all images in one size are served"
+            )
+        if len(shapes) > 1:
             raise UserError(
                 f"{self.job.system}: its {type(self.processor).__name__} returns tensors of shape "
                 f"{' and '.join(map(str, sorted(shapes)))} for images of different sizes, and only models that take "
@@ -148,9 +157,26 @@ class VisionModel:
         return self.job.folder / (PUBLISHED_PARTS[name] if self.job.system == "vit_ensemble" else own)
 
 
+class ImageNetwork(torch.nn.Module):
+    """The original from pixel_values to the outputs that are served."""
+
+    def __init__(self, model: VisionModel) -> None:
+        super().__init__()
+        self.original = model.original
+        self.model = model
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = self.model.forward(pixels)
+        return tuple(outputs[name] for name in self.model.outputs.values())
+
+
 def assemble(job: Job) -> Outcome:
+    return assemble_model(VisionModel(job))
+
+
+def assemble_model(model: VisionModel) -> Outcome:
     os.environ["HF_HUB_OFFLINE"] = "1"
-    model = VisionModel(job)
+    job = model.job
     with quiet():
         check_published(model)
         expected = reference(model)
@@ -197,13 +223,18 @@ def save_python(model: VisionModel) -> None:
         parameters: dict[str, object] = {"task": job.task, "model_class": model.model_class}
         if model.classifies:
             parameters |= last_step(model)
+        else:
+            parameters |= {"method": model.method} if model.method != "forward" else {}
+            parameters |= {"output": model.outputs[VECTOR]} if VECTOR in model.outputs else {}
         if job.trust_remote_code:
             parameters["trust_remote_code"] = 1
         write(model, "ensemble", batched("transformers", MAX_BATCH, ragged(IMAGES), outputs, "KIND_AUTO"), parameters)
 
 
 def features(model: VisionModel) -> list[Config]:
-    return [tensor(name, "FP32", [-1] * (model.example_outputs[name].ndim - 1)) for name in model.outputs]
+    """Return the outputs of the original. All images have one size, so their shapes are known."""
+    outputs = model.run(model.examples[0])
+    return [tensor(name, "FP32", list(outputs[own].shape[1:])) for name, own in model.outputs.items()]
 
 
 # --- as an ensemble ---------------------------------------------------------------------------------------------------
@@ -223,10 +254,11 @@ def save_ensemble(model: VisionModel) -> None:
 
 
 def save_onnx(model: VisionModel, target: Path) -> None:
-    from optimum.exporters.onnx import export
-
-    *_, height, width = model.examples[0].shape
-    export(model.original, onnx_config(model), target, input_shapes={"height": height, "width": width})
+    """Export. The exporters see only the first example, and would take a batch of one for the size of all batches."""
+    batches = [np.concatenate(model.examples[:2]), np.concatenate(model.examples[:3]), model.examples[3]]
+    rows = {0: "images"}
+    outputs = dict.fromkeys(model.outputs, rows)
+    export(ImageNetwork(model), {PIXELS: rows}, outputs, [{PIXELS: batch} for batch in batches], target)
 
 
 def convert_to_int8(model: VisionModel, requests: list[Tensors]) -> Outcome:
@@ -235,32 +267,8 @@ def convert_to_int8(model: VisionModel, requests: list[Tensors]) -> Outcome:
     return int8.join(compare_int8_batches(model.job, requests, model.outputs))
 
 
-def onnx_config(model: VisionModel) -> OnnxConfig:
-    """Return optimum's configuration with all our outputs: its own leaves out the pooled one."""
-    import optimum.exporters.onnx.model_configs  # noqa: F401  (registers the exportable models)
-    from optimum.exporters.tasks import TasksManager
-
-    try:
-        constructor = TasksManager.get_exporter_config_constructor(
-            "onnx", model=model.original, task=model.export_task, library_name="transformers"
-        )
-    except (KeyError, ValueError):
-        kind = model.original.config.model_type
-        raise UserError(
-            f"{model.job.system}: optimum cannot export models of type {kind} to ONNX. Set FORMAT=python"
-        ) from None
-    axes = {name: {0: "batch_size"} for name in model.outputs}
-    return type("AllOutputs", (constructor.func,), {"outputs": property(lambda self: axes)})(
-        model.original.config, **constructor.keywords
-    )
-
-
 def write_configs(model: VisionModel) -> None:
-    session = ort.InferenceSession(str(model.part("model") / "1/model.onnx"), providers=["CPUExecutionProvider"])
-    outputs = [
-        tensor(node.name, "FP32", [axis if isinstance(axis, int) else -1 for axis in node.shape[1:]])
-        for node in session.get_outputs()
-    ]
+    outputs = features(model)
     parts = {
         "processor": batched("image_processor", MAX_BATCH, ragged(IMAGES), [PIXEL_VALUES], "KIND_CPU"),
         "model": batched("onnxruntime", MAX_BATCH, [PIXEL_VALUES], outputs, "KIND_AUTO"),
@@ -292,22 +300,17 @@ def labelled(model: VisionModel) -> list[Config]:
 # --- parity with the original -----------------------------------------------------------------------------------------
 
 
-@torch.inference_mode()
-def run_original(original: transformers.PreTrainedModel, examples: list[np.ndarray]) -> ModelOutput:
-    return original(pixel_values=torch.from_numpy(np.concatenate(examples)))
-
-
 def reference(model: VisionModel) -> list[Tensors]:
     """Return the original's outputs for each image, or the scores of a classifier, as the pipeline computes them."""
-    outputs = [run_original(model.original, [example]) for example in model.examples]
+    outputs = [model.run(example) for example in model.examples]
     if model.classifies:
         scores = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
         return [{"scores": scores[activation(model.original.config)](output["logits"]).numpy()} for output in outputs]
-    return [{name: output[name].numpy() for name in model.outputs} for output in outputs]
+    return [{name: output[own].numpy() for name, own in model.outputs.items()} for output in outputs]
 
 
 def run(path: Path, examples: list[np.ndarray]) -> list[np.ndarray]:
     """Return all outputs for each image, in one row."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    outputs = [session.run(None, {"pixel_values": example}) for example in examples]
+    outputs = [session.run(None, {PIXELS: example}) for example in examples]
     return [np.concatenate([array.ravel() for array in arrays]) for arrays in outputs]

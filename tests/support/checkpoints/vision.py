@@ -58,9 +58,16 @@ def save_clip(folder: Path, legacy: bool = False) -> Path:
     return save(folder, lambda: transformers.CLIPModel(config), processor)
 
 
-def save_siglip(folder: Path) -> Path:
-    config = transformers.SiglipConfig(text_config={**tower(SIZE), "vocab_size": 300}, vision_config=tower(SIZE))
+def save_siglip(folder: Path, has_mask: bool = False) -> Path:
+    """Save SigLIP, whose tokenizer returns no mask unless it is saved with one."""
+    tokenizer = encoders.byte_level()
+    tokenizer.model_input_names = ["input_ids", *(["attention_mask"] if has_mask else [])]
+    text = {**SIZE, "vocab_size": len(tokenizer), "max_position_embeddings": encoders.POSITIONS}
+    for unread in ("image_size", "patch_size"):
+        del text[unread]
+    config = transformers.SiglipConfig(text_config=text, vision_config=SIZE)
     processor = transformers.SiglipImageProcessor(size={"height": SIDE, "width": SIDE})
+    tokenizer.save_pretrained(folder)
     return save(folder, lambda: transformers.SiglipModel(config), processor)
 
 

@@ -62,7 +62,7 @@ class ImageProcessor:
         Image.MAX_IMAGE_PIXELS = None  # we check max_pixels instead
         try:
             self.processor: Any = transformers.AutoImageProcessor.from_pretrained(
-                folder, use_fast=False, local_files_only=True
+                folder, backend="pil", local_files_only=True
             )
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(

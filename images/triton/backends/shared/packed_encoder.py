@@ -120,7 +120,9 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             )
         # A model that finds a text's last token by the padding token's id needs that id in every padded column.
         self.pad_values = {"input_ids": int_parameter(config, "pad_token_id", 0)}
-        self.pads = choice_parameter(config, "padding", ("longest", "none"), "longest") == "longest"
+        padding = choice_parameter(config, "padding", ("longest", "none", "max_length"), "longest")
+        self.pads, self.fills_rows = padding != "none", padding == "max_length"
+        self.masks_padding = choice_parameter(config, "masks_padding", ("0", "1"), "1") == "1"
         self.encoder = self.load_encoder(config, args)
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
@@ -142,7 +144,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         if unknown := [name for name in names if name not in NUMBERS]:
             raise ConfigError(f"parameter 'tokens': unknown tensor '{unknown[0]}'; use {', '.join(NUMBERS)}")
         dtypes = dict.fromkeys(names, np.int64) | {TOKEN_COUNT: np.int32}
-        self.tokenization = Tokenization(config, args, dtypes, "none")
+        padding = "max_length" if parameter(config, "padding") == "max_length" else "none"
+        self.tokenization = Tokenization(config, args, dtypes, padding)
         if len(self.tokenization.inputs) > 1 and any(tensor["name"] == TEXT for tensor in config["output"]):
             raise ConfigError(f"a model of pairs of texts has no output '{TEXT}'")
         self.tokenization.min_length = max(1, self.tokenization.min_length)  # no model runs without a token
@@ -278,6 +281,11 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
 
     def token_request(self, tokenization: Tokenization, job: TextRequest, tokens: Tokens) -> TokenRequest:
         mask = tokens.tensors[self.mask]
+        lengths = row_lengths(mask)
+        if self.fills_rows:  # the model was trained on rows of one length
+            lengths = np.full(len(mask), mask.shape[1])
+            if not self.masks_padding:
+                mask[:] = 1
         others = {TOKEN_COUNT: tokens.tensors[TOKEN_COUNT]}
         outputs = [name for name in job.outputs if name in self.encoder.outputs]
         if TEXT in job.outputs:
@@ -289,7 +297,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             )
         return TokenRequest(
             tokens={name: tokens.tensors[name] for name in self.inputs},
-            lengths=row_lengths(mask),
+            lengths=lengths,
             width=mask.shape[1],
             outputs=outputs,
             traced=job.rows.traced and job.rows.traced._replace(since_ns=time.time_ns()),

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def model_class(config: ModelConfig, default: str) -> Any:
     if not hasattr(transformers, name):
         raise ConfigError(f"parameter 'model_class': transformers {transformers.__version__} has no class '{name}'")
     return getattr(transformers, name)
+
+
+def method(model: transformers.PreTrainedModel, config: ModelConfig) -> Callable[..., Any]:
+    """Return the method of the model that the parameter `method` names: of some, only one half of the model runs."""
+    name = parameter(config, "method", "forward")
+    call: Callable[..., Any] | None = getattr(model, name, None)
+    if not callable(call):
+        raise ConfigError(f"parameter 'method': {type(model).__name__} has no method '{name}'")
+    return call
 
 
 def load(architecture: Any, config: ModelConfig, args: InstanceArgs) -> transformers.PreTrainedModel:

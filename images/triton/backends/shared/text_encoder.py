@@ -24,8 +24,11 @@ POOLING_MASK = "pooling_mask"  # the attention mask without the tokens that are 
 class TextEncoder(PackedEncoder):
     def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder:
         self.model = pretrained.load(pretrained.model_class(config, "AutoModel"), config, args)
+        self.call = pretrained.method(self.model, config)
         # Packing needs the mask even for a model that takes none, such as FNet.
-        self.accepted = inspect.signature(self.model.forward).parameters
+        self.accepted = inspect.signature(self.call).parameters
+        # The output that is the vector of a text, if the model computes it by itself.
+        self.vector = parameter(config, "vector")
         if (pad := self.pad_values["input_ids"]) < 0:
             # No token has this id, so the model finds the last token of any text; the embedding must not look it up.
             self.model.config.pad_token_id = pad
@@ -54,7 +57,7 @@ class TextEncoder(PackedEncoder):
     @torch.inference_mode()
     def forward(self, names: list[str] | None, feed: Tensors) -> list[Array]:
         tensors = {name: torch.from_numpy(array).to(self.model.device) for name, array in feed.items()}
-        outputs = self.model(**{name: tensor for name, tensor in tensors.items() if name in self.accepted})
+        outputs = self.call(**{name: tensor for name, tensor in tensors.items() if name in self.accepted})
         names = names or self.encoder.outputs
         return [self.output(name, outputs, tensors).float().cpu().numpy() for name in names]
 
@@ -71,12 +74,10 @@ class TextEncoder(PackedEncoder):
             return scores[:, :1] - scores[:, 1:].sum(1, keepdim=True)  # the second token is the answer no
         if name == "sparse_embedding":
             return self.splade(outputs["logits"], tensors["attention_mask"])
-        if name == "sentence_embedding" and "text_embeds" in outputs:
-            name = "text_embeds"  # CLIP's text tower projects the vector itself
-        if name == "sentence_embedding":
+        if name == "sentence_embedding" and not self.vector:
             mask = tensors.get(POOLING_MASK, tensors["attention_mask"])
             return self.embedding(outputs["last_hidden_state"], mask)
-        output: torch.Tensor = outputs[name]
+        output: torch.Tensor = outputs[self.vector or name]
         return output
 
     def splade(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

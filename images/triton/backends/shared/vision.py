@@ -40,9 +40,12 @@ class ImageTask(BatchBackend[Job]):
         self.processor = images.ImageProcessor(config, folder)
         architecture = pretrained.model_class(config, CLASSES[parameter(config, "task")])
         self.model = pretrained.load(architecture, config, args)
+        self.call = pretrained.method(self.model, config)
         self.labels = [label for _, label in sorted((self.model.config.id2label or {}).items())]
         self.activation = choice_parameter(config, "activation", ACTIVATIONS, "softmax")
         self.outputs = [tensor["name"] for tensor in config["output"]]
+        # The name of the only output in transformers, if it has another one.
+        self.own_name = parameter(config, "output")
         if POOLED in self.outputs and lacks_pooler(self.model, folder):
             self.outputs.remove(POOLED)
             pb_utils.Logger.log_warn(f"{args['model_name']}: no output '{POOLED}': the weights have no pooler")
@@ -61,7 +64,9 @@ class ImageTask(BatchBackend[Job]):
     @torch.inference_mode()
     def forward(self, requests: list[Array], names: set[str]) -> list[Tensors]:
         pixels = torch.from_numpy(np.concatenate(requests)).to(self.model.device, self.model.dtype)
-        outputs = self.model(pixel_values=pixels)
+        outputs = self.call(pixel_values=pixels)
+        if self.own_name:
+            outputs = {self.outputs[0]: outputs[self.own_name]}
         self.metrics.add(images=len(pixels), runs=1)
         tensors: Tensors = {name: outputs[name].float().cpu().numpy() for name in outputs if name in ("logits", *names)}
         if "logits" in tensors:
