@@ -33,7 +33,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "images": ([],),
     "logit_bias": ({},),
     "logprobs": (False,),
     "max_chunks_per_doc": (),

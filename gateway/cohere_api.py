@@ -13,36 +13,50 @@ from gateway import bodies
 from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
 from gateway.bodies import json_response
-from gateway.context import gateway_of
-from gateway.rows import Answers, check_rows
+from gateway.context import Gateway, gateway_of
+from gateway.images import Part
+from gateway.inference import Row
+from gateway.rows import Answers, read_rows
+from gateway.served_systems import System
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-InputType = Literal["search_document", "search_query", "classification", "clustering"]
+InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 
 
-class Content(msgspec.Struct):
-    type: Literal["text"]
-    text: str
-
-
 class EmbedInput(msgspec.Struct):
-    content: list[Content]
+    """Texts, which are joined, or one image."""
+
+    content: list[Part]
+
+    def row(self, where: str) -> Row:
+        if len(self.content) == 1:
+            return self.content[0].row(f"{where}.content[0]")
+        if any(part.text is None for part in self.content):
+            message = f"'{where}' must have only texts or one image: no model here reads them together."
+            raise ApiError(400, message, where, "unsupported_value")
+        return "\n".join(part.text or "" for part in self.content)
 
 
 class EmbedBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     texts: list[str] | None = None
+    images: list[str] = []
     inputs: list[EmbedInput] | None = None
     input_type: InputType | None = None
     embedding_types: list[EmbeddingType] | None = None
     output_dimension: Positive | None = None
 
-    @property
-    def rows(self) -> list[str]:
-        if (self.texts is None) == (self.inputs is None):
-            raise ApiError(400, "Send either 'texts' or 'inputs'.", "texts", "missing_required_parameter")
-        return self.texts or ["\n".join(part.text for part in each.content) for each in self.inputs or ()]
+    def rows(self, gateway: Gateway, system: System) -> list[Row]:
+        given = [self.texts is not None, bool(self.images), self.inputs is not None]
+        if sum(given) != 1:
+            raise ApiError(400, "Send one of 'texts', 'images' and 'inputs'.", "texts", "missing_required_parameter")
+        if self.images:
+            return read_rows(gateway, system, self.images, "images", only_images=True)
+        if self.texts is not None:
+            return read_rows(gateway, system, self.texts, "texts")
+        rows: Any = [each.row(f"inputs[{number}]") for number, each in enumerate(self.inputs or ())]
+        return read_rows(gateway, system, rows, "inputs")
 
 
 class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,14 +86,13 @@ async def embed_v2(request: Request) -> Response:
 async def embedded(request: Request, body: EmbedBody) -> dict[str, Any]:
     gateway = gateway_of(request)
     system = await gateway.served.find(body.model, "embedding")
-    texts = body.rows
-    check_rows(gateway, texts, "texts")
+    rows = body.rows(gateway, system)
     prompt = encoders.prompt_for(system, body.input_type)
-    vectors, answers = await encoders.embed(gateway, system, texts, prompt, body.output_dimension)
+    vectors, answers = await encoders.embed(gateway, system, rows, prompt, body.output_dimension)
     types = body.embedding_types or ["float"]
     return {
         "id": encoders.new_id("embed"),
-        "texts": texts,
+        "texts": [row for row in rows if isinstance(row, str)],
         "embeddings": {name: await encoded(vectors, name) for name in types},
         "meta": meta(answers),
         "response_type": "embeddings_by_type",

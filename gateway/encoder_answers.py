@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gateway.api_error import ApiError, from_triton
 from gateway.context import Gateway
 from gateway.inference import Row, Tensor
-from gateway.rows import Answers, Columns, check_rows, infer_rows
+from gateway.rows import IMAGE, Answers, Columns, check_rows, infer_rows, together
 from gateway.served_systems import System
 from scripts.common.kinds import TOKENIZED
 
@@ -66,12 +66,29 @@ async def embed(
 ) -> tuple[Vectors, Answers]:
     """Return one vector for each row: its first dimensions, if their number is given."""
     check_dimensions(dimensions, system.width)
-    answers = await infer_rows(gateway, system, prompted(system, rows, prompt_name), [system.embedding])
+    answers, numbers = await infer_halves(gateway, system, rows, prompt_name)
     vectors = answers.array(system.embedding).astype("<f4", copy=False)
+    if numbers:
+        vectors = vectors[np.argsort(numbers)]
     if dimensions is not None:
         check_dimensions(dimensions, vectors.shape[1])
         vectors = shortened(vectors, dimensions)
     return vectors, answers
+
+
+async def infer_halves(
+    gateway: Gateway, system: System, rows: Sequence[Row], prompt_name: str | None
+) -> tuple[Answers, list[int]]:
+    """Return the vectors of texts and then those of images, and the number of each row; none if all are texts."""
+    images = [number for number, row in enumerate(rows) if isinstance(row, bytes)]
+    texts = [number for number, row in enumerate(rows) if not isinstance(row, bytes)]
+    if not images:
+        return await infer_rows(gateway, system, prompted(system, rows, prompt_name), [system.embedding]), []
+    halves: list[Columns] = [{IMAGE: [rows[i] for i in images]}]
+    if texts:
+        halves.insert(0, prompted(system, [rows[i] for i in texts], prompt_name))
+    answers = await together(infer_rows(gateway, system, columns, [system.embedding]) for columns in halves)
+    return Answers([part for half in answers for part in half.parts]), [*texts, *images]
 
 
 async def sparse(

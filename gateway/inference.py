@@ -57,8 +57,8 @@ STREAM_ERRORS = (
 )
 
 
-# A row of a text input: a text, or token ids, which images/triton/backends/shared/token_ids.py reads.
-Row = str | Sequence[int]
+# A row of an input: a text, token ids, which images/triton/backends/shared/token_ids.py reads, or the file of an image.
+Row = str | Sequence[int] | bytes
 TOKEN_IDS = b"\xff"
 
 
@@ -73,7 +73,7 @@ class Tensor(NamedTuple):
     @classmethod
     def from_texts(cls, name: str, texts: Sequence[Row], shape: Sequence[int] | None = None) -> Tensor:
         """Build a BYTES tensor; the shape is [number of texts] unless it is given."""
-        encoded = [text.encode() if isinstance(text, str) else _token_ids(text) for text in texts]
+        encoded = [_encoded(text) for text in texts]
         data = b"".join([part for text in encoded for part in (len(text).to_bytes(4, "little"), text)])
         return cls(name, "BYTES", shape or [len(encoded)], data)
 
@@ -96,8 +96,10 @@ class Tensor(NamedTuple):
         return texts
 
 
-def _token_ids(ids: Sequence[int]) -> bytes:
-    return TOKEN_IDS + np.asarray(ids, "<i4").tobytes()
+def _encoded(row: Row) -> bytes:
+    if isinstance(row, bytes):
+        return row
+    return row.encode() if isinstance(row, str) else TOKEN_IDS + np.asarray(row, "<i4").tobytes()
 
 
 Outputs = Mapping[str, Tensor]

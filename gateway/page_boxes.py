@@ -14,12 +14,19 @@ from gateway.served_systems import System
 
 Configs = Mapping[str, ModelConfig]  # of a system and its steps
 IMAGE = "image_bytes"
+IMAGE_LABEL = "Image (JPEG, PNG or WebP)"
 
 TEXTS = (
     "Open the settings and choose a new password.",
     "Our shop is open from Monday to Saturday.",
     "Passwords have at least twelve characters.",
     "The parcel arrives within three days.",
+)
+CAPTIONS = (
+    "a landscape with hills under the sun",
+    "a street in a city at night",
+    "a cat on a sofa",
+    "a page of printed text",
 )
 QUERY = "How do I reset my password?"
 
@@ -102,6 +109,8 @@ BODIES: Mapping[str, Mapping[str, object]] = {
 
 def purpose(system: System) -> str:
     """Return what the system does, as the end of a sentence."""
+    if takes_both(system):
+        return "turns texts and images into vectors of one space"
     if system.kind in PURPOSES:
         return PURPOSES[system.kind] + (", and answers in a chat" if system.answers_chats else "")
     if task := _task_of(system):
@@ -110,6 +119,11 @@ def purpose(system: System) -> str:
         ", ".join(tensor.name for tensor in side) for side in (system.config.input, system.config.output)
     )
     return f"takes {inputs} and returns {outputs}"
+
+
+def takes_both(system: System) -> bool:
+    """Return whether the system turns texts and images into vectors of one space."""
+    return system.kind == "embedding" and IMAGE in system.inputs
 
 
 def text_inputs(config: ModelConfig) -> list[ModelInput]:
@@ -126,6 +140,9 @@ def box(system: System, configs: Configs, streams: bool) -> Box | None:
     """Return the form to try the system; None if it takes tensors that a page cannot fill."""
     query = Field("query", "Query", value=QUERY)
     texts = Field("texts", "Texts, one in each line", value="\n".join(TEXTS), rows=4)
+    if takes_both(system):
+        texts = Field("texts", "Texts, one in each line", value="\n".join(CAPTIONS), rows=4)
+        return Box("embedding", [Field("image", IMAGE_LABEL, "image"), texts], "Compare")
     if system.kind == "embedding":
         return Box("embedding", [query, texts], "Compare")
     if system.kind == "rerank":
@@ -146,7 +163,7 @@ def box(system: System, configs: Configs, streams: bool) -> Box | None:
         return None
     examples = _examples(system, configs)
     fields = [
-        Field(name, "Image (JPEG, PNG or WebP)", "image")
+        Field(name, IMAGE_LABEL, "image")
         if name == IMAGE
         else Field(name, name.replace("_", " ").capitalize(), value=text, rows=3 if len(text) > 60 else 2)
         for name, text in examples.items()
@@ -158,6 +175,10 @@ def command(system: System, routes: Sequence[str], configs: Configs, url: str, n
     """Return commands that send an example to the routes of the system; nothing if no route takes its tensors."""
     key = ' \\\n  -H "Authorization: Bearer $API_KEY"' if needs_key else ""
     header = f" \\\n  -H 'Content-Type: application/json'{key}"
+    if takes_both(system):
+        body = _quoted({"model": system.name.replace("%", "%%"), "input": [CAPTIONS[0], {"image": "%s"}]})
+        curl = f"curl {shlex.quote(f'{url}/v1/embeddings')}{header}"
+        return f"""printf {body} "$(base64 -w0 image.jpg)" |\n  {curl} -d @-"""
     if system.kind != "other":
         # A system without one vector for each text has another type of vectors.
         more = {"embedding_type": system.kind} if system.kind in ("sparse", "multi") else {}

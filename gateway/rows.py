@@ -15,12 +15,14 @@ from msgspec import Meta
 
 from gateway.api_error import ApiError, from_triton
 from gateway.context import PARTS_AT_ONCE, Gateway
+from gateway.images import Part, is_image, read_image
 from gateway.inference import Outputs, Row, Tensor
 from gateway.served_systems import System
 from scripts.common.kinds import TOKEN_COUNT, TOKENIZED
 
 Result = TypeVar("Result")
 Columns = Mapping[str, Sequence[Row]]  # input -> its rows
+IMAGE = "image_bytes"  # the input of systems that take images
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 # One text, the token ids of one, or a list of them, as OpenAI's API has it.
 Input = str | list[str | TokenId | list[TokenId]]
@@ -130,29 +132,42 @@ def check_count(gateway: Gateway, count: int, param: str) -> None:
         raise ApiError(400, message, param, "too_many_inputs")
 
 
-def as_rows(value: Input, param: str) -> list[Row]:
+def as_rows(value: Input | list[Part], param: str) -> list[Row]:
     """Return the rows that a field has. Raise ApiError if it has token ids beside other elements."""
     if isinstance(value, str):
         return [value]
-    ids = [element for element in value if isinstance(element, int)]
-    if ids and len(ids) == len(value):
+    elements = [part.row(f"{param}[{i}]") if isinstance(part, Part) else part for i, part in enumerate(value)]
+    ids = [element for element in elements if isinstance(element, int)]
+    if ids and len(ids) == len(elements):
         return [ids]
     if ids:
         raise ApiError(400, f"'{param}' has token ids beside other elements: send a list of lists.", param)
-    return [element for element in value if not isinstance(element, int)]
+    return [element for element in elements if not isinstance(element, int)]
 
 
-def read_rows(gateway: Gateway, system: System, value: Input, param: str) -> list[Row]:
+def read_rows(
+    gateway: Gateway, system: System, value: Input | list[Part], param: str, only_images: bool = False
+) -> list[Row]:
     """Return the rows that a field has. Raise ApiError if the system cannot answer them."""
+    is_list = isinstance(value, list)
     rows = as_rows(value, param)
-    check_rows(gateway, rows, param, is_list=not isinstance(value, str))
+    check_rows(gateway, rows, param, is_list)
+    if IMAGE in system.inputs:
+        rows = [
+            read_image(row, f"{param}[{index}]" if is_list else param)
+            if isinstance(row, str) and (only_images or is_image(row))
+            else row
+            for index, row in enumerate(rows)
+        ]
+    elif only_images or any(isinstance(row, bytes) for row in rows):
+        raise ApiError(400, f"The model '{system.name}' takes texts, not images.", param, "unsupported_value")
     check_ids(system, rows, param)
     return rows
 
 
 def check_ids(system: System, rows: Sequence[Row], param: str) -> None:
     """Raise ApiError for token ids if the system takes only texts."""
-    if TOKENIZED not in system.outputs and not all(isinstance(row, str) for row in rows):
+    if TOKENIZED not in system.outputs and not all(isinstance(row, str | bytes) for row in rows):
         message = f"The model '{system.name}' takes texts, not token ids, until `make models` assembles it again."
         raise ApiError(400, message, param, "unsupported_value")
 

@@ -17,6 +17,7 @@ from gateway.api_error import ApiError
 from gateway.bodies import json_response
 from gateway.completions import Message, plain
 from gateway.context import Gateway, gateway_of
+from gateway.images import Part
 from gateway.rows import Answers, Input, TokenId, check_rows, read_rows
 from gateway.served_systems import System
 
@@ -26,9 +27,18 @@ JinaTask = Literal[
 ]  # fmt: skip
 
 
+class PartsMessage(msgspec.Struct):
+    """A message of vLLM's clients: its text or its image is what they want the vector of."""
+
+    content: str | list[Part]
+    role: str = "user"
+
+
 class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str
-    input: Input
+    input: str | list[str | TokenId | list[TokenId] | Part] | None = None
+    messages: list[PartsMessage] | None = None  # vLLM's, in place of `input`
+    modality: Literal["text", "image"] = "text"  # Infinity's
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     embedding_type: Literal["dense", "sparse", "multi"] = "dense"  # of ours
@@ -98,7 +108,7 @@ async def embeddings(request: Request) -> Response:
     body = await bodies.read(request, EMBEDDINGS)
     system = await gateway.served.find(body.model, *ABILITIES.values())
     check_type(system, body)
-    rows = read_rows(gateway, system, body.input, "input")
+    rows = read_rows(gateway, system, *embedded_field(body), only_images=body.modality == "image")
     in_base64 = body.encoding_format == "base64"
     prompt = body.prompt_name
     if prompt is None:
@@ -115,6 +125,20 @@ async def embeddings(request: Request) -> Response:
         vectors_of = [{"indices": indices, "values": values} for indices, values in pairs]
         data = [item("embedding", "embedding", number, vector) for number, vector in enumerate(vectors_of)]
     return json_response({"object": "list", "data": data, "model": body.model, "usage": answers.usage()})
+
+
+def embedded_field(body: EmbeddingsBody) -> tuple[Any, str]:
+    """Return what is to be embedded, and the name of its field: of messages, their only part."""
+    if (body.input is None) == (body.messages is None):
+        raise ApiError(400, "Send either 'input' or 'messages'.", "input", "missing_required_parameter")
+    if body.input is not None:
+        return body.input, "input"
+    contents = [message.content for message in body.messages or ()]
+    parts = [part for content in contents for part in ([Part(text=content)] if isinstance(content, str) else content)]
+    if len(parts := [part for part in parts if part.text != ""]) != 1:
+        message = "'messages' must have one text or one image, because each has a vector of its own: use 'input'."
+        raise ApiError(400, message, "messages", "unsupported_value")
+    return parts, "messages"
 
 
 def check_type(system: System, body: EmbeddingsBody) -> None:

@@ -147,14 +147,15 @@ function cosine(a, b) {
 const boxes = {
   async embedding({ system, fields, answer, signal, elapsed }) {
     const texts = lines(fields.texts);
-    const body = { model: system, input: [fields.query, ...texts], encoding_format: "float" };
+    const first = fields.image ? { image: fields.image } : fields.query;
+    const body = { model: system, input: [first, ...texts], encoding_format: "float" };
     const { data, usage } = await (await post("/v1/embeddings", body, signal)).json();
     const [query, ...vectors] = data.map((entry) => entry.embedding);
     const rows = texts.map((label, i) => ({ label, similarity: cosine(query, vectors[i]) }));
     rows.sort((a, b) => b.similarity - a.similarity);
     answer.replaceChildren(
       ...bars(rows.map((row) => ({ ...row, value: rounded(row.similarity), share: row.similarity }))),
-      note("cosine similarity to the query", `${query.length} numbers each`, tokens(usage), elapsed()),
+      note(`cosine similarity to the ${fields.image ? "image" : "query"}`, `${query.length} numbers each`, tokens(usage), elapsed()),
     );
   },
 

@@ -141,7 +141,7 @@ def page(chromium: webdriver.Chrome, gateway: RunningGateway) -> Iterator[Page]:
     yield page
     assert page.log() == []
     assert page.run("return document.querySelectorAll('.answer img').length") == 0
-    assert page.run("return document.title") == "11 of 12 systems are ready"
+    assert page.run("return document.title") == "12 of 13 systems are ready"
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_reading_part_needs_no_javascript(chromium: webdriver.Chrome, gateway: R
     finally:
         chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     assert "The boxes to try a system need JavaScript" in text
-    for part in (*NAMES, "11 of 12 systems are ready", "13.1 ms", "packed_onnx, openvino bf16", "dynamic, up to 64"):
+    for part in (*NAMES, "12 of 13 systems are ready", "13.1 ms", "packed_onnx, openvino bf16", "dynamic, up to 64"):
         assert part in text
 
 
@@ -213,6 +213,15 @@ def test_image_boxes_send_the_sample(page: Page, triton: TritonStandIn, system: 
     assert (HOSTILE if system == "pets" else "pooler_output FP32 [1, 500]") in text
     sent = [received.inputs["image_bytes"].texts()[0] for received in triton.received if received.model == system]
     assert sent[-1].startswith("/9j/")  # JPEG in base64
+
+
+@pytest.mark.slow
+def test_box_of_texts_and_images_compares_an_image_with_texts(page: Page) -> None:
+    page.press("clip", "[data-sample]")
+    page.wait(lambda: page.form("clip").find_element(By.TAG_NAME, "img").is_displayed())
+    text = page.send("clip", texts="a dog\na landscape")
+    assert "cosine similarity to the image" in text
+    assert {"a dog", "a landscape"} < set(text.splitlines())
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from tests.support.triton_stand_in import (
     embedding,
     generator,
     reranker,
+    text_image,
 )
 
 HOSTILE = '<img src=x onerror="document.title=1">'
@@ -33,7 +34,7 @@ IMAGE: Signature = {"image": ("FP32", [-1, -1, 3]), "image_bytes": ("STRING", [1
 # The systems that the page shows, in its order.
 NAMES = (
     *("embedding", "reranker", "classifier", "writer", "names", "answers", "mask", "sparse", "images", "pets"),
-    *("tensors", "absent"),
+    *("clip", "tensors", "absent"),
 )
 
 
@@ -53,6 +54,7 @@ def models() -> list[Model]:
         _answering("sparse", TEXT, token=["password", "reset"], token_id=[7, 8], weight=[2.5, 1.25]),
         _answering("images", IMAGE, pooler_output=[n / 500 for n in range(500)]),
         _answering("pets", IMAGE, label=[HOSTILE], score=[0.83], scores=[0.1, 0.83]),
+        text_image(),
         _answering("tensors", {"x": ("FP32", [8])}, y=[1.0]),
     ]
 

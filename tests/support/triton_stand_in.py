@@ -272,6 +272,31 @@ def embedding(name: str = "embedding", width: int = 4, max_batch: int = 64, coun
     return Model(name, {"input_text": ("STRING", [1])}, outputs, answer, max_batch)
 
 
+def text_image(name: str = "clip", width: int = 4, max_batch: int = 2) -> Model:
+    """Return a model that embeds texts as `embedding` does, and images by the size of their files."""
+    texts = embedding(name, width)
+
+    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        if "input_text" in inputs:
+            yield from texts.answer(inputs)
+            return
+        sizes = [len(file) for file in files_of(inputs["image_bytes"])]
+        counts = Tensor.from_values("token_count", "INT32", [[0]] * len(sizes))
+        yield [Tensor.from_values("output__0", "FP32", [[size, *[0] * (width - 1)] for size in sizes]), counts]
+
+    inputs: Signature = {"input_text": ("STRING", [1]), "image_bytes": ("STRING", [1])}
+    return Model(name, inputs, texts.outputs, answer, max_batch, optional=tuple(inputs))
+
+
+def files_of(tensor: Tensor) -> list[bytes]:
+    files, start = [], 0
+    while start < len(tensor.data):
+        end = start + 4 + int.from_bytes(tensor.data[start : start + 4], "little")
+        files.append(tensor.data[start + 4 : end])
+        start = end
+    return files
+
+
 def reranker(name: str = "reranker", max_batch: int = 64) -> Model:
     """Return a model that scores a text by the share of the query's words that it has."""
 

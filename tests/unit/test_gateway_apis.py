@@ -342,7 +342,7 @@ def test_cohere_v2_reranks(gateway: RunningGateway) -> None:
         ("/v2/embed", {"truncate": "NONE"}, "truncate"),
         ("/v2/embed", {"truncate": "START"}, "truncate"),
         ("/v2/embed", {"max_tokens": 5}, "max_tokens"),
-        ("/v2/embed", {"input_type": "image"}, "input_type"),
+        ("/v2/embed", {"input_type": "video"}, "input_type"),
         ("/v2/embed", {"output_dimension": 5}, "dimensions"),
         ("/v2/rerank", {"max_tokens_per_doc": 5}, "max_tokens_per_doc"),
         ("/v2/rerank", {"query": ""}, "query"),

@@ -147,7 +147,7 @@ def serving(*served: Model, **changes: str) -> Iterator[RunningGateway]:
 def test_page_lists_systems_with_state_purpose_and_route(gateway: RunningGateway) -> None:
     reader = read(gateway)
     assert tuple(reader.systems) == NAMES
-    assert "11 of 12 systems are ready" in reader.text
+    assert "12 of 13 systems are ready" in reader.text
     assert "No key is required" in reader.text
     for name, purpose, route in (
         ("embedding", "turns texts into vectors", "POST /v1/embeddings"),
@@ -164,6 +164,7 @@ def test_page_lists_systems_with_state_purpose_and_route(gateway: RunningGateway
         ("sparse", "turns a text into a sparse vector", "POST /v1/embeddings POST /embed_sparse"),
         ("images", "turns an image into vectors", "no route"),
         ("pets", "classifies images", "no route"),
+        ("clip", "turns texts and images into vectors of one space", "POST /v1/embeddings"),
         ("tensors", "takes x and returns y", "no route"),
     ):
         assert f"{name} ready {purpose}" in reader.systems[name]
@@ -360,10 +361,13 @@ def test_latest_reports_are_linked_and_shown(gateway: RunningGateway, settings: 
     assert gateway.get("/reports/..%2flatest").status == 404
 
 
+JPEG = b"\xff\xd8\xff, an image"
+
+
 def test_commands_work_as_printed(gateway: RunningGateway, triton: TritonStandIn, tmp_path) -> None:
-    (tmp_path / "image.jpg").write_bytes(b"an image")
+    (tmp_path / "image.jpg").write_bytes(JPEG)
     commands = [line for block in read(gateway).commands for line in block.split("\n\n")]
-    assert len(commands) == 11  # two for the writer
+    assert len(commands) == 12  # two for the writer
     for command in commands:
         before = len(triton.received)
         done = subprocess.run(
@@ -375,7 +379,9 @@ def test_commands_work_as_printed(gateway: RunningGateway, triton: TritonStandIn
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert len(triton.received) > before
     sent = [received.inputs for received in triton.received if received.model == "images"]
-    assert base64.b64decode(sent[-1]["image_bytes"].texts()[0]) == b"an image"
+    assert base64.b64decode(sent[-1]["image_bytes"].texts()[0]) == JPEG
+    both = [received.inputs for received in triton.received if received.model == "clip"]
+    assert {name for inputs in both[-2:] for name in inputs} == {"input_text", "image_bytes"}
     assert "[MASK]" in next(r for r in triton.received if r.model == "mask").inputs["input_text"].texts()[0]
 
 

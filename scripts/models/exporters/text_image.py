@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from scripts.common.kinds import TOKEN_COUNT
 from scripts.common.model_config import CALLED, CONFIGS, find_config
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters import text, vision
 from scripts.models.exporters.config_writer import batched, ragged, tensor, write_config
+from scripts.models.exporters.served import backend_config
 from scripts.models.exporters.vision import IMAGES, POOLED, VECTOR, VisionModel
-from scripts.models.silence import quiet
 
 MAX_BATCH = vision.MAX_BATCH
 HALVES = ("text", "image")
@@ -59,17 +58,18 @@ def assemble(job: Job) -> Outcome:
     kind = LibraryImageHalf if (job.weights / "modules.json").exists() else ImageHalf
     # The halves share the weights, so only the last one may take them.
     texts = text.assemble(replace(job, system=names["text"], task="sentence-similarity", movable=False))
-    half = kind(replace(job, system=names["image"], task="image-feature-extraction"))
-    with quiet():
-        outputs = vision.features(half)
-    images = vision.assemble_model(half)
-    write_front(job, names, outputs)
+    images = vision.assemble_model(kind(replace(job, system=names["image"], task="image-feature-extraction")))
+    write_front(job, names)
     return Outcome(f"texts: {texts.summary}; images: {images.summary}", texts.facts | images.facts)
 
 
-def write_front(job: Job, names: dict[str, str], outputs: list[dict[str, Any]]) -> None:
+def write_front(job: Job, names: dict[str, str]) -> None:
+    """Write the configuration of the model that clients call. Its outputs are those of the half that takes texts."""
+    texts, images = (backend_config(job.folder / name / "config.pbtxt")["output"] for name in names.values())
+    if images[0] not in texts:
+        raise UserError(f"{job.system}: its vectors of texts and of images differ in width, and cannot be compared")
     inputs = ragged([tensor("input_text", "STRING", [1], optional=True), *IMAGES])
-    config = batched("text_or_image", MAX_BATCH, inputs, [tensor(TOKEN_COUNT, "INT32", [1]), *outputs], "KIND_CPU")
+    config = batched("text_or_image", MAX_BATCH, inputs, texts, "KIND_CPU")
     (job.folder / job.system / "1").mkdir(parents=True)  # Triton requires a version of each model
     parameters: dict[str, object] = dict(zip(CALLED, names.values(), strict=True))
     write_config(job.folder / job.system, f"{job.task}, written by `make models`", config, parameters)

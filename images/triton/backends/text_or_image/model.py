@@ -24,8 +24,8 @@ from shared.parameters import parameter
 from shared.types import InstanceArgs, ModelConfig, Tensors
 
 TEXT, IMAGES = "input_text", ("image", "image_bytes")
-# An output of the model of texts. An image has none of them.
-TOKEN_COUNT = "token_count"
+VECTOR = "sentence_embedding"
+TOKEN_COUNT = "token_count"  # none in an image
 # How Triton refuses to load a model for another one while it starts.
 STARTING = "Server not ready"
 
@@ -68,7 +68,7 @@ class TritonPythonModel(BatchBackend[Forwarded]):
         if len(models) != 1:
             both_or_neither = "both" if models else "neither"
             raise BadRequest(f"send '{TEXT}', or one of '{IMAGES[0]}' and '{IMAGES[1]}', not {both_or_neither}")
-        names = [name for name in self.outputs if name != TOKEN_COUNT or TEXT in tensors]
+        names = self.outputs if TEXT in tensors else [VECTOR]
         # Triton reuses the memory of the inputs after the execution.
         inputs = {name: array.copy() for name, array in tensors.items()}
         return Forwarded(models.pop(), inputs, serving.requested_outputs(request, names))
@@ -85,6 +85,8 @@ class TritonPythonModel(BatchBackend[Forwarded]):
                 self.load_models()
             rows = len(next(iter(job.inputs.values())))
             tensors = {TOKEN_COUNT: np.zeros((rows, 1), np.int32)} | (forward(job) if job.outputs else {})
+            # The vector first, because some clients read only the first output.
+            tensors = {name: tensors[name] for name in reversed(self.outputs) if name in tensors}
         except Exception as error:
             response.send(error)
         else:
