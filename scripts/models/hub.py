@@ -61,16 +61,14 @@ def select_files(info: ModelInfo, with_code: bool) -> list[RepoSibling]:
 
 
 def hub_api(token: str) -> HfApi:
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.utils import logging, reset_sessions
+    from huggingface_hub import HfApi, constants, utils
 
     # The library reads the environment only when it is imported, and an earlier recipe may have set it offline.
     constants.HF_HUB_OFFLINE = False
     constants.HF_HUB_DISABLE_TELEMETRY = True
-    # Over Xet an interrupted file starts from its beginning.
-    constants.HF_HUB_DISABLE_XET = True
-    logging.set_verbosity_error()  # each attempt to reach the Hub logs a warning of many lines
-    reset_sessions()
+    utils.logging.set_verbosity_error()  # each attempt to reach the Hub logs a warning of many lines
+    close_session = getattr(utils, "close_session", None) or utils.reset_sessions  # the older name in Neuron's image
+    close_session()
     return HfApi(token=token or None)
 
 
@@ -93,14 +91,30 @@ def fetch(api: HfApi, name: str, commit: str, files: list[RepoSibling], folder: 
     weights = [file for file in files if WEIGHTS.fullmatch(file.rfilename)]
     # One file at a time: with several, Ctrl-C would wait for all of them.
     for file in (file for file in files if file not in weights):
-        api.hf_hub_download(name, file.rfilename, revision=commit, local_dir=folder)
+        fetch_file(api, name, commit, file, folder / file.rfilename)
     check_model(name, folder, trust_remote_code)  # before gigabytes are downloaded for nothing
     for file in weights:
-        api.hf_hub_download(name, file.rfilename, revision=commit, local_dir=folder)
+        fetch_file(api, name, commit, file, folder / file.rfilename)
     with err.status(f"{name}: verifying the download"):
         for file in files:
             verify_file(name, file, folder / file.rfilename)
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's notes; without them it compares hashes
+
+
+def fetch_file(api: HfApi, name: str, commit: str, file: RepoSibling, path: Path) -> None:
+    """Download what is missing of a file. The library's own download begins an interrupted file again."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    url = hf_hub_url(name, file.rfilename, revision=commit, endpoint=api.endpoint)
+    part = path.with_name(f"{path.name}.incomplete")
+    with part.open("ab") as content:
+        headers = build_hf_headers(token=api.token)
+        http_get(url, content, resume_size=content.tell(), headers=headers, expected_size=file.size)
+    part.rename(path)
 
 
 def verify_file(name: str, file: RepoSibling, path: Path) -> None:
@@ -124,17 +138,23 @@ def readable_errors(name: str, revision: str, api: HfApi) -> Iterator[None]:
 
     try:
         yield
-    except OSError as error:  # the base class of all errors of requests and of the library
-        raise UserError(f"{explain(error, name, revision, api)}. What is in place stays") from None
     except HFValidationError:
         raise UserError(f"HF_MODEL={name}: models on the Hub are named organisation/name") from None
+    except Exception as error:
+        if not (isinstance(error, OSError) or is_of_transport(error)):
+            raise
+        raise UserError(f"{explain(error, name, revision, api)}. What is in place stays") from None
 
 
-def explain(error: OSError, name: str, revision: str, api: HfApi) -> str:
-    import requests
+def is_of_transport(error: BaseException) -> bool:
+    """Return whether HTTP failed. The library's releases differ in the packages that they use for it."""
+    return type(error).__module__.partition(".")[0] in ("requests", "httpx", "httpx2")
+
+
+def explain(error: Exception, name: str, revision: str, api: HfApi) -> str:
     from huggingface_hub import errors
 
-    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, OSError):
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     response = getattr(error, "response", None)
     status = None if response is None else response.status_code
@@ -153,17 +173,19 @@ def explain(error: OSError, name: str, revision: str, api: HfApi) -> str:
             return "the Hub does not accept HF_TOKEN: create a new token with the right to read, and set it in .env"
         case _ if status:
             return f"{api.endpoint} answered {status} for {name}: run this again later to resume the download"
-        case requests.exceptions.SSLError():
+        case _ if "CERTIFICATE_VERIFY_FAILED" in str(error):
             return (
-                f"{api.endpoint} has a certificate that this machine does not trust: set REQUESTS_CA_BUNDLE to the "
-                "file of its certificate authority"
+                f"{api.endpoint} has a certificate that this machine does not trust: set SSL_CERT_FILE to the file of "
+                "its certificate authority"
             )
-        case requests.RequestException() | errors.LocalEntryNotFoundError():
+        case _ if "LocalProtocolError" in type(error).__name__:
+            return "HF_TOKEN cannot be sent: it has a character that no token has"
+        case _ if is_of_transport(error) or isinstance(error, errors.LocalEntryNotFoundError):
             return (
                 f"{api.endpoint} cannot be reached for {name}: check the network, the proxy (https_proxy) or the "
                 "mirror (HF_ENDPOINT) and run this again, or set SOURCE to a folder"
             )
-        case _ if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return f"the disk is full: make room, then run this again to resume the download of {name}"
         case _:
-            return f"{name} could not be downloaded ({error.strerror or 'incomplete'}): run this again"
+            return f"{name} could not be downloaded ({getattr(error, 'strerror', '') or 'incomplete'}): run this again"

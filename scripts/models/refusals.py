@@ -36,7 +36,6 @@ FILES = {
         "a PEFT adapter (LoRA, ...) without its base model: load it with peft, call merge_and_unload() and "
         "save_pretrained(folder), and set SOURCE=folder"
     ),
-    "quantize_config.json": "quantized (GPTQ): name the model that it was made from",
     "model_index.json": f"a pipeline of diffusers, which is not served here; {LIST}",
 }
 ENCODER_DECODER = "needs an encoder-decoder, which is not served here: choose a model for TASK=text-generation"
@@ -114,13 +113,8 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
             f"{name} is no model of transformers: its config.json names no model_type. Name a folder that "
             "save_pretrained wrote"
         )
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else ""
-        raise UserError(
-            f"{name} is quantized ({method or 'an unknown method'}), and only weights in full "
-            "precision are served: name the model that it was made from (FORMAT=onnx-int8 quantizes encoders here)"
-        )
     architecture = next(iter(architectures_of(config)), "")
+    check_precision(name, config, task_of_architecture(architecture))
     if purpose := purpose_of(architecture, kind):
         raise UserError(f"{name} is a {architecture or kind}, which {purpose}; that is not served here ({LIST})")
     if config.get("is_encoder_decoder") and not architecture.endswith("T5EncoderModel"):
@@ -138,6 +132,23 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
         check_keys(name, config, config_class)
     if read := unserved_input(architecture, config_class):
         raise UserError(f"{name} is a {architecture or kind}, which takes {read}; that is not served here ({LIST})")
+
+
+def check_precision(name: str, config: dict[str, Any], task: str) -> None:
+    """Raise if the weights are quantized and the task is not the one whose exporter reads such weights."""
+    if (method := quantization(config)) and task != "text-generation":
+        raise UserError(
+            f"{name} is quantized ({method}), and only language models are served so: name the model that it was made "
+            "from (FORMAT=onnx-int8 quantizes encoders here)"
+        )
+
+
+def quantization(config: dict[str, Any]) -> str:
+    """Return the method by which the weights are quantized, or nothing."""
+    if not (settings := config.get("quantization_config")):
+        return ""
+    method = settings.get("quant_method") if isinstance(settings, dict) else ""
+    return str(method or "an unknown method")
 
 
 def class_of(name: str, config: dict[str, Any], weights: Path, trust_remote_code: bool) -> type[Any]:
@@ -303,6 +314,7 @@ def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> 
             read_parts(name, folder, "tokenizer", trust_remote_code)
         return
     config = read_json(name, weights / "config.json")
+    check_precision(name, config, task)
     kind = config["model_type"]
     own_tasks = {task_of_architecture(architecture) for architecture in architectures_of(config)}
     encodes_both = any(map(encodes_texts_and_images, architectures_of(config)))

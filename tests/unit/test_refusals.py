@@ -75,14 +75,8 @@ CASES = {
     "GPTQ": (
         TOKENIZED
         | {"config.json": config("Llama", "LlamaForCausalLM") | {"quantization_config": {"quant_method": "gptq"}}},
-        {},
-        "is quantized (gptq), and only weights in full precision are served: name the model that it was made from",
-    ),
-    "AWQ": (
-        TOKENIZED
-        | {"config.json": config("Llama", "LlamaForCausalLM") | {"quantization_config": {"quant_method": "awq"}}},
-        {},
-        "is quantized (awq)",
+        {"TASK": "text-classification"},
+        "is quantized (gptq), and only language models are served so: name the model that it was made from",
     ),
     "bitsandbytes": (
         TOKENIZED
@@ -90,7 +84,6 @@ CASES = {
         {},
         "is quantized (bitsandbytes)",
     ),
-    "GPTQ in a file of its own": (TOKENIZED | {"config.json": BERT, "quantize_config.json": {}}, {}, "is quantized"),
     "PEFT": (
         {"adapter_config.json": {}, "adapter_model.safetensors": {}},
         {},

@@ -15,14 +15,14 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+import transformers.utils.hub  # noqa: F401  (reads the type of HfApi, which a fixture replaces)
 from huggingface_hub import constants
-from huggingface_hub._local_folder import get_local_download_paths
 
 from scripts.common.settings import ROOT, Settings, UserError
 from scripts.models.hub import DOWNLOADS
 from scripts.models.sources import Folder, Hub, Package, identity, open_weights, source_of
 from tests.support import hub_stand_in as hub_stand_in_module
-from tests.support.hub_stand_in import TOKEN, Published, etag, hub_stand_in
+from tests.support.hub_stand_in import TOKEN, Published, hub_stand_in
 
 NAME = "tests/model"
 WEIGHTS = bytes(range(256)) * 4096
@@ -124,7 +124,7 @@ def test_model_without_safetensors_is_refused(hub, model, repository):
 
 
 def test_unserved_model_is_refused_before_its_weights_are_downloaded(hub, model, repository):
-    quantized = {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
+    quantized = {"model_type": "bert", "quantization_config": {"quant_method": "gptq"}}
     (model.folder / "config.json").write_text(json.dumps(quantized))
     assert "tests/model is quantized (gptq)" in error_of(repository)
     assert not [name for name, _ in hub.served if name.endswith(".safetensors")]
@@ -243,7 +243,8 @@ def test_disk_space_is_checked_before_the_download(hub, repository, monkeypatch)
 def test_download_resumes_after_a_full_disk(hub, model, repository):
     name = "model-00001-of-00002.safetensors"
     folder = repository / DOWNLOADS / f"tests--model@{model.commit}"
-    partial = get_local_download_paths(folder, name).incomplete_path(etag(name, WEIGHTS))
+    folder.mkdir(parents=True)
+    partial = folder / f"{name}.incomplete"
     partial.symlink_to("/dev/full")  # answers every write as a full disk does
     assert "the disk is full: make room, then run this again" in error_of(repository)
     partial.unlink()

@@ -13,8 +13,9 @@ from scripts.models.catalogue import SYSTEMS, Job, Outcome
 from scripts.models.exporters import openvino_export
 from scripts.models.exporters.config_writer import Config, tensor, write_config
 from scripts.models.exporters.generation_limits import Limits, write_chat_template
+from scripts.models.exporters.quantized import readable_weights
 from scripts.models.exporters.vllm_settings import write_vllm_settings
-from scripts.models.refusals import check_weights, read_parts
+from scripts.models.refusals import check_weights, quantization, read_parts
 from scripts.models.tasks import task_of_architecture
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 
 
 def assemble(job: Job) -> Outcome:
+    with readable_weights(job, other_files(job)) as (readable, outcome):
+        return assemble_readable(readable).join(outcome)
+
+
+def assemble_readable(job: Job) -> Outcome:
     weights = check_weights(str(job.weights), job.weights)
     tokenizer = load_tokenizer(job)
     served, streamed = job.folder / job.system, job.folder / f"{job.system}_stream"
@@ -60,7 +66,7 @@ def copy_checkpoint(job: Job, weights: list[Path], tokenizer: PreTrainedTokenize
         tokenizer.save_pretrained(version)
     size = sum(file.stat().st_size for file in version.glob("*.safetensors"))
     config = json.loads((version / "config.json").read_text())
-    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    dtype = config.get("dtype") or config.get("torch_dtype") or ("bfloat16" if quantization(config) else "float32")
     return Outcome(f"{size / 1e9:.2g} GB of weights", {"dtype": dtype})
 
 
