@@ -107,6 +107,7 @@ class System:
 
 RECIPES = {
     **{task: Recipe("text", neuron=True, version="6") for task in TEXT_TASKS},
+    **{task: Recipe("text", ("onnx", "python")) for task, steps in TEXT_TASKS.items() if steps.is_one_model},
     TEXT_IMAGE: Recipe("text_image"),
     "text-generation": Recipe("generation", TEXT_FORMATS, fallback="python", version="2"),
     "image-classification": Recipe("vision", version="2"),

@@ -16,6 +16,7 @@ from rich.filesize import decimal
 from scripts.common.cli import err, out
 from scripts.common.settings import Settings, UserError
 from scripts.models.refusals import check_files, check_model
+from scripts.models.tasks import HEADS
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import HfApi, ModelInfo, RepoSibling
@@ -25,7 +26,9 @@ DOWNLOADS = ".downloads"
 PLACE = r"((\w+_)?\d+_[A-Za-z]+/){0,2}"
 # The names that from_pretrained looks for: no other precision (model.fp16), no copy in another format (consolidated).
 WEIGHTS = re.compile(PLACE + r"model(-\d{5}-of-\d{5})?\.safetensors")
-DESCRIPTIONS = re.compile(PLACE + r"[^/.][^/]*\.(json|txt|model|tiktoken|jinja)")
+# The heads of BGE-M3: pickles, which torch reads without running code.
+HEAD_WEIGHTS = re.compile("|".join(map(re.escape, HEADS)))
+DESCRIPTIONS = re.compile(PLACE + r"[^/.][^/]*\.(json|txt|model|tiktoken|jinja|metadata)")
 CODE = re.compile(r".*\.py")
 
 
@@ -48,7 +51,7 @@ def download(name: str, revision: str, settings: Settings, repository: Path) -> 
 
 
 def select_files(info: ModelInfo, with_code: bool) -> list[RepoSibling]:
-    kinds = (WEIGHTS, DESCRIPTIONS, CODE) if with_code else (WEIGHTS, DESCRIPTIONS)
+    kinds = (WEIGHTS, HEAD_WEIGHTS, DESCRIPTIONS, *([CODE] if with_code else []))
     files = [file for file in info.siblings or [] if any(kind.fullmatch(file.rfilename) for kind in kinds)]
     check_files(info.id, (file.rfilename for file in info.siblings or []))
     if not any(WEIGHTS.fullmatch(file.rfilename) for file in files):

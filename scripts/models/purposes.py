@@ -42,7 +42,6 @@ KINDS = {
 }
 # The end of an architecture's name -> what it does, for kinds that transformers does not list.
 ENDINGS = {
-    "ColBERT": "returns a vector for each token in ColBERT's way, with markers, masks and a projection of its own",
     "DPRContextEncoder": "turns passages into vectors for DPR, beside a model of its own for questions",
     "DPRQuestionEncoder": "turns questions into vectors for DPR, beside a model of its own for passages",
     "DPRReader": "marks answers in DPR's passages",

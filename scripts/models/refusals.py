@@ -22,6 +22,7 @@ from scripts.models.tasks import (
     WITHOUT_CONFIG,
     architectures_of,
     has_files,
+    is_multi_vector,
     is_of_two_halves,
     modules_of,
     processors_of,
@@ -59,6 +60,7 @@ MODULES = {
     "SentenceTransformer": {"Pooling", "Dense", "LayerNorm", "Normalize", "Dropout"},
     "SparseEncoder": {"SpladePooling", "Pooling", "SparseAutoEncoder"},
     "CrossEncoder": {"LogitScore", "Dense"},
+    "MultiVectorEncoder": {"Dense", "MultiVectorMask", "Normalize"},
 }
 # What turns inputs into tensors -> its main file, and these inputs.
 PROCESSORS = {
@@ -66,7 +68,13 @@ PROCESSORS = {
     "image processor": ("preprocessor_config.json", "images"),
 }
 # Tasks that any model can do without its head, and those that share one head.
-HEADLESS = ("feature-extraction", "sentence-similarity", "image-feature-extraction")
+HEADLESS = (
+    "feature-extraction",
+    "sentence-similarity",
+    "multi-vector-embedding",
+    "hybrid-embedding",
+    "image-feature-extraction",
+)
 SAME_HEAD = (
     {"text-classification", "text-ranking"},
     {"fill-mask", "sparse-embedding"},
@@ -235,19 +243,18 @@ def check_modules(name: str, weights: Path, trust_remote_code: bool) -> None:
         modules = []
     if not modules:
         raise UserError(f"{name}: modules.json lists no modules. Name a folder that save_pretrained wrote")
-    if any(module.package.startswith("pylate.") for module in modules):
-        raise UserError(
-            f"{name} is a ColBERT of PyLate, which {purpose_of('ColBERT', '')}; that is not served here ({LIST})"
-        )
     own = weights / "config_sentence_transformers.json"
     settings = read_json(name, own)
     kind = settings.get("model_type", "SentenceTransformer")
+    packages: tuple[str, ...] = ("sentence_transformers.",)
+    if is_multi_vector(weights, {}):
+        kind, packages = "MultiVectorEncoder", (*packages, "pylate.models.")
     unknown = [
         module.name
         for module in modules
         if not (
             module.name in (FIRST_MODULES if module.is_first and kind in MODULES else MODULES.get(kind, ()))
-            if module.package.startswith("sentence_transformers.")
+            if module.package.startswith(packages)
             else trust_remote_code and not module.is_first
         )
     ]

@@ -1,7 +1,7 @@
 """Define what models do: the tensors of each task, and how to find a model's task from its files.
 
-Axes by letter: T tokens, L labels, D the width of a vector, V the vocabulary, K the requested answers, E the entities
-of a text, or the words in its sparse vector.
+Axes by letter: T tokens, L labels, D the width of a vector, M that of a token's vector, H that of the encoder's, V the
+vocabulary, K the requested answers, S the spans of a text, E its entities, or the words in its sparse vector.
 """
 
 from __future__ import annotations
@@ -32,6 +32,19 @@ class TextTask:
     from_tokenizer: tuple[str, ...] = ()
     from_request: tuple[str, ...] = ()
     answers: dict[str, tuple[str, Axes]] = field(default_factory=dict)
+    # The encoder itself makes the answers of its graph's outputs.
+    encoder_answers: bool = False
+    # The encoder is the whole system: an ensemble asks its steps for all outputs, whatever a client asks for.
+    is_one_model: bool = False
+
+    @property
+    def has_last_step(self) -> bool:
+        return bool(self.answers) and not self.encoder_answers
+
+    @property
+    def compared(self) -> list[str]:
+        """Return the outputs of the encoder as they are served."""
+        return list(self.answers if self.encoder_answers else self.outputs)
 
     @property
     def cuts_windows(self) -> bool:
@@ -57,12 +70,43 @@ class TextTask:
         return {**tokenized, TOKEN_COUNT: ("INT32", (1,)), **answers}
 
 
+SPARSE: dict[str, tuple[str, Axes]] = {
+    "token": ("STRING", ("E",)),
+    "token_id": ("INT64", ("E",)),
+    "weight": ("FP32", ("E",)),
+}
+MULTI_VECTOR: dict[str, tuple[str, Axes]] = {
+    "vector_count": ("INT32", (1,)),
+    "score": ("FP32", (1,)),
+    "token_embeddings": ("FP32", ("T", "M")),
+}
+# Added to a model that pools the mean of its tokens: a vector for each span of a text.
+SPAN_OUTPUTS: dict[str, Axes] = {"last_hidden_state": ("T", "H")}
+SPAN_ANSWERS: dict[str, tuple[str, Axes]] = {
+    "sentence_embedding": ("FP32", ("D",)),
+    "span_embeddings": ("FP32", ("S", "D")),
+}
+
 TEXT_TASKS = {
     "sentence-similarity": TextTask("AutoModel", {"sentence_embedding": ("D",)}),
     "sparse-embedding": TextTask(
         "AutoModelForMaskedLM",
         {"sparse_embedding": ("V",)},
-        answers={"token": ("STRING", ("E",)), "token_id": ("INT64", ("E",)), "weight": ("FP32", ("E",))},
+        answers=SPARSE,
+    ),
+    "multi-vector-embedding": TextTask(
+        "AutoModel",
+        {"token_embeddings": ("T", "M")},
+        answers=MULTI_VECTOR,
+        encoder_answers=True,
+        is_one_model=True,
+    ),
+    "hybrid-embedding": TextTask(
+        "AutoModel",
+        {"sentence_embedding": ("D",), "token_weights": ("T",), "token_embeddings": ("T", "M")},
+        answers={"sentence_embedding": ("FP32", ("D",)), **SPARSE, **MULTI_VECTOR},
+        encoder_answers=True,
+        is_one_model=True,
     ),
     "feature-extraction": TextTask("AutoModel", {"last_hidden_state": ("T", "D")}),
     "text-classification": TextTask(
@@ -111,6 +155,10 @@ TEXT_TASKS = {
 }
 
 LIST = "docs/models.md lists what is served"
+# The names under which sentence-transformers and PyLate save multi-vector models.
+MULTI_VECTOR_CLASSES = ("MultiVectorEncoder", "ColBERT")
+# The heads of BGE-M3, beside the weights of its encoder.
+HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 # The files that turn inputs into tensors.
 TOKENIZER = ("tokenizer*.json", "vocab.*", "*.model", "*.tiktoken")
 IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
@@ -173,6 +221,10 @@ def task_of(weights: Path, name: str = "the model") -> str:
     architectures = architectures_of(config)
     if any(map(encodes_texts_and_images, architectures)):
         return TEXT_IMAGE
+    if all((weights / name).exists() for name in HEADS):
+        return "hybrid-embedding"
+    if is_multi_vector(weights, config):
+        return "multi-vector-embedding"
     if (weights / "modules.json").exists():
         return "sparse-embedding" if library_class(weights) == "SparseEncoder" else "sentence-similarity"
     for architecture in architectures:
@@ -208,6 +260,14 @@ def is_cross_encoder(weights: Path, config: dict[str, Any]) -> bool:
     saved_by_library = config.keys() & {"sentence_transformers", "sbert_ce_default_activation_function"}
     labels = len(config.get("id2label") or range(config.get("num_labels", 2)))
     return bool(saved_by_library) or (labels == 1 and not config.get("problem_type"))
+
+
+def is_multi_vector(weights: Path, config: dict[str, Any]) -> bool:
+    """Return whether Stanford's ColBERT, PyLate or sentence-transformers saved a model with a vector for each token."""
+    if not (weights / "modules.json").exists():
+        return "HF_ColBERT" in architectures_of(config)
+    has_modules_of_pylate = '"pylate.' in (weights / "modules.json").read_text(encoding="utf-8")
+    return library_class(weights) in MULTI_VECTOR_CLASSES or has_modules_of_pylate
 
 
 def library_class(weights: Path) -> str:

@@ -105,16 +105,11 @@ CASES = {
         "is quantized (an unknown method)",
     ),
     "config that is a list": (TOKENIZED | {"config.json": []}, {}, "config.json is not a JSON object"),
-    "ColBERT": (
-        TOKENIZED | {"config.json": config("Bert", "HF_ColBERT")},
-        {"TASK": "feature-extraction"},
-        "is a HF_ColBERT, which returns a vector for each token in ColBERT's way",
-    ),
-    "PyLate": (
+    "PyLate with a module that sentence-transformers lacks": (
         TOKENIZED
-        | {"config.json": BERT, "modules.json": modules(f"{DENSE}.Transformer", "pylate.models.Dense.Dense")},
+        | {"config.json": BERT, "modules.json": modules(f"{DENSE}.Transformer", "pylate.models.Pooling.Pooling")},
         {},
-        "is a ColBERT of PyLate, which returns a vector for each token in ColBERT's way",
+        "is a MultiVectorEncoder of Pooling, which is not served here",
     ),
     "sparse encoder with a module of another kind": (
         TOKENIZED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,14 +70,20 @@ class Answers:
     dtype: str
 
 
-def measure_parity(job: Job, requests: list[Tensors], reference: list[Tensors]) -> Parity:
-    """Compare the assembled system's answers with the reference's."""
+def measure_parity(
+    job: Job,
+    requests: list[Tensors],
+    reference: list[Tensors],
+    comparable: Callable[[Tensors], Tensors] = lambda tensors: tensors,
+) -> Parity:
+    """Compare the assembled system's answers with the reference's. `comparable` gives them the reference's form."""
     answers = serve(job, requests)
     numbers = [number for number, _ in answers.in_batch]
-    together = largest_difference([reference[i] for i in numbers], [tensors for _, tensors in answers.in_batch])
+    in_batch = [comparable(tensors) for _, tensors in answers.in_batch]
+    together = largest_difference([reference[i] for i in numbers], in_batch)
     return Parity(
         len(requests),
-        largest_difference(reference, answers.alone),
+        largest_difference(reference, [comparable(tensors) for tensors in answers.alone]),
         replace(together, example=numbers[together.example]),
         TOLERANCES[answers.dtype],
     )
@@ -113,10 +120,12 @@ def padded_batches(lengths: list[int]) -> list[list[int]]:
 
 def largest_difference(expected: list[Tensors], actual: list[Tensors]) -> Difference:
     worst = Difference(0.0)
-    for name in expected[0] if expected else ():
-        pairs = [(a[name], b[name]) for a, b in zip(expected, actual, strict=True)]
-        scale = max((float(np.abs(a).max()) for a, _ in pairs if a.size), default=0.0) or 1.0
-        for example, (a, b) in enumerate(pairs):
+    for name in dict.fromkeys(name for tensors in expected for name in tensors):
+        pairs = {
+            number: (a[name], b[name]) for number, (a, b) in enumerate(zip(expected, actual, strict=True)) if name in a
+        }
+        scale = max((float(np.abs(a).max()) for a, _ in pairs.values() if a.size), default=0.0) or 1.0
+        for example, (a, b) in pairs.items():
             size = difference(a, b) / scale
             if not size <= worst.size:  # true for NaN, too
                 worst = Difference(size, example, name)

@@ -30,8 +30,24 @@ def transformers_outputs(model: TextModel, requests: list[Tensors]) -> list[Tens
 
 def vectors(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
     """Return the vector of each request's text, with the prompt that the request chooses."""
-    (output,) = model.task.outputs
-    return [{output: model.encode(texts_of(model, request), **prompt_of(model, request))} for request in requests]
+    output = next(iter(model.task.outputs))
+    return [
+        {output: model.encode(texts_of(model, request), **prompt_of(model, request))} | span_vectors(model, request)
+        for request in requests
+    ]
+
+
+def span_vectors(model: TextModel, request: Tensors) -> Tensors:
+    """Return the vectors of a request's spans, if it has any."""
+    if "spans" not in request:
+        return {}
+    (text,), (spans,) = texts_of(model, request), request["spans"]
+    return {"span_embeddings": model.encode_spans(text, spans)[None]}
+
+
+def model_answers(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    """Return what a multi-vector model's own library answers to each request."""
+    return [model.answers(*texts_of(model, request), **prompt_of(model, request)) for request in requests]
 
 
 def ranking_scores(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
@@ -111,6 +127,8 @@ def characters(encoding: Any, first: int, last: int, align_to_words: bool) -> tu
 REFERENCES: dict[str, Reference] = {
     "sentence-similarity": vectors,
     "sparse-embedding": vectors,
+    "multi-vector-embedding": model_answers,
+    "hybrid-embedding": model_answers,
     "text-ranking": ranking_scores,
     "question-answering": answer_scores,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,10 +21,14 @@ from sentence_transformers.util import select_max_active_dims
 from tokenizers import Tokenizer
 
 from scripts.common.settings import UserError
+from scripts.models.exporters.onnx_export import export
+from scripts.models.exporters.served import Tensors
 from scripts.models.exporters.text_model import TextModel
 from scripts.models.silence import quiet
-from scripts.models.tasks import transformers_of
+from scripts.models.tasks import SPAN_ANSWERS, SPAN_OUTPUTS, TextTask, transformers_of
 
+# Int8 has no exact vectors of tokens, and Neuron's compiled models return the text's alone.
+SPAN_FORMATS = ("onnx", "python")
 PROMPT_INPUTS = ("prompt_name", "prompt")
 POOLING_MASK = "pooling_mask"
 # The prompts that encode_document() takes: the first of them that there is.
@@ -177,7 +182,55 @@ class SentenceModel(TextModel):
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        return LibraryNetwork(self, "sentence_embedding")
+        names = ("sentence_embedding", *(["token_embeddings"] if self.pools_spans else []))
+        return LibraryNetwork(self, *names)
+
+    @cached_property
+    def pools_spans(self) -> bool:
+        """Return whether a vector is the mean of the tokens' vectors, so that a span of a text has one too."""
+        if self.route or self.job.format not in SPAN_FORMATS or self.job.system == "embedding":
+            return False
+        modules: list[Any] = [*self.original, None]
+        first, second = modules[:2]
+        takes_texts = isinstance(first, Transformer) and "message" not in first.modality_config
+        return takes_texts and isinstance(second, Pooling) and second.pooling_mode in ("mean", ("mean",), ["mean"])
+
+    @property
+    def task(self) -> TextTask:
+        task = super().task
+        if not self.pools_spans:
+            return task
+        return replace(task, outputs=task.outputs | SPAN_OUTPUTS, answers=SPAN_ANSWERS, encoder_answers=True)
+
+    def export(self, path: Path, examples: list[Tensors]) -> None:
+        super().export(path, examples)
+        if self.pools_spans:
+            rows = {"vectors": np.ones((2, self.transformer.config.hidden_size), np.float32)}
+            export(
+                HeadNetwork(self.original),
+                {"vectors": {0: "spans"}},
+                {"embeddings": {0: "spans"}},
+                [rows],
+                path.with_name("head.onnx"),
+            )
+
+    @torch.inference_mode()
+    def encode_spans(self, text: str, spans: np.ndarray) -> np.ndarray:
+        """Return the vector of each span of a text, as late chunking defines it."""
+        prompt = self.original.prompts.get(self.original.default_prompt_name or "", "")
+        tokens = self.hugging_face_tokenizer(
+            prompt + text,
+            truncation=True,
+            max_length=self.max_length,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            return_tensors="pt",
+        )
+        hidden = self.original[0]({name: tokens[name] for name in ("input_ids", "attention_mask")})["token_embeddings"]
+        last = tokens["offset_mapping"][0, :, 1] - 1 - len(prompt)
+        ordinary = tokens["special_tokens_mask"][0] == 0
+        pooled = [hidden[0, ordinary & (last >= start) & (last < end)].mean(dim=0) for start, end in spans.tolist()]
+        return HeadNetwork(self.original)(torch.stack(pooled))[0].numpy()
 
     def save_prompts(self, version: Path) -> None:
         if not self.optional_inputs:
@@ -185,8 +238,7 @@ class SentenceModel(TextModel):
         fields = {"default_prompt_name": self.original.default_prompt_name, "prompts": self.prompts}
         if self.chat:
             fields["chat"] = self.chat
-        text = json.dumps(fields, ensure_ascii=False, indent=2)
-        (version / "prompts.json").write_text(f"{text}\n", encoding="utf-8")
+        write_json(version / "prompts.json", fields)
 
     @cached_property
     def dense(self) -> dict[str, Dense]:
@@ -271,13 +323,13 @@ class SparseModel(SentenceModel):
 
 
 class LibraryNetwork(torch.nn.Module):
-    """The modules of the library from the tensors of `token_inputs` to what they compute under this name."""
+    """The modules of the library from the tensors of `token_inputs` to what they compute under these names."""
 
-    def __init__(self, model: SentenceModel, name: str) -> None:
+    def __init__(self, model: SentenceModel, *names: str) -> None:
         super().__init__()
         self.inputs = model.token_inputs
         self.modality = "message" if model.chat else "text"
-        self.name = name
+        self.names = names
         self.dimensions = getattr(model.original, "truncate_dim", None)  # only a SentenceTransformer has it
         self.active = getattr(model.original, "max_active_dims", None)  # only a SparseEncoder has it
         self.chain = torch.nn.ModuleList(exportable(module, self.active) for module in model.original)
@@ -285,12 +337,13 @@ class LibraryNetwork(torch.nn.Module):
             if isinstance(module, Pooling):
                 module.register_forward_pre_hook(use_pooling_mask)
 
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor]:
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         features: dict[str, Any] = dict(zip(self.inputs, tensors, strict=True)) | {"modality": self.modality}
         for module in self.chain:
             features = module(features)
-        outputs: torch.Tensor = features[self.name][:, : self.dimensions]
-        return (select_max_active_dims(outputs, self.active) if self.active else outputs,)
+        first, *others = (features[name] for name in self.names)
+        vectors: torch.Tensor = first[:, : self.dimensions]
+        return (select_max_active_dims(vectors, self.active) if self.active else vectors, *others)
 
 
 def exportable(module: torch.nn.Module, active: int | None) -> torch.nn.Module:
@@ -342,6 +395,18 @@ class LargestLatents(torch.nn.Module):
         return features | {"sentence_embedding": latents}
 
 
+class HeadNetwork(torch.nn.Module):
+    """The layers after the pooling, for the pooled vectors of spans."""
+
+    def __init__(self, original: SentenceTransformer) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(*list(original)[2:])
+        self.dimensions = original.truncate_dim
+
+    def forward(self, vectors: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.layers({"sentence_embedding": vectors})["sentence_embedding"][:, : self.dimensions],)
+
+
 def use_pooling_mask(_: torch.nn.Module, args: tuple[dict[str, Any]]) -> None:
     if POOLING_MASK in args[0]:
         args[0]["attention_mask"] = args[0].pop(POOLING_MASK)
@@ -351,3 +416,7 @@ def is_plain(layer: Dense) -> bool:
     """Return whether a dense layer computes on the pooled vector, with an activation that torch.nn has."""
     names = layer.module_input_name, layer.module_output_name
     return names == ("sentence_embedding",) * 2 and hasattr(torch.nn, type(layer.activation_function).__name__)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(f"{json.dumps(content, ensure_ascii=False, indent=2)}\n", encoding="utf-8")

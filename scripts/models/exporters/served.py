@@ -253,8 +253,8 @@ def served_tokens(model: Path, route: str, names: list[str], requests: list[Tens
         config, args = backend_config(path), {"model_repository": str(model), "model_version": "1"}
         if route:
             config, args = importlib.import_module("shared.routed_encoder").of_route(route, config, args)
-        tokenization = importlib.import_module("shared.tokenization").Tokenization(
-            config, args, dict.fromkeys(names, np.int64), "none"
+        tokenization, _ = importlib.import_module("shared.text_answers").text_model(
+            config, args, dict.fromkeys(names, np.int64)
         )
         return [
             tokenization.run([tokenization.prepare(InferenceRequest(request, []))])[0].tensors for request in requests

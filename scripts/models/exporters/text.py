@@ -24,9 +24,10 @@ from scripts.models.exporters.served import Tensors, served_tokens
 from scripts.models.exporters.text_configs import configs
 from scripts.models.exporters.text_model import WINDOW_STRIDE, TextModel
 from scripts.models.silence import quiet
-from scripts.models.tasks import architectures_of, is_of_two_halves, read_config, save_labels
+from scripts.models.tasks import TEXT_TASKS, architectures_of, is_of_two_halves, read_config, save_labels
 
 PARITY_TEXTS = 64
+SPAN_TEXTS = 4
 MAX_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
 PUBLISHED_WIDTH = 384
 
@@ -36,19 +37,23 @@ def assemble(job: Job) -> Outcome:
     model = text_model(job)
     if job.system == "embedding":
         check_published(model)
-    for part in ("ensemble", "encoder", *model.tokenizers, *(["answers"] if model.task.answers else [])):
+    for part in ("ensemble", "encoder", *model.tokenizers, *(["answers"] if model.task.has_last_step else [])):
         model.version(part).mkdir(parents=True, exist_ok=True)
     for part in model.tokenizers:
         for encoder in model.encoders.values():
             encoder.version(part).mkdir(exist_ok=True)
             save_tokenizer(encoder, encoder.version(part))
             encoder.save_prompts(encoder.version(part))
-    if model.task.answers:
+    if model.task.has_last_step:
         save_answers(model)
     rows = example_rows(model)
     with quiet():
         # The reference comes first: a format may move the weights away.
         requests = [request_of(model, *row) for row in rows] + prompt_requests(model)
+        requests += [
+            request | {"query": request["input_text"]} for request in requests[::4] if "query" in model.optional_inputs
+        ]
+        requests += span_requests(model)
         expected = reference(model, requests)
         write_configs(model)
         outcome = SAVE[job.format](model, requests, expected)
@@ -62,13 +67,13 @@ def assemble(job: Job) -> Outcome:
 
 def compare(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
     """Compare with the reference. If padding changes the answers, let only texts of equal length share a run."""
-    parity = measure_parity(model.job, requests, expected)
+    parity = measure_parity(model.job, requests, expected, model.comparable)
     note = ""
     if parity.alone.size <= parity.tolerance < parity.together.size and model.job.system != "embedding":
         for encoder in (model, *model.encoders.values()):
             encoder.pads = False
         write_configs(model)
-        parity = measure_parity(model.job, requests, expected)
+        parity = measure_parity(model.job, requests, expected, model.comparable)
         note = "; padding changes its answers, so only texts of equal length share a run"
     parity.check()
     outcome = parity.outcome("texts")
@@ -83,9 +88,14 @@ def write_configs(model: TextModel) -> None:
 
 
 def text_model(job: Job) -> TextModel:
+    # sentence-transformers takes seconds to import
+    if TEXT_TASKS[job.task].is_one_model:
+        from scripts.models.exporters import multi_vector_model
+
+        hybrid, multi_vector = multi_vector_model.HybridModel, multi_vector_model.MultiVectorModel
+        return (hybrid if job.task == "hybrid-embedding" else multi_vector)(job)
     if job.task not in ("sentence-similarity", "sparse-embedding", "text-ranking"):
         return TextModel(job)
-    # sentence-transformers takes seconds to import
     from scripts.models.exporters import ranking_model, sentence_model, text_half
 
     if job.task == "text-ranking":
@@ -164,7 +174,7 @@ def convert_to_int8(model: TextModel, requests: list[Tensors]) -> Outcome:
             encoded(encoder, taking(encoder.route, model, requests)),
         )
         outcome = outcome.join(quantize_and_compare(target, partial(run, target, feeds)))
-    return outcome.join(compare_int8_batches(model.job, requests, model.task.outputs))
+    return outcome.join(compare_int8_batches(model.job, requests, model.task.compared))
 
 
 def save_neuron(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
@@ -237,6 +247,21 @@ def prompt_requests(model: TextModel) -> list[Tensors]:
         for name, value in prompts
         for text in texts
     ]
+
+
+def span_requests(model: TextModel) -> list[Tensors]:
+    """Return requests for the vectors of both halves of a text."""
+    if not model.pools_spans:
+        return []
+    requests = []
+    for text in MIXED.texts[:SPAN_TEXTS]:
+        half = len(text) // 2
+        spans = np.array([[0, half], [half, len(text)]])
+        if np.isfinite(
+            model.encode_spans(text, spans)
+        ).all():  # else a span lies beyond the tokens that the model reads
+            requests.append(request_of(model, text) | {"spans": spans[None]})
+    return requests
 
 
 def single(model: TextModel, texts: list[str]) -> list[tuple[str, ...]]:

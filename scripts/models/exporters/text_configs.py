@@ -25,6 +25,7 @@ Parameters = dict[str, object]  # of the backend
 def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]]:
     """Return the configuration of each Triton model of the ensemble, by part."""
     axes = {"T": -1, "E": -1, "L": model.label_count, "D": width, "V": model.vocabulary, "K": ANSWERS}
+    axes |= {"M": model.token_width, "H": -1, "S": -1}
 
     def dims(shape: Axes) -> list[int]:
         return [axes[axis] if isinstance(axis, str) else axis for axis in shape]
@@ -34,6 +35,8 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
     if task.second_is_optional:
         texts[1]["optional"] = True
     texts += [tensor(name, "STRING", [1], optional=True) for name in model.optional_inputs]
+    if model.pools_spans:
+        texts.append(tensor("spans", "INT64", [-1, 2], optional=True))
     tokens = [tensor(name, "INT64", [-1]) for name in model.token_inputs]
     from_tokenizer = [tensor(name, *FROM_TOKENIZER.get(name, ("INT64", [-1]))) for name in task.from_tokenizer]
     extras = [extra for extra in from_tokenizer if extra not in tokens]
@@ -45,12 +48,14 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
 
     parts: dict[str, tuple[Config, Parameters]] = {}
     if task.tokenizes_in_encoder:
-        parts["encoder"] = encoder(model, texts, counts + outputs)
+        parts["encoder"] = encoder(model, ragged(texts), counts + (answers if task.encoder_answers else outputs))
     else:
         tokenizer = batched("tokenizer", MAX_BATCH, texts, tokens + extras + counts, "KIND_CPU")
         parts["tokenizer"] = tokenizer, {"padding": "none", **tokenization(model)}
         parts["encoder"] = encoder(model, ragged(tokens), outputs)
-    if answers:
+    if task.is_one_model:
+        return parts
+    if task.has_last_step:
         inputs = ragged(outputs + from_tokenizer) + from_request
         parts["answers"] = batched("postprocessor", MAX_BATCH, inputs, answers, "KIND_CPU"), last_step(model)
     if task.cuts_windows:

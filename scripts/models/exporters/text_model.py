@@ -32,7 +32,7 @@ class TextModel:
     pads: bool = True  # whether texts of unequal length may share a run
     route: str = ""  # the route that this encoder serves, if texts take several
 
-    @cached_property
+    @property
     def task(self) -> TextTask:
         return TEXT_TASKS[self.job.task]
 
@@ -129,6 +129,20 @@ class TextModel:
         return False
 
     @property
+    def pools_spans(self) -> bool:
+        """Return whether it returns a vector for each span of a text."""
+        return False
+
+    @property
+    def token_width(self) -> int:
+        """Return the width of each token's vector."""
+        return self.width
+
+    def comparable(self, answers: Tensors) -> Tensors:
+        """Return a system's answers as the reference has them."""
+        return answers
+
+    @property
     def takes_pairs(self) -> bool:
         return len(self.task.inputs) > 1
 
@@ -194,6 +208,14 @@ class TextModel:
         """Return what the model's own library makes of the texts, if the task is to return one vector for each."""
         raise NotImplementedError
 
+    def encode_spans(self, text: str, spans: np.ndarray) -> np.ndarray:
+        """Return a vector for each span of a text, if the model returns them."""
+        raise NotImplementedError
+
+    def answers(self, text: str, **choice: str) -> Tensors:
+        """Return what the model's own library answers to a text, if that is more than one vector."""
+        raise NotImplementedError
+
     def save_prompts(self, version: Path) -> None:
         """Save what the tokenizer puts before texts."""
 
@@ -207,7 +229,7 @@ class TextModel:
 
     def part(self, name: str) -> Path:
         """Return the folder of one of the Triton models."""
-        own = self.job.system if name == "ensemble" else f"{self.job.system}_{name}"
+        own = self.job.system if name == "ensemble" or self.task.is_one_model else f"{self.job.system}_{name}"
         return self.job.folder / (PUBLISHED_PARTS[name] if self.job.system == "embedding" else own)
 
     def version(self, name: str) -> Path:

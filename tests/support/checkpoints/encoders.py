@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, CharBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
@@ -146,6 +147,98 @@ def save_router(folder: Path, is_sparse: bool = False, **options: Any) -> Path:
     for name in ("plain", "other"):
         shutil.rmtree(folder / name, ignore_errors=True)
     return folder
+
+
+def save_multi_vector(folder: Path, expansion: dict[str, Any] | None = None, **lengths: int) -> Path:
+    """Save a MultiVectorEncoder as sentence-transformers does."""
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    save_bert(folder / "plain", "Model")
+    torch.manual_seed(1)
+    name = "token_embeddings"
+    chain = [
+        Transformer(str(folder / "plain"), query_expansion=expansion, **lengths),
+        Dense(SIZE["hidden_size"], 16, bias=False, activation_function=torch.nn.Identity(), module_input_name=name),
+        MultiVectorMask([".", ",", "?"]),
+        Normalize(module_input_name=name),
+    ]
+    prompts = {"query": "query: ", "document": "passage: "}
+    MultiVectorEncoder(modules=chain, device="cpu", prompts=prompts).save(str(folder))
+    shutil.rmtree(folder / "plain")
+    return folder
+
+
+def save_colbert(folder: Path) -> Path:
+    """Save what Stanford's ColBERT saves: the projection beside the encoder's weights, and artifact.metadata."""
+    tokenizer = wordpiece()
+    tokenizer.add_tokens(["[unused0]", "[unused1]"])
+    save(folder, "BertModel", transformers.BertConfig(**SIZE, **common_fields(tokenizer)), tokenizer)
+    encoder = load_file(folder / "model.safetensors")
+    torch.manual_seed(1)
+    projection = {"linear.weight": torch.randn(16, SIZE["hidden_size"])}
+    weights = {f"bert.{name}": tensor for name, tensor in encoder.items()} | projection
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    edit(folder / "config.json", architectures=["HF_ColBERT"])
+    metadata = {"query_maxlen": 24, "doc_maxlen": 40, "query_token_id": "[unused0]", "doc_token_id": "[unused1]"}
+    (folder / "artifact.metadata").write_text(json.dumps(metadata | {"attend_to_mask_tokens": False}))
+    return folder
+
+
+def save_pylate(folder: Path, attends: bool = True) -> Path:
+    """Save what PyLate saves: [Q] and [D] as tokens, and a projection of its own class."""
+    from sentence_transformers.base.modules import Dense, Transformer
+
+    save_bert(folder / "plain", "Model")
+    torch.manual_seed(1)
+    transformer = Transformer(str(folder / "plain"))
+    transformer.tokenizer.add_tokens(["[Q] ", "[D] "])
+    transformer.model.resize_token_embeddings(len(transformer.tokenizer))
+    transformer.save(str(folder))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 39, "do_lower_case": False}))
+    (folder / "1_Dense").mkdir()
+    Dense(SIZE["hidden_size"], 16, bias=False, activation_function=torch.nn.Identity()).save(str(folder / "1_Dense"))
+    path = folder / "1_Dense/config.json"
+    kept = ("in_features", "out_features", "bias", "activation_function")
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key in kept}))
+    modules = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
+    listed = [{"idx": n, "name": str(n), "path": path, "type": kind} for n, (path, kind) in enumerate(modules.items())]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    settings = {
+        "model_type": "ColBERT",
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "MaxSim",
+        "query_prefix": "[Q] ",
+        "document_prefix": "[D] ",
+        "query_length": 24,
+        "document_length": 40,
+        "attend_to_expansion_tokens": attends,
+        "skiplist_words": [".", ","],
+        "do_query_expansion": True,
+    }
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    shutil.rmtree(folder / "plain")
+    return folder
+
+
+def save_bge_m3(folder: Path) -> Path:
+    """Save what FlagEmbedding saves: the encoder, and two heads as pickles."""
+    tokenizer = byte_level()
+    positions = {"max_position_embeddings": POSITIONS + tokenizer.pad_token_id + 1}
+    config = transformers.XLMRobertaConfig(**SIZE, **common_fields(tokenizer) | positions, type_vocab_size=1)
+    save(folder, "XLMRobertaModel", config, tokenizer)
+    torch.manual_seed(1)
+    width = SIZE["hidden_size"]
+    for name, size in (("sparse_linear", 1), ("colbert_linear", width)):
+        torch.save(torch.nn.Linear(width, size).state_dict(), folder / f"{name}.pt")
+    return folder
+
+
+def edit(path: Path, **fields: Any) -> None:
+    """Set fields of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def save_cross_encoder(folder: Path, saver=save_bert, labels: int = 1, **settings) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from shared.errors import ConfigError
 from shared.packed_encoder import Encoder
 from shared.parameters import parameter
 from shared.routed_encoder import RoutedEncoder
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import Array, InstanceArgs, ModelConfig
+
+HEAD = "head.onnx"
 
 
 class TritonPythonModel(RoutedEncoder):
@@ -25,6 +28,7 @@ class TritonPythonModel(RoutedEncoder):
         for name in model.request_inputs:
             if len(model.inputs[name].shape) != 2 or not np.issubdtype(model.inputs[name].type.numpy, np.integer):
                 raise ConfigError(f"input '{name}' of the model must be integers of shape [rows, tokens]")
+        head = Path(args["model_repository"]) / args["model_version"] / HEAD
         on_gpu = args["model_instance_kind"] == "GPU"
         return Encoder(
             inputs={name: port.type.numpy for name, port in model.inputs.items()},
@@ -38,7 +42,20 @@ class TritonPythonModel(RoutedEncoder):
             parallel_runs=1 if on_gpu else onnx_model.intra_op_threads(config),
             # The key names the CPU and not the GPU, so the cost on a GPU is measured at each load.
             cost_depends_on=None if on_gpu else model.cost_depends_on,
+            head=open_head(config, args, head) if head.is_file() else None,
         )
+
+
+def open_head(config: ModelConfig, args: InstanceArgs, path: Path) -> Callable[[Array], Array]:
+    """Return the layers after the pooling, a graph from vectors [rows, width] to vectors."""
+    session = onnx_model.open_session(config, path, args["model_instance_kind"], int(args["model_instance_device_id"]))
+    (node,) = session.get_inputs()
+
+    def head(vectors: Array) -> Array:
+        (result,) = session.run(None, {node.name: vectors})
+        return result
+
+    return head
 
 
 def per_token_outputs(model: onnx_model.OnnxModel) -> set[str]:

@@ -123,20 +123,9 @@ def fill_mask(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]
 def sparse_embedding(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     tokenizer = read_tokenizer(folder)
 
-    def postprocess(tensors: Tensors) -> Tensors:
-        rows = [answers.active_dimensions(row) for row in tensors["sparse_embedding"]]
-        shape = (len(rows), max((len(ids) for ids, _ in rows), default=0))
-        outputs = {
-            "token": np.full(shape, b"", np.object_),
-            "token_id": np.full(shape, -1, np.int64),
-            "weight": np.zeros(shape, np.float32),
-        }
-        for i, (ids, weights) in enumerate(rows):
-            outputs["token"][i, : len(ids)] = [(tokenizer.id_to_token(int(token)) or "").encode() for token in ids]
-            outputs["token_id"][i, : len(ids)], outputs["weight"][i, : len(ids)] = ids, weights
-        return outputs
-
-    return postprocess
+    return lambda tensors: answers.sparse_tensors(
+        [answers.active_dimensions(row) for row in tensors["sparse_embedding"]], tokenizer
+    )
 
 
 def question_answering(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:

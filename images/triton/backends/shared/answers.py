@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shared.types import Array, Tensors
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 ACTIVATIONS = ("softmax", "sigmoid", "tanh", "none")
 SPANS_ALIGNED_TO_WORDS = 12  # as in transformers' pipeline
@@ -131,6 +134,20 @@ def active_dimensions(row: Array) -> tuple[Array, Array]:
     ids = np.flatnonzero(row)
     ids = ids[np.argsort(-row[ids], kind="stable")]
     return ids, row[ids]
+
+
+def sparse_tensors(rows: list[tuple[Array, Array]], tokenizer: Tokenizer) -> Tensors:
+    """Return the tokens and weights of each text, from their ids and weights. Shorter rows end in "", -1 and 0."""
+    shape = (len(rows), max((len(ids) for ids, _ in rows), default=0))
+    outputs = {
+        "token": np.full(shape, b"", np.object_),
+        "token_id": np.full(shape, -1, np.int64),
+        "weight": np.zeros(shape, np.float32),
+    }
+    for i, (ids, weights) in enumerate(rows):
+        outputs["token"][i, : len(ids)] = [(tokenizer.id_to_token(int(token)) or "").encode() for token in ids]
+        outputs["token_id"][i, : len(ids)], outputs["weight"][i, : len(ids)] = ids, weights
+    return outputs
 
 
 def most_probable(logits: Array, count: int) -> tuple[Array, Array]:

@@ -28,8 +28,9 @@ from shared.long_requests import LongRequest, LongRequests
 from shared.measurements import Measured, recall_or_measure
 from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths, spread_cut
 from shared.parameters import choice_parameter, int_parameter, parameter
+from shared.text_answers import SPANS, Answers, text_model
 from shared.token_ids import TOKENIZED, TokenIds
-from shared.tokenization import NUMBERS, REQUEST_CHARACTERS, TOKEN_COUNT, Rows, Tokenization, Tokens
+from shared.tokenization import NUMBERS, PRESENT, REQUEST_CHARACTERS, TOKEN_COUNT, Rows, Tokenization, Tokens
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Increase it when a new version of this project may measure another cost.
@@ -56,6 +57,7 @@ class TokenRequest:
     outputs: list[str]
     traced: tracing.Traced | None = None
     others: Tensors = field(default_factory=dict)  # outputs that need no run
+    finish: Callable[[Tensors], Tensors] = lambda outputs: outputs  # makes the requested outputs of the encoder's
 
 
 class TimedRun(NamedTuple):
@@ -90,11 +92,13 @@ class Encoder:
     short: int = SHORT  # tokens of a short text, which the model accepts
     # Pad runs of several rows to a multiple of this, for engines whose first run of a shape is slow.
     length_step: int = 1
+    # The layers after the pooling, for the vectors [rows, width] of spans.
+    head: Callable[[Array], Array] | None = None
 
 
 @dataclass(frozen=True)
 class TextRequest:
-    """One request of a model that takes texts, and the requested outputs: the encoder's and those of OTHERS."""
+    """One request of a model that takes texts, and the requested outputs."""
 
     rows: Rows
     outputs: list[str]
@@ -105,6 +109,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
 
     counters = ("texts", "truncated_texts", "tokens", "padding_tokens", "runs")
     tokenization: Tokenization | None = None  # of a model that takes texts
+    answers = Answers()
+    text_outputs: Sequence[str] = ()  # what it may be asked for
 
     @abstractmethod
     def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder: ...
@@ -124,6 +130,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.pads, self.fills_rows = padding != "none", padding == "max_length"
         self.masks_padding = choice_parameter(config, "masks_padding", ("0", "1"), "1") == "1"
         self.encoder = self.load_encoder(config, args)
+        self.answers.use_head(self.encoder.head)
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
         self.cost = self.encoder.cost or self.measured_cost(config, args)
@@ -138,20 +145,23 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
 
     def set_up_tokenization(self, config: ModelConfig, args: InstanceArgs) -> ModelConfig:
         """Return the configuration with the tokens in place of the texts."""
-        if others := [tensor["name"] for tensor in config["input"] if tensor["data_type"] != "TYPE_STRING"]:
+        texts = [tensor for tensor in config["input"] if tensor["name"] != SPANS]
+        if others := [tensor["name"] for tensor in texts if tensor["data_type"] != "TYPE_STRING"]:
             raise ConfigError(f"input '{others[0]}' is no text: give the model texts (TYPE_STRING) or tokens, not both")
         names = parameter(config, "tokens", "input_ids,attention_mask").replace(" ", "").split(",")
         if unknown := [name for name in names if name not in NUMBERS]:
             raise ConfigError(f"parameter 'tokens': unknown tensor '{unknown[0]}'; use {', '.join(NUMBERS)}")
         dtypes = dict.fromkeys(names, np.int64) | {TOKEN_COUNT: np.int32}
         padding = "max_length" if parameter(config, "padding") == "max_length" else "none"
-        self.tokenization = Tokenization(config, args, dtypes, padding)
+        self.tokenization, self.answers = text_model(config, args, dtypes, padding)
         if len(self.tokenization.inputs) > 1 and any(tensor["name"] == TEXT for tensor in config["output"]):
             raise ConfigError(f"a model of pairs of texts has no output '{TEXT}'")
         self.tokenization.min_length = max(1, self.tokenization.min_length)  # no model runs without a token
+        self.text_outputs = [tensor["name"] for tensor in config["output"]]
+        own = [tensor for tensor in config["output"] if tensor["name"] not in OTHERS]
         return config | {
             "input": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in names],
-            "output": [tensor for tensor in config["output"] if tensor["name"] not in OTHERS],
+            "output": self.answers.encoder_outputs(own),
         }
 
     def measured_cost(self, config: ModelConfig, args: InstanceArgs) -> RunCost:
@@ -209,19 +219,19 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         return (time.perf_counter() - start) / self.encoder.parallel_runs
 
     def prepare(self, request: pb_utils.InferenceRequest) -> TokenRequest | TextRequest:
-        outputs = serving.requested_outputs(request, self.encoder.outputs)
         if self.tokenization:
             rows = self.tokenization.prepare(request)
             if not rows.texts:
                 raise BadRequest(f"input '{self.tokenization.inputs[0]}' has no rows")
-            others = serving.requested_outputs(request, OTHERS)
+            outputs = serving.requested_outputs(request, self.text_outputs)
             if (
-                TOKENIZED in others
-                and not outputs
+                TOKENIZED in outputs
+                and {*outputs} <= {*OTHERS}
                 and rows.characters > REQUEST_CHARACTERS * self.tokenization.max_length
             ):
                 rows = rows._replace(shortened=None)  # all of the texts is tokenized
-            return TextRequest(rows, outputs + others)
+            return TextRequest(rows, outputs)
+        outputs = serving.requested_outputs(request, self.encoder.outputs)
         traced = tracing.traced(request, time.time_ns())
         tokens = {name: serving.input_tensor(request, name) for name in self.inputs}
         mask = tokens[self.mask]
@@ -263,7 +273,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             else:
                 requests[number] = self.token_request(tokenization, job, tokens)
         to_run = {number: request for number, request in requests.items() if request.outputs}
-        results |= {number: request.others for number, request in requests.items()}
+        results |= {number: self.answer(request, []) for number, request in requests.items() if not request.outputs}
         if to_run:
             results |= zip(to_run, self.run_tokens([*to_run.values()]), strict=True)
         self.count_texts([tokens for tokens in tokenized.values() if isinstance(tokens, Tokens)])
@@ -277,24 +287,24 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         if request.outputs:
             self.add_long(request, self.seconds_of_rows(request.lengths), response)
         else:
-            response.send(request.others)
+            response.send(self.answer(request, []))
 
     def token_request(self, tokenization: Tokenization, job: TextRequest, tokens: Tokens) -> TokenRequest:
         mask = tokens.tensors[self.mask]
-        lengths = row_lengths(mask)
+        own = [name for name in job.outputs if name not in OTHERS]
+        outputs = self.answers.needed(own, job.rows)
+        lengths = row_lengths(tokens.tensors.get(PRESENT, mask))
         if self.fills_rows:  # the model was trained on rows of one length
             lengths = np.full(len(mask), mask.shape[1])
             if not self.masks_padding:
                 mask[:] = 1
         others = {TOKEN_COUNT: tokens.tensors[TOKEN_COUNT]}
-        outputs = [name for name in job.outputs if name in self.encoder.outputs]
         if TEXT in job.outputs:
             texts = [tokenization.decode(text, True) if isinstance(text, TokenIds) else text for text in job.rows.texts]
             others[TEXT] = np.array([[text.encode()] for text in texts], np.object_)
         if TOKENIZED in job.outputs:
-            others[TOKENIZED] = (
-                np.full((len(mask), 1), b"", np.object_) if outputs else tokenization.tokenized(job.rows)
-            )
+            empty = np.full((len(job.rows.firsts), 1), b"", np.object_)
+            others[TOKENIZED] = empty if outputs else tokenization.tokenized(job.rows)
         return TokenRequest(
             tokens={name: tokens.tensors[name] for name in self.inputs},
             lengths=lengths,
@@ -302,6 +312,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             outputs=outputs,
             traced=job.rows.traced and job.rows.traced._replace(since_ns=time.time_ns()),
             others=others,
+            finish=partial(self.answers.finished, own, job.rows, tokens.tensors),
         )
 
     def count_texts(self, requests: list[Tokens]) -> None:
@@ -389,7 +400,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
     def answer(self, request: TokenRequest, results: list[dict[str, Array]]) -> Tensors:
         """Join the outputs of a request's rows."""
         outputs = {name: self.stack(name, [row[name] for row in results], request) for name in request.outputs}
-        return outputs | request.others
+        return request.finish(outputs) | request.others
 
     def feed(self, rows: list[tuple[TokenRequest, int]], count: int, length: int) -> Tensors:
         """Return the inputs of one run: these rows, padded to `count` rows of `length` tokens."""

@@ -37,7 +37,12 @@ class TextEncoder(PackedEncoder):
         if unknown := [mode for mode in self.pooling if mode not in pooling.MODES]:
             raise ConfigError(f"parameter 'pooling': unknown mode '{unknown[0]}'; use {', '.join(pooling.MODES)}")
         folder = weights_folder(config, args)
-        self.dense = [self.load_dense(folder / name) for name in parameter(config, "dense").split(",") if name]
+        # The layers of sentence-transformers after the pooling, and those for each token's vector and weight.
+        self.dense, self.token_dense, self.weight_dense = (
+            [self.load_dense(folder / name) for name in parameter(config, key).split(",") if name]
+            for key in ("dense", "token_dense", "weight_dense")
+        )
+        self.normalize_tokens = choice_parameter(config, "normalize_tokens", ("0", "1"), "1") == "1"
         self.dimensions = int_parameter(config, "dimensions", 0) or None
         self.normalize = choice_parameter(config, "normalize", ("0", "1"), "0") == "1"
         self.splade_pooling = choice_parameter(config, "splade_pooling", ("max", "sum"), "max")
@@ -52,6 +57,7 @@ class TextEncoder(PackedEncoder):
             per_token={tensor["name"] for tensor in config["output"] if int(tensor["dims"][0]) == -1},
             run=self.forward,
             parallel_runs=1,  # PyTorch spreads one run over its threads
+            head=self.head,
         )
 
     @torch.inference_mode()
@@ -77,6 +83,10 @@ class TextEncoder(PackedEncoder):
         if name == "sentence_embedding" and not self.vector:
             mask = tensors.get(POOLING_MASK, tensors["attention_mask"])
             return self.embedding(outputs["last_hidden_state"], mask)
+        if name == "token_embeddings":
+            return self.token_vectors(outputs["last_hidden_state"])
+        if name == "token_weights":
+            return applied(self.weight_dense, outputs["last_hidden_state"])[..., 0].relu()
         output: torch.Tensor = outputs[self.vector or name]
         return output
 
@@ -88,11 +98,23 @@ class TextEncoder(PackedEncoder):
 
     def embedding(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         vectors = torch.cat([pooling.MODES[mode](tokens, mask) for mode in self.pooling], dim=1)
-        for layer in self.dense:
-            vectors = layer(vectors)
+        return self.after_pooling(vectors)
+
+    def after_pooling(self, vectors: torch.Tensor) -> torch.Tensor:
+        vectors = applied(self.dense, vectors)
         if self.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=1)
         return vectors[:, : self.dimensions]
+
+    @torch.inference_mode()
+    def head(self, vectors: Array) -> Array:
+        """Return what the layers after the pooling make of these vectors [rows, width]."""
+        pooled = torch.from_numpy(vectors).to(self.model.device, self.model.dtype)
+        return self.after_pooling(pooled).float().cpu().numpy()
+
+    def token_vectors(self, tokens: torch.Tensor) -> torch.Tensor:
+        vectors = applied(self.token_dense, tokens)
+        return torch.nn.functional.normalize(vectors, dim=-1) if self.normalize_tokens else vectors
 
     def load_dense(self, folder: Path) -> torch.nn.Module:
         """Return a dense layer as sentence-transformers saves it."""
@@ -113,3 +135,9 @@ def keep_tokens(model: Any, ids: list[int]) -> None:
     head.weight = torch.nn.Parameter(head.weight[ids])
     if getattr(head, "bias", None) is not None:
         head.bias = torch.nn.Parameter(head.bias[ids])
+
+
+def applied(layers: list[torch.nn.Module], vectors: torch.Tensor) -> torch.Tensor:
+    for layer in layers:
+        vectors = layer(vectors)
+    return vectors

@@ -43,6 +43,8 @@ FIELDS: dict[str, Callable[[Encoding], Any]] = {
 PAST = "past"
 # The number of a row's tokens, special tokens included: of a truncated text, those that the model gets.
 TOKEN_COUNT = "token_count"
+# The tokens of each row, the mask tokens by which a multi-vector model extends queries among them.
+PRESENT = "present"
 # If the config has these outputs, a pair that is too long becomes several rows, its windows: the number of the pair
 # that a row belongs to, and the pair's second text, which only the first of its rows has.
 PAIR, SECOND_TEXT = "pair", "second_text"
@@ -67,6 +69,9 @@ class Rows(NamedTuple):
     traced: tracing.Traced | None
     shortened: list[Any] | None  # the same with long texts shortened; None: that takes long
     firsts: list[str | TokenIds]  # the first text of each row, or its ids, without a prompt
+    roles: tuple[str, ...] = ()  # query or document, for each text of a multi-vector model
+    queries: Array | None = None  # for each text to score, the row of its query among the texts
+    spans: Array | None = None  # the characters [start, end) of the spans of each text
 
     @property
     def characters(self) -> int:
@@ -288,10 +293,7 @@ class Tokenization:
     def run(self, jobs: list[Rows]) -> list[Tokens]:
         """Tokenize the texts of all requests at once. Raise BadRequest if one of them is wrong."""
         start_ns = time.time_ns()
-        if any(rows.shortened is None for rows in jobs):
-            encodings = self.encode_slowly([row for rows in jobs for row in rows.texts])
-        else:
-            encodings = self.encode([row for rows in jobs for row in rows.shortened or ()])
+        encodings = self.encodings(jobs)
         self.check_lengths(encodings)
         if self.required_token:
             self.check_required_token(encodings)
@@ -305,12 +307,8 @@ class Tokenization:
         lengths = [len(encoding) for request in requests for encoding in request]
         longest = max(lengths, default=0)
         outputs = [self.padded(request, longest) | more for request, more in zip(requests, pairs, strict=True)]
-        if "pooling_mask" in self.dtypes:
-            for rows, tensors in zip(jobs, outputs, strict=True):
-                self.exclude_prompts(tensors["pooling_mask"], rows.prompts)
-        if self.prompts.chat and self.cuts_end:
-            for rows, request, tensors in zip(jobs, requests, outputs, strict=True):
-                self.restore_endings(tensors["input_ids"], request, rows.prompts)
+        for rows, request, tensors in zip(jobs, requests, outputs, strict=True):
+            self.complete(rows, request, tensors)
         if tracing.sender:
             tokens = {
                 rows.traced: sum(map(len, request)) for rows, request in zip(jobs, requests, strict=True) if rows.traced
@@ -327,6 +325,18 @@ class Tokenization:
             )
             for rows, request, tensors in zip(jobs, requests, outputs, strict=True)
         ]
+
+    def encodings(self, jobs: list[Rows]) -> list[Encoding]:
+        if any(rows.shortened is None for rows in jobs):
+            return self.encode_slowly([row for rows in jobs for row in rows.texts])
+        return self.encode([row for rows in jobs for row in rows.shortened or ()])
+
+    def complete(self, rows: Rows, encodings: list[Encoding], tensors: Tensors) -> None:
+        """Add to a request's tensors what its tokens alone do not tell."""
+        if "pooling_mask" in self.dtypes:
+            self.exclude_prompts(tensors["pooling_mask"], rows.prompts)
+        if self.prompts.chat and self.cuts_end:
+            self.restore_endings(tensors["input_ids"], encodings, rows.prompts)
 
     def exclude_prompts(self, mask: Array, before: list[str]) -> None:
         """Clear as many tokens of each row as the prompt before it has."""
