@@ -18,12 +18,14 @@ from gateway.context import Gateway
 from gateway.inference import Row, Tensor
 from gateway.rows import IMAGE, Answers, Columns, check_rows, infer_rows, together
 from gateway.served_systems import System
-from scripts.common.kinds import TOKENIZED
+from scripts.common.kinds import SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
 
 Vectors = npt.NDArray[Any]  # [rows, dimensions]
 ManyVectors = Vectors | Sequence[Vectors]
 # The gateway serves other requests each time it has encoded this many rows: 2,048 rows of 384 numbers take 0.3 s.
 ROWS_AT_ONCE = 64
+# The input with the characters of each chunk of a text.
+SPANS = "spans"
 
 
 class Scores(NamedTuple):
@@ -104,10 +106,31 @@ async def token_vectors(
     gateway: Gateway, system: System, rows: Sequence[Row], prompt_name: str | None = None
 ) -> tuple[list[Vectors], Answers]:
     """Return the vectors of each row's tokens, without those of the padding."""
-    answers = await infer_rows(gateway, system, prompted(system, rows, prompt_name), [system.token_vectors])
+    outputs = [system.token_vectors, *({VECTOR_COUNT} & system.outputs)]
+    answers = await infer_rows(gateway, system, prompted(system, rows, prompt_name), outputs)
     arrays = answers.arrays(system.token_vectors)
     counts = answers.token_counts or [len(array) for array in arrays]
+    if VECTOR_COUNT in outputs:
+        counts = answers.array(VECTOR_COUNT).ravel().tolist()
     return [array[:count].astype("<f4") for array, count in zip(arrays, counts, strict=True)], answers
+
+
+async def embed_chunks(
+    gateway: Gateway, system: System, chunks: Sequence[str], prompt_name: str | None = None
+) -> tuple[Vectors, Answers]:
+    """Return a vector for each chunk of a text, from one run over the whole text."""
+    ends = np.cumsum([len(chunk) for chunk in chunks])
+    spans = np.stack([[0, *ends[:-1]], ends], axis=1)
+    columns = prompted(system, ["".join(chunks)], prompt_name)
+    tensors = [Tensor.from_texts(name, rows, [1, 1]) for name, rows in columns.items()]
+    tensors.append(Tensor.from_values(SPANS, "INT64", spans[None]))
+    outputs = [SPAN_VECTORS, *({TOKEN_COUNT} & system.outputs)]
+    try:
+        answers = Answers([await gateway.inference.infer(system.name, tensors, outputs)])
+    except grpc.RpcError as error:
+        raise from_triton(error, system.name) from None
+    gateway.counters.tokens(answers.tokens or 0)
+    return answers.array(SPAN_VECTORS)[0].astype("<f4", copy=False), answers
 
 
 def prompted(system: System, rows: Sequence[Row], prompt_name: str | None) -> Columns:
@@ -177,9 +200,9 @@ async def rank(
 async def score(
     gateway: Gateway, system: System, queries: Sequence[str], texts: Sequence[str], instruction: str | None = None
 ) -> Scores:
-    columns: Columns = {"query": queries, "text": texts}
+    columns: Columns = {"query": queries, "text" if "text" in system.inputs else "input_text": texts}
     if instruction is not None:
-        if "prompt" not in system.inputs:
+        if not {"prompt", "text"} <= system.inputs:  # of texts with a vector for each token, it is the text's prompt
             message = f"The model '{system.name}' takes no instruction."
             raise ApiError(400, message, "instruction", "unsupported_parameter")
         columns = {**columns, "prompt": [instruction] * len(texts)}
@@ -207,7 +230,7 @@ async def tokenized(
 ) -> list[TokenizedRow]:
     """Return texts as token ids, and token ids as texts. A generating model takes them as its input `source`."""
     if system.max_batch:
-        columns = {"query": rows, "text": [""] * len(rows)} if "query" in system.inputs else {"input_text": rows}
+        columns = {"query": rows, "text": [""] * len(rows)} if "text" in system.inputs else {"input_text": rows}
         texts = (await infer_rows(gateway, system, columns, [TOKENIZED])).texts(TOKENIZED)
     else:
         try:

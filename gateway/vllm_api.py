@@ -20,6 +20,7 @@ from gateway.context import Gateway, gateway_of
 from gateway.images import Part
 from gateway.rows import Answers, Input, TokenId, check_rows, read_rows
 from gateway.served_systems import System
+from scripts.common.kinds import SPAN_VECTORS
 
 JinaTask = Literal[
     "retrieval.query", "retrieval.passage", "text-matching", "classification", "clustering", "separation", "code.query",
@@ -43,6 +44,7 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     embedding_type: Literal["dense", "sparse", "multi"] = "dense"  # of ours
     prompt_name: str | None = None  # TEI's
+    late_chunking: bool = False  # Jina's
     task: JinaTask | None = None
     input_type: Literal["query", "document", "passage"] | None = None  # Voyage's and NVIDIA's
 
@@ -114,7 +116,13 @@ async def embeddings(request: Request) -> Response:
     if prompt is None:
         prompt = encoders.prompt_for(system, body.task or body.input_type)
     data: list[msgspec.Raw]
-    if body.embedding_type == "dense":
+    if body.late_chunking:
+        check_chunks(system, body)
+        vectors, answers = await encoders.embed_chunks(gateway, system, texts_only(rows, "input"), prompt)
+        if body.dimensions is not None:
+            vectors = encoders.shortened(vectors, body.dimensions)
+        data = await items(vectors, "embedding", in_base64)
+    elif body.embedding_type == "dense":
         vectors, answers = await encoders.embed(gateway, system, rows, prompt, body.dimensions)
         data = await items(vectors, "embedding", in_base64)
     elif body.embedding_type == "multi":
@@ -151,6 +159,16 @@ def check_type(system: System, body: EmbeddingsBody) -> None:
         raise ApiError(400, "Only dense vectors can be shortened.", "dimensions", "unsupported_parameter")
     if body.encoding_format == "base64" and body.embedding_type == "sparse":
         raise ApiError(400, "Sparse vectors are sent as numbers: leave it out.", "encoding_format", "unsupported_value")
+
+
+def check_chunks(system: System, body: EmbeddingsBody) -> None:
+    """Raise ApiError if the system makes no vectors of a text's chunks, or the request asks for others."""
+    if SPAN_VECTORS not in system.outputs:
+        message = f"The model '{body.model}' has no late chunking: choose one that takes the mean of its tokens."
+        raise ApiError(400, message, "late_chunking", "unsupported_parameter")
+    if body.embedding_type != "dense":
+        raise ApiError(400, "Only dense vectors have late chunking.", "late_chunking", "unsupported_parameter")
+    encoders.check_dimensions(body.dimensions, system.width)
 
 
 def listed(prefix: str, model: str, data: Sequence[Any], answers: Answers) -> Response:

@@ -8,6 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 EMBEDDINGS = ("output__0", "sentence_embedding")
 # The names of an output with a vector for each token.
 TOKEN_VECTORS = ("token_embeddings", "last_hidden_state")
+# The output with the number of these vectors, unless each token has one.
+VECTOR_COUNT = "vector_count"
+# The output with a vector for each span of a text (images/triton/backends/shared/late_chunking.py).
+SPAN_VECTORS = "span_embeddings"
 # The output with the number of tokens of each text.
 TOKEN_COUNT = "token_count"
 # The output with the token ids of each text (images/triton/backends/shared/token_ids.py).
@@ -29,14 +33,20 @@ def abilities(inputs: Collection[str], outputs: Shapes, max_batch: int) -> list[
         return ["generation"]
     if not max_batch:
         return []
+    scores = "query" in inputs and [*outputs.get("score", ())] == [1]
     if {"query", "text"} <= {*inputs}:
-        return ["rerank"] if [*outputs.get("score", ())] == [1] else []
+        return ["rerank"] if scores else []
     if "input_text" not in inputs:
         return []
     # Token classification has the start of each entity too.
     if {"label", "score", "scores"} <= outputs.keys() and "start" not in outputs:
         return ["classify"]
-    able = {"embedding": embedding(outputs), "sparse": outputs.keys() >= {*SPARSE}, "multi": token_vectors(outputs)}
+    able = {
+        "embedding": embedding(outputs),
+        "sparse": outputs.keys() >= {*SPARSE},
+        "multi": token_vectors(outputs),
+        "rerank": scores,
+    }
     return [ability for ability, is_there in able.items() if is_there]
 
 
