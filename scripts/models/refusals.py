@@ -264,7 +264,8 @@ def check_modules(name: str, weights: Path, trust_remote_code: bool) -> None:
     for module in modules:
         path = module.folder / DESCRIPTIONS.get(module.name, "config.json")
         if path != weights / "config.json":
-            check_words(name, path, read_json(name, path), [module.name])
+            bases = TRANSFORMERS if module.name in TRANSFORMERS else (module.name,)  # one is a base of the other
+            check_words(name, path, read_json(name, path), [*bases])
     for entry in entries:
         check_words(name, weights / "modules.json", entry, ["BaseModel"])
 

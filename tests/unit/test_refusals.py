@@ -289,6 +289,16 @@ def test_pooling_of_older_sentence_transformers_is_read(tmp_path):
     check_model("x", folder, trust_remote_code=False)
 
 
+def test_sparse_encoder_of_any_module_is_read(tmp_path):
+    """sentence-transformers 6 still saves its deprecated module, with the keys of the one that replaces it."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
+
+    encoders.save_bert(tmp_path / "plain", "ForMaskedLM")
+    SparseEncoder(modules=[MLMTransformer(str(tmp_path / "plain")), SpladePooling()]).save(str(tmp_path / "sparse"))
+    check_model("x", tmp_path / "sparse", trust_remote_code=False)
+
+
 def test_folder_of_the_weights_is_never_filled(tmp_path):
     source = encoders.save_bert(tmp_path / "source", "Model")
     weights = Weights(source, "x", "x")
