@@ -298,6 +298,10 @@ class SparseModel(SentenceModel):
         return model
 
     @cached_property
+    def pools_spans(self) -> bool:
+        return False
+
+    @cached_property
     def vocabulary(self) -> int:
         return self.width
 
