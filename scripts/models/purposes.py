@@ -42,8 +42,6 @@ KINDS = {
 }
 # The end of an architecture's name -> what it does, for kinds that transformers does not list.
 ENDINGS = {
-    "DPRContextEncoder": "turns passages into vectors for DPR, beside a model of its own for questions",
-    "DPRQuestionEncoder": "turns questions into vectors for DPR, beside a model of its own for passages",
     "DPRReader": "marks answers in DPR's passages",
     "ViTMAEForPreTraining": "fills in hidden parts of images",
     "ViTMAEModel": "sees a random part of each image",

@@ -1,11 +1,14 @@
-"""Hide what libraries print about their own internals."""
+"""Hide what libraries print about their own internals, and a library that they import for nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 
 @contextlib.contextmanager
@@ -19,3 +22,24 @@ def quiet(level: int = logging.WARNING) -> Iterator[None]:
             yield
         finally:
             logging.disable(before)
+
+
+@contextlib.contextmanager
+def without_scikit_learn() -> Iterator[None]:
+    """Let sentence_transformers be imported without scikit-learn, which it needs to evaluate models.
+
+    That takes 1 of the 10 s of CPU time in which a small model is assembled.
+    """
+    names = ("sklearn", "sklearn.metrics")
+    if names[0] in sys.modules:
+        yield
+        return
+    for name in names:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__spec__ = ModuleSpec(name, None)
+        sys.modules[name].__dict__["__getattr__"] = lambda _: None  # whatever is imported from it
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]

@@ -168,6 +168,8 @@ HALF_TASKS = ("sentence-similarity", "image-feature-extraction")
 # The modules of sentence-transformers that are a model of transformers, and the first ones that are not.
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 WITHOUT_CONFIG = ("Router", "StaticEmbedding", "SparseStaticEmbedding")
+# The two encoders of DPR: one for questions, one for passages.
+DPR = ("DPRContextEncoder", "DPRQuestionEncoder")
 # The end of an architecture's name -> its task.
 ENDINGS = {
     "ForSequenceClassification": "text-classification",
@@ -177,6 +179,7 @@ ENDINGS = {
     "ForImageClassification": "image-classification",
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
+    **dict.fromkeys(DPR, "sentence-similarity"),
 }
 
 

@@ -191,8 +191,6 @@ KINDS = [
     ("Bros", "BrosModel", "takes the places of words on a page"),
     ("Clap", "ClapModel", "takes sound"),
     ("CLIPSeg", "CLIPSegForImageSegmentation", "segments images"),
-    ("DPR", "DPRContextEncoder", "turns passages into vectors for DPR"),
-    ("DPR", "DPRQuestionEncoder", "turns questions into vectors for DPR"),
     ("DPR", "DPRReader", "marks answers in DPR's passages"),
     ("DPT", "DPTForDepthEstimation", "estimates the depth of images"),
     ("GLPN", "GLPNForDepthEstimation", "estimates the depth of images"),

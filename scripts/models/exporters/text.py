@@ -23,10 +23,10 @@ from scripts.models.exporters.references import reference, request_of, tokenize
 from scripts.models.exporters.served import Tensors, served_tokens
 from scripts.models.exporters.text_configs import configs
 from scripts.models.exporters.text_model import WINDOW_STRIDE, TextModel
-from scripts.models.silence import quiet
-from scripts.models.tasks import TEXT_TASKS, architectures_of, is_of_two_halves, read_config, save_labels
+from scripts.models.silence import quiet, without_scikit_learn
+from scripts.models.tasks import DPR, TEXT_TASKS, architectures_of, is_of_two_halves, read_config, save_labels
 
-PARITY_TEXTS = 64
+PARITY_TEXTS = 24
 SPAN_TEXTS = 4
 MAX_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
 PUBLISHED_WIDTH = 384
@@ -96,7 +96,8 @@ def text_model(job: Job) -> TextModel:
         return (hybrid if job.task == "hybrid-embedding" else multi_vector)(job)
     if job.task not in ("sentence-similarity", "sparse-embedding", "text-ranking"):
         return TextModel(job)
-    from scripts.models.exporters import ranking_model, sentence_model, text_half
+    with without_scikit_learn():  # sentence-transformers takes seconds to import
+        from scripts.models.exporters import ranking_model, sentence_model, text_half
 
     if job.task == "text-ranking":
         return ranking_model.RankingModel(job)
@@ -108,9 +109,9 @@ def text_model(job: Job) -> TextModel:
 
 
 def is_text_half(weights: Path) -> bool:
-    """Return whether the texts go through one half of a model of texts and images, or through that half alone."""
+    """Return whether transformers itself turns a text into a vector: models of texts and images, and DPR."""
     config = read_config(weights)
-    is_half = any(name.endswith("TextModelWithProjection") for name in architectures_of(config))
+    is_half = any(name.endswith(("TextModelWithProjection", *DPR)) for name in architectures_of(config))
     return not (weights / "modules.json").exists() and (is_half or is_of_two_halves(config))
 
 

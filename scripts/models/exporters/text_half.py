@@ -1,4 +1,4 @@
-"""Describe the half of a model of texts and images that takes texts, or that half alone."""
+"""Describe the half of a model of texts and images that takes texts, or that half alone, or an encoder of DPR."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILLED_TYPE, FILLED_LENGTH = "siglip", 64
 class TextHalf(TextModel):
     @cached_property
     def original(self) -> Any:
-        """Return the model. AutoModel would load a half without its projection."""
+        """Return the model. AutoModel would load a half without its projection, and only DPR's encoder of questions."""
         return self.load(getattr(transformers, self.whole_config.architectures[0]))
 
     @property
@@ -31,7 +31,7 @@ class TextHalf(TextModel):
     @property
     def vector(self) -> str:
         """Return the name of the vector in transformers."""
-        return "pooler_output" if self.method == TEXT_FEATURES else "text_embeds"
+        return "text_embeds" if type(self.original).__name__.endswith("WithProjection") else "pooler_output"
 
     @cached_property
     def width(self) -> int:

@@ -164,7 +164,10 @@ class TextModel:
 
     @property
     def model_class(self) -> str:
-        """Return the name of the class of transformers that FORMAT=python loads."""
+        """Return the class of transformers that loads the weights: AutoModel knows no encoder without its decoder."""
+        own = next(iter(self.config.architectures or []), "")
+        if self.task.model_class == "AutoModel" and own.endswith("EncoderModel") and hasattr(transformers, own):
+            return own
         return self.task.model_class
 
     @property
@@ -238,7 +241,7 @@ class TextModel:
     @cached_property
     def original(self) -> Any:
         """Return the PyTorch model."""
-        return self.load(getattr(transformers, self.task.model_class))
+        return self.load(getattr(transformers, self.model_class))
 
     @property
     def attention(self) -> dict[str, str]:

@@ -31,6 +31,12 @@ def save_bert(folder: Path, head: str, **config) -> Path:
     return save(folder, f"Bert{head}", config, tokenizer)
 
 
+def save_dpr(folder: Path, head: str, **config) -> Path:
+    tokenizer = wordpiece()
+    config = transformers.DPRConfig(**SIZE, **common_fields(tokenizer), **config)
+    return save(folder, f"DPR{head}", config, tokenizer)
+
+
 def save_distilbert(folder: Path, head: str, **config) -> Path:
     tokenizer = wordpiece(transformers.DistilBertTokenizerFast)
     size = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
