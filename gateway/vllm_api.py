@@ -41,7 +41,7 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
     messages: list[PartsMessage] | None = None  # vLLM's, in place of `input`
     modality: Literal["text", "image"] = "text"  # Infinity's
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=0)] = 0  # 0, Infinity's default: all
     embedding_type: Literal["dense", "sparse", "multi"] = "dense"  # of ours
     prompt_name: str | None = None  # TEI's
     late_chunking: bool = False  # Jina's
@@ -119,11 +119,11 @@ async def embeddings(request: Request) -> Response:
     if body.late_chunking:
         check_chunks(system, body)
         vectors, answers = await encoders.embed_chunks(gateway, system, texts_only(rows, "input"), prompt)
-        if body.dimensions is not None:
+        if body.dimensions:
             vectors = encoders.shortened(vectors, body.dimensions)
         data = await items(vectors, "embedding", in_base64)
     elif body.embedding_type == "dense":
-        vectors, answers = await encoders.embed(gateway, system, rows, prompt, body.dimensions)
+        vectors, answers = await encoders.embed(gateway, system, rows, prompt, body.dimensions or None)
         data = await items(vectors, "embedding", in_base64)
     elif body.embedding_type == "multi":
         lists, answers = await encoders.token_vectors(gateway, system, rows, prompt)
@@ -155,7 +155,7 @@ def check_type(system: System, body: EmbeddingsBody) -> None:
     if body.embedding_type not in types:
         message = f"The model '{body.model}' has other vectors: send 'embedding_type': '{types[0]}'."
         raise ApiError(400, message, "embedding_type", "unsupported_value")
-    if body.dimensions is not None and body.embedding_type != "dense":
+    if body.dimensions and body.embedding_type != "dense":
         raise ApiError(400, "Only dense vectors can be shortened.", "dimensions", "unsupported_parameter")
     if body.encoding_format == "base64" and body.embedding_type == "sparse":
         raise ApiError(400, "Sparse vectors are sent as numbers: leave it out.", "encoding_format", "unsupported_value")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gateway.config import Config, Limits
 from scripts.common.corpus import MIXED
@@ -292,7 +292,7 @@ def test_embeddings_usage_counts_the_tokens(served, client):
 
 @pytest.mark.parametrize(
     ("wrong", "param"),
-    [("", "input"), ([], "input"), (["a", ""], "input[1]"), ([1, 2], "input"), ([[1, 2]], "input")],
+    [("", "input"), ([], "input"), (["a", ""], "input[1]"), ([[1], []], "input[1]"), ([[-1]], "input[0][0]")],
 )
 def test_wrong_input_is_refused(openai, client, wrong, param):
     with pytest.raises(openai.BadRequestError) as error:
@@ -308,17 +308,47 @@ def test_langchain_embeds(served, url):
     assert np.allclose(embeddings.embed_query(TEXTS[0]), embed(served, TEXTS[0])[0], atol=1e-5)
 
 
-def test_error_names_the_option_that_langchain_needs(openai, url, monkeypatch):
-    """Name the option: by default, LangChain sends tokens of an OpenAI tokenizer, which it downloads."""
-    import tiktoken
+def test_langchain_counts_with_the_models_tokenizer(served, url):
+    """Without tiktoken, LangChain cuts texts with a tokenizer of Hugging Face, and sends the parts as texts."""
     from langchain_openai import OpenAIEmbeddings
 
-    single_bytes = {bytes([byte]): byte for byte in range(256)}
-    downloaded = tiktoken.Encoding("bytes", pat_str=".", mergeable_ranks=single_bytes, special_tokens={})
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: downloaded)
-    embeddings = OpenAIEmbeddings(model="embedding", base_url=url, api_key=KEY, max_retries=0)
-    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
-        embeddings.embed_query("a text")
+    tokenizer = folder_of_tokenizer(served)
+    embeddings = OpenAIEmbeddings(
+        model="embedding", base_url=url, api_key=KEY, tiktoken_enabled=False, tiktoken_model_name=str(tokenizer)
+    )
+    assert np.allclose(embeddings.embed_documents(list(TEXTS[:20])), embed(served, *TEXTS[:20]), atol=1e-5)
+
+
+def folder_of_tokenizer(served: TestStack) -> Path:
+    """Return a folder with the tokenizer of `embedding` as transformers saves it."""
+    folder = served.folder / "tokenizer"
+    file = served.folder / "models/encoder/1/tokenizer.json"
+    PreTrainedTokenizerFast(tokenizer_file=str(file), cls_token="[CLS]", sep_token="[SEP]").save_pretrained(folder)
+    return folder
+
+
+def test_token_ids_get_the_vector_of_their_text(served, openai, client, url):
+    texts = [*TEXTS[:20], "word " * 1000]
+    rows = [post(root_of(url), "tokenize", {"model": "embedding", "prompt": text}) for text in texts]
+    assert [row["count"] for row in rows[:20]] == [tokens(served, text) for text in texts[:20]]
+    assert rows[-1]["tokens"][1:-1] == rows[-1]["tokens"][1:2] * 1000
+    answer = client.embeddings.create(model="embedding", input=[row["tokens"] for row in rows[:20]])
+    assert np.allclose([item.embedding for item in answer.data], embed(served, *texts[:20]), atol=1e-6)
+    assert answer.usage.prompt_tokens == tokens(served, *texts[:20])
+    with pytest.raises(openai.BadRequestError, match=f"more than {rows[0]['max_model_len']} tokens"):
+        client.embeddings.create(model="embedding", input=rows[-1]["tokens"])
+
+
+def test_detokenize_and_completions_take_ids(served, client, url):
+    row = post(root_of(url), "tokenize", {"model": "mychat", "prompt": "I am going"})
+    assert post(root_of(url), "detokenize", {"model": "mychat", "tokens": row["tokens"]}) == {"prompt": "I am going"}
+    answer = client.completions.create(model="mychat", prompt=row["tokens"], max_tokens=12, temperature=0)
+    assert answer.choices[0].text == continued(served, "I am going", 12)
+    assert row["max_model_len"] == CONTEXT
+
+
+def root_of(url: str) -> str:
+    return url.removesuffix("/v1")
 
 
 def test_llama_index_embeds(served, url):
@@ -532,6 +562,114 @@ def test_classify_gives_tritons_labels(served, url):
     for item, score in zip(answer["data"], expected["score"], strict=True):
         assert item["num_classes"] == len(item["probs"]) == len(encoders.MOODS)
         assert math.isclose(max(item["probs"]), score, abs_tol=1e-5)
+
+
+# --- clients of other APIs --------------------------------------------------------------------------------------------
+
+QUERY, DOCUMENTS = "Which battery fits?", list(TEXTS[:12])
+
+
+@pytest.fixture(scope="module")
+def scores(served) -> list[float]:
+    """Return Triton's own score of each document."""
+    return columns(served, "reranker", query=[QUERY] * len(DOCUMENTS), text=DOCUMENTS)["score"]
+
+
+def check_ranking(ranking: list[tuple[int, float]], scores: list[float], top_n: int = len(DOCUMENTS)) -> None:
+    """Check the numbers of the documents and their scores, from the best one to the worst."""
+    assert [number for number, _ in ranking] == sorted(range(len(scores)), key=lambda n: -scores[n])[:top_n]
+    assert np.allclose([score for _, score in ranking], [scores[number] for number, _ in ranking], atol=1e-5)
+
+
+@pytest.mark.parametrize("version", ["Client", "ClientV2"])
+def test_coheres_client_embeds_and_reranks(served, url, scores, version):
+    import cohere
+
+    client = getattr(cohere, version)(api_key=KEY, base_url=root_of(url))
+    texts = list(TEXTS[:5])
+    options = {"embedding_types": ["float", "ubinary"]} if version == "ClientV2" else {}
+    answer = client.embed(model="embedding", texts=texts, input_type="search_query", **options)
+    vectors = answer.embeddings.float_ if options else answer.embeddings
+    expected = embed(served, *texts)
+    assert np.allclose(vectors, expected, atol=1e-5)
+    if options:
+        assert answer.embeddings.ubinary == np.packbits(expected > 0, axis=1).tolist()
+    ranked = client.rerank(model="reranker", query=QUERY, documents=DOCUMENTS, top_n=5)
+    check_ranking([(result.index, result.relevance_score) for result in ranked.results], scores, 5)
+    with pytest.raises(cohere.errors.NotFoundError, match="does not exist"):
+        client.rerank(model="nobody", query=QUERY, documents=DOCUMENTS)
+
+
+@pytest.mark.parametrize("model", ["", "/models/embedding", "/models/embedding/embed"])
+def test_hugging_faces_client_embeds(served, url, model):
+    from huggingface_hub import InferenceClient
+
+    client = InferenceClient(model=root_of(url) + (model or "/embed"), token=KEY)
+    assert np.allclose(client.feature_extraction(list(TEXTS[:5])), embed(served, *TEXTS[:5]), atol=1e-5)
+    if model == "/models/embedding":
+        first, *others = embed(served, *TEXTS[:5])
+        similarities = client.sentence_similarity(TEXTS[0], list(TEXTS[1:5]))
+        assert np.allclose(similarities, [first @ other for other in others], atol=1e-5)
+
+
+def test_hugging_faces_client_classifies(served, url):
+    from huggingface_hub import InferenceClient
+    from huggingface_hub.errors import HfHubHTTPError
+
+    client = InferenceClient(model=f"{root_of(url)}/models/mood", token=KEY)
+    best, *others = client.text_classification(TEXTS[0])
+    expected = columns(served, "mood", input_text=[TEXTS[0]])
+    assert (best.label, len(others)) == (expected["label"][0], len(encoders.MOODS) - 1)
+    assert math.isclose(best.score, expected["score"][0], abs_tol=1e-5)
+    with pytest.raises(HfHubHTTPError, match="does not exist"):
+        InferenceClient(model=f"{root_of(url)}/models/nobody", token=KEY).text_classification("a")
+
+
+def test_infinitys_client_embeds_and_reranks(served, url, scores):
+    from infinity_client import AuthenticatedClient
+    from infinity_client.api.default import embeddings, rerank
+    from infinity_client.models import OpenAIEmbeddingInputText, RerankInput
+
+    client = AuthenticatedClient(base_url=root_of(url), token=KEY, raise_on_unexpected_status=True)
+    body = OpenAIEmbeddingInputText(input_=list(TEXTS[:5]), model="embedding")
+    vectors = [item.embedding for item in embeddings.sync(client=client, body=body).data]
+    assert np.allclose(vectors, embed(served, *TEXTS[:5]), atol=1e-5)
+    ranked = rerank.sync(client=client, body=RerankInput(QUERY, DOCUMENTS, model="reranker"))
+    check_ranking([(result.index, result.relevance_score) for result in ranked.results], scores)
+
+
+def test_langchain_embeds_and_reranks(served, url, scores, monkeypatch):
+    from langchain_cohere import CohereRerank
+    from langchain_community.document_compressors import jina_rerank
+    from langchain_huggingface import HuggingFaceEndpointEmbeddings
+
+    of_tei = HuggingFaceEndpointEmbeddings(model=f"{root_of(url)}/embed", huggingfacehub_api_token=KEY)
+    assert np.allclose(of_tei.embed_documents(list(TEXTS[:5])), embed(served, *TEXTS[:5]), atol=1e-5)
+    # This client has its address in a constant.
+    monkeypatch.setattr(jina_rerank, "JINA_API_URL", f"{url}/rerank")
+    for client in (
+        CohereRerank(model="reranker", cohere_api_key=KEY, base_url=root_of(url), top_n=5),
+        jina_rerank.JinaRerank(model="reranker", jina_api_key=KEY, top_n=5),
+    ):
+        ranked = client.rerank(DOCUMENTS, QUERY)
+        check_ranking([(result["index"], result["relevance_score"]) for result in ranked], scores, 5)
+
+
+def test_llama_index_embeds_and_reranks(served, url, scores):
+    from llama_index.core.schema import NodeWithScore, TextNode
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+    from llama_index.postprocessor.cohere_rerank import CohereRerank
+    from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
+
+    of_tei = TextEmbeddingsInference(model_name="any", base_url=root_of(url), auth_token=KEY)
+    assert np.allclose(of_tei.get_text_embedding_batch(list(TEXTS[:5])), embed(served, *TEXTS[:5]), atol=1e-5)
+    nodes = [NodeWithScore(node=TextNode(text=text, id_=str(number))) for number, text in enumerate(DOCUMENTS)]
+    for client in (
+        CohereRerank(model="reranker", api_key=KEY, base_url=root_of(url), top_n=5),
+        TextEmbeddingInference(base_url=root_of(url), auth_token=f"Bearer {KEY}", top_n=5),
+    ):
+        ranked = client.postprocess_nodes(nodes, query_str=QUERY)
+        check_ranking([(int(node.node.node_id), node.score) for node in ranked], scores, 5)
 
 
 # --- the docs ---------------------------------------------------------------------------------------------------------

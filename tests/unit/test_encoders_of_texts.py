@@ -119,6 +119,8 @@ def test_wrong_text_gets_its_error_alone(start, bad, code, message):
     model.finalize()
 
 
+OWN = ": send texts, or ids of the model's own tokenizer"
+
 # --- token ids --------------------------------------------------------------------------------------------------------
 
 
@@ -144,8 +146,8 @@ def test_token_ids_are_answered_as_their_text(start):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (ids(4), "input 'input_text': row 0 has the token id 4; this model's ids are 0 to 3"),
-        (ids(1, -1), "input 'input_text': row 0 has the token id -1; this model's ids are 0 to 3"),
+        (ids(4), "input 'input_text': row 0 has the token id 4; this model's ids are 0 to 3" + OWN),
+        (ids(1, -1), "input 'input_text': row 0 has the token id -1; this model's ids are 0 to 3" + OWN),
         (ids(1, 1, 1, 1, 1), "input 'input_text': text 0 has more than 4 tokens; it must have 1 to 4"),
         (ids(1) + b"x", "input 'input_text': row 0 is not valid UTF-8 (byte 0)"),
     ],

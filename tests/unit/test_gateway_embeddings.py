@@ -212,7 +212,9 @@ def test_purpose_of_the_texts_chooses_a_prompt(
     assert "prompt_name" not in triton.received[1].inputs
 
 
-@pytest.mark.parametrize("fields", [{"user": "me"}, {"dimensions": None}, {"metadata": {}}, {"stream": False}])
+@pytest.mark.parametrize(
+    "fields", [{"user": "me"}, {"dimensions": None}, {"dimensions": 0}, {"metadata": {}}, {"stream": False}]
+)
 def test_fields_that_ask_for_nothing_are_accepted(gateway: RunningGateway, fields: dict[str, Any]) -> None:
     embed(gateway, "a", **fields)
 
@@ -250,7 +252,7 @@ def test_text_of_many_languages_is_kept(gateway: RunningGateway, triton: TritonS
         ({"model": None}, "model"),
         ({"model": ["embedding"]}, "model"),
         ({"encoding_format": "hex"}, "encoding_format"),
-        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": -1}, "dimensions"),
         ({"dimensions": 5}, "dimensions"),
         ({"dimensions": 10**30}, "dimensions"),
         ({"dimensions": 2.5}, "dimensions"),

@@ -42,7 +42,8 @@ def check_ids(ids: TokenIds, vocabulary: int, name: str, row: int) -> None:
     """Raise BadRequest for an id that the model has no token for."""
     if unknown := [id for id in ids if not 0 <= id < vocabulary]:
         raise BadRequest(
-            f"input '{name}': row {row} has the token id {unknown[0]}; this model's ids are 0 to {vocabulary - 1}"
+            f"input '{name}': row {row} has the token id {unknown[0]}; this model's ids are 0 to {vocabulary - 1}: "
+            "send texts, or ids of the model's own tokenizer"
         )
 
 
