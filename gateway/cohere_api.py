@@ -119,5 +119,6 @@ async def rerank(request: Request) -> Response:
 
 
 def meta(answers: Answers) -> dict[str, Any]:
-    tokens = {} if answers.tokens is None else {"tokens": {"input_tokens": answers.tokens}}
-    return {"api_version": {"version": "2"}, **tokens}
+    # Clients of v1 require the object.
+    units = {} if answers.tokens is None else {"input_tokens": answers.tokens}
+    return {"api_version": {"version": "2"}, "billed_units": units}

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gateway.api_error import ApiError, from_triton
+from gateway.api_error import ApiError, from_triton, not_ready
 from gateway.context import Gateway
 from gateway.inference import Row, Tensor
 from gateway.rows import IMAGE, Answers, Columns, check_rows, infer_rows, together
@@ -230,8 +230,11 @@ async def tokenized(
 ) -> list[TokenizedRow]:
     """Return texts as token ids, and token ids as texts. A generating model takes them as its input `source`."""
     if system.max_batch:
+        name = system.tokenizing_model
+        if (tokenizing := await gateway.served.lookup(name)) is None:
+            raise not_ready(name)
         columns = {"query": rows, "text": [""] * len(rows)} if "text" in system.inputs else {"input_text": rows}
-        texts = (await infer_rows(gateway, system, columns, [TOKENIZED])).texts(TOKENIZED)
+        texts = (await infer_rows(gateway, tokenizing, columns, [TOKENIZED])).texts(TOKENIZED)
     else:
         try:
             texts = await _tokenized_prompts(gateway, system, Tensor.from_texts(source, rows))

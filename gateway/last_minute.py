@@ -6,9 +6,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from scripts.common.prometheus import Prometheus
-
-API = 'route=~"/v1/.*"'
+from scripts.common.prometheus import API_ROUTES, Prometheus
 
 
 def _rate(counter: str, labels: str = "") -> str:
@@ -30,8 +28,8 @@ QUERIES = {
     "tokens": _rate("transformers_generated_tokens_total"),
     "together": f"{_rate('transformers_generated_tokens_total')} / ({_rate('transformers_runs_total')} > 0)",
     "engine": "max by (model, engine, precision) (transformers_engine == 1)",
-    "answers": f"sum by (code) (rate(gateway_requests_total{{{API}}}[1m]))",
-    "p95": f"histogram_quantile(0.95, sum by (le) (rate(gateway_request_seconds_bucket{{{API}}}[1m])))",
+    "answers": f"sum by (code) (rate(gateway_requests_total{{{API_ROUTES}}}[1m]))",
+    "p95": f"histogram_quantile(0.95, sum by (le) (rate(gateway_request_seconds_bucket{{{API_ROUTES}}}[1m])))",
     "in_flight": "sum(gateway_in_flight)",
 }
 # One request for all of them. The label `figure` names each.

@@ -83,6 +83,15 @@ class System:
         return kinds.embedding(self._shapes)
 
     @cached_property
+    def tokenizing_model(self) -> str:
+        """Return the model with the output `tokenized`: itself, or the step of an ensemble.
+
+        Triton asks a step for all outputs, and the backends make this one only alone.
+        """
+        steps = self.config.ensemble_scheduling.step
+        return next((step.model_name for step in steps if kinds.TOKENIZED in step.output_map), self.name)
+
+    @cached_property
     def token_vectors(self) -> str:
         """Return the name of the output that has a vector for each token, or nothing."""
         return kinds.token_vectors(self._shapes)

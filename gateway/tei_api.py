@@ -185,18 +185,22 @@ async def beginning(request: Request) -> Beginning:
 
 
 async def any_task(request: Request) -> Response:
-    """Answer a request to the address itself, as its body and the system ask for."""
+    """Answer a request to the address itself, as its body and the system ask for. Metrics have the task's path."""
     body = await beginning(request)
     if bytes(body.query):
-        return await rerank(request)
-    if bytes(body.inputs).startswith(b"{"):
-        return await similarity(request)
-    system = await system_for(request, "/", "embedding", "classify", "sparse")
-    request.path_params["model"] = system.name
-    for ability, answer in (("embedding", embed), ("classify", predict)):
-        if ability in system.abilities:
-            return await answer(request)
-    return await embed_sparse(request)
+        path, answer = "/models/{model}/rerank", rerank
+    elif bytes(body.inputs).startswith(b"{"):
+        path, answer = "/similarity", similarity
+    else:
+        system = await system_for(request, "/", *TASKS)
+        request.path_params["model"] = system.name
+        path, answer = next(task for ability, task in TASKS.items() if ability in system.abilities)
+    request.scope["exchange"].route = path
+    return await answer(request)
+
+
+# For each ability of a system, the path and the route of requests to the system's own address.
+TASKS = {"embedding": ("/embed", embed), "classify": ("/predict", predict), "sparse": ("/embed_sparse", embed_sparse)}
 
 
 async def info(request: Request) -> Response:

@@ -33,6 +33,8 @@ class Route:
 ROUTES = {
     # OpenAI's own clients ask for base64.
     "embedding": Route("/v1/embeddings", "data", lambda t: {"input": t["input_text"], "encoding_format": "base64"}),
+    "sparse": Route("/v1/embeddings", "data", lambda t: {"input": t["input_text"], "embedding_type": "sparse"}),
+    "multi": Route("/v1/embeddings", "data", lambda t: {"input": t["input_text"], "embedding_type": "multi"}),
     "classify": Route("/v1/classify", "data", lambda t: {"input": t["input_text"]}),
     "rerank": Route("/v1/rerank", "results", lambda t: {"query": t["query"], "documents": [t["text"]]}),
     # Temperature 0 takes the most likely token, as Triton does without further inputs.

@@ -12,6 +12,9 @@ from typing import Any
 
 from scripts.common.http import opener
 
+# The series of the gateway's APIs, and not of its page, its trials, its health and its metrics.
+API_ROUTES = 'route!~"/|/health|/metrics|/page.*|/reports/.*|/try/.*|other"'
+
 
 class PrometheusError(Exception):
     """An error that Prometheus answered, or the reason why it did not answer."""

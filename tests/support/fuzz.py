@@ -31,6 +31,7 @@ HUGE = "long " * 25_000
 TEXTS = ["Which battery fits?", "a", "비 그친 뒤 골목에"]
 BAD_TEXTS = [
     *(b"", b"\0", b" ", b"\xff\xfe", b"\xed\xa0\x80", b"\xf0\x9f", b"a\0b", HUGE.encode(), b"[MASK] [PAD] [SEP]"),
+    *(b"\xff\x00\x00\x00", b"\xff\xff\xff\xff\xff", b"\xff\x05\x00\x00\x00"),
     *("\u202e\u0301\ufeff\U0001f469\u200d\U0001f467".encode(), b"{{ 7 * 7 }}", b"%s%n", b"\\u0000", b"\r\n\r\n"),
 ]
 NAMES = ["", "nothing", "..", "../..", "a" * 5000, "\0", "é", "embedding/../tokenizer", "%2e%2e", "a b", "*"]

@@ -250,6 +250,16 @@ def test_stream_only_model_tokenizes(triton: TritonStandIn) -> None:
         assert answer(running, "/tokenize", model="streaming", prompt="a")["tokens"] == ids_of("a")
 
 
+def test_step_of_an_ensemble_tokenizes() -> None:
+    """Ask the step itself: from an ensemble, Triton would ask it for its other outputs, too."""
+    whole, encoder = embedding(), embedding("encoder")
+    step = {"model_name": "encoder", "model_version": -1, "output_map": {"tokenized": "tokenized"}}
+    whole.settings = {"platform": "ensemble", "ensemble_scheduling": {"step": [step]}}
+    with TritonStandIn(whole, encoder) as stand_in, gateway_before(stand_in, "embedding") as running:
+        assert answer(running, "/tokenize", model="embedding", prompt="a")["tokens"] == ids_of("a")
+        assert [(received.model, received.outputs) for received in stand_in.received] == [("encoder", ["tokenized"])]
+
+
 def test_chat_is_tokenized_by_the_model(gateway: RunningGateway, triton: TritonStandIn) -> None:
     answer(gateway, "/tokenize", model="counter", messages=MESSAGES)
     assert list(triton.received[0].inputs) == ["messages"]
@@ -299,7 +309,7 @@ def test_cohere_v2_embeds_in_each_type(gateway: RunningGateway) -> None:
     assert embeddings == {"ubinary": bits.tolist(), "binary": (bits.astype(int) - 128).tolist()}
     assert embedded == {
         "texts": ["abc", "b"],
-        "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": 6}},
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 6}},
         "response_type": "embeddings_by_type",
     }
 
@@ -329,7 +339,7 @@ def test_coheres_input_type_is_the_prompts_name(crowded: RunningGateway, triton:
 def test_cohere_v2_reranks(gateway: RunningGateway) -> None:
     ranked = answer(gateway, "/v2/rerank", model="reranker", query="red house", documents=DOCUMENTS, top_n=2)
     assert ranked["results"] == [{"index": 1, "relevance_score": 1.0}, {"index": 2, "relevance_score": 0.5}]
-    assert ranked["meta"]["tokens"] == {"input_tokens": 17}
+    assert ranked["meta"]["billed_units"] == {"input_tokens": 17}
 
 
 @pytest.mark.parametrize(

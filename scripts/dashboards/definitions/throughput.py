@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scripts.common.prometheus import API_ROUTES
 from scripts.dashboards.definitions.panels import Query, by_mode, lines, locust, names, new_dashboard, number, variable
 
 WHICH = '{model=~"$model", mode=~"$mode"}'
@@ -34,7 +35,7 @@ def latency(quantile: float) -> Query:
 
 def gateway_latency(quantile: float, histogram: str, name: str) -> Query:
     """Return a quantile of a histogram of the gateway, for each route that answered."""
-    api = '{route=~"/v1/.*"}[$__rate_interval]'
+    api = f"{{{API_ROUTES}}}[$__rate_interval]"
     buckets = f"sum by (le, route) (rate({histogram}_bucket{api}))"
     answered = f"sum by (route) (rate({histogram}_count{api})) > 0"
     return Query(f"histogram_quantile({quantile}, {buckets}) and on (route) ({answered})", f"{name}, {{{{route}}}}")
@@ -59,7 +60,7 @@ def gateway():
         "Gateway: requests/s",
         "Answers by status code. 429: more requests at once than GATEWAY_IN_FLIGHT.",
         "reqps",
-        Query('sum by (code) (rate(gateway_requests_total{route=~"/v1/.*"}[$__rate_interval]))', "{{code}}"),
+        Query(f"sum by (code) (rate(gateway_requests_total{{{API_ROUTES}}}[$__rate_interval]))", "{{code}}"),
         width=8,
         no_value=NO_CLIENT,
     )
