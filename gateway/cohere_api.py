@@ -51,12 +51,14 @@ class EmbedBody(msgspec.Struct, forbid_unknown_fields=True):
         given = [self.texts is not None, bool(self.images), self.inputs is not None]
         if sum(given) != 1:
             raise ApiError(400, "Send one of 'texts', 'images' and 'inputs'.", "texts", "missing_required_parameter")
+        rows: list[Any]
         if self.images:
-            return read_rows(gateway, system, self.images, "images", only_images=True)
-        if self.texts is not None:
-            return read_rows(gateway, system, self.texts, "texts")
-        rows: Any = [each.row(f"inputs[{number}]") for number, each in enumerate(self.inputs or ())]
-        return read_rows(gateway, system, rows, "inputs")
+            name, rows = "images", [*self.images]
+        elif self.texts is not None:
+            name, rows = "texts", [*self.texts]
+        else:
+            name, rows = "inputs", [each.row(f"inputs[{number}]") for number, each in enumerate(self.inputs or ())]
+        return read_rows(gateway, system, rows, name, only_images=bool(self.images))
 
 
 class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
