@@ -462,17 +462,7 @@ def test_model_that_would_give_other_answers_is_refused(tmp_path, name, reason):
 
 @pytest.mark.slow
 def test_rotary_positions_that_depend_on_other_texts_limit_the_context(tmp_path):
-    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "factor": 4.0}
-    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 64} | factors
-
-    def save_long(folder):
-        language.save_modern(folder, "phi3")
-        config = json.loads((folder / "config.json").read_text())
-        changes = {"rope_parameters": rope, "original_max_position_embeddings": 64}
-        (folder / "config.json").write_text(json.dumps(config | changes))
-        return folder
-
-    outcome, folder = export(tmp_path, "openvino-fp16", save_long)
+    outcome, folder = export(tmp_path, "openvino-fp16", language.save_longrope)
     assert "texts of at most 64 tokens instead of 256, which takes FORMAT=python" in outcome.summary
     assert json.loads((folder / "limits.json").read_text())["context"] == 64
 

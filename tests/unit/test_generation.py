@@ -96,6 +96,30 @@ def test_batch_gives_each_row_its_own_text(decoder):
     assert generate(decoder, batch) == expected
 
 
+FAST = ("gemma3_text", "gpt_oss", "qwen3_5_text")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in FAST else pytest.mark.slow) for kind in language.MODERN]
+)
+def test_texts_of_modern_kinds_equal_those_generated_alone(tmp_path, kind):
+    decoder = load(language.save_modern(tmp_path, kind))
+    expected = [reference(decoder, prompt) for prompt in PROMPTS]
+    assert [generate(decoder, rows(decoder, [prompt]))[0] for prompt in PROMPTS] == expected
+    assert generate(decoder, rows(decoder, PROMPTS)) == expected
+
+
+def test_text_that_would_turn_the_positions_of_others_runs_apart(tmp_path):
+    decoder = load(language.save_longrope(tmp_path))
+    prompts = ["a 1 " * 20, "It", "I am"]
+    batch = rows(decoder, prompts)
+    assert len(batch[0].prompt_tokens) > 64 - 24
+    batches = decoder.batches(batch)
+    for part in batches:
+        decoder.generate(part, lambda: None)
+    assert [row.text for row in batch] == [reference(decoder, prompt) for prompt in prompts]
+
+
 def test_long_prompt_and_long_answer_run_apart(decoder, monkeypatch):
     """Split a batch that would exceed the context, although every row fits alone."""
     monkeypatch.setattr(decoder, "token_cost", 0.0)  # padding costs nothing

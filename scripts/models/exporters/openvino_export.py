@@ -44,7 +44,9 @@ def export(job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, fo
         model = load(job)
         texts = token_windows(tokenizer, context)
         before = torch_perplexity(model, texts)
-        rotary_limit, kind = rotary_context(model), model.config.model_type
+        with backends():
+            from shared.rotary import rotary_context
+        rotary_limit, kind = rotary_context(model.config), model.config.model_type
         graph = convert(model)
         del model
         exported = Path(work)
@@ -116,21 +118,6 @@ def load(job: Job) -> PreTrainedModel:
     if job.format == "openvino-fp32" and model.dtype.itemsize < 4:
         raise FormatUnavailable("its weights are stored in 16 bits: set FORMAT=openvino-fp16")
     return model.eval()
-
-
-def rotary_context(model: PreTrainedModel) -> int | None:
-    """Return the longest text that OpenVINO continues as transformers does, if it is shorter than the model's context.
-
-    The scaling `longrope` turns all positions in another way once one text passes this length, whichever text that is.
-    """
-    parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    nested = [values for values in parameters.values() if isinstance(values, dict)]
-    lengths = [
-        values["original_max_position_embeddings"]
-        for values in (parameters, *nested)
-        if values.get("rope_type") == "longrope"
-    ]
-    return min(lengths, default=None)
 
 
 def convert(model: PreTrainedModel) -> openvino.Model:

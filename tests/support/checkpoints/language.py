@@ -5,6 +5,7 @@ Their weights vary more than for training, so that the generated text depends on
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -129,6 +130,17 @@ def save_modern(folder: Path, kind: str) -> Path:
     config = transformers.AutoConfig.for_model(kind, **options | MODERN[kind], initializer_range=SPREAD)
     architecture = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return save(folder, architecture, config, tokenizer)
+
+
+def save_longrope(folder: Path) -> Path:
+    """Save a Phi-3 whose positions turn in another way after 64 tokens."""
+    save_modern(folder, "phi3")
+    path = folder / "config.json"
+    original = {"original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "factor": 4.0}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0} | original | factors
+    path.write_text(json.dumps(json.loads(path.read_text()) | original | {"rope_parameters": rope}))
+    return folder
 
 
 def save_llama_classifier(folder: Path, labels: int = 3, pad: bool = True) -> Path:

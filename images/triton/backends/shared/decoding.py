@@ -18,6 +18,7 @@ from shared.chat_template import ChatTemplate
 from shared.continuation import Options, Owner, Row
 from shared.lean_transformers import transformers
 from shared.packing import RunCost, cheapest_cut
+from shared.rotary import rotary_context
 
 # Lengths of the prompts that are timed, in tokens.
 SHORT, LONG = 8, 64
@@ -33,6 +34,7 @@ class Traits:
     vocabulary: int
     context: int | None
     device: torch.device
+    shared_context: int | None = None  # the length up to which a row does not change others, if there is one
 
 
 class Decoder:
@@ -50,6 +52,7 @@ class Decoder:
         # the rest of the batch.
         model.generation_config = transformers.GenerationConfig(eos_token_id=sorted(self.end_tokens) or None)
         traits = self.traits()
+        self.shared_context = traits.shared_context
         self.vocabulary, self.context, self.device = traits.vocabulary, traits.context, traits.device
         self.padding = next(
             token for token in (tokenizer.pad_token_id, *sorted(self.end_tokens), 0) if token is not None
@@ -64,7 +67,8 @@ class Decoder:
     def traits(self) -> Traits:
         config = self.model.config.get_text_config(decoder=True)
         vocabulary = self.model.get_input_embeddings().num_embeddings
-        return Traits(vocabulary, getattr(config, "max_position_embeddings", None), self.model.device)
+        context = getattr(config, "max_position_embeddings", None)
+        return Traits(vocabulary, context, self.model.device, rotary_context(config))
 
     def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
         """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with."""
@@ -112,7 +116,8 @@ class Decoder:
         A batch carries a finished row along to its end, and each token moves it one position further.
         """
         max_new_tokens = max(row.options.max_new_tokens for row in rows)
-        if len(rows) == 1 or len(rows[-1].prompt_tokens) + max_new_tokens <= (self.context or math.inf):
+        limit = min(self.context or math.inf, self.shared_context or math.inf)
+        if len(rows) == 1 or len(rows[-1].prompt_tokens) + max_new_tokens <= limit:
             return [rows]
         middle = len(rows) // 2
         return self.within_context(rows[:middle]) + self.within_context(rows[middle:])
