@@ -24,14 +24,15 @@ def encode(tokenizer: Tokenizer, *texts: str, add_special_tokens: bool = True) -
 
     `Tokenizer.encode` holds Python's lock until it ends, and `encode_batch` uses the threads of the batches.
     """
+    first, second = texts[0], texts[1] if len(texts) > 1 else None
     if not hasattr(_thread, "is_slow") or sum(map(len, texts)) <= HELD:
-        return tokenizer.encode(*texts, add_special_tokens=add_special_tokens)
-    return asyncio.run(_encode(tokenizer, *texts, add_special_tokens=add_special_tokens))
+        return tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
+    return asyncio.run(_encode(tokenizer, first, second, add_special_tokens))
 
 
-async def _encode(tokenizer: Tokenizer, *texts: str, add_special_tokens: bool) -> Encoding:
+async def _encode(tokenizer: Tokenizer, first: str, second: str | None, add_special_tokens: bool) -> Encoding:
     # It runs in threads that inherit the priority of the slow thread, which alone calls this.
-    encoding: Encoding = await tokenizer.async_encode(*texts, add_special_tokens=add_special_tokens)
+    encoding: Encoding = await tokenizer.async_encode(first, second, add_special_tokens=add_special_tokens)
     return encoding
 
 

@@ -136,8 +136,9 @@ class Tokenization:
         self.slow_thread = slow_thread()
         self.slow_places = threading.Semaphore(SLOW_REQUESTS)
         self.required_token = parameter(config, "exactly_one")
-        self.required_id = self.tokenizer.token_to_id(self.required_token)
-        if self.required_token and self.required_id is None:
+        required_id = self.tokenizer.token_to_id(self.required_token)
+        self.required_id = -1 if required_id is None else required_id
+        if self.required_token and required_id is None:
             raise ConfigError(f"parameter 'exactly_one': the tokenizer has no token '{self.required_token}'")
 
     def set_truncation(self, config: ModelConfig) -> None:
@@ -431,7 +432,8 @@ class Tokenization:
         if len(parts) <= count:
             return text
         offsets = parts[count - 1].offsets
-        return text[offsets[0][0] :] if self.tokenizer.truncation["direction"] == "left" else text[: offsets[-1][1]]
+        truncation = self.tokenizer.truncation or {}
+        return text[offsets[0][0] :] if truncation["direction"] == "left" else text[: offsets[-1][1]]
 
     def pairs(self, rows: list[tuple[str, str]], encodings: list[Encoding]) -> Tensors:
         """Return the outputs that map windows to the pairs of a request."""
@@ -508,7 +510,7 @@ def word_offsets(encoding: Encoding) -> list[tuple[int, int]]:
     """Return the characters of each token's word."""
     words = list(zip(encoding.word_ids, encoding.sequence_ids, strict=True))
     offsets = {
-        (word, text): (-1, -1) if word is None or text is None else encoding.word_to_chars(word, text)
+        (word, text): (-1, -1) if word is None or text is None else encoding.word_to_chars(word, text) or (-1, -1)
         for word, text in set(words)
     }
     return [offsets[word] for word in words]
