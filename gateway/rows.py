@@ -132,7 +132,7 @@ def check_count(gateway: Gateway, count: int, param: str) -> None:
         raise ApiError(400, message, param, "too_many_inputs")
 
 
-def as_rows(value: Input | list[Part], param: str) -> list[Row]:
+def as_rows(value: str | Sequence[Row | int | Part], param: str) -> list[Row]:
     """Return the rows that a field has. Raise ApiError if it has token ids beside other elements."""
     if isinstance(value, str):
         return [value]
@@ -146,10 +146,10 @@ def as_rows(value: Input | list[Part], param: str) -> list[Row]:
 
 
 def read_rows(
-    gateway: Gateway, system: System, value: Input | list[Part], param: str, only_images: bool = False
+    gateway: Gateway, system: System, value: str | Sequence[Row | int | Part], param: str, only_images: bool = False
 ) -> list[Row]:
     """Return the rows that a field has. Raise ApiError if the system cannot answer them."""
-    is_list = isinstance(value, list)
+    is_list = not isinstance(value, str)
     rows = as_rows(value, param)
     check_rows(gateway, rows, param, is_list)
     if IMAGE in system.inputs:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import re
 import struct
 import subprocess
 import sys
+import urllib.request
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,7 +26,7 @@ from tritonclient.utils import InferenceServerException
 
 from scripts.common.settings import ROOT
 from tests.support.batches import batches_of
-from tests.support.checkpoints import vision
+from tests.support.checkpoints import encoders, vision
 from tests.support.stacks import TestStack, bring_up
 
 pytestmark = pytest.mark.slow
@@ -40,6 +43,7 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
         "classifier": vision.save_vit_classifier(folder / "classifier"),
         "dinov2": vision.save_dinov2(folder / "dinov2"),
         "clip": vision.save_clip(folder / "clip"),
+        "siglip": vision.save_siglip(folder / "siglip"),
     }
 
 
@@ -51,15 +55,10 @@ def stack(new_stack, checkpoints) -> TestStack:
         {"SYSTEMS": "python_vit", "SOURCE": checkpoints["vit"]},
         {"SYSTEMS": "pets", "SOURCE": checkpoints["classifier"]},
         {"SYSTEMS": "pets_python", "SOURCE": checkpoints["classifier"], "FORMAT": "python"},
-        {"SYSTEMS": "clip", "SOURCE": checkpoints["clip"], "TASK": "image-feature-extraction"},
-        {
-            "SYSTEMS": "clip_python",
-            "SOURCE": checkpoints["clip"],
-            "TASK": "image-feature-extraction",
-            "FORMAT": "python",
-        },
+        {"SYSTEMS": "clip", "SOURCE": checkpoints["clip"]},
+        {"SYSTEMS": "siglip", "SOURCE": checkpoints["siglip"]},
     )
-    stack.environment["SYSTEMS"] = "vit_ensemble ensemble_model python_vit pets pets_python clip clip_python"
+    stack.environment["SYSTEMS"] = "vit_ensemble ensemble_model python_vit pets pets_python clip siglip"
     return bring_up(stack)
 
 
@@ -242,15 +241,114 @@ def test_classifier_returns_labels(stack, checkpoints, model):
     assert len({label for (label,) in labels}) > 1
 
 
-@pytest.mark.parametrize("model", ["clip", "clip_python"])
+# --- texts and images in one space ------------------------------------------------------------------------------------
+
+CAPTIONS = ["a cat", "a landscape with hills under the sun", "", "two dogs " * 40, "a street", "rain"]
+
+
+def ask_texts(stack, model: str, texts: list[str]):
+    tensor = httpclient.InferInput("input_text", [len(texts), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([text.encode() for text in texts], np.object_).reshape(-1, 1))
+    return httpclient.InferenceServerClient(stack.http.removeprefix("http://")).infer(model, [tensor])
+
+
 @torch.inference_mode()
-def test_image_half_of_clip_equals_get_image_features(stack, checkpoints, model):
+def features(folder: Path, texts: list[str], images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return what transformers alone makes of the texts and of the images, one at a time."""
+    model = transformers.AutoModel.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    padding = {"padding": "max_length", "max_length": encoders.POSITIONS} if folder.name == "siglip" else {}
+    tokens = [tokenizer(text, truncation=True, return_tensors="pt", **padding) for text in texts]
+    pixels = [processor(Image.fromarray(image), return_tensors="pt") for image in images]
+    return (
+        np.concatenate([model.get_text_features(**own).pooler_output.numpy() for own in tokens]),
+        np.concatenate([model.get_image_features(**own).pooler_output.numpy() for own in pixels]),
+    )
+
+
+def check_vectors(answer, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(answer.as_numpy("sentence_embedding"), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["clip", "siglip"])
+def test_system_of_texts_and_images_equals_transformers(stack, checkpoints, model):
     images = [pixels(*size, seed) for seed, size in enumerate(SIZES)]
+    of_texts, of_images = features(checkpoints[model], CAPTIONS, images)
+    assert np.abs(of_texts).max() > 1e-3 and np.abs(of_images).max() > 1e-3
+    answer = ask_texts(stack, model, CAPTIONS)
+    check_vectors(answer, of_texts)
+    counts = answer.as_numpy("token_count").ravel()
+    assert counts.min() > 0 and counts.max() == encoders.POSITIONS
     answer = ask(stack, model, image_bytes=[encoded(image) for image in images])
-    processor = transformers.AutoImageProcessor.from_pretrained(checkpoints["clip"], backend="pil")
-    inputs = processor([Image.fromarray(image) for image in images], return_tensors="pt")
-    expected = transformers.CLIPModel.from_pretrained(checkpoints["clip"]).get_image_features(**inputs)
-    np.testing.assert_allclose(answer.as_numpy("image_embeds"), expected.numpy(), atol=1e-4)
+    check_vectors(answer, of_images)
+    assert answer.as_numpy("token_count").ravel().tolist() == [0] * len(images)
+    check_vectors(ask(stack, model, image=images[0][None]), of_images[:1])
+
+
+@pytest.mark.parametrize("model", ["clip", "siglip"])
+def test_texts_share_a_batch_although_images_come_between_them(stack, checkpoints, model):
+    images = [pixels(20 + 9 * n, 90 - 7 * n, n) for n in range(len(CAPTIONS))]
+    of_texts, of_images = features(checkpoints[model], CAPTIONS, images)
+    damaged = (1, 4)
+
+    def answer(number: int):
+        row, is_image = divmod(number, 2)
+        try:
+            if not is_image:
+                return ask_texts(stack, model, [CAPTIONS[row]])
+            return ask(stack, model, image_bytes=[encoded(images[row])[: 300 if row in damaged else None]])
+        except InferenceServerException as error:
+            return error
+
+    encoder = f"{model}_text_encoder"
+    with batches_of(stack, encoder, len(CAPTIONS)), ThreadPoolExecutor(2 * len(CAPTIONS)) as clients:
+        before = stack.triton.statistics()[encoder]
+        answers = list(clients.map(answer, range(2 * len(CAPTIONS))))
+        assert stack.executions(encoder, len(CAPTIONS), before) == 1
+    for row in range(len(CAPTIONS)):
+        check_vectors(answers[2 * row], of_texts[row : row + 1])
+        if row in damaged:
+            assert answers[2 * row + 1].status() == "400"
+            assert "input 'image_bytes': row 0 is not a whole" in answers[2 * row + 1].message()
+        else:
+            check_vectors(answers[2 * row + 1], of_images[row : row + 1])
+
+
+def test_text_and_image_in_one_request_get_400(stack):
+    text = httpclient.InferInput("input_text", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([[b"a cat"]], np.object_))
+    image = httpclient.InferInput("image_bytes", [1, 1], "BYTES")
+    image.set_data_from_numpy(np.array([[encoded(GOOD)]], np.object_))
+    client = httpclient.InferenceServerClient(stack.http.removeprefix("http://"))
+    with pytest.raises(InferenceServerException, match="not both") as error:
+        client.infer("clip", [text, image])
+    assert error.value.status() == "400"
+
+
+def test_gateway_takes_texts_and_images_in_one_list(stack, checkpoints):
+    files = [encoded(pixels(40, 30, seed), "JPEG") for seed in range(2)]
+    images = [np.asarray(load_image(Image.open(io.BytesIO(file)))) for file in files]
+    of_texts, of_images = features(checkpoints["clip"], CAPTIONS[:2], images)
+    urls = [f"data:image/jpeg;base64,{base64.b64encode(file).decode()}" for file in files]
+    body = {"model": "clip", "input": [CAPTIONS[0], urls[0], {"image": urls[1]}, CAPTIONS[1]]}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{stack.environment['GATEWAY_PORT']}/v1/embeddings",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        vectors = [item["embedding"] for item in json.load(response)["data"]]
+    np.testing.assert_allclose(vectors, [of_texts[0], *of_images, of_texts[1]], atol=1e-4)
+
+
+def test_system_of_texts_and_images_is_unloaded_with_its_halves(stack):
+    stack.environment["SYSTEMS"] = stack.environment["SYSTEMS"].replace(" siglip", "")
+    done = stack.make("up")
+    assert done.returncode == 0, done.stdout + done.stderr
+    loaded = {model for model, (state, _) in stack.triton.index().items() if state == "READY"}
+    assert not {model for model in loaded if model.startswith("siglip")}
+    assert {"clip", "clip_text_encoder", "clip_image_model"} < loaded
 
 
 def test_smoke_sends_images(stack):
