@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -37,8 +38,8 @@ def assembled(weights: Path, folder: Path, form: str = "onnx", task: str = TEXT_
     return folder
 
 
-def check_texts(system: str, folder: Path, expected: list[np.ndarray]) -> None:
-    check(system, folder, [{"input_text": np.array([[text.encode()]], np.object_)} for text in TEXTS], expected)
+def check_texts(system: str, folder: Path, expected: list[np.ndarray], texts: Sequence[str] = TEXTS) -> None:
+    check(system, folder, [{"input_text": np.array([[text.encode()]], np.object_)} for text in texts], expected)
 
 
 def check_images(system: str, folder: Path, expected: list[np.ndarray]) -> None:
@@ -55,10 +56,10 @@ def check(system: str, folder: Path, requests: list[dict], expected: list[np.nda
 
 
 @torch.inference_mode()
-def text_features(weights: Path, **options) -> list[np.ndarray]:
+def text_features(weights: Path, texts: Sequence[str] = TEXTS, **options) -> list[np.ndarray]:
     model = transformers.AutoModel.from_pretrained(weights)
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
-    tokens = [tokenizer(text, truncation=True, return_tensors="pt", **options) for text in TEXTS]
+    tokens = [tokenizer(text, truncation=True, return_tensors="pt", **options) for text in texts]
     return [model.get_text_features(**own).pooler_output.numpy() for own in tokens]
 
 
@@ -107,6 +108,15 @@ def test_siglip_reads_the_padding_of_texts(tmp_path, form, has_mask):
     folder = assembled(weights, tmp_path / "models", form)
     check_texts("eyes_text", folder, text_features(weights, padding="max_length", max_length=encoders.POSITIONS))
     check_images("eyes_image", folder, image_features(weights))
+
+
+def test_own_tokenizer_of_siglip_is_converted(tmp_path):
+    weights = vision.save_siglip(tmp_path / "weights", own_tokenizer=True)
+    assert not transformers.AutoTokenizer.from_pretrained(weights).is_fast
+    folder = assembled(weights, tmp_path / "models", "python")
+    texts = [*MIXED.texts[:40], "  A Cat, on a  SOFA!", "'quoted'", "tab\tnew\nline", "漢字 漢", "", "word " * 100]
+    expected = text_features(weights, texts, padding="max_length", max_length=encoders.POSITIONS)
+    check_texts("eyes_text", folder, expected, texts)
 
 
 def test_sentence_transformer_of_texts_and_images_equals_its_library(tmp_path):

@@ -226,7 +226,7 @@ SAVE = {"onnx": save_onnx, "onnx-int8": save_onnx, "python": save_python, "neuro
 
 def example_rows(model: TextModel) -> list[tuple[str, ...]]:
     texts = example_texts(min(model.max_length, MAX_EXAMPLE))
-    if special := model.hugging_face_tokenizer.pad_token or model.hugging_face_tokenizer.eos_token:
+    if special := model.special_token:
         texts.append(f"rain {special} rain {special}{special}")  # looks like padding
     if model.takes_pairs:
         pairs: list[tuple[str, ...]] = [("Which one?", text) for text in texts]

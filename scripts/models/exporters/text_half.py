@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import transformers
 
+from scripts.models.exporters.siglip_tokenizer import fast_tokenizer
 from scripts.models.exporters.text_model import TextModel
 from scripts.models.purposes import TEXT_FEATURES, encodes_texts_and_images
 
@@ -23,6 +24,20 @@ class TextHalf(TextModel):
     def original(self) -> Any:
         """Return the model. AutoModel would load a half without its projection, and only DPR's encoder of questions."""
         return self.load(getattr(transformers, self.whole_config.architectures[0]))
+
+    @cached_property
+    def own_tokenizer(self) -> Any:
+        return self.load_tokenizer()
+
+    @cached_property
+    def hugging_face_tokenizer(self) -> transformers.PreTrainedTokenizerFast:
+        if isinstance(self.own_tokenizer, transformers.SiglipTokenizer):
+            return fast_tokenizer(self.own_tokenizer)
+        return super().hugging_face_tokenizer
+
+    @property
+    def special_token(self) -> str:
+        return super().special_token if self.own_tokenizer.is_fast else ""  # siglip_tokenizer.py tells why
 
     @property
     def method(self) -> str:
@@ -52,9 +67,7 @@ class TextHalf(TextModel):
     @torch.inference_mode()
     def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
         padding = {"padding": "max_length"} if self.fills_rows else {}
-        tokens = self.hugging_face_tokenizer(
-            texts, truncation=True, max_length=self.max_length, return_tensors="pt", **padding
-        )
+        tokens = self.own_tokenizer(texts, truncation=True, max_length=self.max_length, return_tensors="pt", **padding)
         return self.features(**tokens).numpy()
 
     def features(self, **tokens: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,11 @@ class TextModel:
             )
         return tokenizer
 
+    @property
+    def special_token(self) -> str:
+        """Return a token that looks like padding if a text has it."""
+        return self.hugging_face_tokenizer.pad_token or self.hugging_face_tokenizer.eos_token or ""
+
     @cached_property
     def max_length(self) -> int:
         """Return the maximum length of a text in tokens: what the model was trained for and has positions for."""

@@ -302,6 +302,19 @@ def clip_bpe() -> transformers.CLIPTokenizerFast:
         return transformers.CLIPTokenizerFast(str(vocabulary), str(merges), model_max_length=POSITIONS)
 
 
+def siglip_unigram() -> transformers.SiglipTokenizer:
+    """Train SigLIP's own tokenizer, which transformers has only in Python."""
+    import sentencepiece
+
+    with tempfile.TemporaryDirectory() as folder:
+        texts = [text.lower() for text in MIXED.texts]
+        ids = {"eos_id": 1, "unk_id": 2, "pad_id": 0, "bos_id": -1}
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_prefix=f"{folder}/spiece", vocab_size=800, minloglevel=2, **ids
+        )
+        return transformers.SiglipTokenizer(f"{folder}/spiece.model", model_max_length=POSITIONS)
+
+
 def from_files(trained, kind):
     """Build the tokenizer from vocabulary files: only then does it put its special tokens around a text."""
     with tempfile.TemporaryDirectory() as folder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -58,9 +59,9 @@ def save_clip(folder: Path, legacy: bool = False) -> Path:
     return save(folder, lambda: transformers.CLIPModel(config), processor)
 
 
-def save_siglip(folder: Path, has_mask: bool = False) -> Path:
-    """Save SigLIP, whose tokenizer returns no mask unless it is saved with one."""
-    tokenizer = encoders.byte_level()
+def save_siglip(folder: Path, has_mask: bool = False, own_tokenizer: bool = False) -> Path:
+    """Save SigLIP, whose tokenizer returns no mask unless it is saved with one: its own, or one of another model."""
+    tokenizer: Any = encoders.siglip_unigram() if own_tokenizer else encoders.byte_level()
     tokenizer.model_input_names = ["input_ids", *(["attention_mask"] if has_mask else [])]
     text = {**SIZE, "vocab_size": len(tokenizer), "max_position_embeddings": encoders.POSITIONS}
     for unread in ("image_size", "patch_size"):
