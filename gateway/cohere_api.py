@@ -14,7 +14,7 @@ from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
 from gateway.bodies import json_response
 from gateway.context import Gateway, gateway_of
-from gateway.images import Part
+from gateway.image_parts import Part
 from gateway.inference import Row
 from gateway.rows import Answers, read_rows
 from gateway.served_systems import System

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from gateway.api_error import ApiError, from_triton
 from gateway.context import PARTS_AT_ONCE, Gateway
-from gateway.images import Part, is_image, read_image
+from gateway.image_parts import Part, is_image, read_image
 from gateway.inference import Outputs, Row, Tensor
 from gateway.served_systems import System
 from scripts.common.kinds import TOKEN_COUNT, TOKENIZED

@@ -17,7 +17,7 @@ from gateway.api_error import ApiError
 from gateway.bodies import json_response
 from gateway.completions import Message, plain
 from gateway.context import Gateway, gateway_of
-from gateway.images import Part
+from gateway.image_parts import Part
 from gateway.rows import Answers, Input, TokenId, check_rows, read_rows
 from gateway.served_systems import System
 from scripts.common.kinds import SPAN_VECTORS
