@@ -83,7 +83,7 @@ def vit_processor() -> transformers.ViTImageProcessor:
 
 def save(folder: Path, make, processor: transformers.BaseImageProcessor) -> Path:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+        torch.manual_seed(8)  # images get different labels
         make().save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
