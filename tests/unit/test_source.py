@@ -110,6 +110,14 @@ def test_download_takes_only_needed_files(hub, repository):
     assert not (repository / DOWNLOADS).exists()
 
 
+def test_download_takes_the_heads_of_bge_m3_and_no_other_pickles(hub, model, repository):
+    heads = {"sparse_linear.pt", "colbert_linear.pt"}
+    for name in (*heads, "optimizer.pt", "artifact.metadata"):
+        (model.folder / name).write_bytes(b"x")
+    with open_weights(Hub(NAME), settings(), repository) as weights:
+        assert files_in(weights.folder) == {*NEEDED, *heads, "artifact.metadata"}
+
+
 def test_download_takes_code_only_if_trusted(hub, repository):
     with open_weights(Hub(NAME), settings(TRUST_REMOTE_CODE="1"), repository) as weights:
         assert files_in(weights.folder) == {*NEEDED, "modeling_model.py"}

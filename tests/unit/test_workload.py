@@ -170,6 +170,15 @@ KINDS = {
         TEXT | {"output": [{"name": "output__0", "dims": ["384"]}]},
         ("/v1/embeddings", {"model": "m", "input": "plain", "encoding_format": "base64"}),
     ),
+    "sparse": (
+        TEXT | {"output": [{"name": name, "dims": ["-1"]} for name in ("token_id", "weight")]},
+        ("/v1/embeddings", {"model": "m", "input": "plain", "embedding_type": "sparse"}),
+    ),
+    "multi": (
+        config(("input_text", "TYPE_STRING", ["1"]), ("query", "TYPE_STRING", ["1"], True))
+        | {"output": [{"name": "token_embeddings", "dims": ["-1", "16"]}]},
+        ("/v1/embeddings", {"model": "m", "input": "plain", "embedding_type": "multi"}),
+    ),
     "classify": (
         TEXT | {"output": [{"name": name, "dims": ["-1"]} for name in ("label", "score", "scores")]},
         ("/v1/classify", {"model": "m", "input": "plain"}),
