@@ -57,7 +57,7 @@ TASKS = {
 }
 # The modules of sentence-transformers that are served, by the kind of the model.
 MODULES = {
-    "SentenceTransformer": {"Pooling", "Dense", "LayerNorm", "Normalize", "Dropout"},
+    "SentenceTransformer": {"Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "CNN", "WeightedLayerPooling"},
     "SparseEncoder": {"SpladePooling", "Pooling", "SparseAutoEncoder"},
     "CrossEncoder": {"LogitScore", "Dense"},
     "MultiVectorEncoder": {"Dense", "MultiVectorMask", "Normalize"},

@@ -1,4 +1,4 @@
-"""Models of sentence-transformers that begin with a Router or a table of vectors: served as the library answers."""
+"""Models of sentence-transformers with a Router, a table of vectors or layers of their own: equal to the library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import CNN, Pooling, StaticEmbedding, WeightedLayerPooling
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding
 
 from scripts.common.settings import UserError
@@ -51,14 +51,33 @@ def save_autoencoder(folder: Path) -> Path:
     return folder
 
 
+def save_convolution(folder: Path) -> Path:
+    plain = encoders.save_bert(folder / "plain", "Model")
+    width = encoders.SIZE["hidden_size"]
+    chain = [Transformer(str(plain)), CNN(width, 16), Pooling(48, "mean")]
+    SentenceTransformer(modules=chain, device="cpu").save(str(folder))
+    return folder
+
+
+def save_mean_of_layers(folder: Path) -> Path:
+    plain = encoders.save_bert(folder / "plain", "Model", output_hidden_states=True)
+    width, layers = encoders.SIZE["hidden_size"], encoders.SIZE["num_hidden_layers"]
+    mean = WeightedLayerPooling(width, num_hidden_layers=layers, layer_start=1)
+    chain = [Transformer(str(plain)), mean, Pooling(width, "cls")]
+    SentenceTransformer(modules=chain, device="cpu").save(str(folder))
+    return folder
+
+
 CASES = {
     "dense": lambda folder: encoders.save_router(folder, **PROMPTS),
     "sparse": lambda folder: encoders.save_router(folder, is_sparse=True),
     "static": save_static,
     "weights": save_weights,
     "autoencoder": save_autoencoder,
+    "convolution": save_convolution,
+    "layers": save_mean_of_layers,
 }
-SLOW = ("weights", "autoencoder")
+SLOW = ("weights", "autoencoder", "convolution", "layers")
 
 
 def assemble(source: Path, folder: Path, form: str = "onnx") -> None:
