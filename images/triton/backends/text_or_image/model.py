@@ -6,6 +6,7 @@ a model of its own, with its own queue: texts share batches, whatever images arr
 
 from __future__ import annotations
 
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +29,11 @@ VECTOR = "sentence_embedding"
 TOKEN_COUNT = "token_count"  # none in an image
 # How Triton refuses to load a model for another one while it starts.
 STARTING = "Server not ready"
+# The error of a called model comes without its status (Triton 2.51), so these find it in our backends' messages.
+ERRORS = (
+    (re.compile(r"^(in ensemble '[^']*', )*(inputs? '|the model refused)"), BadRequest),
+    (re.compile(r"wait already: try again later$"), Busy),
+)
 
 
 class Forwarded(NamedTuple):
@@ -101,7 +107,6 @@ def forward(job: Forwarded) -> Tensors:
         preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
     ).exec()
     if answer.has_error():
-        error = answer.error()
-        kinds = {pb_utils.TritonError.INVALID_ARG: BadRequest, pb_utils.TritonError.UNAVAILABLE: Busy}
-        raise kinds.get(error.code(), RuntimeError)(error.message())
+        message = answer.error().message()
+        raise next((kind for pattern, kind in ERRORS if pattern.search(message)), RuntimeError)(message)
     return {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}
