@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from scripts.bench.small_models import POSITIONS, SmallModel
+from scripts.bench.small_configs import POSITIONS
+from scripts.bench.small_models import SmallModel
 from scripts.common.corpus import MIXED
 from scripts.common.triton import Triton
 from scripts.stack.smoke import send_rows
@@ -142,8 +143,19 @@ def words(model: SmallModel, weights: str) -> list[Outputs]:
 
 
 def spans(model: SmallModel, weights: str) -> list[Outputs]:
-    find = pipeline(model, weights)
-    return [{name: [value] for name, value in find(**texts).items()} for texts in texts_of(model)]
+    """Answer by the rule of the pipeline that transformers had before release 5: `exporters.references` keeps it."""
+    from transformers import AutoTokenizer
+
+    from scripts.models.exporters.references import find_answer
+
+    network, tokenizer = model.network_class.from_pretrained(weights).eval(), AutoTokenizer.from_pretrained(weights)
+    answers = (
+        find_answer(network, tokenizer, texts["question"], texts["context"], POSITIONS) for texts in texts_of(model)
+    )
+    return [
+        {"answer": [found.text], "score": [found.score], "start": [found.start], "end": [found.end]}
+        for found in answers
+    ]
 
 
 def features(model: SmallModel, weights: str) -> list[Outputs]:
@@ -188,7 +200,7 @@ def image_features(model: SmallModel, weights: str) -> list[Outputs]:
     import torch
     import transformers
 
-    network = getattr(transformers, f"{model.kind}{model.head}").from_pretrained(weights).eval()
+    network = model.network_class.from_pretrained(weights).eval()
     processor = transformers.AutoImageProcessor.from_pretrained(weights, backend="pil")
     names = ("last_hidden_state", "pooler_output", "image_embeds")
     answers = []

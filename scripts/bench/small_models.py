@@ -1,9 +1,13 @@
-"""Save small models with random weights, made from real architectures: the rows of docs/architectures.md."""
+"""Save small models with random weights, made from real architectures: the rows of docs/architectures.md.
+
+Most rows come from transformers' own lists of architectures, and the libraries that are installed save them.
+"""
 
 from __future__ import annotations
 
+import inspect
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,43 +16,38 @@ import torch
 import transformers
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
+from transformers.models.auto import modeling_auto
 
+from scripts.bench.small_configs import POSITIONS, SIDE, WIDTH, small_config
 from scripts.common.corpus import MIXED
 
-POSITIONS = 64
-SIDE = 32  # of an image
-SPREAD = 0.3  # wide enough that an answer depends on the whole input
 LABELS = {"id2label": {0: "calm", 1: "cross", 2: "glad"}, "label2id": {"calm": 0, "cross": 1, "glad": 2}}
-ENTITIES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-SIZE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": POSITIONS,
-    "initializer_range": SPREAD,
-    "initializer_factor": 1.0,
-}
-IMAGE = {"image_size": SIDE, "patch_size": 8}
-ONNX, PYTHON, BOTH, ALL = ("onnx",), ("python",), ("onnx", "python"), ("onnx", "onnx-int8", "python")
+ENTITIES = {"id2label": dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]))}
+TOKENS = ("pad", "bos", "eos", "cls", "sep", "mask", "unk")
+DEFAULT, BOTH, ALL = ("onnx",), ("onnx", "python"), ("onnx", "onnx-int8", "python")
+PYTHON = ("python",)
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: a dict of fields has no hash
 class SmallModel:
     """An architecture for a task, and the formats in which it is served."""
 
-    kind: str  # of transformers' classes: Bert for BertConfig and BertForSequenceClassification
-    head: str
+    architecture: str  # a class of transformers
     task: str
-    formats: tuple[str, ...] = BOTH
+    formats: tuple[str, ...] = DEFAULT
     tokenizer: str = "wordpiece"
     fields: dict[str, Any] = field(default_factory=dict)  # of the config
     note: str = ""
+    saved_by: str = "5.24"  # the release of transformers
 
     @property
     def system(self) -> str:
-        words = f"{self.kind}{self.task}{self.note}"
+        words = f"{self.architecture}{self.task}{self.note}{self.saved_by}"
         return "".join(letter.lower() for letter in words if letter.isalnum())
+
+    @property
+    def network_class(self) -> Any:
+        return getattr(transformers, self.architecture)
 
     def save(self, folder: Path) -> Path:
         with torch.random.fork_rng(devices=[]):
@@ -58,37 +57,40 @@ class SmallModel:
 
 
 def save_text(row: SmallModel, folder: Path) -> None:
-    tokenizer = TOKENIZERS[row.tokenizer]()
-    network(row, tokenizer).save_pretrained(folder)
+    tokenizer = tokenizer_of(row)
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in TOKENS}
+    ids = {name: number for name, number in ids.items() if number is not None or name == "pad_token_id"}
+    config = small_config(row.network_class.config_class, {"vocab_size": len(tokenizer), **ids}, **row.fields)
+    row.network_class(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def network(row: SmallModel, tokenizer: Any) -> Any:
-    known = {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-    config = getattr(transformers, f"{row.kind}Config")(**given(SIZE | known | row.fields))
-    return getattr(transformers, f"{row.kind}{row.head}")(config)
-
-
-def given(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields without those that an architecture does not take."""
-    return {name: value for name, value in fields.items() if value is not None}
+def tokenizer_of(row: SmallModel) -> Any:
+    """Return a tokenizer that makes the inputs which the network takes."""
+    tokenizer = TOKENIZERS[row.tokenizer]()
+    taken = inspect.signature(row.network_class.forward).parameters
+    tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in taken]
+    return tokenizer
 
 
 def save_sentence_transformer(row: SmallModel, folder: Path) -> None:
-    """Save a sentence-transformer. `row.note` may name the pooling and ask for prompts."""
+    """Save a sentence-transformer. `row.note` names the pooling and the modules, and asks for prompts."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
-    save_text(row, folder / "plain")
-    transformer = modules.Transformer(str(folder / "plain"), max_seq_length=48)
-    pooling = next((mode for mode in ("cls", "max", "lasttoken", "weightedmean") if mode in row.note), "mean")
-    layers = [transformer, modules.Pooling(32, pooling_mode=pooling), modules.Normalize()]
     prompts = {"query": "find what this asks: ", "passage": "text: "} if "prompts" in row.note else {}
+    if "static" in row.note:
+        layers: list[Any] = [modules.StaticEmbedding(tokenizer_of(row).backend_tokenizer, embedding_dim=WIDTH)]
+    else:
+        save_text(row, folder / "plain")
+        transformer = modules.Transformer(str(folder / "plain"), max_seq_length=48)
+        words = row.note.replace(",", "").split()
+        pooling = tuple(mode for mode in modules.Pooling.POOLING_MODES if mode in words) or ("mean",)
+        layers = [transformer, modules.Pooling(transformer.get_embedding_dimension(), pooling_mode=pooling)]
+    width = layers[-1].get_embedding_dimension()
+    kinds = {"LayerNorm": lambda: modules.LayerNorm(width), "Dense": lambda: modules.Dense(width, 16)}
+    layers += [make() for name, make in kinds.items() if name in row.note]
+    layers += [] if "not normalized" in row.note else [modules.Normalize()]
     model = SentenceTransformer(modules=layers, device="cpu", prompts=prompts)
     model.default_prompt_name = "query" if prompts else None
     model.save(str(folder))
@@ -110,8 +112,7 @@ def save_sparse_encoder(row: SmallModel, folder: Path) -> None:
 
 
 def save_image(row: SmallModel, folder: Path) -> None:
-    config = getattr(transformers, f"{row.kind}Config")(**given(SIZE | IMAGE | row.fields))
-    getattr(transformers, f"{row.kind}{row.head}")(config).save_pretrained(folder)
+    row.network_class(small_config(row.network_class.config_class, {}, **row.fields)).save_pretrained(folder)
     transformers.ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
 
 
@@ -127,23 +128,23 @@ SAVE: dict[str, Callable[[SmallModel, Path], None]] = {
 # --- tokenizers, trained on the committed texts -----------------------------------------------------------------------
 
 
-def wordpiece(**options: Any) -> Any:
+def wordpiece(kind: Any = transformers.BertTokenizer) -> Any:
     trained = BertWordPieceTokenizer()
     trained.train_from_iterator(MIXED.texts, vocab_size=600, show_progress=False)
-    return from_files(trained, transformers.BertTokenizerFast, **options)
+    return from_files(trained, kind)
 
 
 def byte_level() -> Any:
     trained = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trained.train_from_iterator(MIXED.texts, vocab_size=600, special_tokens=special, show_progress=False)
-    return from_files(trained, transformers.RobertaTokenizerFast)
+    return from_files(trained, transformers.RobertaTokenizer)
 
 
-def from_files(trained: Any, kind: Any, **options: Any) -> Any:
+def from_files(trained: Any, kind: Any) -> Any:
     """Build the tokenizer from vocabulary files: only then does it put its special tokens around a text."""
     with tempfile.TemporaryDirectory() as folder:
-        return kind(*trained.save_model(folder), model_max_length=POSITIONS, **options)
+        return kind(*trained.save_model(folder), model_max_length=POSITIONS)
 
 
 def decoder(pad: str | None = "</s>", side: str = "right", ends: bool = False) -> Any:
@@ -169,94 +170,149 @@ def decoder(pad: str | None = "</s>", side: str = "right", ends: bool = False) -
     )
 
 
+LEFT = "decoder, padded on the left"
+NO_PAD = "decoder without a padding token"
 TOKENIZERS: dict[str, Callable[[], Any]] = {
     "wordpiece": wordpiece,
-    "wordpiece without types": lambda: wordpiece(model_input_names=["input_ids", "attention_mask"]),
-    "wordpiece without a mask": lambda: wordpiece(model_input_names=["input_ids", "token_type_ids"]),
     "byte-level": byte_level,
     "decoder": decoder,
-    "decoder, padded on the left": lambda: decoder(side="left", ends=True),
-    "decoder without a padding token": lambda: decoder(pad=None),
+    LEFT: lambda: decoder(side="left", ends=True),
+    NO_PAD: lambda: decoder(pad=None),
 }
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
-CLASSIFY = ("ForSequenceClassification", "text-classification")
-OFFSET = {"max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1}  # positions begin after the padding token's
-GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+# Types of models that are too large even with small sizes, that need other libraries, whose checkpoints need code or
+# settings of their own, or that share the class of another type.
+UNSAVED = {
+    "canine", "cohere_compass_text", "dinat", "donut-swin", "efficientnet", "gemma3", "gpt-sw3", "hiera", "imagegpt",
+    "jamba", "layoutlmv2", "layoutlmv3", "levit", "lilt", "luke", "mobilevitv2", "modernvbert", "perceiver", "reformer",
+    "shieldgemma2", "siglip2", "t5gemma", "t5gemma2", "timm_wrapper", "ultravbert", "xmod", "zamba", "zamba2",
+}  # fmt: skip
+# The types whose checkpoints have a byte-level tokenizer, without types of tokens or with positions after the padding.
+BYTE_LEVEL = {
+    "camembert", "data2vec-text", "gte", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm",
+    "xlm-roberta", "xlm-roberta-xl",
+}  # fmt: skip
 ONE_LABEL = {"num_labels": 1}
-NO_PAD = "decoder without a padding token"
 
-DISENTANGLED = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
-ALTERNATING = {"global_attn_every_n_layers": 2, "reference_compile": False}
-XLNET = {"d_model": 32, "n_head": 4, "d_inner": 64} | dict.fromkeys(
-    ("hidden_size", "num_attention_heads", "max_position_embeddings")
-)
+
+def tokenizer_for(kind: str) -> str:
+    if kind in BYTE_LEVEL:
+        return "byte-level"
+    encoders, decoders = (
+        getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES") for name in ("MASKED_LM", "CAUSAL_LM")
+    )
+    return "decoder" if kind in decoders and kind not in encoders else "wordpiece"
+
+
+def listed(head: str, task: str, kinds: Iterable[str] = (), **options: Any) -> Iterator[SmallModel]:
+    """Yield a row for each of these types of models, or for all, in transformers' list of a head's architectures."""
+    names = getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES")
+    for kind in kinds or sorted(names.keys() - UNSAVED):
+        architecture = names[kind] if isinstance(names[kind], str) else names[kind][0]
+        yield SmallModel(architecture, task, tokenizer=tokenizer_for(kind), **options)
+
+
+def classifiers() -> Iterator[SmallModel]:
+    """Yield every classifier of texts, some of them in all formats."""
+    formats = {"bert": ALL, "fnet": PYTHON, "llama": ALL, "modernbert": BOTH, "xlnet": PYTHON}
+    names = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    for kind in sorted(names.keys() - UNSAVED):
+        yield from listed(
+            "SEQUENCE_CLASSIFICATION", "text-classification", [kind], fields=LABELS, formats=formats.get(kind, DEFAULT)
+        )
+
+
+SENTENCES = "sentence-similarity"
 MULTI_LABEL = LABELS | {"problem_type": "multi_label_classification"}
-WORDS = {"id2label": dict(enumerate(ENTITIES))}
-LEFT = "decoder, padded on the left"
+BIDIRECTIONAL = {"use_bidirectional_attention": True}
+ENCODER_OF_T5 = {"is_encoder_decoder": False}
+TOWER = {"projection_dim": 16}
 
 SMALL_MODELS = (
-    # Encoders that classify.
-    SmallModel("Bert", *CLASSIFY, ALL, fields=LABELS),
-    SmallModel("Bert", *CLASSIFY, BOTH, fields=LABELS, note="pairs"),
-    SmallModel("Roberta", *CLASSIFY, ONNX, "byte-level", OFFSET | MULTI_LABEL),
-    SmallModel("XLMRoberta", *CLASSIFY, ONNX, "byte-level", OFFSET | LABELS),
-    SmallModel("DistilBert", *CLASSIFY, ONNX, "wordpiece without types", LABELS | {"hidden_dim": 64}),
-    SmallModel("Albert", *CLASSIFY, ONNX, fields=LABELS | {"embedding_size": 16}),
-    SmallModel("Electra", *CLASSIFY, ONNX, fields=LABELS | {"embedding_size": 32}),
-    SmallModel("DebertaV2", *CLASSIFY, BOTH, fields=LABELS | DISENTANGLED),
-    SmallModel("MPNet", *CLASSIFY, ONNX, "byte-level", OFFSET | LABELS),
-    SmallModel("ModernBert", *CLASSIFY, BOTH, fields=LABELS | ALTERNATING),
-    SmallModel("ConvBert", *CLASSIFY, BOTH, fields=LABELS | {"embedding_size": 32, "head_ratio": 2}),
-    SmallModel("SqueezeBert", *CLASSIFY, ONNX, fields=LABELS | {"embedding_size": 32}),
-    SmallModel("RoFormer", *CLASSIFY, ONNX, fields=LABELS | {"embedding_size": 32}),
-    SmallModel("FNet", *CLASSIFY, PYTHON, "wordpiece without a mask", LABELS | {"tpu_short_seq_length": 64}),
-    SmallModel("XLNet", *CLASSIFY, PYTHON, "byte-level", LABELS | XLNET),
-    # Decoders that classify: they find the last token by the padding token.
-    SmallModel("Llama", *CLASSIFY, ALL, "decoder", GROUPED | LABELS),
-    SmallModel("Llama", *CLASSIFY, BOTH, NO_PAD, GROUPED | LABELS, note="without a padding token"),
-    SmallModel("Mistral", *CLASSIFY, ONNX, "decoder", GROUPED | LABELS),
-    SmallModel("Qwen2", *CLASSIFY, ONNX, "decoder", GROUPED | LABELS),
-    SmallModel("Qwen3", *CLASSIFY, BOTH, LEFT, GROUPED | LABELS),
-    SmallModel("Gemma", *CLASSIFY, ONNX, "decoder", GROUPED | LABELS),
-    SmallModel("GPT2", *CLASSIFY, ONNX, "decoder", LABELS),
-    SmallModel("GPT2", *CLASSIFY, BOTH, NO_PAD, LABELS, note="without a padding token"),
+    *classifiers(),
+    SmallModel("BertForSequenceClassification", "text-classification", BOTH, fields=LABELS, note="pairs"),
+    SmallModel("RobertaForSequenceClassification", "text-classification", DEFAULT, "byte-level", MULTI_LABEL, "labels"),
+    SmallModel("LlamaForSequenceClassification", "text-classification", BOTH, NO_PAD, LABELS, "no padding token"),
+    SmallModel("GPT2ForSequenceClassification", "text-classification", BOTH, NO_PAD, LABELS, "no padding token"),
+    SmallModel("Qwen3ForSequenceClassification", "text-classification", BOTH, LEFT, LABELS, "padded on the left"),
     # Rerankers.
-    SmallModel("Bert", "ForSequenceClassification", "text-ranking", ALL, fields=ONE_LABEL),
-    SmallModel("XLMRoberta", "ForSequenceClassification", "text-ranking", ONNX, "byte-level", OFFSET | ONE_LABEL),
-    SmallModel("Qwen3", "ForSequenceClassification", "text-ranking", BOTH, "decoder", GROUPED | ONE_LABEL),
-    # Embeddings.
-    SmallModel("Bert", "Model", "sentence-similarity", ALL),
-    SmallModel("Bert", "Model", "sentence-similarity", ONNX, note="cls pooling"),
-    SmallModel("MPNet", "Model", "sentence-similarity", BOTH, "byte-level", OFFSET, note="prompts"),
-    SmallModel("Qwen3", "Model", "sentence-similarity", BOTH, LEFT, GROUPED, note="lasttoken pooling, prompts"),
-    SmallModel("Mistral", "Model", "sentence-similarity", ONNX, "decoder", GROUPED, note="lasttoken pooling"),
-    SmallModel("Bert", "ForMaskedLM", "sparse-embedding", BOTH),
-    SmallModel("DistilBert", "Model", "feature-extraction", BOTH, "wordpiece without types", {"hidden_dim": 64}),
-    # Tokens, words, spans.
-    SmallModel("Bert", "ForTokenClassification", "token-classification", ONNX, fields=WORDS),
-    SmallModel("Roberta", "ForTokenClassification", "token-classification", BOTH, "byte-level", OFFSET | WORDS),
-    SmallModel("Bert", "ForMaskedLM", "fill-mask", BOTH),
-    SmallModel("Roberta", "ForMaskedLM", "fill-mask", ONNX, "byte-level", OFFSET),
-    SmallModel("Bert", "ForQuestionAnswering", "question-answering", BOTH),
-    SmallModel("Roberta", "ForQuestionAnswering", "question-answering", ONNX, "byte-level", OFFSET),
+    SmallModel("BertForSequenceClassification", "text-ranking", ALL, fields=ONE_LABEL),
+    SmallModel("XLMRobertaForSequenceClassification", "text-ranking", DEFAULT, "byte-level", ONE_LABEL),
+    SmallModel("ModernBertForSequenceClassification", "text-ranking", DEFAULT, fields=ONE_LABEL),
+    SmallModel("DebertaV2ForSequenceClassification", "text-ranking", DEFAULT, fields=ONE_LABEL),
+    SmallModel("GteForSequenceClassification", "text-ranking", DEFAULT, "byte-level", ONE_LABEL),
+    SmallModel("Qwen3ForSequenceClassification", "text-ranking", BOTH, "decoder", ONE_LABEL),
+    SmallModel("GemmaForSequenceClassification", "text-ranking", DEFAULT, "decoder", ONE_LABEL),
+    # Embeddings: every pooling, and every architecture whose embeddings are downloaded much.
+    SmallModel("BertModel", SENTENCES, ALL),
+    SmallModel("BertModel", SENTENCES, note="cls pooling"),
+    SmallModel("BertModel", SENTENCES, note="max pooling"),
+    SmallModel("BertModel", SENTENCES, note="mean_sqrt_len_tokens pooling"),
+    SmallModel("BertModel", SENTENCES, note="weightedmean pooling"),
+    SmallModel("BertModel", SENTENCES, note="lasttoken pooling"),
+    SmallModel("BertModel", SENTENCES, note="cls mean pooling"),
+    SmallModel("BertModel", SENTENCES, note="not normalized"),
+    SmallModel("BertModel", SENTENCES, note="Dense"),
+    SmallModel("BertModel", SENTENCES, note="LayerNorm, Dense"),
+    SmallModel("BertModel", SENTENCES, note="static"),
+    SmallModel("DistilBertModel", SENTENCES),
+    SmallModel("RobertaModel", SENTENCES, tokenizer="byte-level"),
+    SmallModel("XLMRobertaModel", SENTENCES, tokenizer="byte-level", note="cls pooling"),
+    SmallModel("MPNetModel", SENTENCES, BOTH, "byte-level", note="prompts"),
+    SmallModel("ModernBertModel", SENTENCES, note="cls pooling"),
+    SmallModel("EuroBertModel", SENTENCES),
+    SmallModel("NomicBertModel", SENTENCES, note="prompts"),
+    SmallModel("GteModel", SENTENCES, tokenizer="byte-level", note="cls pooling"),
+    SmallModel("JinaEmbeddingsV3Model", SENTENCES),
+    SmallModel("T5EncoderModel", SENTENCES, fields=ENCODER_OF_T5),
+    SmallModel("Gemma3TextModel", SENTENCES, BOTH, "decoder", BIDIRECTIONAL, "prompts, Dense"),
+    SmallModel("Qwen3Model", SENTENCES, BOTH, LEFT, note="lasttoken pooling, prompts"),
+    SmallModel("Qwen2Model", SENTENCES, DEFAULT, LEFT, note="lasttoken pooling"),
+    SmallModel("LlamaModel", SENTENCES, DEFAULT, LEFT, note="lasttoken pooling"),
+    SmallModel("MistralModel", SENTENCES, DEFAULT, "decoder", note="lasttoken pooling"),
+    # Sparse embeddings.
+    SmallModel("BertForMaskedLM", "sparse-embedding", BOTH),
+    SmallModel("DistilBertForMaskedLM", "sparse-embedding"),
+    SmallModel("XLMRobertaForMaskedLM", "sparse-embedding", tokenizer="byte-level"),
+    # Features, words, spans.
+    SmallModel("DistilBertModel", "feature-extraction", BOTH),
+    SmallModel("ModernBertModel", "feature-extraction"),
+    SmallModel("Qwen3Model", "feature-extraction", tokenizer="decoder"),
+    *listed("TOKEN_CLASSIFICATION", "token-classification",
+            ("bert", "deberta-v2", "distilbert", "electra", "eurobert", "modernbert", "qwen3", "xlm-roberta"),
+            fields=ENTITIES),
+    SmallModel("RobertaForTokenClassification", "token-classification", BOTH, "byte-level", ENTITIES),
+    *listed("MASKED_LM", "fill-mask",
+            ("albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "eurobert", "modernbert",
+             "nomic_bert", "roberta", "xlm-roberta")),
+    *listed("QUESTION_ANSWERING", "question-answering", ("bert", "deberta-v2", "distilbert", "electra", "roberta")),
     # Images.
-    SmallModel("ViT", "ForImageClassification", "image-classification", ALL, fields=LABELS),
-    SmallModel("ViT", "Model", "image-feature-extraction", BOTH),
-    SmallModel("DeiT", "Model", "image-feature-extraction", ONNX),
-    SmallModel("Dinov2", "Model", "image-feature-extraction", ONNX, fields={"mlp_ratio": 2}),
-    SmallModel("CLIPVision", "ModelWithProjection", "image-feature-extraction", BOTH, fields={"projection_dim": 16}),
-    SmallModel("SiglipVision", "Model", "image-feature-extraction", ONNX),
+    *listed("IMAGE_CLASSIFICATION", "image-classification",
+            ("beit", "bit", "convnext", "convnextv2", "deit", "dinov2", "dinov2_with_registers", "focalnet", "ijepa",
+             "mobilenet_v2", "regnet", "resnet", "segformer", "swin", "swinv2", "vit", "vit_msn"), fields=LABELS),
+    SmallModel("ViTModel", "image-feature-extraction", BOTH),
+    SmallModel("BeitModel", "image-feature-extraction"),
+    SmallModel("DeiTModel", "image-feature-extraction"),
+    SmallModel("Dinov2Model", "image-feature-extraction", fields={"mlp_ratio": 2}),
+    SmallModel("Dinov2WithRegistersModel", "image-feature-extraction", fields={"mlp_ratio": 2}),
+    SmallModel("DINOv3ViTModel", "image-feature-extraction"),
+    SmallModel("ConvNextModel", "image-feature-extraction"),
+    SmallModel("ResNetModel", "image-feature-extraction"),
+    SmallModel("SwinModel", "image-feature-extraction"),
+    SmallModel("CLIPVisionModelWithProjection", "image-feature-extraction", BOTH, fields=TOWER),
+    SmallModel("SiglipVisionModel", "image-feature-extraction"),
     # Generation.
-    SmallModel("Llama", "ForCausalLM", "text-generation", PYTHON, "decoder", GROUPED),
-    SmallModel("Qwen3", "ForCausalLM", "text-generation", PYTHON, "decoder", GROUPED),
-    SmallModel("GPT2", "LMHeadModel", "text-generation", PYTHON, "decoder"),
+    *listed("CAUSAL_LM", "text-generation",
+            ("falcon", "gemma3_text", "gemma4_text", "gpt2", "gpt_oss", "granite", "llama", "llama4_text", "ministral3",
+             "olmo2", "phi3", "qwen3", "qwen3_5_text", "smollm3"),
+            formats=PYTHON),
 )  # fmt: skip
 
 
-def find_models(kind: str, task: str, formats: tuple[str, ...] = ()) -> list[SmallModel]:
-    """Return the models of this kind for a task, in these formats or in their own."""
-    models = [model for model in SMALL_MODELS if (model.kind, model.task) == (kind, task)]
+def find_models(architecture: str, task: str, formats: tuple[str, ...] = ()) -> list[SmallModel]:
+    """Return the rows of this architecture for a task, in these formats or in their own."""
+    models = [model for model in SMALL_MODELS if (model.architecture, model.task) == (architecture, task)]
     return [replace(model, formats=formats or model.formats) for model in models]

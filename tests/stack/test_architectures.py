@@ -5,14 +5,19 @@ from __future__ import annotations
 import pytest
 
 from scripts.bench.architectures import measure
+from scripts.bench.recorded_models import recorded_models
 from scripts.bench.small_models import SmallModel, find_models
 
 pytestmark = pytest.mark.slow
 
 ROWS = [
-    *find_models("Llama", "text-classification", ("onnx", "python")),  # finds the last token by the padding token
-    *find_models("Qwen3", "text-ranking", ("onnx",)),
-    *find_models("ConvBert", "text-classification", ("onnx",)),  # mixes neighbouring tokens, padding too
+    # Finds the last token by the padding token.
+    *find_models("LlamaForSequenceClassification", "text-classification", ("onnx", "python")),
+    *find_models("Qwen3ForSequenceClassification", "text-ranking", ("onnx",)),
+    *find_models(
+        "ConvBertForSequenceClassification", "text-classification", ("onnx",)
+    ),  # mixes neighbours, padding too
+    *[model for model in recorded_models("4.57") if model.architecture == "MPNetModel"],
 ]
 
 
@@ -26,7 +31,7 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param((model, format), id=f"{model.kind}-{model.note}-{format}")
+        pytest.param((model, format), id=f"{model.architecture}-{model.note}-{format}")
         for model in ROWS
         for format in model.formats
     ],

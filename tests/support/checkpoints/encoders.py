@@ -12,14 +12,14 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, CharBPETokenizer
+from tokenizers import CharBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
+from scripts.bench.small_configs import POSITIONS, SPREAD
+from scripts.bench.small_models import byte_level, wordpiece
 from scripts.common.corpus import MIXED
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-POSITIONS = 64
-SPREAD = 0.3  # wide enough that an answer depends on the whole text
 ENTITIES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 PROMPTS = {"query": "Instruct: find the passage\nQuery: ", "passage": "passage: "}
 MOODS = ["calm", "cross", "glad"]
@@ -277,19 +277,6 @@ def labels(names: list[str]) -> dict:
     return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
 
 
-def wordpiece(kind=transformers.BertTokenizerFast):
-    trained = BertWordPieceTokenizer()
-    trained.train_from_iterator(MIXED.texts, vocab_size=600, show_progress=False)
-    return from_files(trained, kind)
-
-
-def byte_level():
-    trained = ByteLevelBPETokenizer()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    trained.train_from_iterator(MIXED.texts, vocab_size=600, special_tokens=special, show_progress=False)
-    return from_files(trained, transformers.RobertaTokenizerFast)
-
-
 def clip_bpe() -> transformers.CLIPTokenizerFast:
     """Train a tokenizer whose special tokens have the largest ids, as CLIP's do."""
     with tempfile.TemporaryDirectory() as folder:
@@ -313,9 +300,3 @@ def siglip_unigram() -> transformers.SiglipTokenizer:
             sentence_iterator=iter(texts), model_prefix=f"{folder}/spiece", vocab_size=800, minloglevel=2, **ids
         )
         return transformers.SiglipTokenizer(f"{folder}/spiece.model", model_max_length=POSITIONS)
-
-
-def from_files(trained, kind):
-    """Build the tokenizer from vocabulary files: only then does it put its special tokens around a text."""
-    with tempfile.TemporaryDirectory() as folder:
-        return kind(*trained.save_model(folder), model_max_length=POSITIONS)
