@@ -167,7 +167,7 @@ def read_rows(
 
 def check_ids(system: System, rows: Sequence[Row], param: str) -> None:
     """Raise ApiError for token ids if the system takes only texts."""
-    if TOKENIZED not in system.outputs and not all(isinstance(row, str | bytes) for row in rows):
+    if not system.tokenizing_model and not all(isinstance(row, str | bytes) for row in rows):
         message = f"The model '{system.name}' takes texts, not token ids, until `make models` assembles it again."
         raise ApiError(400, message, param, "unsupported_value")
 

@@ -34,6 +34,7 @@ class System:
 
     name: str
     config: ModelConfig
+    tokenizing_model: str = ""  # the model with the output `tokenized`: itself, or a step of an ensemble
 
     @cached_property
     def inputs(self) -> frozenset[str]:
@@ -65,7 +66,7 @@ class System:
     @cached_property
     def abilities(self) -> frozenset[str]:
         """Return what the system does: kinds.abilities, chat, and tokens, its texts as token ids."""
-        others = {"chat": self.answers_chats, "tokens": kinds.TOKENIZED in self.outputs}
+        others = {"chat": self.answers_chats, "tokens": bool(self.tokenizing_model)}
         own = kinds.abilities(self.inputs, self._shapes, self.max_batch)
         return frozenset([*own, *(name for name, is_there in others.items() if is_there)])
 
@@ -81,15 +82,6 @@ class System:
     def embedding(self) -> str:
         """Return the name of the output that is the vector of a text, or nothing."""
         return kinds.embedding(self._shapes)
-
-    @cached_property
-    def tokenizing_model(self) -> str:
-        """Return the model with the output `tokenized`: itself, or the step of an ensemble.
-
-        Triton asks a step for all outputs, and the backends make this one only alone.
-        """
-        steps = self.config.ensemble_scheduling.step
-        return next((step.model_name for step in steps if kinds.TOKENIZED in step.output_map), self.name)
 
     @cached_property
     def token_vectors(self) -> str:
@@ -241,7 +233,11 @@ class Served:
 
     async def _read(self, name: str) -> System | None:
         try:
-            return System(name, await self._inference.config(name))
+            config = await self._inference.config(name)
+            # An ensemble lacks the output: Triton asks a step for all that are mapped, and this one is made only alone.
+            steps = [await self._inference.config(step.model_name) for step in config.ensemble_scheduling.step]
+            able = (each.name for each in [config, *steps] if any(out.name == kinds.TOKENIZED for out in each.output))
+            return System(name, config, next(able, ""))
         except grpc.RpcError as error:
             if is_not_loaded(error):
                 return None

@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.common.kinds import TOKEN_COUNT, TOKENIZED
+from scripts.common.kinds import TOKEN_COUNT
 from scripts.common.settings import UserError
 from scripts.models.purposes import encodes_texts_and_images, takes_images
 
@@ -60,14 +60,11 @@ class TextTask:
     def ensemble_outputs(self) -> dict[str, tuple[str, Axes]]:
         """Return the outputs that clients get. Windows have no token count, because their rows are not the client's.
 
-        Triton's response has the outputs of an ensemble in reverse order, and some clients read only the first, so
-        those about tokens come first.
+        Triton's response has the outputs of an ensemble in reverse order, and some clients read only the first, so the
+        token count comes first.
         """
         answers = self.answers or {name: ("FP32", axes) for name, axes in self.outputs.items()}
-        if self.cuts_windows:
-            return answers
-        tokenized: dict[str, tuple[str, Axes]] = {TOKENIZED: ("STRING", (1,))} if self.tokenizes_in_encoder else {}
-        return {**tokenized, TOKEN_COUNT: ("INT32", (1,)), **answers}
+        return answers if self.cuts_windows else {TOKEN_COUNT: ("INT32", (1,)), **answers}
 
 
 SPARSE: dict[str, tuple[str, Axes]] = {

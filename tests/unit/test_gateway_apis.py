@@ -253,8 +253,9 @@ def test_stream_only_model_tokenizes(triton: TritonStandIn) -> None:
 def test_step_of_an_ensemble_tokenizes() -> None:
     """Ask the step itself: from an ensemble, Triton would ask it for its other outputs, too."""
     whole, encoder = embedding(), embedding("encoder")
-    step = {"model_name": "encoder", "model_version": -1, "output_map": {"tokenized": "tokenized"}}
-    whole.settings = {"platform": "ensemble", "ensemble_scheduling": {"step": [step]}}
+    del whole.outputs["tokenized"]
+    steps = [{"model_name": "encoder", "model_version": -1}]
+    whole.settings = {"platform": "ensemble", "ensemble_scheduling": {"step": steps}}
     with TritonStandIn(whole, encoder) as stand_in, gateway_before(stand_in, "embedding") as running:
         assert answer(running, "/tokenize", model="embedding", prompt="a")["tokens"] == ids_of("a")
         assert [(received.model, received.outputs) for received in stand_in.received] == [("encoder", ["tokenized"])]

@@ -56,9 +56,9 @@ def test_list_shows_weights_licence_inputs_and_outputs_of_every_system(listed):
         for expected in (str(system.source), *system.companions, f"{system.gigabytes:g} GB, {system.licence}"):
             assert expected in lines
         assert " → " in lines
-    of_embedding = "tokenized BYTES [N,1], input_ids INT64 [N,-1], token_count INT32 [N,1], output__0 FP32 [N,384]"
+    of_embedding = "input_ids INT64 [N,-1], token_count INT32 [N,1], output__0 FP32 [N,384]"
     assert f"input_text BYTES [N,1] → {of_embedding}" in entry(text, "embedding")
-    of_reranker = "tokenized BYTES [N,1], token_count INT32 [N,1], score FP32 [N,-1]"
+    of_reranker = "token_count INT32 [N,1], score FP32 [N,-1]"
     assert f"query BYTES [N,1], text BYTES [N,1] → {of_reranker}" in entry(text, "reranker")
 
 

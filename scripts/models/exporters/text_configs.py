@@ -44,11 +44,13 @@ def configs(model: TextModel, width: int) -> dict[str, tuple[Config, Parameters]
     outputs = [tensor(name, "FP32", dims(shape)) for name, shape in task.outputs.items()]
     responses = [tensor(name, kind, dims(shape)) for name, (kind, shape) in task.ensemble_outputs.items()]
     answers = [response for response in responses if response["name"] in task.answers]
-    counts = [response for response in responses if response["name"] in (TOKENIZED, TOKEN_COUNT)]
+    counts = [response for response in responses if response["name"] == TOKEN_COUNT]
 
     parts: dict[str, tuple[Config, Parameters]] = {}
     if task.tokenizes_in_encoder:
-        parts["encoder"] = encoder(model, ragged(texts), counts + (answers if task.encoder_answers else outputs))
+        about_tokens = [tensor(TOKENIZED, "STRING", [1]), *counts]  # the first one is no output of the ensemble
+        own = answers if task.encoder_answers else outputs
+        parts["encoder"] = encoder(model, ragged(texts), about_tokens + own)
     else:
         tokenizer = batched("tokenizer", MAX_BATCH, texts, tokens + extras + counts, "KIND_CPU")
         parts["tokenizer"] = tokenizer, {"padding": "none", **tokenization(model)}
