@@ -235,7 +235,7 @@ class Served:
         try:
             config = await self._inference.config(name)
             # An ensemble lacks the output: Triton asks a step for all that are mapped, and this one is made only alone.
-            steps = [await self._inference.config(step.model_name) for step in config.ensemble_scheduling.step]
+            steps = [await self._step(step.model_name) for step in config.ensemble_scheduling.step]
             able = (each.name for each in [config, *steps] if any(out.name == kinds.TOKENIZED for out in each.output))
             return System(name, config, next(able, ""))
         except grpc.RpcError as error:
@@ -243,3 +243,12 @@ class Served:
                 return None
             self.forget(name)
             raise from_triton(error, name) from None
+
+    async def _step(self, name: str) -> ModelConfig:
+        """Return the configuration of a step, without outputs if Triton has not loaded it."""
+        try:
+            return await self._inference.config(name)
+        except grpc.RpcError as error:
+            if is_not_loaded(error):
+                return ModelConfig(name=name)
+            raise
