@@ -13,7 +13,6 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncod
 
 from scripts.common.corpus import MIXED
 from scripts.models.exporters.ranking_model import QWEN3_TEMPLATE
-from tests.stack.test_tasks import ask
 from tests.support.checkpoints import encoders, language
 from tests.support.stacks import TestStack
 
@@ -67,7 +66,7 @@ def test_language_model_ranks_as_cross_encoder(served, checkpoints, system):
         {"query": [query], "text": [text]} | ({"prompt": [instruction]} if instruction else {})
         for query, text, instruction in rows
     ]
-    answers = by_clients(requests, lambda **columns: ask(served, system, **columns))
+    answers = by_clients(requests, lambda **columns: served.ask(system, **columns))
     expected = [library.predict([(query, text)], prompt=instruction)[0] for query, text, instruction in rows]
     np.testing.assert_allclose([answer["score"].item() for answer in answers], expected, atol=1e-4)
     assert np.std(expected) > 1e-3
@@ -79,7 +78,7 @@ def test_queries_and_documents_take_their_own_network(served, checkpoints, syste
     methods = {"query": library.encode_query, "document": library.encode_document, "": library.encode}
     rows = list(itertools.product(methods, TEXTS))
     requests = [{"input_text": [text]} | ({"prompt_name": [name]} if name else {}) for name, text in rows]
-    answers = by_clients(requests, lambda **columns: ask(served, system, **columns))
+    answers = by_clients(requests, lambda **columns: served.ask(system, **columns))
     for answer, (name, text) in zip(answers, rows, strict=True):
         if system == "pairs":
             np.testing.assert_allclose(answer["sentence_embedding"][0], methods[name](text), atol=1e-4)

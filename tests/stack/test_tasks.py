@@ -70,21 +70,13 @@ def served(new_stack, checkpoints, request) -> Iterator[TestStack]:
     stack.make("down")
 
 
-def ask(stack: TestStack, system: str, **columns: list[str]) -> dict[str, np.ndarray]:
-    inputs = [
-        {"name": name, "shape": [len(texts), 1], "datatype": "BYTES", "data": texts} for name, texts in columns.items()
-    ]
-    answer = stack.triton.infer(system, {"inputs": inputs})
-    return {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in answer["outputs"]}
-
-
 def pipeline(task: str, folder: Path, **settings):
     return transformers.pipeline(task, model=str(folder), device="cpu", **settings)
 
 
 @pytest.mark.parametrize("system", ["mood", "topics"])
 def test_text_classification_equals_pipeline(served, checkpoints, system):
-    answer = ask(served, system, input_text=TEXTS)
+    answer = served.ask(system, input_text=TEXTS)
     activation = "sigmoid" if system == "topics" else "softmax"
     expected = pipeline("text-classification", checkpoints[system], top_k=None, function_to_apply=activation)(
         TEXTS, truncation=True
@@ -99,7 +91,7 @@ def test_text_classification_equals_pipeline(served, checkpoints, system):
 
 
 def test_token_classification_equals_pipeline(served, checkpoints):
-    answer = ask(served, "entities", input_text=TEXTS)
+    answer = served.ask("entities", input_text=TEXTS)
     classify = pipeline("token-classification", checkpoints["entities"], aggregation_strategy="simple")
     classify.tokenizer.model_max_length = encoders.POSITIONS
     count = 0
@@ -116,7 +108,7 @@ def test_token_classification_equals_pipeline(served, checkpoints):
 def test_feature_extraction_equals_pipeline(served, checkpoints):
     extract = pipeline("feature-extraction", checkpoints["features"])
     for text in TEXTS[:6]:
-        answer = ask(served, "features", input_text=[text])
+        answer = served.ask("features", input_text=[text])
         expected = extract(text, truncation=True)
         np.testing.assert_allclose(answer["last_hidden_state"], expected, atol=1e-4)
 
@@ -130,9 +122,7 @@ def sentence_transformer(checkpoints):
 
 @pytest.mark.parametrize("choice", [{}, {"prompt_name": "query"}, {"prompt": "Find a city: "}, {"prompt": ""}])
 def test_sentence_similarity_equals_sentence_transformers(served, sentence_transformer, choice):
-    answer = ask(
-        served, "sentences", input_text=TEXTS, **{name: [value] * len(TEXTS) for name, value in choice.items()}
-    )
+    answer = served.ask("sentences", input_text=TEXTS, **{name: [value] * len(TEXTS) for name, value in choice.items()})
     expected = sentence_transformer.encode(TEXTS, **choice)
     np.testing.assert_allclose(answer["sentence_embedding"], expected, atol=1e-4)
 
@@ -140,7 +130,7 @@ def test_sentence_similarity_equals_sentence_transformers(served, sentence_trans
 def test_sparse_embedding_equals_sparse_encoder(served, checkpoints):
     from sentence_transformers import SparseEncoder
 
-    answer = ask(served, "splade", input_text=TEXTS)
+    answer = served.ask("splade", input_text=TEXTS)
     library = SparseEncoder(str(checkpoints["splade"]), device="cpu")
     for row, expected in enumerate(library.encode(TEXTS, convert_to_sparse_tensor=False).numpy()):
         is_token = answer["token_id"][row] >= 0
@@ -152,7 +142,7 @@ def test_sparse_embedding_equals_sparse_encoder(served, checkpoints):
 
 @torch.inference_mode()
 def test_text_half_of_clip_equals_get_text_features(served, checkpoints):
-    answer = ask(served, "captions", input_text=TEXTS)
+    answer = served.ask("captions", input_text=TEXTS)
     clip = transformers.CLIPModel.from_pretrained(checkpoints["captions"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoints["captions"])
     for row, text in enumerate(TEXTS):
@@ -188,7 +178,7 @@ def test_concurrent_requests_get_their_own_prompts(served, sentence_transformer)
 
     def embedding(case: tuple[int, int]) -> np.ndarray:
         choice = {name: [value] for name, value in choices[case[0]].items()}
-        return ask(served, "sentences", input_text=[TEXTS[case[1]]], **choice)["sentence_embedding"][0]
+        return served.ask("sentences", input_text=[TEXTS[case[1]]], **choice)["sentence_embedding"][0]
 
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(embedding, cases))
@@ -199,14 +189,14 @@ def test_concurrent_requests_get_their_own_prompts(served, sentence_transformer)
 def test_unknown_prompt_name_gets_400_with_the_known_names(served):
     known = "input 'prompt_name': row 1 has an unknown name; this model's prompts: document, passage, query"
     with pytest.raises(TritonError, match=known) as error:
-        ask(served, "sentences", input_text=["a", "b"], prompt_name=["query", "secret"])
+        served.ask("sentences", input_text=["a", "b"], prompt_name=["query", "secret"])
     assert error.value.status == 400
     assert "secret" not in str(error.value)
 
 
 def test_fill_mask_equals_pipeline(served, checkpoints):
     texts = [f"{text[:20]} [MASK] rain" for text in TEXTS]
-    answer = ask(served, "blanks", input_text=texts)
+    answer = served.ask("blanks", input_text=texts)
     for row, expected in enumerate(pipeline("fill-mask", checkpoints["blanks"])(texts)):
         assert answer["token"][row].tolist() == [token["token_str"] for token in expected]
         np.testing.assert_allclose(answer["score"][row], [token["score"] for token in expected], atol=1e-4)
@@ -215,7 +205,7 @@ def test_fill_mask_equals_pipeline(served, checkpoints):
 @pytest.mark.parametrize("text", ["no mask", "[MASK] and [MASK]", "word " * 100 + "[MASK]"])
 def test_fill_mask_requires_exactly_one_mask(served, text):
     with pytest.raises(TritonError, match=r"each text must have \[MASK\] exactly once") as error:
-        ask(served, "blanks", input_text=[text])
+        served.ask("blanks", input_text=[text])
     assert error.value.status == 400
 
 
@@ -223,16 +213,16 @@ def test_text_ranking_equals_cross_encoder(served, checkpoints):
     from sentence_transformers import CrossEncoder
 
     queries = [TEXTS[0]] * len(TEXTS)
-    answer = ask(served, "reranker", query=queries, text=TEXTS)
+    answer = served.ask("reranker", query=queries, text=TEXTS)
     expected = CrossEncoder(str(checkpoints["reranker"]), device="cpu").predict(list(zip(queries, TEXTS, strict=True)))
     np.testing.assert_allclose(answer["score"].ravel(), expected, atol=1e-4)
     with ThreadPoolExecutor(24) as pool:
-        together = pool.map(lambda text: ask(served, "reranker", query=TEXTS[:1], text=[text])["score"], TEXTS)
+        together = pool.map(lambda text: served.ask("reranker", query=TEXTS[:1], text=[text])["score"], TEXTS)
     np.testing.assert_allclose(np.concatenate(list(together)).ravel(), expected, atol=1e-4)
 
 
 def test_classifier_takes_a_second_text(served, checkpoints):
-    answer = ask(served, "mood", input_text=TEXTS, text_pair=TEXTS[::-1])
+    answer = served.ask("mood", input_text=TEXTS, text_pair=TEXTS[::-1])
     pairs = [{"text": first, "text_pair": second} for first, second in zip(TEXTS, TEXTS[::-1], strict=True)]
     expected = pipeline("text-classification", checkpoints["mood"])(pairs, truncation=True)
     assert answer["label"].ravel().tolist() == [best["label"] for best in expected]
@@ -242,7 +232,7 @@ def test_classifier_takes_a_second_text(served, checkpoints):
 def test_question_answering_equals_pipeline(served, checkpoints):
     """Most contexts are longer than the model's maximum of 64 tokens, some of them many times."""
     questions, contexts = ["Which one?"] * len(TEXTS), TEXTS
-    answer = ask(served, "questions", question=questions, context=contexts)
+    answer = served.ask("questions", question=questions, context=contexts)
     find = pipeline("question-answering", checkpoints["questions"])
     for row, context in enumerate(contexts):
         expected = find(question=questions[row], context=context)
@@ -253,21 +243,21 @@ def test_question_answering_equals_pipeline(served, checkpoints):
 
 def test_too_long_question_gets_400(served):
     with pytest.raises(TritonError, match="input 'question' leaves no room for 'context'") as error:
-        ask(served, "questions", question=["why " * 100], context=["because"])
+        served.ask("questions", question=["why " * 100], context=["because"])
     assert error.value.status == 400
 
 
 def test_unequal_numbers_of_questions_and_contexts_are_refused(served):
     with pytest.raises(TritonError):
-        ask(served, "questions", question=["a", "b"], context=["c"])
+        served.ask("questions", question=["a", "b"], context=["c"])
 
 
 def test_batched_answers_equal_single_ones(served):
     """Send texts of many lengths at once, which Triton batches."""
-    alone = [ask(served, "mood", input_text=[text])["scores"] for text in TEXTS]
+    alone = [served.ask("mood", input_text=[text])["scores"] for text in TEXTS]
     with batches_of(served, "mood_encoder", len(TEXTS)), ThreadPoolExecutor(len(TEXTS)) as pool:
         before = served.triton.statistics()["mood_encoder"]
-        together = list(pool.map(lambda text: ask(served, "mood", input_text=[text])["scores"], TEXTS * 4))
+        together = list(pool.map(lambda text: served.ask("mood", input_text=[text])["scores"], TEXTS * 4))
         assert served.executions("mood_encoder", 4 * len(TEXTS), before) == 4
     for i, scores in enumerate(together):
         np.testing.assert_allclose(scores, alone[i % len(TEXTS)], atol=1e-5)
@@ -293,7 +283,7 @@ def test_int8_keeps_the_interface(new_stack, checkpoints):
     assert "times as fast" in done.stdout
     done = stack.make("up", SYSTEMS="mood")
     assert done.returncode == 0, done.stderr
-    answer = ask(stack, "mood", input_text=TEXTS)
+    answer = stack.ask("mood", input_text=TEXTS)
     assert answer["scores"].shape == (len(TEXTS), len(encoders.MOODS))
     # Without settings the model stays; another FORMAT assembles it again.
     assert "in place" in stack.make("models", SYSTEMS="mood").stdout

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from dotenv import dotenv_values
 
@@ -125,6 +126,15 @@ class TestStack:
     @property
     def triton(self) -> Triton:
         return Triton(self.http, KEY)
+
+    def ask(self, system: str, **columns: list[str]) -> dict[str, np.ndarray]:
+        """Return the outputs for rows of texts, which are given by the names of their inputs."""
+        inputs = [
+            {"name": name, "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
+            for name, texts in columns.items()
+        ]
+        answer = self.triton.infer(system, {"inputs": inputs})
+        return {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in answer["outputs"]}
 
     @property
     def log(self) -> str:
