@@ -128,23 +128,10 @@ def python_backend() -> Iterator[ModuleType]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module.__name__, module)
+        before = set(sys.modules)
         yield module
-        for name in (
-            "backend",
-            "batched_generation",
-            "continuous_generation",
-            "genai_engine",
-            "generation",
-            "late_chunking",
-            "long_requests",
-            "metrics",
-            "multi_vector",
-            "packed_encoder",
-            "prompts",
-            "serving",
-            "text_answers",
-            "token_ids",
-            "tokenization",
-            "vllm_engine",
-        ):
-            sys.modules.pop(f"shared.{name}", None)
+        for name in set(sys.modules) - before:
+            package, _, own = name.partition(".")
+            if package == "shared" and own:
+                del sys.modules[name]
+                vars(sys.modules[package]).pop(own, None)  # which `from shared import ...` would return
