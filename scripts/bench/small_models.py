@@ -192,8 +192,8 @@ UNSAVED = {
 }  # fmt: skip
 # The types whose checkpoints have a byte-level tokenizer, without types of tokens or with positions after the padding.
 BYTE_LEVEL = {
-    "camembert", "data2vec-text", "gte", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm",
-    "xlm-roberta", "xlm-roberta-xl",
+    "camembert", "data2vec-text", "gte", "ibert", "jina_embeddings_v3", "longformer", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
 }  # fmt: skip
 ONE_LABEL = {"num_labels": 1}
 
