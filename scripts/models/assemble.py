@@ -64,10 +64,10 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
             try:
                 outcome = run_recipe(recipe, job, weights.name)
             except FormatUnavailable as error:
-                if system.format:
+                if system.format or not recipe.fallback:
+                    instead = f". FORMAT={recipe.fallback} serves it with transformers" if recipe.fallback else ""
                     raise UserError(
-                        f"{weights.name} cannot be served as {job.task}, FORMAT={job.format}: {error}. "
-                        f"FORMAT={recipe.fallback} serves it with transformers"
+                        f"{weights.name} cannot be served as {job.task}, FORMAT={job.format}: {error}{instead}"
                     ) from error
                 instead = f"It is served by transformers instead (FORMAT={recipe.fallback})"
                 err.print(f"{system.name}: {escape(str(error))}. {instead}")

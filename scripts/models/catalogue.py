@@ -74,10 +74,14 @@ class Recipe:
 
     module: str
     formats: tuple[str, ...] = ONNX_FORMATS  # the first that runs on the profile is the default
-    fallback: str = ""  # made if `assemble` raises FormatUnavailable for the default
     neuron: bool = False  # PROFILE=neuron compiles the model, instead of making one of the formats
     # Increase it with each change of what the recipe makes: `make models` then assembles older systems again.
     version: str = "1"
+
+    @property
+    def fallback(self) -> str:
+        """Return the format to make if `assemble` raises FormatUnavailable for the default, or ""."""
+        return "python" if "python" in self.formats else ""
 
     def default_format(self, profile: str) -> str:
         return next(form for form in self.formats if runs_on(form, profile))
@@ -109,7 +113,7 @@ RECIPES = {
     **{task: Recipe("text", neuron=True, version="6") for task in TEXT_TASKS},
     **{task: Recipe("text", ("onnx", "python")) for task, steps in TEXT_TASKS.items() if steps.is_one_model},
     TEXT_IMAGE: Recipe("text_image"),
-    "text-generation": Recipe("generation", TEXT_FORMATS, fallback="python", version="2"),
+    "text-generation": Recipe("generation", TEXT_FORMATS, version="2"),
     "image-classification": Recipe("vision", version="2"),
     "image-feature-extraction": Recipe("vision", version="3"),
     "gpt2": Recipe("gpt2", ("onnx",)),

@@ -11,10 +11,14 @@ import pytest
 import torch
 import transformers
 
-from scripts.common.settings import UserError
+from scripts.common.settings import Settings, UserError
+from scripts.models.assemble import assemble_all
+from scripts.models.catalogue import FormatUnavailable
 from scripts.models.exporters import onnx_export
 from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, export
 from scripts.models.exporters.served import Tensors
+from scripts.models.record import read_record
+from tests.support.checkpoints import encoders
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 IMAGE = {"image_size": 32, "patch_size": 8}
@@ -164,8 +168,8 @@ def test_graph_that_answers_only_the_traced_shape_gives_way_to_torch_export(tmp_
 
 
 def test_network_that_neither_exporter_writes_is_refused_in_one_sentence(tmp_path, written, capfd):
-    error = r"its export to ONNX failed \(traced: .*; with torch.export: .*\). Set FORMAT=python"
-    with pytest.raises(UserError, match=error):
+    error = r"its export to ONNX failed \(traced: .*; with torch.export: .*\)"
+    with pytest.raises(FormatUnavailable, match=error):
         written(Repeats(), {"numbers": AXES}, {"sum": {0: "rows"}}, examples((2, 3), (5, 4)))
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
@@ -186,3 +190,19 @@ def test_export_keeps_the_mode_of_the_network(tmp_path):
     sizes = (2, 3), (2, 4)
     export(network, {"numbers": AXES}, {"doubled": AXES}, examples(*sizes), tmp_path / "model.onnx")
     assert not any(module.training for module in network.modules())
+
+
+def test_transformers_serve_what_cannot_be_exported_unless_the_user_chose_onnx(tmp_path, monkeypatch, capsys):
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("this network has a loop")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    weights = encoders.save_distilbert(tmp_path / "weights", "Model")
+    chosen = {"SYSTEMS": "mine", "SOURCE": str(weights), "TASK": "feature-extraction"}
+    settings = Settings(Settings.load() | {"MODEL_REPOSITORY": str(tmp_path / "models")} | chosen)
+    refusal = r"weights cannot be served as feature-extraction, FORMAT=onnx: its export .* FORMAT=python serves it"
+    with pytest.raises(UserError, match=refusal):
+        assemble_all(Settings(settings | {"FORMAT": "onnx"}))
+    assemble_all(settings)
+    assert "It is served by transformers instead (FORMAT=python)" in " ".join(capsys.readouterr().err.split())
+    assert read_record("mine", tmp_path / "models").format == "python"

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from scripts.common.settings import UserError
-from scripts.models.catalogue import Job, Outcome
+from scripts.models.catalogue import FormatUnavailable, Job, Outcome
 from scripts.models.exporters.parity import TOLERANCES, largest_difference, serve, smallest_cosine
 from scripts.models.exporters.served import Tensors
 from scripts.models.silence import quiet
@@ -87,10 +87,7 @@ def export(
                 else:
                     move(exported, path)
                     return
-    raise UserError(
-        f"its export to ONNX failed (traced: {failures[0]}; with torch.export: {failures[1]}). Set FORMAT=python, "
-        "which serves the original"
-    )
+    raise FormatUnavailable(f"its export to ONNX failed (traced: {failures[0]}; with torch.export: {failures[1]})")
 
 
 @contextlib.contextmanager
