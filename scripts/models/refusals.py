@@ -17,6 +17,7 @@ from scripts.models.purposes import GENERATES, encodes_texts_and_images, purpose
 from scripts.models.tasks import (
     HALF_TASKS,
     LIST,
+    MALFORMED,
     TEXT_IMAGE,
     TRANSFORMERS,
     WITHOUT_CONFIG,
@@ -239,13 +240,13 @@ def check_modules(name: str, weights: Path, trust_remote_code: bool) -> None:
     try:
         modules = modules_of(weights)
         entries = json.loads((weights / "modules.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
+    except MALFORMED:
         modules = []
     if not modules:
         raise UserError(f"{name}: modules.json lists no modules. Name a folder that save_pretrained wrote")
     own = weights / "config_sentence_transformers.json"
     settings = read_json(name, own)
-    kind = settings.get("model_type", "SentenceTransformer")
+    kind = str(settings.get("model_type", "SentenceTransformer"))
     packages: tuple[str, ...] = ("sentence_transformers.",)
     if is_multi_vector(weights, {}):
         kind, packages = "MultiVectorEncoder", (*packages, "pylate.models.")
@@ -380,7 +381,7 @@ def read_parts(name: str, weights: Path, noun: str, trust_remote_code: bool) -> 
 def read_json(name: str, path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise UserError(f"{name}: {path.name} is not a JSON object. Name a folder that save_pretrained wrote")

@@ -7,6 +7,8 @@ vocabulary, K the requested answers, S the spans of a text, E its entities, or t
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -165,6 +167,8 @@ HALF_TASKS = ("sentence-similarity", "image-feature-extraction")
 # The modules of sentence-transformers that are a model of transformers, and the first ones that are not.
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 WITHOUT_CONFIG = ("Router", "StaticEmbedding", "SparseStaticEmbedding")
+# What modules_of() raises for a malformed file.
+MALFORMED = (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
 # The two encoders of DPR: one for questions, one for passages.
 DPR = ("DPRContextEncoder", "DPRQuestionEncoder")
 # The end of an architecture's name -> its task.
@@ -292,22 +296,36 @@ def modules_of(weights: Path) -> list[Module]:
     listed = json.loads((weights / "modules.json").read_text(encoding="utf-8"))
     for number, module in enumerate(listed):
         package, _, name = module["type"].rpartition(".")
-        folder = weights / module.get("path", "")
+        folder = inside(weights, module.get("path", ""))
         modules.append(Module(package, name, folder, number == 0))
         if name == "Router":
             router = json.loads((folder / "router_config.json").read_text(encoding="utf-8"))
+            check_routes(weights, router["structure"])
             firsts = {route[0] for route in router["structure"].values()}
             for part, kind in router["types"].items():
                 package, _, name = kind.rpartition(".")
-                modules.append(Module(package, name, folder / part, number == 0 and part in firsts))
+                modules.append(Module(package, name, inside(folder, part), number == 0 and part in firsts))
     return modules
+
+
+def inside(weights: Path, place: str) -> Path:
+    """Return the folder of a module. Raise if it is outside the checkpoint."""
+    if Path(place).is_absolute() or ".." in Path(place).parts:
+        raise UserError(f"{weights} has a module in '{place}', which is another folder: choose another model")
+    return weights / place
+
+
+def check_routes(weights: Path, names: Iterable[str]) -> None:
+    """Raise for a route whose name cannot be that of a folder and the beginning of a parameter's name."""
+    if invalid := [name for name in names if not re.fullmatch(r"[\w-]+", name)]:
+        raise UserError(f"{weights} has a Router with the route '{invalid[0]}': name it with letters, digits, - and _")
 
 
 def transformers_of(weights: Path) -> list[Path]:
     """Return the folders that transformers reads: the model's own, those of a Router's routes, or none for a table."""
     try:
         modules = modules_of(weights)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
+    except MALFORMED:
         modules = []
     if not modules or modules[0].name not in WITHOUT_CONFIG:
         return [weights]

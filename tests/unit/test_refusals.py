@@ -31,6 +31,7 @@ def modules(*types: str) -> list[dict]:
 
 
 BERT = config("Bert", "BertModel")
+(TRANSFORMER,) = modules("sentence_transformers.models.Transformer")
 CASES = {
     "T5": (
         TOKENIZED | {"config.json": config("T5", "T5ForConditionalGeneration")},
@@ -99,6 +100,34 @@ CASES = {
         "is no model of transformers: its config.json names no model_type",
     ),
     "modules that are no list": (TOKENIZED | {"config.json": BERT, "modules.json": [{}]}, {}, "lists no modules"),
+    "module in another folder": (
+        TOKENIZED | {"config.json": BERT, "modules.json": [TRANSFORMER | {"path": "../.."}]},
+        {},
+        "has a module in '../..', which is another folder",
+    ),
+    "module in a folder by its address": (
+        {"modules.json": [TRANSFORMER | {"path": "/etc"}]},
+        {},
+        "has a module in '/etc', which is another folder",
+    ),
+    "route with the address of a folder": (
+        {
+            "modules.json": modules("sentence_transformers.base.modules.router.Router"),
+            "router_config.json": {"types": {}, "structure": {"/tmp/route": []}, "parameters": {}},
+        },
+        {},
+        "has a Router with the route '/tmp/route'",
+    ),
+    "kind that is no text": (
+        TOKENIZED
+        | {
+            "config.json": BERT,
+            "modules.json": [TRANSFORMER],
+            "config_sentence_transformers.json": {"model_type": ["SentenceTransformer"]},
+        },
+        {},
+        "is a ['SentenceTransformer'] of Transformer, which is not served here",
+    ),
     "quantization that is no object": (
         TOKENIZED | {"config.json": BERT | {"quantization_config": "int4"}},
         {},
@@ -243,6 +272,7 @@ def test_kind_of_model_is_named(tmp_path, kind, architecture, purpose, files):
         (lambda folder: change(folder, "config.json", hidden_size=64), "config.json or the weights are damaged"),
         (lambda folder: change(folder, "config.json", num_attention_heads=5), "it does not load (ValueError in"),
         (lambda folder: change(folder, "config.json", id2label=3), "its configuration does not load in transformers"),
+        (lambda folder: (folder / "config.json").write_text("[" * 9999), "config.json is not a JSON object"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "its tokenizer does not load in transformers"),
     ],
 )
