@@ -57,7 +57,7 @@ class EmbedBody(msgspec.Struct, forbid_unknown_fields=True):
         elif self.texts is not None:
             name, rows = "texts", [*self.texts]
         else:
-            name, rows = "inputs", [each.row(f"inputs[{number}]") for number, each in enumerate(self.inputs or ())]
+            name, rows = "inputs", [part.row(f"inputs[{number}]") for number, part in enumerate(self.inputs or ())]
         return read_rows(gateway, system, rows, name, only_images=bool(self.images))
 
 

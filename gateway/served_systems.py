@@ -236,7 +236,7 @@ class Served:
             config = await self._inference.config(name)
             # An ensemble lacks the output: Triton asks a step for all that are mapped, and this one is made only alone.
             steps = [await self._step(step.model_name) for step in config.ensemble_scheduling.step]
-            able = (each.name for each in [config, *steps] if any(out.name == kinds.TOKENIZED for out in each.output))
+            able = (one.name for one in [config, *steps] if any(out.name == kinds.TOKENIZED for out in one.output))
             return System(name, config, next(able, ""))
         except grpc.RpcError as error:
             if is_not_loaded(error):

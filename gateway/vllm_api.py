@@ -275,8 +275,8 @@ async def cosines(
 ) -> tuple[list[float], Answers]:
     texts = list(dict.fromkeys([*firsts, *seconds]))
     vectors, answers = await encoders.embed(gateway, system, texts)
-    of = dict(zip(texts, encoders.normalized(vectors), strict=True))
-    return [float(of[first] @ of[second]) for first, second in zip(firsts, seconds, strict=True)], answers
+    by_text = dict(zip(texts, encoders.normalized(vectors), strict=True))
+    return [float(by_text[first] @ by_text[second]) for first, second in zip(firsts, seconds, strict=True)], answers
 
 
 async def classify(request: Request) -> Response:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+STREAMS = (1, 2)  # stdout and stderr
 
 
 @contextlib.contextmanager
@@ -22,6 +26,28 @@ def quiet(level: int = logging.WARNING) -> Iterator[None]:
             yield
         finally:
             logging.disable(before)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Hide what exporters print: graphs, tables, progress bars and advice, part of them from C++."""
+    with quiet(logging.ERROR), tempfile.TemporaryFile() as hidden:
+        flush()
+        kept = [os.dup(number) for number in STREAMS]
+        try:
+            for number in STREAMS:
+                os.dup2(hidden.fileno(), number)
+            yield
+        finally:
+            flush()
+            for number, original in zip(STREAMS, kept, strict=True):
+                os.dup2(original, number)
+                os.close(original)
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
 
 
 @contextlib.contextmanager

@@ -15,14 +15,19 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from scripts.common.settings import UserError
-from scripts.models.exporters.sentence_model import PROMPT_INPUTS, LibraryNetwork, SentenceModel, write_json
+from scripts.models.exporters.sentence_model import (
+    DOCUMENT_PROMPTS,
+    PROMPT_INPUTS,
+    LibraryNetwork,
+    SentenceModel,
+    network_parameters,
+    write_json,
+)
 from scripts.models.exporters.served import Tensors
 from scripts.models.exporters.text_model import TextModel
 from scripts.models.tasks import HEADS
 
 QUERY = "query"
-# The prompts that encode_document() looks for.
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 SETTINGS = "multi_vector.json"
 
 
@@ -264,12 +269,3 @@ class HybridNetwork(torch.nn.Module):
             self.weights(tokens)[..., 0].relu(),
             normalize(self.vectors(tokens), dim=-1),
         )
-
-
-def network_parameters(network: transformers.PreTrainedModel) -> dict[str, object]:
-    name = type(network).__name__
-    return {
-        # Code of the model's own has no class here.
-        "model_class": name if hasattr(transformers, name) else "AutoModel",
-        "dtype": str(network.dtype).removeprefix("torch."),
-    }

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +20,7 @@ from scripts.common.settings import UserError
 from scripts.models.catalogue import FormatUnavailable, Job, Outcome
 from scripts.models.exporters.parity import TOLERANCES, largest_difference, serve, smallest_cosine
 from scripts.models.exporters.served import Tensors
-from scripts.models.silence import quiet
+from scripts.models.silence import silent
 
 # The attention of transformers to export and compile: plain matrix products. torch.onnx writes the default one, "sdpa",
 # with more operations, which take OpenVINO a seventh of its time for short texts, and ONNX Runtime up to a tenth.
@@ -33,7 +30,6 @@ MIN_INT8_COSINE = 0.9
 # The most bytes of weights for one file: protobuf refuses messages of 2 GiB, and the graph itself takes some.
 ONE_FILE = 2**31 - 2**26
 OPSET = 18
-STREAMS = (1, 2)  # stdout and stderr
 
 Axes = dict[int, str]  # the free axes of a tensor, and their names
 
@@ -88,28 +84,6 @@ def export(
                     move(exported, path)
                     return
     raise FormatUnavailable(f"its export to ONNX failed (traced: {failures[0]}; with torch.export: {failures[1]})")
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Hide the graphs and the advice that the exporters print, part of them from C++."""
-    with quiet(logging.ERROR), tempfile.TemporaryFile() as hidden:
-        flush()
-        kept = [os.dup(number) for number in STREAMS]
-        try:
-            for number in STREAMS:
-                os.dup2(hidden.fileno(), number)
-            yield
-        finally:
-            flush()
-            for number, original in zip(STREAMS, kept, strict=True):
-                os.dup2(original, number)
-                os.close(original)
-
-
-def flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
 
 
 @contextlib.contextmanager

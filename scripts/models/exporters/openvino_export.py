@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
-import logging
 import math
 import os
 import shutil
@@ -21,7 +19,7 @@ import numpy as np
 from scripts.common.corpus import MIXED
 from scripts.models.catalogue import FormatUnavailable, Job, Outcome
 from scripts.models.exporters.served import BACKENDS
-from scripts.models.silence import quiet
+from scripts.models.silence import quiet, silent
 
 if TYPE_CHECKING:
     import openvino
@@ -69,13 +67,6 @@ def export(job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, fo
             Outcome(f"texts of at most {rotary_limit:,} tokens instead of {context:,}, which takes FORMAT=python")
         )
     return outcome
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Hide what the libraries print: tables, progress bars, and messages for their own authors."""
-    with quiet(logging.ERROR), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
 
 
 def check_memory(job: Job) -> None:

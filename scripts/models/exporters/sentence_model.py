@@ -269,11 +269,8 @@ class SentenceModel(TextModel):
                 f"Transformer ({names}): set FORMAT=onnx"
             )
         modes: Any = modules[0].pooling_mode
-        network: Any = transformer.model
         parameters: dict[str, object] = {
-            # The library takes only the encoder of an encoder-decoder. Code of the model's own has no class here.
-            "model_class": type(network).__name__ if hasattr(transformers, type(network).__name__) else "AutoModel",
-            "dtype": str(network.dtype).removeprefix("torch."),
+            **network_parameters(transformer.model),
             "pooling": modes if isinstance(modes, str) else "+".join(modes),
             "dense": ",".join(self.dense),
             "normalize": int(Normalize in kinds),
@@ -414,6 +411,16 @@ class HeadNetwork(torch.nn.Module):
 def use_pooling_mask(_: torch.nn.Module, args: tuple[dict[str, Any]]) -> None:
     if POOLING_MASK in args[0]:
         args[0]["attention_mask"] = args[0].pop(POOLING_MASK)
+
+
+def network_parameters(network: transformers.PreTrainedModel) -> dict[str, object]:
+    """Return the parameters by which the server loads a network of transformers."""
+    name = type(network).__name__
+    return {
+        # The library takes only the encoder of an encoder-decoder. Code of the model's own has no class here.
+        "model_class": name if hasattr(transformers, name) else "AutoModel",
+        "dtype": str(network.dtype).removeprefix("torch."),
+    }
 
 
 def is_plain(layer: Dense) -> bool:

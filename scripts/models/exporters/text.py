@@ -24,12 +24,20 @@ from scripts.models.exporters.served import Tensors, served_tokens
 from scripts.models.exporters.text_configs import configs
 from scripts.models.exporters.text_model import WINDOW_STRIDE, TextModel
 from scripts.models.silence import quiet, without_scikit_learn
-from scripts.models.tasks import DPR, TEXT_TASKS, architectures_of, is_of_two_halves, read_config, save_labels
+from scripts.models.tasks import DPR, architectures_of, is_of_two_halves, read_config, save_labels
 
 PARITY_TEXTS = 24
 SPAN_TEXTS = 4
 MAX_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
 PUBLISHED_WIDTH = 384
+# The tasks of models that sentence-transformers reads.
+LIBRARY_TASKS = (
+    "sentence-similarity",
+    "sparse-embedding",
+    "text-ranking",
+    "multi-vector-embedding",
+    "hybrid-embedding",
+)
 
 
 def assemble(job: Job) -> Outcome:
@@ -88,17 +96,15 @@ def write_configs(model: TextModel) -> None:
 
 
 def text_model(job: Job) -> TextModel:
-    # sentence-transformers takes seconds to import
-    if TEXT_TASKS[job.task].is_one_model:
-        from scripts.models.exporters import multi_vector_model
-
-        hybrid, multi_vector = multi_vector_model.HybridModel, multi_vector_model.MultiVectorModel
-        return (hybrid if job.task == "hybrid-embedding" else multi_vector)(job)
-    if job.task not in ("sentence-similarity", "sparse-embedding", "text-ranking"):
+    if job.task not in LIBRARY_TASKS:
         return TextModel(job)
     with without_scikit_learn():  # sentence-transformers takes seconds to import
-        from scripts.models.exporters import ranking_model, sentence_model, text_half
+        from scripts.models.exporters import multi_vector_model, ranking_model, sentence_model, text_half
 
+    if job.task == "hybrid-embedding":
+        return multi_vector_model.HybridModel(job)
+    if job.task == "multi-vector-embedding":
+        return multi_vector_model.MultiVectorModel(job)
     if job.task == "text-ranking":
         return ranking_model.RankingModel(job)
     if job.task == "sparse-embedding":
@@ -170,10 +176,8 @@ def convert_to_int8(model: TextModel, requests: list[Tensors]) -> Outcome:
     """Convert the encoder; compare it with fp32 for each text alone, and a batch with each text alone."""
     outcome = Outcome()
     for encoder in model.encoders.values():
-        target, feeds = (
-            encoder.version("encoder") / "model.onnx",
-            encoded(encoder, taking(encoder.route, model, requests)),
-        )
+        target = encoder.version("encoder") / "model.onnx"
+        feeds = encoded(encoder, taking(encoder.route, model, requests))
         outcome = outcome.join(quantize_and_compare(target, partial(run, target, feeds)))
     return outcome.join(compare_int8_batches(model.job, requests, model.task.compared))
 
@@ -258,9 +262,8 @@ def span_requests(model: TextModel) -> list[Tensors]:
     for text in MIXED.texts[:SPAN_TEXTS]:
         half = len(text) // 2
         spans = np.array([[0, half], [half, len(text)]])
-        if np.isfinite(
-            model.encode_spans(text, spans)
-        ).all():  # else a span lies beyond the tokens that the model reads
+        # A vector is not finite if its span lies beyond the tokens that the model reads.
+        if np.isfinite(model.encode_spans(text, spans)).all():
             requests.append(request_of(model, text) | {"spans": spans[None]})
     return requests
 

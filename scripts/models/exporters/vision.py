@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from scripts.models.exporters.parity import measure_parity
 from scripts.models.exporters.served import Tensors
 from scripts.models.purposes import IMAGE_FEATURES, encodes_texts_and_images
 from scripts.models.silence import quiet
-from scripts.models.tasks import activation, architectures_of, save_labels
+from scripts.models.tasks import activation, architectures_of, read_config, save_labels
 
 MAX_BATCH = 32
 POOLED = "pooler_output"
@@ -75,9 +74,8 @@ class VisionModel:
         """Return the class of transformers that loads the weights."""
         if self.classifies:
             return "AutoModelForImageClassification"
-        config = json.loads((self.job.weights / "config.json").read_text())
-        architecture = next(iter(architectures_of(config)), "")
-        # AutoModel would load a tower without its projection.
+        architecture = next(iter(architectures_of(read_config(self.job.weights))), "")
+        # AutoModel would load a half without its projection.
         return architecture if architecture.endswith("ModelWithProjection") else "AutoModel"
 
     @cached_property

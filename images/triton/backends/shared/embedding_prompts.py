@@ -27,7 +27,7 @@ class Prompts:
         known = self.by_name | {"": self.default}
         prompts = []
         for row, name in enumerate(names):
-            prompt = next((known[each] for each in alternatives(name) if each in known), None)
+            prompt = next((known[choice] for choice in alternatives(name) if choice in known), None)
             if prompt is None:
                 all_names = ", ".join(sorted(self.by_name)) or "none"
                 raise BadRequest(f"input '{NAME}': row {row} has an unknown name; this model's prompts: {all_names}")

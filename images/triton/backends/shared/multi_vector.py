@@ -98,7 +98,7 @@ class MultiVectorTokenization(Tokenization):
 
     def role(self, name: str) -> str:
         """Return whether a prompt of this name, or the first of these names that the model has, is that of queries."""
-        known = next(each for each in alternatives(name) if not each or each in self.prompts.by_name)
+        known = next(choice for choice in alternatives(name) if not choice or choice in self.prompts.by_name)
         return QUERY if known == QUERY else DOCUMENT
 
     def with_queries(self, rows: Rows, queries: list[str]) -> Rows:

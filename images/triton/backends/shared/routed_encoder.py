@@ -65,7 +65,7 @@ class RoutedEncoder(PackedEncoder):
         names = serving.texts(request, NAME) if is_set(request, NAME) else []
         default = self.routes.get("", "")
         routes = {
-            next((self.routes[each] for each in alternatives(name) if each in self.routes), default)
+            next((self.routes[choice] for choice in alternatives(name) if choice in self.routes), default)
             for name in names or [""]
         }
         if len(routes) > 1:
@@ -79,10 +79,10 @@ def of_route(route: str, config: ModelConfig, args: InstanceArgs) -> tuple[Model
     """Return what the encoder of a route gets: its folder, its own parameters, and those that belong to no route."""
     own, shared = {}, {}
     for name, value in config.get("parameters", {}).items():
-        of, dot, key = name.rpartition(".")
+        owner, dot, key = name.rpartition(".")
         if not dot and name not in ROUTES.values():
             shared[name] = value
-        elif of == route:
+        elif owner == route:
             own[key] = value
     folder = Path(args["model_repository"]) / args["model_version"]
     return config | {"parameters": shared | own}, args | {"model_repository": str(folder), "model_version": route}
