@@ -19,9 +19,10 @@ from typing import Any
 HARMLESS = (
     # where it comes from, and what belongs to other programs
     "_*", "adapters", "architectures", "auto_map", "bert_model_name", "dtype", "finetuning_task", "is_llama_config",
-    "language", "license", "model_type", "name", "name_or_path", "sbert_ce_default_activation_function",
-    "sentence_transformers", "tags", "task_specific_params", "tokenizer_class", "torch_dtype", "total_flos",
-    "transformers.js_config", "transformers_version", "trust_remote_code", "unsloth_*", "verbose",
+    "language", "license", "matryoshka_dimensions", "model_type", "name", "name_or_path",
+    "sbert_ce_default_activation_function", "sentence_transformers", "tags", "task_specific_params", "tokenizer_class",
+    "torch_dtype", "total_flos", "transformers.js_config", "transformers_version", "trust_remote_code", "unsloth_*",
+    "verbose",
     # how the weights are stored, which refusals.py and the exporter of language models read
     "quantization_config",
     # training: dropout, weights at its start, losses, masks, gradients
@@ -115,7 +116,9 @@ def unread_keys(config: dict[str, Any], config_class: Any, prefix: str = "", out
         if is_empty(value) or key in generation_keys() or any(fnmatch(key, pattern) for pattern in HARMLESS):
             continue
         if key not in known:
-            if not is_neutral(key, value, config) and not (value == "rope" and "rope_parameters" in known):
+            is_rotary = value in ("rope", "rotary") and "rope_parameters" in known
+            repeats_base = key == "rotary_emb_base" and value == getattr(config_class, "default_theta", None)
+            if not (is_neutral(key, value, config) or is_rotary or repeats_base):
                 yield prefix + key
         elif isinstance(value, dict) and key not in FREE:
             yield from unread_in(value, key, config_class, f"{prefix}{key}.")

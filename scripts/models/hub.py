@@ -15,6 +15,7 @@ from rich.filesize import decimal
 
 from scripts.common.cli import err, out
 from scripts.common.settings import Settings, UserError
+from scripts.models.adapters import FILE as ADAPTERS
 from scripts.models.refusals import check_files, check_model
 from scripts.models.tasks import HEADS
 
@@ -51,7 +52,7 @@ def download(name: str, revision: str, settings: Settings, repository: Path) -> 
 
 
 def select_files(info: ModelInfo, with_code: bool) -> list[RepoSibling]:
-    kinds = (WEIGHTS, HEAD_WEIGHTS, DESCRIPTIONS, *([CODE] if with_code else []))
+    kinds = (WEIGHTS, HEAD_WEIGHTS, ADAPTERS, DESCRIPTIONS, *([CODE] if with_code else []))
     files = [file for file in info.siblings or [] if any(kind.fullmatch(file.rfilename) for kind in kinds)]
     check_files(info.id, (file.rfilename for file in info.siblings or []))
     if not any(WEIGHTS.fullmatch(file.rfilename) for file in files):
@@ -91,7 +92,7 @@ def fetch(api: HfApi, name: str, commit: str, files: list[RepoSibling], folder: 
         f"{name}: downloading {decimal(sum(file.size or 0 for file in files))}, commit {commit[:12]}"
         + (f", {decimal(resumed)} of it are already here" if resumed else "")
     )
-    weights = [file for file in files if WEIGHTS.fullmatch(file.rfilename)]
+    weights = [file for file in files if file.rfilename.endswith(".safetensors")]
     # One file at a time: with several, Ctrl-C would wait for all of them.
     for file in (file for file in files if file not in weights):
         fetch_file(api, name, commit, file, folder / file.rfilename)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.settings import UserError
+from scripts.models.adapters import adapter_folders, check_adapters
 from scripts.models.config_keys import is_empty, unread_keys
 from scripts.models.purposes import GENERATES, encodes_texts_and_images, purpose_of, takes_images, unserved_input
 from scripts.models.tasks import (
@@ -84,6 +85,8 @@ SAME_HEAD = (
 )
 # Weights that transformers reads without running code: one file, or an index that names several.
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Keys of config.json that describe adapters: Jina's. They are read, or the adapters' own files have the same.
+OF_ADAPTERS = ("load_trained_adapters", "lora_*", "task_instructions")
 # The formats in which reading weights can run code, or which other libraries read.
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.onnx", "*.safetensors")
 # The first modules of the sentence-transformers that are served, and the files of those that have another than most.
@@ -136,6 +139,10 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
     if (weights / "modules.json").exists():
         check_modules(name, weights, trust_remote_code)
     config_class = class_of(name, config, weights, trust_remote_code)
+    if adapter_folders(weights):
+        if task_of_architecture(architecture) != "text-generation":  # such a model may generate without its adapters
+            check_adapters(name, weights)
+        config = {key: value for key, value in config.items() if not any(fnmatch(key, word) for word in OF_ADAPTERS)}
     own_network = own_code(config) and not config_code(config)
     if not (own_network and trust_remote_code):  # else the network's own code may read any key
         check_keys(name, config, config_class)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from scripts.common.kinds import TOKEN_COUNT
 from scripts.common.settings import UserError
+from scripts.models.adapters import adapter_folders
 from scripts.models.purposes import encodes_texts_and_images, takes_images
 
 Axes = tuple[str | int, ...]
@@ -242,7 +243,8 @@ def task_of(weights: Path, name: str = "the model") -> str:
         if architecture.endswith("ModelWithProjection"):  # one half of CLIP
             return "image-feature-extraction" if has_images else "sentence-similarity"
         if architecture.endswith("Model"):
-            return "image-feature-extraction" if has_images else "feature-extraction"
+            encodes = "sentence-similarity" if adapter_folders(weights) else "feature-extraction"
+            return "image-feature-extraction" if has_images else encodes
     named = f"is a {architectures[0]}, and no task is for its head" if architectures else "names no architecture"
     ways = [
         f"TASK={task}" for task in ("feature-extraction", "image-feature-extraction") if has_files_for(task, weights)

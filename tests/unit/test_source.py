@@ -19,6 +19,8 @@ import transformers.utils.hub  # noqa: F401  (reads the type of HfApi, which a f
 from huggingface_hub import constants
 
 from scripts.common.settings import ROOT, Settings, UserError
+from scripts.models.adapters import CONFIG
+from scripts.models.adapters import WEIGHTS as WEIGHTS_OF_ADAPTER
 from scripts.models.hub import DOWNLOADS
 from scripts.models.sources import Folder, Hub, Package, identity, open_weights, source_of
 from tests.support import hub_stand_in as hub_stand_in_module
@@ -116,6 +118,25 @@ def test_download_takes_the_heads_of_bge_m3_and_no_other_pickles(hub, model, rep
         (model.folder / name).write_bytes(b"x")
     with open_weights(Hub(NAME), settings(), repository) as weights:
         assert files_in(weights.folder) == {*NEEDED, *heads, "artifact.metadata"}
+
+
+def test_download_takes_adapters_and_no_states_of_a_training(hub, model, repository):
+    adapters = {
+        f"{folder}/{file}" for folder in ("separation", "adapters/query") for file in (CONFIG, WEIGHTS_OF_ADAPTER)
+    }
+    for name in (*adapters, f"checkpoint-5/{CONFIG}", f"checkpoint-5/{WEIGHTS_OF_ADAPTER}", "separation/README.md"):
+        written(model.folder, {name: b'{"peft_type": "LORA"}'})
+    with open_weights(Hub(NAME), settings(), repository) as weights:
+        assert files_in(weights.folder) == {*NEEDED, *adapters}
+
+
+def test_adapter_that_is_not_served_is_refused_before_weights_are_downloaded(hub, model, repository):
+    written(
+        model.folder,
+        {f"query/{CONFIG}": b'{"peft_type": "LORA", "use_dora": true}', f"query/{WEIGHTS_OF_ADAPTER}": b""},
+    )
+    assert f"tests/model: query/{CONFIG} sets use_dora" in error_of(repository)
+    assert not [name for name, _ in hub.served if name.endswith(".safetensors")]
 
 
 def test_download_takes_code_only_if_trusted(hub, repository):

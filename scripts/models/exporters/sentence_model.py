@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -21,6 +22,8 @@ from sentence_transformers.util import select_max_active_dims
 from tokenizers import Tokenizer
 
 from scripts.common.settings import UserError
+from scripts.models.adapters import adapter_folders, check_adapters
+from scripts.models.exporters.low_rank import ADAPTER, Adapters
 from scripts.models.exporters.onnx_export import export
 from scripts.models.exporters.served import Tensors
 from scripts.models.exporters.text_model import TextModel
@@ -33,6 +36,8 @@ PROMPT_INPUTS = ("prompt_name", "prompt")
 POOLING_MASK = "pooling_mask"
 # The prompts that encode_document() takes: the first of them that there is.
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+# Names by which clients of Jina's API ask for adapters whose folders have an underscore.
+JINA_TASKS = ("retrieval.query", "retrieval.passage", "text-matching")
 # Of texts for a table of vectors, which sets no limit. The library would not cut them.
 TABLE_LENGTH = 2**15
 
@@ -101,6 +106,9 @@ class SentenceModel(TextModel):
 
     def encode(self, texts: list[str], prompt_name: str | None = None, **options: Any) -> np.ndarray:
         """Return the vectors. The names query and document stand for the methods that are called so."""
+        self.choose_adapter(prompt_name or "")
+        if prompt_name in self.adapter_prompts:  # the library knows no adapters, and may not have its prompt
+            options, prompt_name = {"prompt": self.adapter_prompts[prompt_name]} | options, None
         methods = {"query": self.original.encode_query, "document": self.original.encode_document}
         if prompt_name in methods:
             return methods[prompt_name](texts, **options)
@@ -112,7 +120,61 @@ class SentenceModel(TextModel):
         own = self.original.prompts
         default = own.get(self.original.default_prompt_name, "")
         document = next((own[name] for name in DOCUMENT_PROMPTS if name in own), default)
-        return {"query": default, "document": document} | own
+        return {"query": default, "document": document} | own | self.adapter_prompts
+
+    @cached_property
+    def adapters(self) -> Adapters | None:
+        """Return the adapters beside the weights: the name of a row's prompt chooses one of them."""
+        folders = adapter_folders(self.job.weights) if self.job.task == "sentence-similarity" else []
+        if not folders:
+            return None
+        names, first = ", ".join(folder.name for folder in folders), self.original[0]
+        if self.job.format not in ("onnx", "onnx-int8"):
+            raise UserError(
+                f"{self.job.system}: its adapters ({names}) are served with FORMAT=onnx on a CPU or GPU only"
+            )
+        if not isinstance(first, Transformer):
+            raise UserError(
+                f"{self.job.system}: its adapters ({names}) belong to a {type(first).__name__}, and only those of a "
+                "Transformer are served: choose another model"
+            )
+        check_adapters(self.job.system, self.job.weights)
+        return Adapters(self.job.system, self.transformer, folders)
+
+    @cached_property
+    def adapter_numbers(self) -> dict[str, int]:
+        """Return the number of the adapter for each name of a prompt that chooses one."""
+        numbers: dict[str, int] = {}
+        if not self.adapters:
+            return numbers
+        for number, folder in enumerate(adapter_folders(self.job.weights), start=1):
+            others = (*self.original.prompts, *self.task_instructions, *JINA_TASKS)
+            same = (name for name in others if plain(name) == plain(folder.name))
+            numbers |= dict.fromkeys([folder.name, *same], number)
+        own = dict(numbers)
+        for kind, words in {"query": ("query",), **dict.fromkeys(DOCUMENT_PROMPTS, DOCUMENT_PROMPTS)}.items():
+            fitting = (own[name] for word in words for name in own if word in plain(name).split("_"))
+            if kind in self.original.prompts and (number := next(fitting, 0)):
+                numbers.setdefault(kind, number)
+        return numbers
+
+    @property
+    def task_instructions(self) -> dict[str, str]:
+        """Return the prompts that Jina writes into config.json."""
+        return getattr(self.whole_config, "task_instructions", None) or {}
+
+    @cached_property
+    def adapter_prompts(self) -> dict[str, str]:
+        """Return the prompt for each name of an adapter: that of this name, or of another one for the same adapter."""
+        numbers = self.adapter_numbers
+        texts = {name: text for name, text in (self.task_instructions | self.original.prompts).items() if text}
+        shared = {numbers[name]: text for name, text in texts.items() if name in numbers}
+        return {name: texts.get(name, shared.get(number, "")) for name, number in numbers.items()}
+
+    def choose_adapter(self, name: str) -> None:
+        """Let the original compute with the adapter of this prompt, or of the default one if the name is empty."""
+        if self.adapters:
+            self.adapters.merge(self.adapter_numbers.get(name or self.original.default_prompt_name or "", 0))
 
     def load_tokenizer(self) -> Any:
         """Return the library's tokenizer, which may also put texts into lower case and knows the maximum length."""
@@ -169,12 +231,13 @@ class SentenceModel(TextModel):
     @cached_property
     def optional_inputs(self) -> tuple[str, ...]:
         """Return the inputs that choose a prompt, unless the model has none."""
-        has_prompts = any(self.original.prompts.values()) or not self.pools_prompt or self.chat
+        has_prompts = any(self.original.prompts.values()) or not self.pools_prompt or self.chat or self.adapters
         return PROMPT_INPUTS if has_prompts or self.route or self.routes else ()
 
     @cached_property
     def token_inputs(self) -> list[str]:
-        return ["input_ids", "attention_mask", *([] if self.pools_prompt else [POOLING_MASK])]
+        others = {POOLING_MASK: not self.pools_prompt, ADAPTER: self.adapters}
+        return ["input_ids", "attention_mask", *(name for name, is_needed in others.items() if is_needed)]
 
     @cached_property
     def width(self) -> int:
@@ -183,6 +246,8 @@ class SentenceModel(TextModel):
     @cached_property
     def network(self) -> torch.nn.Module:
         names = ("sentence_embedding", *(["token_embeddings"] if self.pools_spans else []))
+        if self.adapters:
+            self.adapters.install()
         return LibraryNetwork(self, *names)
 
     @cached_property
@@ -217,6 +282,7 @@ class SentenceModel(TextModel):
     @torch.inference_mode()
     def encode_spans(self, text: str, spans: np.ndarray) -> np.ndarray:
         """Return the vector of each span of a text, as late chunking defines it."""
+        self.choose_adapter("")
         prompt = self.original.prompts.get(self.original.default_prompt_name or "", "")
         tokens = self.hugging_face_tokenizer(
             prompt + text,
@@ -238,6 +304,8 @@ class SentenceModel(TextModel):
         fields = {"default_prompt_name": self.original.default_prompt_name, "prompts": self.prompts}
         if self.chat:
             fields["chat"] = self.chat
+        if self.adapters:
+            fields["adapters"] = self.adapter_numbers
         write_json(version / "prompts.json", fields)
 
     @cached_property
@@ -329,6 +397,7 @@ class LibraryNetwork(torch.nn.Module):
     def __init__(self, model: SentenceModel, *names: str) -> None:
         super().__init__()
         self.inputs = model.token_inputs
+        self.adapters = model.adapters
         self.modality = "message" if model.chat else "text"
         self.names = names
         self.dimensions = getattr(model.original, "truncate_dim", None)  # only a SentenceTransformer has it
@@ -340,6 +409,8 @@ class LibraryNetwork(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         features: dict[str, Any] = dict(zip(self.inputs, tensors, strict=True)) | {"modality": self.modality}
+        if self.adapters:
+            self.adapters.choose(features.pop(ADAPTER)[:, :1])
         for module in self.chain:
             features = module(features)
         first, *others = (features[name] for name in self.names)
@@ -406,6 +477,11 @@ class HeadNetwork(torch.nn.Module):
 
     def forward(self, vectors: torch.Tensor) -> tuple[torch.Tensor]:
         return (self.layers({"sentence_embedding": vectors})["sentence_embedding"][:, : self.dimensions],)
+
+
+def plain(name: str) -> str:
+    """Return a name as folders spell it: retrieval_query for retrieval.query."""
+    return re.sub(r"[.-]", "_", name)
 
 
 def use_pooling_mask(_: torch.nn.Module, args: tuple[dict[str, Any]]) -> None:

@@ -15,8 +15,10 @@ from tokenizers import Tokenizer
 
 from scripts.common.corpus import MIXED
 from scripts.common.settings import UserError
+from scripts.models.adapters import adapter_folders
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.config_writer import write_config
+from scripts.models.exporters.low_rank import ADAPTER
 from scripts.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare
 from scripts.models.exporters.parity import TOLERANCES, largest_difference, measure_parity
 from scripts.models.exporters.references import reference, request_of, tokenize
@@ -45,6 +47,7 @@ def assemble(job: Job) -> Outcome:
     model = text_model(job)
     if job.system == "embedding":
         check_published(model)
+    check_ignored_adapters(model)
     for part in ("ensemble", "encoder", *model.tokenizers, *(["answers"] if model.task.has_last_step else [])):
         model.version(part).mkdir(parents=True, exist_ok=True)
     for part in model.tokenizers:
@@ -127,6 +130,16 @@ def check_published(model: TextModel) -> None:
         raise UserError(
             f"embedding is ONNX with vectors of {PUBLISHED_WIDTH} and without prompts: choose another name in SYSTEMS "
             "for other weights and formats"
+        )
+
+
+def check_ignored_adapters(model: TextModel) -> None:
+    """Raise if the graph would ignore adapters that the folder of the weights has."""
+    if (folders := adapter_folders(model.job.weights)) and ADAPTER not in model.token_inputs:
+        names = ", ".join(folder.name for folder in folders)
+        raise UserError(
+            f"{model.job.system}: its adapters ({names}) are served with TASK=sentence-similarity and a plain encoder "
+            f"of texts only. To serve the model without them as {model.job.task}, copy it without these folders"
         )
 
 

@@ -281,7 +281,7 @@ class TextModel:
 
     def forget_original(self) -> None:
         """Free the memory of the original."""
-        for name in ("original", "network", "encoders"):
+        for name in ("original", "network", "encoders", "adapters"):
             self.__dict__.pop(name, None)
 
     @cached_property

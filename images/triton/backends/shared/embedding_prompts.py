@@ -19,20 +19,31 @@ class Prompts:
     def __init__(self, path: Path) -> None:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         self.by_name: dict[str, str] = content.get("prompts", {})
-        self.default = self.by_name.get(content.get("default_prompt_name") or "", "")
+        default = content.get("default_prompt_name") or ""
+        self.default = self.by_name.get(default, "")
+        numbers: dict[str, int] = content.get("adapters", {})
+        self.adapter_numbers = numbers | {"": numbers.get(default, 0)}
         self.chat = Chat(**content["chat"]) if "chat" in content else None
 
     def named(self, names: list[str]) -> list[str]:
         """Return the prompts of these names; an empty name stands for the default."""
-        known = self.by_name | {"": self.default}
-        prompts = []
+        prompts = self.by_name | {"": self.default}
+        return [prompts[name] for name in self.known(names)]
+
+    def adapters(self, names: list[str]) -> list[int]:
+        """Return the number of the adapter that each name chooses, or 0."""
+        return [self.adapter_numbers.get(name, 0) for name in self.known(names)]
+
+    def known(self, names: list[str]) -> list[str]:
+        """Return the alternative of each row that counts. Raise BadRequest if the model has none of them."""
+        known = []
         for row, name in enumerate(names):
-            prompt = next((known[choice] for choice in alternatives(name) if choice in known), None)
-            if prompt is None:
+            own = next((choice for choice in alternatives(name) if not choice or choice in self.by_name), None)
+            if own is None:
                 all_names = ", ".join(sorted(self.by_name)) or "none"
                 raise BadRequest(f"input '{NAME}': row {row} has an unknown name; this model's prompts: {all_names}")
-            prompts.append(prompt)
-        return prompts
+            known.append(own)
+        return known
 
 
 def alternatives(name: str) -> list[str]:

@@ -29,6 +29,8 @@ FIELDS: dict[str, Callable[[Encoding], Any]] = {
     "attention_mask": lambda encoding: encoding.attention_mask,
     # The same without the tokens of the prompt, for models that do not pool them.
     "pooling_mask": lambda encoding: encoding.attention_mask,
+    # The number of the adapter that the row's prompt chooses, or 0.
+    "adapter": lambda encoding: [0] * len(encoding),
     "token_type_ids": lambda encoding: encoding.type_ids,
     "special_tokens_mask": lambda encoding: encoding.special_tokens_mask,
     # The characters of the text [start, end) that the token stands for.
@@ -72,6 +74,7 @@ class Rows(NamedTuple):
     roles: tuple[str, ...] = ()  # query or document, for each text of a multi-vector model
     queries: Array | None = None  # for each text to score, the row of its query among the texts
     spans: Array | None = None  # the characters [start, end) of the spans of each text
+    adapters: Array | None = None  # [rows, 1], the number of the adapter for each text
 
     @property
     def characters(self) -> int:
@@ -102,7 +105,7 @@ class GivenTokens:
 
 
 # What models read of token ids that a client sent. The other outputs need the text.
-OF_IDS = frozenset({"input_ids", "attention_mask", "pooling_mask", "token_type_ids", TOKEN_COUNT})
+OF_IDS = frozenset({"input_ids", "attention_mask", "pooling_mask", "adapter", "token_type_ids", TOKEN_COUNT})
 
 
 class Tokenization:
@@ -193,7 +196,8 @@ class Tokenization:
                 self.check_ids(request, row, ids, [column[row] for column in columns[1:]])
                 before[row] = ""
         texts = self.rows(before, columns)
-        return Rows(texts, before, traced, self.shortened(texts), columns[0])
+        adapters = self.chosen_adapters(request, len(texts)) if "adapter" in self.dtypes else None
+        return Rows(texts, before, traced, self.shortened(texts), columns[0], adapters=adapters)
 
     def rows(self, before: list[str], columns: list[list[Any]]) -> list[Any]:
         """Return what to tokenize for each row: a text, or a pair of texts. Token ids stay as they are."""
@@ -291,6 +295,13 @@ class Tokenization:
             raise BadRequest(f"input '{name}' must have a row for each text: {count}, not {len(values)}")
         return values if name == OWN else self.prompts.named(values)
 
+    def chosen_adapters(self, request: pb_utils.InferenceRequest, count: int) -> Array:
+        """Return the adapter of each text: that of its prompt's name, also beside a prompt of the client's own."""
+        names = serving.texts(request, NAME) if is_set(request, NAME) else [""] * count
+        if len(names) != count:
+            raise BadRequest(f"input '{NAME}' must have a row for each text: {count}, not {len(names)}")
+        return np.array(self.prompts.adapters(names), int).reshape(-1, 1)
+
     def run(self, jobs: list[Rows]) -> list[Tokens]:
         """Tokenize the texts of all requests at once. Raise BadRequest if one of them is wrong."""
         start_ns = time.time_ns()
@@ -336,6 +347,8 @@ class Tokenization:
         """Add to a request's tensors what its tokens alone do not tell."""
         if "pooling_mask" in self.dtypes:
             self.exclude_prompts(tensors["pooling_mask"], rows.prompts)
+        if rows.adapters is not None:
+            tensors["adapter"][:] = rows.adapters
         if self.prompts.chat and self.cuts_end:
             self.restore_endings(tensors["input_ids"], encodings, rows.prompts)
 
