@@ -111,7 +111,7 @@ def check_files(name: str, files: Iterable[str]) -> None:
 
 
 def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
-    """Raise if the model in this folder is of a kind that is not served, whatever the task. The weights may lack."""
+    """Raise if the model in this folder is of a kind that no task serves. The weights may be missing."""
     check_files(name, (path.name for path in weights.iterdir()))
     if (folders := transformers_of(weights)) != [weights]:
         check_modules(name, weights, trust_remote_code)

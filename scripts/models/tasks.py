@@ -298,7 +298,7 @@ def modules_of(weights: Path) -> list[Module]:
     listed = json.loads((weights / "modules.json").read_text(encoding="utf-8"))
     for number, module in enumerate(listed):
         package, _, name = module["type"].rpartition(".")
-        folder = inside(weights, module.get("path", ""))
+        folder = module_folder(weights, module.get("path", ""))
         modules.append(Module(package, name, folder, number == 0))
         if name == "Router":
             router = json.loads((folder / "router_config.json").read_text(encoding="utf-8"))
@@ -306,11 +306,11 @@ def modules_of(weights: Path) -> list[Module]:
             firsts = {route[0] for route in router["structure"].values()}
             for part, kind in router["types"].items():
                 package, _, name = kind.rpartition(".")
-                modules.append(Module(package, name, inside(folder, part), number == 0 and part in firsts))
+                modules.append(Module(package, name, module_folder(folder, part), number == 0 and part in firsts))
     return modules
 
 
-def inside(weights: Path, place: str) -> Path:
+def module_folder(weights: Path, place: str) -> Path:
     """Return the folder of a module. Raise if it is outside the checkpoint."""
     if Path(place).is_absolute() or ".." in Path(place).parts:
         raise UserError(f"{weights} has a module in '{place}', which is another folder: choose another model")

@@ -280,7 +280,7 @@ def text_image(name: str = "clip", width: int = 4, max_batch: int = 2) -> Model:
         if "input_text" in inputs:
             yield from texts.answer(inputs)
             return
-        sizes = [len(file) for file in files_of(inputs["image_bytes"])]
+        sizes = [len(file) for file in rows_of(inputs["image_bytes"])]
         counts = Tensor.from_values("token_count", "INT32", [[0]] * len(sizes))
         yield [Tensor.from_values("output__0", "FP32", [[size, *[0] * (width - 1)] for size in sizes]), counts]
 
@@ -288,13 +288,13 @@ def text_image(name: str = "clip", width: int = 4, max_batch: int = 2) -> Model:
     return Model(name, inputs, texts.outputs, answer, max_batch, optional=tuple(inputs))
 
 
-def files_of(tensor: Tensor) -> list[bytes]:
-    files, start = [], 0
+def rows_of(tensor: Tensor) -> list[bytes]:
+    rows, start = [], 0
     while start < len(tensor.data):
         end = start + 4 + int.from_bytes(tensor.data[start : start + 4], "little")
-        files.append(tensor.data[start + 4 : end])
+        rows.append(tensor.data[start + 4 : end])
         start = end
-    return files
+    return rows
 
 
 def reranker(name: str = "reranker", max_batch: int = 64) -> Model:
@@ -382,14 +382,9 @@ def text_of(ids: list[int]) -> str:
 
 def read_rows(tensor: Tensor) -> list[str | list[int]]:
     """Return the rows of an input as the backends read them: texts or token ids."""
-    rows: list[str | list[int]] = []
-    start = 0
-    while start < len(tensor.data):
-        end = start + 4 + int.from_bytes(tensor.data[start : start + 4], "little")
-        row = tensor.data[start + 4 : end]
-        rows.append(np.frombuffer(row[1:], "<i4").tolist() if row.startswith(TOKEN_IDS) else row.decode())
-        start = end
-    return rows
+    return [
+        np.frombuffer(row[1:], "<i4").tolist() if row.startswith(TOKEN_IDS) else row.decode() for row in rows_of(tensor)
+    ]
 
 
 def tokenized(rows: list[str | list[int]], special: tuple[int, int] = (1, 1)) -> Tensor:

@@ -393,7 +393,7 @@ def test_tokenized_has_ids_of_texts_and_chats_and_the_text_of_ids(serve, weights
 
 
 def test_unknown_token_id_is_refused(serve):
-    row = Tensor.from_texts("prompt", [[10**6]]).data[4:]
+    rows = [b"I am going", Tensor.from_texts("prompt", [[10**6]]).data[4:]]
     for outputs in (OUTPUTS, ["tokenized"]):
-        (response,) = serve("python", outputs=outputs, text_input=np.array([row], np.object_))
-        assert "has the token id 1000000; this model's ids are 0 to" in response.error[1]
+        (response,) = serve("python", outputs=outputs, text_input=np.array(rows, np.object_))
+        assert "row 1 has the token id 1000000; this model's ids are 0 to" in response.error[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,6 +175,15 @@ def test_network_that_neither_exporter_writes_is_refused_in_one_sentence(tmp_pat
         written(Repeats(), {"numbers": AXES}, {"sum": {0: "rows"}}, examples((2, 3), (5, 4)))
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_full_disk_is_no_failure_of_the_model(tmp_path, monkeypatch):
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(OSError, match="No space left"):
+        export(Doubles(), {"numbers": AXES}, {"doubled": AXES}, examples((2, 3)), tmp_path / "model.onnx")
 
 
 def test_weights_too_large_for_one_file_lie_beside_the_graph(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from scripts.models.silence import silent
 PLAIN_ATTENTION = "eager"
 # A model whose int8 answers agree less with its fp32 answers is refused.
 MIN_INT8_COSINE = 0.9
-# The most bytes of weights for one file: protobuf refuses messages of 2 GiB, and the graph itself takes some.
+# The maximum size of the weights in one file: protobuf refuses messages of 2 GiB, and the graph itself takes some.
 ONE_FILE = 2**31 - 2**26
 OPSET = 18
 
@@ -79,6 +79,8 @@ def export(
                         torch.onnx.export(module, feeds[0], str(exported), **names, **way)
                     check_graph(exported, examples, expected)
                 except Exception as error:  # whatever stops one exporter, the other may succeed
+                    if isinstance(error, OSError) and error.errno:  # such as a full disk
+                        raise
                     failures.append(str(error) if isinstance(error, UserError) else type(error).__name__)
                 else:
                     move(exported, path)

@@ -38,7 +38,7 @@ POOLING_MASK = "pooling_mask"
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 # Names by which clients of Jina's API ask for adapters whose folders have an underscore.
 JINA_TASKS = ("retrieval.query", "retrieval.passage", "text-matching")
-# Of texts for a table of vectors, which sets no limit. The library would not cut them.
+# The maximum number of tokens for a table of vectors, which sets none. The library would not cut its texts.
 TABLE_LENGTH = 2**15
 
 

@@ -30,7 +30,7 @@ class ImageHalf(VisionModel):
 
 
 class LibraryImageHalf(ImageHalf):
-    """The same of a model of sentence-transformers, whose modules after the first are the same for texts and images."""
+    """The image half of a model of sentence-transformers: its modules after the first serve texts and images alike."""
 
     @cached_property
     def original(self) -> Any:

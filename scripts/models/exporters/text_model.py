@@ -130,7 +130,7 @@ class TextModel:
 
     @property
     def reads_padding(self) -> bool:
-        """Return whether it then has no mask, so that it reads the padding, too."""
+        """Return whether a model that fills rows has no mask, so that it reads the padding, too."""
         return False
 
     @property

@@ -27,7 +27,7 @@ from scripts.models.tasks import activation, architectures_of, read_config, save
 MAX_BATCH = 32
 POOLED = "pooler_output"
 FEATURES = ("last_hidden_state", POOLED, "image_embeds")
-# The output of the image half of a system of texts and images, which has one more name in transformers.
+# The output of the image half of a system of texts and images. In transformers it has another name.
 VECTOR = "sentence_embedding"
 PIXELS = "pixel_values"
 # The systems whose configurations are in git, and the formats that these describe.

@@ -47,7 +47,7 @@ class Prompts:
 
 
 def alternatives(name: str) -> list[str]:
-    """Return the names of prompts of which the first one counts that the model has: they are separated by |."""
+    """Return the names that | separates. The first one that the model has counts."""
     return name.split("|")
 
 

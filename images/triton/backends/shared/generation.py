@@ -143,7 +143,7 @@ class TextGeneration(Backend):
         # Clients of vLLM's backend, which ask for a stream, expect it without the prompt.
         echoes = read.echoes(default="stream" not in read.options or not streams)
         job = Job(read, sender, streams, echoes, self.metrics)
-        job.rows = [self.row(job, prompt) for prompt in self.prompts(read)]
+        job.rows = [self.row(job, prompt, number) for number, prompt in enumerate(self.prompts(read))]
         if len(job.rows) > self.max_waiting:
             raise BadRequest(f"input '{read.name}' holds {len(job.rows)} prompts; at most {self.max_waiting} may wait")
         if self.waiting.qsize() + len(job.rows) > self.max_waiting:
@@ -168,11 +168,11 @@ class TextGeneration(Backend):
         )
         return pb_utils.InferenceResponse([pb_utils.Tensor(TOKENIZED, rows.reshape(read.shape))])
 
-    def row(self, job: Job, prompt: str | TokenIds) -> Row[Job]:
+    def row(self, job: Job, prompt: str | TokenIds, number: int) -> Row[Job]:
         name, requested = job.request.name, job.request.options
         is_chat = job.request.messages is not None
         if isinstance(prompt, TokenIds):
-            check_ids(prompt, self.model.vocabulary, name, 0)
+            check_ids(prompt, self.model.vocabulary, name, number)
             prompt, tokens = self.model.decode(prompt), [*prompt]
         else:
             tokens = self.model.encode(prompt, special_tokens=not is_chat)
