@@ -12,7 +12,7 @@ from scripts.common.settings import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # The files of adapters in a folder or a repository. The trainer saves the state of a training as checkpoint-500.
-FILE = re.compile(rf"(?!(.*/)?checkpoint-\d)([^/]+/)+({re.escape(CONFIG)}|{re.escape(WEIGHTS)})")
+FILE = re.compile(rf"(?!(.*/)?checkpoint-\d)([^/.][^/]*/)+({re.escape(CONFIG)}|{re.escape(WEIGHTS)})")
 # The options that the exporter applies.
 APPLIED = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern")
 # Options that change no answer of a trained adapter: its origin, its training, and the layers that its file names.
@@ -33,7 +33,7 @@ def adapter_folders(weights: Path) -> list[Path]:
 
 
 def check_adapters(name: str, weights: Path) -> None:
-    """Raise if an adapter computes more than LoRA does. The weights may lack."""
+    """Raise if an adapter computes more than LoRA does. The weights may be missing."""
     folders = adapter_folders(weights)
     for folder in folders:
         adapter, options = folder.relative_to(weights), read_options(name, folder)
@@ -60,7 +60,7 @@ def is_served(key: str, value: Any) -> bool:
 def read_options(name: str, folder: Path) -> dict[str, Any]:
     try:
         options = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
         raise UserError(f"{name}: {folder.name}/{CONFIG} is not a JSON object: download the adapter again")

@@ -21,7 +21,7 @@ from huggingface_hub import constants
 from scripts.common.settings import ROOT, Settings, UserError
 from scripts.models.adapters import CONFIG
 from scripts.models.adapters import WEIGHTS as WEIGHTS_OF_ADAPTER
-from scripts.models.hub import DOWNLOADS
+from scripts.models.hub import DOWNLOADS, select_files
 from scripts.models.sources import Folder, Hub, Package, identity, open_weights, source_of
 from tests.support import hub_stand_in as hub_stand_in_module
 from tests.support.hub_stand_in import TOKEN, Published, hub_stand_in
@@ -142,6 +142,17 @@ def test_adapter_that_is_not_served_is_refused_before_weights_are_downloaded(hub
 def test_download_takes_code_only_if_trusted(hub, repository):
     with open_weights(Hub(NAME), settings(TRUST_REMOTE_CODE="1"), repository) as weights:
         assert files_in(weights.folder) == {*NEEDED, "modeling_model.py"}
+
+
+@pytest.mark.parametrize(
+    "file", ["../model.py", "a/../../model.py", "/tmp/model.py", f"../a/{CONFIG}", f"a/../../{WEIGHTS_OF_ADAPTER}"]
+)
+def test_file_outside_the_folder_is_never_downloaded(file):
+    """The Hub has no such names, but HF_ENDPOINT may be another server."""
+    info = huggingface_hub.ModelInfo(
+        id=NAME, tags=[], siblings=[{"rfilename": name} for name in ("model.safetensors", file)]
+    )
+    assert [sibling.rfilename for sibling in select_files(info, with_code=True)] == ["model.safetensors"]
 
 
 def test_model_without_safetensors_is_refused(hub, model, repository):
