@@ -150,7 +150,7 @@ def embedded_field(body: EmbeddingsBody) -> tuple[Any, str]:
 
 
 def check_type(system: System, body: EmbeddingsBody) -> None:
-    """Raise ApiError if the system has no vectors of this type, or the type has not what the request asks for."""
+    """Raise ApiError if the system has no vectors of this type, or an option of the request does not fit the type."""
     types = [name for name, ability in ABILITIES.items() if ability in system.abilities]
     if body.embedding_type not in types:
         message = f"The model '{body.model}' has other vectors: send 'embedding_type': '{types[0]}'."

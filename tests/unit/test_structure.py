@@ -40,6 +40,13 @@ def test_modules_share_a_name_only_with_their_mirror():
     assert {name: places for name, places in shared.items() if not any(places <= mirror for mirror in MIRRORS)} == {}
 
 
+def test_links_in_the_docs_lead_to_files():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())]
+    assert len(links) > 100
+    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
 def test_test_modules_import_no_test_module():
     imported = {}
     for path in modules():

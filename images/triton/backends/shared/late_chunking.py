@@ -48,7 +48,7 @@ class SpanTokenization(Tokenization):
     def encodings(self, jobs: list[Rows]) -> list[Encoding]:
         if all(rows.spans is None for rows in jobs):
             return super().encodings(jobs)
-        # Only this way tells the position of each token in the text.
+        # Only this way reports the position of each token in the text.
         return self.encode_slowly([row for rows in jobs for row in rows.texts])
 
     def complete(self, rows: Rows, encodings: list[Encoding], tensors: Tensors) -> None:
