@@ -24,6 +24,7 @@ from scripts.bench.token_rates import spread
 from scripts.common.cli import err, out, print_table
 from scripts.common.corpus import MIXED
 from scripts.common.triton import Triton
+from scripts.models.silence import quiet
 
 NEW_TOKENS = 32  # of each text: none ends by itself
 CLIENTS = (1, 8, 32)
@@ -38,6 +39,7 @@ WAYS: dict[str, tuple[str, dict[str, str]]] = {
     TOGETHER: (SYSTEM, {}),
     **{way: (REFERENCE, {"dtype": dtype}) for way, dtype in TRANSFORMERS.items()},
 }
+UNKNOWN = "Ġ?"
 LONG_PROMPT, SHORT_REQUESTS, SHORT_CLIENTS, SHORT_TOKENS = 1000, 100, 8, 16
 
 
@@ -63,6 +65,7 @@ def run() -> None:
             show_arrival(triton)
             show_differences(triton)
             show_fairness(triton)
+        show_library(work / "checkpoint")
 
 
 # --- throughput -------------------------------------------------------------------------------------------------------
@@ -169,6 +172,35 @@ def show_fairness(triton: Triton) -> None:
     )
 
 
+# --- transformers alone -----------------------------------------------------------------------------------------------
+
+
+def show_library(checkpoint: Path) -> None:
+    """Print the rates of transformers' generate() and of its continuous batching, which no engine here uses."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint, padding_side="left", pad_token=UNKNOWN)
+    cache = transformers.ContinuousBatchingConfig(page_size=32, num_blocks=256)  # else most of the memory
+    rates: Rates = {}
+    for number, requests, sampled in itertools.product(range(ROUNDS + 1), CLIENTS, (False, True)):
+        settings = transformers.GenerationConfig(do_sample=sampled, max_new_tokens=NEW_TOKENS, pad_token_id=0)
+        batch = tokenizer(prompts(requests, f"{number} alone"), padding=True, return_tensors="pt")
+        inputs = [row[mask.bool()].tolist() for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)]
+        for way in ("generate", "generate_batch"):
+            with quiet(), err.status(f"transformers' {way}, {requests} request(s)"):
+                start = time.perf_counter()
+                if way == "generate":
+                    model.generate(**batch, generation_config=settings)
+                else:
+                    model.generate_batch(inputs, settings, cache)
+            if number:  # the first round warms up
+                rate = requests * NEW_TOKENS / (time.perf_counter() - start)
+                rates.setdefault((requests, f"{'sampled' if sampled else 'greedy'}, {way}"), []).append(rate)
+    ways = list(dict.fromkeys(way for _, way in rates))
+    print_table(("requests", *ways), [[str(n), *(spread(rates[n, way]) for way in ways)] for n in CLIENTS])
+
+
 def ask(triton: Triton, system: str, prompt: str, new_tokens: int = NEW_TOKENS, stream: bool = True) -> Answer:
     """Return the answer, in one piece if `stream` is false."""
     fields = {"prompt": prompt, "max_new_tokens": new_tokens, "stream": stream, "exclude_input_in_output": True}
@@ -192,13 +224,13 @@ def save_checkpoint(folder: Path) -> None:
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    size, unknown = 32_000, "Ġ?"
+    size = 32_000
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words = {word for text in MIXED.texts for word, _ in split.pre_tokenize_str(text)}
     fillers = (f"Ġword{number}" for number in range(size))
-    vocabulary = dict.fromkeys([unknown, *sorted(words), *fillers])
+    vocabulary = dict.fromkeys([UNKNOWN, *sorted(words), *fillers])
     tokenizer = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(itertools.islice(vocabulary, size))}, unk_token=unknown)
+        models.WordLevel({word: i for i, word in enumerate(itertools.islice(vocabulary, size))}, unk_token=UNKNOWN)
     )
     tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.ByteLevel()
     torch.manual_seed(1)
