@@ -54,9 +54,14 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
     if target := Target.from_settings(settings):
         # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
         os.environ["NEURON_RT_VISIBLE_CORES"] = f"{target.cores[0]}-{target.cores[-1]}"
+    from scripts.models.exporters.gguf_file import (
+        as_checkpoint,
+    )  # needs packages that a check of what is in place lacks
+
     with (
-        open_weights(system.source, settings, repository) as weights,
+        open_weights(system.source, settings, repository) as stored,
         tempfile.TemporaryDirectory(dir=repository, prefix=WORK) as folder,
+        as_checkpoint(stored, Path(folder)) as (weights, converted),
     ):
         job = plan(system, weights, Path(folder), settings)
         recipe = RECIPES[job.task]
@@ -75,6 +80,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
                 outcome = run_recipe(recipe, job, weights.name)
         if not system.format:
             outcome = outcome.join(Outcome(facts={DEFAULT: settings["PROFILE"]}))
+        outcome = outcome.join(converted)
         put_in_place(job, weights, outcome, repository)
     took = f"assembled in {time.monotonic() - start:.0f} s"
     summary = f"; {outcome.summary}" if outcome.summary else ""

@@ -56,6 +56,11 @@ def select_files(info: ModelInfo, with_code: bool) -> list[RepoSibling]:
     files = [file for file in info.siblings or [] if any(kind.fullmatch(file.rfilename) for kind in kinds)]
     check_files(info.id, (file.rfilename for file in info.siblings or []))
     if not any(WEIGHTS.fullmatch(file.rfilename) for file in files):
+        if any(file.rfilename.endswith(".gguf") for file in info.siblings or []):
+            raise UserError(
+                f"{info.id} has its weights as GGUF: download one of its *.gguf files into a folder, and set SOURCE to "
+                "that folder"
+            )
         raise UserError(
             f"{info.id} has no safetensors at {(info.sha or '')[:12]}, and other formats can run code when they are "
             "loaded. Look for a pull request with them on its Community page (HF_REVISION=refs/pr/1), or convert the "

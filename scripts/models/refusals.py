@@ -106,8 +106,6 @@ def check_files(name: str, files: Iterable[str]) -> None:
     for file, kind in FILES.items():
         if file in names:
             raise UserError(f"{name} is {kind}")
-    if any(fnmatch(file, "*.gguf") for file in names) and not any(fnmatch(file, "*.safetensors") for file in names):
-        raise UserError(f"{name} has its weights as GGUF: name the model that they were converted from")
 
 
 def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:

@@ -27,7 +27,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that save_pretrained wrote."""
+    """A folder that save_pretrained wrote, or one with a GGUF file."""
 
     path: Path
 
@@ -38,9 +38,22 @@ class Folder:
         if not self.path.is_dir():
             raise UserError(f"{self.path}: there is no such folder")
         check_files(str(self.path), (path.name for path in self.path.iterdir()))
-        if not any((self.path / name).is_file() for name in ("config.json", "modules.json")):
+        if not gguf_files(self.path) and not any(
+            (self.path / name).is_file() for name in ("config.json", "modules.json")
+        ):
             raise UserError(f"{self.path} has no config.json: name a folder that save_pretrained wrote")
         return self.path
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """Return the GGUF file of a folder that has no other weights. Raise if there are several."""
+    files = [] if any(folder.glob("*.safetensors")) else sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        raise UserError(
+            f"{folder} has several GGUF files ({', '.join(file.name for file in files)}): set SOURCE to a folder with "
+            "one of them (`llama-gguf-split --merge` joins the parts of a file)"
+        )
+    return files
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,12 @@ CASES = {
     ),
     "PEFT beside a model": (TOKENIZED | {"config.json": BERT, "adapter_config.json": {}}, {}, "is a PEFT adapter"),
     "diffusers": ({"model_index.json": {}}, {}, "is a pipeline of diffusers, which is not served here"),
-    "GGUF": ({"config.json": BERT, "model.Q4_K_M.gguf": {}}, {}, "has its weights as GGUF: name the model that they"),
+    "GGUF that is none": ({"model.Q4_K_M.gguf": {}}, {}, "model.Q4_K_M.gguf is damaged, or no GGUF: download it again"),
+    "several GGUF": (
+        {"config.json": BERT, "model.Q4_K_M.gguf": {}, "model.F16.gguf": {}},
+        {},
+        "has several GGUF files (model.F16.gguf, model.Q4_K_M.gguf): set SOURCE to a folder with one of them",
+    ),
     "empty folder": ({}, {}, "has no config.json: name a folder that save_pretrained wrote"),
     "config of something else": (
         TOKENIZED | {"config.json": {"epochs": 3}},

@@ -160,6 +160,8 @@ def test_model_without_safetensors_is_refused(hub, model, repository):
         file.unlink()
     (model.folder / "2_Dense/model.safetensors").unlink()
     assert "tests/model has no safetensors at c0ffeec0ffee" in error_of(repository)
+    (model.folder / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+    assert "has its weights as GGUF: download one of its *.gguf files into a folder, and set" in error_of(repository)
     assert hub.served == []
 
 

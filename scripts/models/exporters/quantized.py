@@ -9,13 +9,16 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scripts.common.settings import UserError
 from scripts.models.catalogue import Job, Outcome
 from scripts.models.exporters.openvino_export import free_memory
 from scripts.models.refusals import INDEX, quantization
 from scripts.models.silence import quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # The methods that transformers dequantizes on a CPU -> its class for their settings.
 READABLE = {
@@ -42,7 +45,7 @@ def readable_weights(job: Job, others: list[Path]) -> Iterator[tuple[Job, Outcom
             "the model that it was made from"
         )
     with tempfile.TemporaryDirectory(dir=job.folder) as folder:
-        dequantize(job, method, Path(folder))
+        dequantize(job.weights, method, Path(folder))
         for file in others:
             if not (Path(folder) / file.name).exists() and file.name != INDEX:
                 shutil.copyfile(file, Path(folder) / file.name)
@@ -52,22 +55,31 @@ def readable_weights(job: Job, others: list[Path]) -> Iterator[tuple[Job, Outcom
         )
 
 
-def dequantize(job: Job, method: str, folder: Path) -> None:
+def dequantize(weights: Path, method: str, folder: Path) -> None:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(weights, local_files_only=True)
+    settings: Any = getattr(transformers, READABLE[method])(dequantize=True)
+    instead = "PROFILE=cuda serves it as it is"
+    model = load_in_16_bits(weights, method, instead, config, quantization_config=settings)
+    with quiet():
+        model.save_pretrained(folder)
+
+
+def load_in_16_bits(weights: Path, method: str, instead: str, config: PreTrainedConfig, **options: Any) -> Any:
+    """Return what transformers' from_pretrained does with these options. Raise if the memory is too small."""
     import torch
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(job.weights, local_files_only=True)
     with quiet(), torch.device("meta"):
         size = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
     needed, free = MEMORY * size, free_memory()
     if needed > free:
         raise UserError(
-            f"{job.weights} is quantized ({method}), and in 16 bits it takes about {needed / 1e9:.1f} GB of memory, of "
-            f"which {free / 1e9:.1f} GB are free: PROFILE=cuda serves it as it is"
+            f"{weights} is quantized ({method}), and in 16 bits it takes about {needed / 1e9:.1f} GB of memory, of "
+            f"which {free / 1e9:.1f} GB are free: {instead}"
         )
-    settings: Any = getattr(transformers, READABLE[method])(dequantize=True)
     with quiet():
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            job.weights, dtype=torch.bfloat16, quantization_config=settings, local_files_only=True
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            weights, config=config, dtype=torch.bfloat16, local_files_only=True, **options
         )
-        model.save_pretrained(folder)

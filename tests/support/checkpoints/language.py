@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -67,8 +68,10 @@ def save_persimmon(folder: Path, context: int = CONTEXT) -> Path:
     return save(folder, transformers.PersimmonForCausalLM, config, tokenizer)
 
 
-def save_llama(folder: Path) -> Path:
-    return save_decoder(folder, transformers.LlamaConfig, transformers.LlamaForCausalLM, num_key_value_heads=2)
+def save_llama(folder: Path, **options: Any) -> Path:
+    return save_decoder(
+        folder, transformers.LlamaConfig, transformers.LlamaForCausalLM, num_key_value_heads=2, **options
+    )
 
 
 def save_qwen2(folder: Path) -> Path:
@@ -93,7 +96,7 @@ def save_bloom(folder: Path) -> Path:
     return save(folder, transformers.BloomForCausalLM, config, tokenizer)
 
 
-def save_decoder(folder: Path, config_class: type, model_class: type, **options: int) -> Path:
+def save_decoder(folder: Path, config_class: type, model_class: type, **options: Any) -> Path:
     tokenizer = byte_level_bpe("</s>", bos="<s>")
     config = config_class(**SIZE, **vocabulary(tokenizer), initializer_range=SPREAD, intermediate_size=64, **options)
     return save(folder, model_class, config, tokenizer)
