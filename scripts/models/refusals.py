@@ -81,7 +81,7 @@ SAME_HEAD = (
     {"text-classification", "text-ranking"},
     {"fill-mask", "sparse-embedding"},
     {"text-generation", "gpt2"},
-    {"text-generation", "text-ranking"},  # the exporter refuses these too, and explains how to convert them
+    {"text-generation", "text-ranking"},  # the exporter refuses language models that do not rank
 )
 # Weights that transformers reads without running code: one file, or an index that names several.
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -342,8 +342,6 @@ def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> 
         own = task_of_architecture(architecture)
         if takes_images(architecture) and not is_vision:
             raise UserError(f"{name} is a {architecture}, which takes images: choose a model of texts for TASK={task}")
-        if architecture.endswith("T5EncoderModel") and task != "sentence-similarity":
-            raise UserError(f"{name} is a {architecture}, which is served as TASK=sentence-similarity only")
         # Weights of another head can have the right names and shapes, and then they load without an error.
         if own not in ("", task) and task not in HEADLESS and {own, task} not in SAME_HEAD:
             raise UserError(f"{name} is a {architecture}, which is for TASK={own} and not for TASK={task}")

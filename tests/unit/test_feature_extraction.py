@@ -14,6 +14,7 @@ from scripts.common.corpus import MIXED
 from scripts.models.assemble import run_recipe
 from scripts.models.catalogue import RECIPES, Job
 from scripts.models.exporters.served import served_system
+from scripts.models.refusals import check_model, check_task
 from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders
 
@@ -42,6 +43,7 @@ def test_decoder_without_padding_token_equals_transformers(tmp_path):
 @pytest.mark.parametrize("form", ["onnx", pytest.param("python", marks=pytest.mark.slow)])
 def test_encoder_of_t5_equals_transformers(tmp_path, form):
     weights = encoders.save_t5_encoder(tmp_path / "weights", "Model")
+    assert task_of(weights) == "feature-extraction"
     served = answers(weights, tmp_path, "feature-extraction", form)
     model = transformers.T5EncoderModel.from_pretrained(weights)
     for expected, answer in zip(outputs(model, weights, "last_hidden_state"), served, strict=True):
@@ -64,6 +66,8 @@ def test_encoders_of_dpr_equal_transformers(tmp_path, kind, form):
 
 def answers(weights: Path, folder: Path, task: str, form: str) -> list[dict[str, np.ndarray]]:
     """Return the answers of the assembled model to all texts, which arrive at once."""
+    check_model("m", weights, trust_remote_code=False)
+    check_task("m", weights, task, trust_remote_code=False)
     run_recipe(RECIPES[task], Job("m", task, form, weights, movable=False, folder=folder), "m")
     with served_system("m", folder) as system:
         return system.together([{"input_text": np.array([[text.encode()]], np.object_)} for text in TEXTS])

@@ -38,11 +38,6 @@ CASES = {
         {},
         "is an encoder-decoder (T5ForConditionalGeneration), which is not served here: choose an encoder such as BERT",
     ),
-    "encoder of T5": (
-        TOKENIZED | {"config.json": config("T5", "T5EncoderModel")},
-        {"TASK": "feature-extraction"},
-        "is a T5EncoderModel, which is served as TASK=sentence-similarity only",
-    ),
     "BART": (
         TOKENIZED | {"config.json": config("Bart", "BartModel")},
         {"TASK": "feature-extraction"},
