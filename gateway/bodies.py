@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from starlette.responses import Response
 from gateway.api_error import ApiError, shown
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 # Fields that change nothing in the answer.
 IGNORED = frozenset({"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"})

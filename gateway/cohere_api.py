@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -12,14 +12,13 @@ from starlette.responses import Response
 from gateway import bodies
 from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
-from gateway.bodies import json_response
+from gateway.bodies import PositiveInt, json_response
 from gateway.context import Gateway, gateway_of
 from gateway.image_parts import Part
 from gateway.inference import Row
 from gateway.rows import Answers, read_rows
 from gateway.served_systems import System
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 
@@ -45,7 +44,7 @@ class EmbedBody(msgspec.Struct, forbid_unknown_fields=True):
     inputs: list[EmbedInput] | None = None
     input_type: InputType | None = None
     embedding_types: list[EmbeddingType] | None = None
-    output_dimension: Positive | None = None
+    output_dimension: PositiveInt | None = None
 
     def rows(self, gateway: Gateway, system: System) -> list[Row]:
         given = [self.texts is not None, bool(self.images), self.inputs is not None]
@@ -65,7 +64,7 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     query: str
     documents: list[str]
-    top_n: Positive | None = None
+    top_n: PositiveInt | None = None
 
 
 EMBED = msgspec.json.Decoder(EmbedBody)

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from gateway import bodies
 from gateway.answer_format import AnswerFormat, Piece
 from gateway.api_error import ApiError
+from gateway.bodies import PositiveInt
 from gateway.context import gateway_of
 from gateway.rows import Input, as_rows, check_count
-from gateway.text_generation import GenerationBody, PositiveInt, respond
+from gateway.text_generation import GenerationBody, respond
 
 
 class CompletionsBody(GenerationBody, kw_only=True):

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
+from gateway.rows import IMAGE
 from gateway.served_systems import System
 
 Configs = Mapping[str, ModelConfig]  # of a system and its steps
-IMAGE = "image_bytes"
 IMAGE_LABEL = "Image (JPEG, PNG or WebP)"
 
 TEXTS = (

@@ -5,7 +5,7 @@ Hugging Face's InferenceClient sends its requests to the address itself, so that
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -14,19 +14,17 @@ from starlette.responses import Response
 from gateway import bodies
 from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError, tei_form
-from gateway.bodies import json_response
+from gateway.bodies import PositiveInt, json_response
 from gateway.context import gateway_of
 from gateway.rows import Input, check_rows, read_rows
 from gateway.served_systems import System
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class EmbedBody(msgspec.Struct, forbid_unknown_fields=True):
     inputs: Input
     normalize: bool = True
     prompt_name: str | None = None
-    dimensions: Positive | None = None
+    dimensions: PositiveInt | None = None
 
 
 class PromptedBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,7 +33,7 @@ class PromptedBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Parameters(msgspec.Struct, forbid_unknown_fields=True):
-    top_k: Positive | None = None
+    top_k: PositiveInt | None = None
 
 
 class PredictBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from gateway.answer_format import AnswerFormat, EventStream, Piece, events
 from gateway.api_error import ApiError, from_triton
-from gateway.bodies import json_response
+from gateway.bodies import PositiveInt, json_response
 from gateway.context import Gateway, gateway_of
 from gateway.inference import Inference, Outputs, Row, Tensor
 from gateway.rows import check_ids
@@ -37,8 +37,6 @@ OUTPUTS = TEXT, REASON, PROMPT_TOKENS, NEW_TOKENS = (
 )  # fmt: skip
 # The backends' words for a prompt that leaves no room for the new tokens.
 TOO_LONG = re.compile(r"has \d+ tokens; (in the model's|of the model's|the model is compiled)")
-
-PositiveInt = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
 class StreamOptions(msgspec.Struct):

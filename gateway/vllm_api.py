@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gateway import bodies, tei_api
 from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
-from gateway.bodies import json_response
+from gateway.bodies import PositiveInt, json_response
 from gateway.completions import Message, plain
 from gateway.context import Gateway, gateway_of
 from gateway.image_parts import Part
@@ -57,7 +57,7 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     query: str
     documents: list[str | Document]
-    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    top_n: PositiveInt | None = None
     return_documents: bool = True
     instruction: str | None = None  # of ours
 
@@ -79,7 +79,7 @@ class PoolingBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     input: Input
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    dimensions: PositiveInt | None = None
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):

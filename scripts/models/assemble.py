@@ -54,9 +54,8 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
     if target := Target.from_settings(settings):
         # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
         os.environ["NEURON_RT_VISIBLE_CORES"] = f"{target.cores[0]}-{target.cores[-1]}"
-    from scripts.models.exporters.gguf_file import (
-        as_checkpoint,
-    )  # needs packages that a check of what is in place lacks
+    # It imports packages that a check of what is in place lacks.
+    from scripts.models.exporters.gguf_file import as_checkpoint
 
     with (
         open_weights(system.source, settings, repository) as stored,
