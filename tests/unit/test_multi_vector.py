@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from scripts.common.corpus import MIXED
+from scripts.common.settings import UserError
 from scripts.models.assemble import run_recipe
 from scripts.models.catalogue import RECIPES, Job
 from scripts.models.exporters.served import ServedSystem, python_backend
@@ -119,6 +122,24 @@ def test_bge_m3_answers_three_kinds_of_vectors_of_one_run(tmp_path, form):
         np.testing.assert_allclose(answers[0]["score"][:, 0], scores, atol=1e-5)
 
 
+def test_head_with_code_is_refused_and_does_not_run(tmp_path):
+    weights = encoders.save_bge_m3(tmp_path / "weights")
+    torch.save(Code(tmp_path / "ran"), weights / "sparse_linear.pt")
+    with pytest.raises(UserError, match=r"sparse_linear\.pt is not the linear layer that FlagEmbedding saves"):
+        assemble(weights, tmp_path, "onnx")
+    assert not (tmp_path / "ran").exists()
+
+
+class Code:
+    """An object whose pickle makes a file when it is read."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return Path.touch, (self.file,)
+
+
 def count_runs(model) -> list[int]:
     """Return a list that gets the number of rows of each run from now on."""
     encoder = getattr(model, "backend", model)
@@ -129,7 +150,6 @@ def count_runs(model) -> list[int]:
 
 def flag_embedding(weights: Path, text: str):
     """Return dense_vecs, lexical_weights and colbert_vecs as BGEM3FlagModel.encode() computes them."""
-    import torch
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
