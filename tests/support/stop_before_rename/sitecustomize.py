@@ -6,7 +6,7 @@ import sys
 
 
 def stop(event: str, arguments: tuple) -> None:
-    if event == "os.rename" and ".assembling-" in str(arguments[0]):
+    if event == "os.rename" and [".assembling-" in str(path) for path in arguments[:2]] == [True, False]:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
