@@ -131,13 +131,18 @@ CHAT = msgspec.json.Decoder(ChatBody)
 
 async def chat(request: Request) -> Response:
     body = await bodies.read(request, CHAT)
-    if not body.messages:
-        raise ApiError(400, "'messages' must have at least one message.", "messages")
+    messages = conversation(body.messages)
     if body.max_completion_tokens is not None:
         body.max_tokens = body.max_completion_tokens
-    conversation = msgspec.json.encode([plain(message) for message in body.messages]).decode()
     answer = ChatFormat(body.model, body.includes_usage)
-    return await respond(request, body, "messages", [conversation], answer)
+    return await respond(request, body, "messages", [messages], answer)
+
+
+def conversation(messages: list[Message]) -> str:
+    """Return the messages as a model's input has them. Raise ApiError if there are none."""
+    if not messages:
+        raise ApiError(400, "'messages' must have at least one message.", "messages")
+    return msgspec.json.encode([plain(message) for message in messages]).decode()
 
 
 def plain(message: Message) -> dict[str, str]:

@@ -5,7 +5,7 @@ Hugging Face's InferenceClient sends its requests to the address itself, so that
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,20 +16,19 @@ from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError, tei_form
 from gateway.bodies import PositiveInt, json_response
 from gateway.context import gateway_of
+from gateway.inference import Row
 from gateway.rows import Input, check_rows, read_rows
 from gateway.served_systems import System
-
-
-class EmbedBody(msgspec.Struct, forbid_unknown_fields=True):
-    inputs: Input
-    normalize: bool = True
-    prompt_name: str | None = None
-    dimensions: PositiveInt | None = None
 
 
 class PromptedBody(msgspec.Struct, forbid_unknown_fields=True):
     inputs: Input
     prompt_name: str | None = None
+
+
+class EmbedBody(PromptedBody):
+    normalize: bool = True
+    dimensions: PositiveInt | None = None
 
 
 class Parameters(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,6 +70,7 @@ class Beginning(msgspec.Struct):
     texts: msgspec.Raw = msgspec.Raw()
 
 
+Inputs = TypeVar("Inputs", bound=PromptedBody)
 EMBED = msgspec.json.Decoder(EmbedBody)
 PROMPTED = msgspec.json.Decoder(PromptedBody)
 PREDICT = msgspec.json.Decoder(PredictBody)
@@ -87,27 +87,30 @@ async def system_for(request: Request, path: str, *abilities: str) -> System:
     return await served.only(path, *abilities)
 
 
+async def read(
+    request: Request, decoder: msgspec.json.Decoder[Inputs], path: str, ability: str
+) -> tuple[Inputs, System, list[Row]]:
+    """Return the body, the system with the ability that answers it, and the rows of its inputs."""
+    body = await bodies.read(request, decoder)
+    system = await system_for(request, path, ability)
+    return body, system, read_rows(gateway_of(request), system, body.inputs, "inputs")
+
+
 async def embed(request: Request) -> Response:
-    body = await bodies.read(request, EMBED)
-    system = await system_for(request, "/embed", "embedding")
-    rows = read_rows(gateway_of(request), system, body.inputs, "inputs")
+    body, system, rows = await read(request, EMBED, "/embed", "embedding")
     vectors, _ = await encoders.embed(gateway_of(request), system, rows, body.prompt_name, body.dimensions)
     return json_response(await encoders.as_lists(encoders.normalized(vectors) if body.normalize else vectors))
 
 
 async def embed_all(request: Request) -> Response:
     """Return a vector for each token."""
-    body = await bodies.read(request, PROMPTED)
-    system = await system_for(request, "/embed_all", "multi")
-    rows = read_rows(gateway_of(request), system, body.inputs, "inputs")
+    body, system, rows = await read(request, PROMPTED, "/embed_all", "multi")
     vectors, _ = await encoders.token_vectors(gateway_of(request), system, rows, body.prompt_name)
     return json_response(await encoders.as_lists(vectors))
 
 
 async def embed_sparse(request: Request) -> Response:
-    body = await bodies.read(request, PROMPTED)
-    system = await system_for(request, "/embed_sparse", "sparse")
-    rows = read_rows(gateway_of(request), system, body.inputs, "inputs")
+    body, system, rows = await read(request, PROMPTED, "/embed_sparse", "sparse")
     vectors, _ = await encoders.sparse(gateway_of(request), system, rows, body.prompt_name)
     return json_response(
         [[{"index": index, "value": value} for index, value in zip(*vector, strict=True)] for vector in vectors]
@@ -202,7 +205,7 @@ TASKS = {"embedding": ("/embed", embed), "classify": ("/predict", predict), "spa
 
 
 async def info(request: Request) -> Response:
-    """Return what TEI's clients ask for about a model. What the gateway does not know is null."""
+    """Return the facts that TEI's clients ask for about a model; null for those that the gateway does not know."""
     gateway = gateway_of(request)
     system = await system_for(request, "/info", "embedding", "sparse", "multi", "rerank", "classify")
     longest = (await encoders.tokenized(gateway, system, ["a"]))[0].max_length if system.can(["tokens"]) else None

@@ -15,7 +15,7 @@ from gateway import bodies, tei_api
 from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
 from gateway.bodies import PositiveInt, json_response
-from gateway.completions import Message, plain
+from gateway.completions import Message, conversation
 from gateway.context import Gateway, gateway_of
 from gateway.image_parts import Part
 from gateway.rows import Answers, Input, TokenId, check_rows, read_rows
@@ -29,7 +29,7 @@ JinaTask = Literal[
 
 
 class PartsMessage(msgspec.Struct):
-    """A message of vLLM's clients: its text or its image is what they want the vector of."""
+    """A message of vLLM's clients, with the text or the image to embed."""
 
     content: str | list[Part]
     role: str = "user"
@@ -136,7 +136,7 @@ async def embeddings(request: Request) -> Response:
 
 
 def embedded_field(body: EmbeddingsBody) -> tuple[Any, str]:
-    """Return what is to be embedded, and the name of its field: of messages, their only part."""
+    """Return the value to embed, and the name of its field: of messages, their only part."""
     if (body.input is None) == (body.messages is None):
         raise ApiError(400, "Send either 'input' or 'messages'.", "input", "missing_required_parameter")
     if body.input is not None:
@@ -199,7 +199,7 @@ def item(kind: str, field: str, index: int, value: Any) -> msgspec.Raw:
 
 
 async def pooling(request: Request) -> Response:
-    """Return what the model has for each text: a vector, one for each token, or the probabilities of its labels."""
+    """Return for each text its vector, a vector for each token, or the probabilities of the model's labels."""
     gateway = gateway_of(request)
     body = await bodies.read(request, POOLING)
     system = await gateway.served.find(body.model, "embedding", "multi", "classify")
@@ -303,10 +303,7 @@ async def tokenize(request: Request) -> Response:
         raise ApiError(400, "Send either 'prompt' or 'messages'.", "prompt", "missing_required_parameter")
     system = await gateway.served.find(body.model, "tokens" if body.messages is None else "chat")
     if body.messages is not None:
-        if not body.messages:
-            raise ApiError(400, "'messages' must have at least one message.", "messages")
-        conversation = msgspec.json.encode([plain(message) for message in body.messages]).decode()
-        (row,) = await encoders.tokenized(gateway, system, [conversation], "messages")
+        (row,) = await encoders.tokenized(gateway, system, [conversation(body.messages)], "messages")
     else:
         check_rows(gateway, [body.prompt or ""], "prompt", is_list=False)
         (row,) = await encoders.tokenized(gateway, system, [body.prompt or ""])
