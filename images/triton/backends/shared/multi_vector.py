@@ -17,14 +17,13 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Encoding, Tokenizer
 
-from shared import answers, serving
-from shared.embedding_prompts import NAME, alternatives
+from shared import answers
 from shared.errors import BadRequest
 from shared.parameters import version_file
 from shared.slow_thread import encode
 from shared.text_answers import MULTI_VECTOR, Answers
 from shared.token_ids import TokenIds
-from shared.tokenization import PRESENT, TOKEN_COUNT, Rows, Tokenization, is_set
+from shared.tokenization import PRESENT, TOKEN_COUNT, Rows, Tokenization, is_set, row_texts
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Optional input: the query that each text is scored for.
@@ -81,30 +80,19 @@ class MultiVectorTokenization(Tokenization):
 
     def prepare(self, request: pb_utils.InferenceRequest) -> Rows:
         rows = super().prepare(request)
-        names = serving.texts(request, NAME) if self.prompt_inputs and is_set(request, NAME) else []
-        self.prompts.named(names)  # raises if one is unknown
-        roles = tuple(map(self.role, names)) or (DOCUMENT,) * len(rows.texts)
-        if len(roles) != len(rows.texts):
-            raise BadRequest(f"input '{NAME}' must have a row for each text: {len(rows.texts)}, not {len(roles)}")
-        rows = rows._replace(roles=roles)
+        names = self.prompts.known(self.chosen_names(request, len(rows.texts)))
+        rows = rows._replace(roles=tuple(QUERY if name == QUERY else DOCUMENT for name in names))
         requested = request.requested_output_names()
         if SCORE not in requested:
             return rows
         if is_set(request, QUERY):
-            return self.with_queries(rows, serving.texts(request, QUERY))
+            return self.with_queries(rows, row_texts(request, QUERY, len(rows.texts)))
         if len(requested) == 1:
             raise BadRequest(f"output '{SCORE}' needs the input '{QUERY}': the query that each text is scored for")
         return rows
 
-    def role(self, name: str) -> str:
-        """Return whether a prompt of this name, or the first of these names that the model has, is that of queries."""
-        known = next(choice for choice in alternatives(name) if not choice or choice in self.prompts.by_name)
-        return QUERY if known == QUERY else DOCUMENT
-
     def with_queries(self, rows: Rows, queries: list[str]) -> Rows:
         """Add the different queries as further texts, so that they run with the texts that they are compared with."""
-        if len(queries) != len(rows.texts):
-            raise BadRequest(f"input '{QUERY}' must have a row for each text: {len(rows.texts)}, not {len(queries)}")
         distinct = list(dict.fromkeys(queries))
         prompt = self.prompts.by_name.get(QUERY, "")
         texts = [*rows.texts, *(prompt + query for query in distinct)]

@@ -104,7 +104,7 @@ class GivenTokens:
         return len(self.ids)
 
 
-# What models read of token ids that a client sent. The other outputs need the text.
+# The outputs that exist for token ids. The others need the text.
 OF_IDS = frozenset({"input_ids", "attention_mask", "pooling_mask", "adapter", "token_type_ids", TOKEN_COUNT})
 
 
@@ -200,7 +200,7 @@ class Tokenization:
         return Rows(texts, before, traced, self.shortened(texts), columns[0], adapters=adapters)
 
     def rows(self, before: list[str], columns: list[list[Any]]) -> list[Any]:
-        """Return what to tokenize for each row: a text, or a pair of texts. Token ids stay as they are."""
+        """Return the text or the pair of texts of each row, with its prompt. Token ids stay as they are."""
         return [
             row[0] if isinstance(row[0], TokenIds) else self.row(prompt, *row)
             for prompt, *row in zip(before, *columns, strict=True)
@@ -290,17 +290,17 @@ class Tokenization:
         name = next((name for name in self.prompt_inputs if is_set(request, name)), None)
         if not name:
             return [self.prompts.default] * count
-        values = serving.texts(request, name)
-        if len(values) != count:
-            raise BadRequest(f"input '{name}' must have a row for each text: {count}, not {len(values)}")
+        values = row_texts(request, name, count)
         return values if name == OWN else self.prompts.named(values)
+
+    def chosen_names(self, request: pb_utils.InferenceRequest, count: int) -> list[str]:
+        """Return the name of each text's prompt, or "" if the request sets none."""
+        is_named = NAME in self.prompt_inputs and is_set(request, NAME)
+        return row_texts(request, NAME, count) if is_named else [""] * count
 
     def chosen_adapters(self, request: pb_utils.InferenceRequest, count: int) -> Array:
         """Return the adapter of each text: that of its prompt's name, also beside a prompt of the client's own."""
-        names = serving.texts(request, NAME) if is_set(request, NAME) else [""] * count
-        if len(names) != count:
-            raise BadRequest(f"input '{NAME}' must have a row for each text: {count}, not {len(names)}")
-        return np.array(self.prompts.adapters(names), int).reshape(-1, 1)
+        return np.array(self.prompts.adapters(self.chosen_names(request, count)), int).reshape(-1, 1)
 
     def run(self, jobs: list[Rows]) -> list[Tokens]:
         """Tokenize the texts of all requests at once. Raise BadRequest if one of them is wrong."""
@@ -344,7 +344,7 @@ class Tokenization:
         return self.encode([row for rows in jobs for row in rows.shortened or ()])
 
     def complete(self, rows: Rows, encodings: list[Encoding], tensors: Tensors) -> None:
-        """Add to a request's tensors what its tokens alone do not tell."""
+        """Add a request's prompts, its adapters and the ends of its chats to its tensors."""
         if "pooling_mask" in self.dtypes:
             self.exclude_prompts(tensors["pooling_mask"], rows.prompts)
         if rows.adapters is not None:
@@ -513,6 +513,14 @@ class Tokenization:
         if self.padding == "bucket":
             return min((bucket for bucket in self.buckets if bucket >= own), default=self.max_length)
         return own
+
+
+def row_texts(request: pb_utils.InferenceRequest, name: str, count: int) -> list[str]:
+    """Return an input with a value for each text of a request. Raise BadRequest if it has another number of rows."""
+    values = serving.texts(request, name)
+    if len(values) != count:
+        raise BadRequest(f"input '{name}' must have a row for each text: {count}, not {len(values)}")
+    return values
 
 
 def is_set(request: pb_utils.InferenceRequest, name: str) -> bool:
