@@ -66,8 +66,7 @@ class VisionModel:
         """
         if self.classifies:
             return {"logits": "logits"}
-        names = self.run(self.examples[0])
-        return {name: name for name in names if name in FEATURES and name not in self._loaded[1]}
+        return {name: name for name in self.answers[0] if name in FEATURES and name not in self._loaded[1]}
 
     @cached_property
     def model_class(self) -> str:
@@ -102,10 +101,11 @@ class VisionModel:
             )
         return model.eval(), [POOLED] if poolers else []
 
-    @torch.inference_mode()
-    def run(self, pixels: np.ndarray) -> Mapping[str, torch.Tensor]:
-        """Return the original's outputs by their names in transformers."""
-        return self.forward(torch.from_numpy(pixels))
+    @cached_property
+    def answers(self) -> list[Mapping[str, torch.Tensor]]:
+        """Return the original's outputs for each image, by their names in transformers."""
+        with torch.inference_mode():
+            return [self.forward(torch.from_numpy(pixels)) for pixels in self.examples]
 
     def forward(self, pixels: torch.Tensor) -> Mapping[str, torch.Tensor]:
         return getattr(self.original, self.method)(pixel_values=pixels)
@@ -231,8 +231,7 @@ def save_python(model: VisionModel) -> None:
 
 def features(model: VisionModel) -> list[Config]:
     """Return the outputs of the original. All images have one size, so their shapes are known."""
-    outputs = model.run(model.examples[0])
-    return [tensor(name, "FP32", list(outputs[own].shape[1:])) for name, own in model.outputs.items()]
+    return [tensor(name, "FP32", list(model.answers[0][own].shape[1:])) for name, own in model.outputs.items()]
 
 
 # --- as an ensemble ---------------------------------------------------------------------------------------------------
@@ -300,11 +299,12 @@ def labelled(model: VisionModel) -> list[Config]:
 
 def reference(model: VisionModel) -> list[Tensors]:
     """Return the original's outputs for each image, or the scores of a classifier, as the pipeline computes them."""
-    outputs = [model.run(example) for example in model.examples]
     if model.classifies:
         scores = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "none": lambda x: x}
-        return [{"scores": scores[activation(model.original.config)](output["logits"]).numpy()} for output in outputs]
-    return [{name: output[own].numpy() for name, own in model.outputs.items()} for output in outputs]
+        return [
+            {"scores": scores[activation(model.original.config)](output["logits"]).numpy()} for output in model.answers
+        ]
+    return [{name: output[own].numpy() for name, own in model.outputs.items()} for output in model.answers]
 
 
 def run(path: Path, examples: list[np.ndarray]) -> list[np.ndarray]:
