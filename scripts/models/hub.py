@@ -76,8 +76,7 @@ def hub_api(token: str) -> HfApi:
     constants.HF_HUB_OFFLINE = False
     constants.HF_HUB_DISABLE_TELEMETRY = True
     utils.logging.set_verbosity_error()  # each attempt to reach the Hub logs a warning of many lines
-    close_session = getattr(utils, "close_session", None) or utils.reset_sessions  # the older name in Neuron's image
-    close_session()
+    utils.close_session()
     return HfApi(token=token or None)
 
 
@@ -110,7 +109,7 @@ def fetch(api: HfApi, name: str, commit: str, files: list[RepoSibling], folder: 
 
 
 def fetch_file(api: HfApi, name: str, commit: str, file: RepoSibling, path: Path) -> None:
-    """Download what is missing of a file. The library's own download begins an interrupted file again."""
+    """Download the missing part of a file. The library's own download begins an interrupted file again."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
