@@ -116,7 +116,7 @@ class SentenceModel(TextModel):
 
     @cached_property
     def prompts(self) -> dict[str, str]:
-        """Return the prompts, with those that encode_query() and encode_document() take."""
+        """Return the prompts, with the ones that encode_query() and encode_document() take."""
         own = self.original.prompts
         default = own.get(self.original.default_prompt_name, "")
         document = next((own[name] for name in DOCUMENT_PROMPTS if name in own), default)
@@ -384,15 +384,15 @@ class SparseModel(SentenceModel):
             )
         transformer, pooling = self.original
         return {
+            **network_parameters(transformer.model),
             "model_class": self.task.model_class,
-            "dtype": str(transformer.model.dtype).removeprefix("torch."),
             "splade_pooling": pooling.pooling_strategy,
             "splade_activation": pooling.activation_function,
         }
 
 
 class LibraryNetwork(torch.nn.Module):
-    """The modules of the library from the tensors of `token_inputs` to what they compute under these names."""
+    """The modules of the library, from the tensors of `token_inputs` to their outputs of these names."""
 
     def __init__(self, model: SentenceModel, *names: str) -> None:
         super().__init__()
@@ -454,7 +454,7 @@ class WeightTable(torch.nn.Module):
 
 
 class LargestLatents(torch.nn.Module):
-    """The largest latents of an autoencoder, without what it computes for training."""
+    """The largest latents of an autoencoder, without its computations for training."""
 
     def __init__(self, encoder: SparseAutoEncoder, count: int) -> None:
         super().__init__()
