@@ -21,10 +21,11 @@ from scripts.models.adapters import CONFIG, WEIGHTS
 from scripts.models.catalogue import Job
 from scripts.models.exporters import text
 from scripts.models.exporters.sentence_model import SentenceModel
-from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.exporters.served import ServedSystem
 from scripts.models.refusals import check_model
 from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders
+from tests.support.served import systems_once
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 
@@ -66,19 +67,8 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def serve(source, tmp_path_factory) -> Iterator[Callable[[str], ServedSystem]]:
-    systems = []
-
-    @functools.cache
-    def served(format: str = "onnx") -> ServedSystem:
-        folder = tmp_path_factory.mktemp(format)
-        assemble(source, folder, format)
-        systems.append(ServedSystem("search", folder))
-        return systems[-1]
-
-    with python_backend():
-        yield served
-        for system in systems:
-            system.close()
+    with systems_once(assemble, tmp_path_factory) as served:
+        yield lambda format="onnx": served(source, format)
 
 
 def save_jina(folder: Path) -> Path:

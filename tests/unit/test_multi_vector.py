@@ -19,6 +19,7 @@ from scripts.models.exporters.served import ServedSystem, python_backend
 from scripts.models.refusals import check_model, check_task
 from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders
+from tests.support.served import systems_once
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 
@@ -44,19 +45,8 @@ def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def serve(checkpoint, tmp_path_factory) -> Iterator[Callable[[str, str], ServedSystem]]:
-    systems = []
-
-    @functools.cache
-    def served(case: str, form: str) -> ServedSystem:
-        folder = tmp_path_factory.mktemp(f"{case}-{form}")
-        assemble(checkpoint(case), folder, form)
-        systems.append(ServedSystem("search", folder))
-        return systems[-1]
-
-    with python_backend():
-        yield served
-        for system in systems:
-            system.close()
+    with systems_once(assemble, tmp_path_factory) as served:
+        yield lambda case, form: served(checkpoint(case), form)
 
 
 def assemble(weights: Path, folder: Path, form: str) -> None:

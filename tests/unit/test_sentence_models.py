@@ -21,8 +21,9 @@ from scripts.common.settings import UserError
 from scripts.models.catalogue import Job
 from scripts.models.exporters import text
 from scripts.models.exporters.sentence_model import SentenceModel
-from scripts.models.exporters.served import ServedSystem, python_backend
+from scripts.models.exporters.served import ServedSystem
 from tests.support.checkpoints import encoders
+from tests.support.served import systems_once
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 
@@ -69,19 +70,8 @@ def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def serve(checkpoint, tmp_path_factory) -> Iterator[Callable[[str, str], ServedSystem]]:
-    systems = []
-
-    @functools.cache
-    def served(case: str, format: str) -> ServedSystem:
-        folder = tmp_path_factory.mktemp(f"{case}-{format}")
-        assemble(checkpoint(case), folder, format)
-        systems.append(ServedSystem("search", folder))
-        return systems[-1]
-
-    with python_backend():
-        yield served
-        for system in systems:
-            system.close()
+    with systems_once(assemble, tmp_path_factory) as served:
+        yield lambda case, format: served(checkpoint(case), format)
 
 
 def assemble(source: Path, folder: Path, format: str) -> None:
