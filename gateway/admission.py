@@ -48,7 +48,7 @@ PROXY_HEADERS = (b"forwarded", b"via", b"x-real-ip")
 # The status in the metrics of a client that left, which gets no response.
 CLIENT_LEFT = 499
 CLOSE = {"connection": "close"}
-# How clients send their key: those of an API, and browsers.
+# The schemes by which clients of an API, and browsers, send their key.
 BEARER, BASIC = "Bearer", 'Basic realm="gateway", charset="UTF-8"'
 # The pauses that refusals ask for: 600 to 3000 ms, well mixed, so that clients that were refused together return one
 # after the other. OpenAI's clients read milliseconds.

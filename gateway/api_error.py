@@ -1,4 +1,4 @@
-"""Errors in the forms of the APIs, and what Triton's gRPC errors become."""
+"""Report errors in the form of each API, and translate Triton's gRPC errors."""
 
 from __future__ import annotations
 

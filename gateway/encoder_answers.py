@@ -1,4 +1,4 @@
-"""What encoders answer, whatever the API: vectors, scores, labels and tokens of texts."""
+"""Get vectors, scores, labels and tokens of texts from encoders, for all APIs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPANS = "spans"
 
 
 class Scores(NamedTuple):
-    """The score of each text, the numbers of the texts from the best to the worst, and what Triton answered."""
+    """The score of each text, the numbers of the texts from the best to the worst, and Triton's answers."""
 
     values: list[float]
     order: list[int]
@@ -37,7 +37,7 @@ class Scores(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """The best label of each text, the probabilities of all labels in the model's order, and what Triton answered."""
+    """The best label of each text, the probabilities of all labels in the model's order, and Triton's answers."""
 
     best: list[str]
     probabilities: list[list[float]]
@@ -143,7 +143,7 @@ def prompted(system: System, rows: Sequence[Row], prompt_name: str | None) -> Co
 
 
 def prompt_for(system: System, purpose: str | None) -> str | None:
-    """Return the names of prompts for what a client calls its texts: its own, the library's, or none, the default.
+    """Return the prompts that fit the purpose of a client's texts: of its name, of the library's, or the default one.
 
     Each API has names of its own: search_query, retrieval.query, query; search_document, retrieval.passage, document.
     """

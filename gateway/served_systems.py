@@ -60,12 +60,12 @@ class System:
 
     @cached_property
     def kind(self) -> str:
-        """Return what the system does in the first place: one of kinds.abilities, or other."""
+        """Return the first of kinds.abilities that the system has, or other."""
         return kinds.kind(self.inputs, self._shapes, self.max_batch)
 
     @cached_property
     def abilities(self) -> frozenset[str]:
-        """Return what the system does: kinds.abilities, chat, and tokens, its texts as token ids."""
+        """Return the system's abilities: kinds.abilities, chat, and tokens, its texts as token ids."""
         others = {"chat": self.answers_chats, "tokens": bool(self.tokenizing_model)}
         own = kinds.abilities(self.inputs, self._shapes, self.max_batch)
         return frozenset([*own, *(name for name, is_there in others.items() if is_there)])

@@ -90,11 +90,11 @@ def run() -> None:
 def measure(models: Iterable[SmallModel]) -> list[Result]:
     """Save, assemble, load and compare each of the models in each of its formats.
 
-    One process assembles and computes what the libraries answer, because importing them takes longer than a small
+    One process assembles and computes the answers of the libraries, because importing them takes longer than a small
     model. Meanwhile the server answers for the models that are ready.
     """
     with folder() as work:
-        # Where bfloat16 is faster and agrees, `auto` chooses it, which changes the third digit.
+        # `auto` may choose bfloat16, which changes the third digit.
         variables = environment(work, TRITON_ADMIN_KEY=secrets.token_urlsafe(), TRITON_ENGINE="onnxruntime")
         settings = Settings(Settings.load() | variables)
         triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
@@ -128,7 +128,7 @@ def prepared(rows: list[Row], work: Path, settings: Settings) -> Iterator[tuple[
 
 
 def prepare(model: SmallModel, format: str, work: Path, settings: Settings) -> tuple[str, list[Outputs]]:
-    """Assemble one row; return the reason if it is refused, and otherwise what the reference library answers."""
+    """Assemble one row; return the reason if it is refused, and otherwise the answers of the reference library."""
     with one_thread():
         weights = work / "weights" / model.system
         if not weights.exists():
@@ -168,7 +168,7 @@ def one_thread() -> Iterator[None]:
 
 
 def compare(model: SmallModel, format: str, expected: list[Outputs], work: Path, triton: Triton) -> Result:
-    """Compare what the server answers with what the reference library answers, in each of WAYS."""
+    """Compare the answers of the server with those of the reference library, in each of WAYS."""
     name, rows = system(model, format), requests(model)
     models = models_of(name, work / "models")[::-1]  # the steps before the ensemble
     try:

@@ -22,7 +22,7 @@ RECORDED = Path(__file__).parent / "recorded"
 
 @dataclass(frozen=True, eq=False)
 class RecordedModel(SmallModel):
-    files: dict[str, Any] = field(default_factory=dict)  # what each file of JSON contains
+    files: dict[str, Any] = field(default_factory=dict)  # the content of each file of JSON
     weights: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # the shapes, by file and name
 
     def save(self, folder: Path) -> Path:

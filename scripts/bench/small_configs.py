@@ -34,7 +34,7 @@ SIZES: tuple[tuple[str, float], ...] = (
 STAGES = {"depths": [1, 1], "hidden_sizes": [16, 32]}
 HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 LATENT = {"num_key_value_heads": 4}  # latent attention shares one key among all heads
-# The type of a model -> what its fields need beside their sizes, because they depend on one another.
+# The type of a model -> the values of fields that depend on one another.
 NEEDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "minicpm3", "mistral4"), LATENT),
     **dict.fromkeys(("qwen3_5_text", "qwen3_next"), HYBRID),

@@ -1,4 +1,4 @@
-"""Find from its tensors what a system does, and so which of the gateway's routes answer for it."""
+"""Find the abilities of a system from its tensors. The gateway's routes depend on them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Shapes = Mapping[str, Sequence[int]]  # output -> its dimensions, without the ba
 
 
 def kind(inputs: Collection[str], outputs: Shapes, max_batch: int) -> str:
-    """Return what the system does in the first place: one of `abilities`, or other."""
+    """Return the first of the system's abilities, or other."""
     return next(iter(abilities(inputs, outputs, max_batch)), "other")
 
 
 def abilities(inputs: Collection[str], outputs: Shapes, max_batch: int) -> list[str]:
-    """Return what the system does: embedding, sparse, multi (a vector for each token), rerank, classify, generation."""
+    """Return its abilities: embedding, sparse, multi (a vector for each token), rerank, classify, generation."""
     if "text_output" in outputs:
         return ["generation"]
     if not max_batch:

@@ -21,7 +21,7 @@ HARMLESS = (
     "layers_to_transform", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision",
     "target_modules", "task_type",
 )  # fmt: skip
-# How the weights of an adapter began, unless that changed the model's own weights, too, as PiSSA and LoftQ do.
+# The initial weights that leave the model's own weights as they were. Those of PiSSA and LoftQ change them.
 BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
 INSTEAD = "merge it into its model (merge_and_unload in peft), and serve that as a system of its own"
 

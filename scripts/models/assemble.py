@@ -54,7 +54,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
     if target := Target.from_settings(settings):
         # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
         os.environ["NEURON_RT_VISIBLE_CORES"] = f"{target.cores[0]}-{target.cores[-1]}"
-    # It imports packages that a check of what is in place lacks.
+    # Here, because it imports packages that may be absent where all systems are in place already.
     from scripts.models.exporters.gguf_file import as_checkpoint
 
     with (

@@ -86,7 +86,7 @@ REPEATED = {
 }
 # Keys whose content belongs to the model's author.
 FREE = ("id2label", "label2id", "pruned_heads", "task_specific_params")
-# What the base classes read for every model, and what they read only for a class with `rope_parameters`.
+# Keys that the base classes read for every model, and keys that they read only for a class with `rope_parameters`.
 BASE = (
     "attn_implementation", "experts_implementation", "num_labels", "output_attentions", "per_layer_config",
     "tie_word_embeddings",
@@ -97,10 +97,10 @@ READS = re.compile(
     r"config\.(\w+)|(?:getattr|hasattr)\([\w.]*config,\s*[\"'](\w+)"
     r"|(?:kwargs|config_dict)(?:\.(?:get|pop)\(|\[)\s*[\"'](\w+)|[\"'](\w+)[\"'] (?:not )?in kwargs"
 )
-# How a configuration sets a key itself, also in a part of it.
+# Assignments by which a configuration sets a key itself, also in a part of it.
 SETS = re.compile(r"self\.(?:\w+\.)?(\w+) = ")
-# What a model's code imports from the modules that many models share. Those of the base classes name keys of which most
-# models read none.
+# The imports of a model's code from the modules that many models share, without the modules of the base classes: these
+# name keys of which most models read none.
 SHARED = re.compile(r"^from \.\.\.(masking_utils|modeling_layers) import (\([^)]*\)|.*)$", re.MULTILINE)
 # Files beside a model's code that never run with it.
 ASIDE = ("convert_", "modular_")

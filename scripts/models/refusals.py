@@ -64,7 +64,7 @@ MODULES = {
     "CrossEncoder": {"LogitScore", "Dense"},
     "MultiVectorEncoder": {"Dense", "MultiVectorMask", "Normalize"},
 }
-# What turns inputs into tensors -> its main file, and these inputs.
+# The processor that turns inputs into tensors -> its main file, and these inputs.
 PROCESSORS = {
     "tokenizer": ("tokenizer.json", "texts"),
     "image processor": ("preprocessor_config.json", "images"),
@@ -89,7 +89,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OF_ADAPTERS = ("load_trained_adapters", "lora_*", "task_instructions")
 # The formats in which reading weights can run code, or which other libraries read.
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.onnx", "*.safetensors")
-# The first modules of the sentence-transformers that are served, and the files of those that have another than most.
+# The modules with which a served sentence-transformer may begin, and their files, if these are not config.json.
 FIRST_MODULES = (*TRANSFORMERS, *WITHOUT_CONFIG)
 DESCRIPTIONS = {**dict.fromkeys(TRANSFORMERS, "sentence_bert_config.json"), "Router": "router_config.json"}
 

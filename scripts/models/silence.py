@@ -1,4 +1,4 @@
-"""Hide what libraries print about their own internals, and a library that they import for nothing."""
+"""Hide the output of libraries about their own internals, and a library that they import without need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quiet(level: int = logging.WARNING) -> Iterator[None]:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Hide what exporters print: graphs, tables, progress bars and advice, part of them from C++."""
+    """Hide the output of exporters: graphs, tables, progress bars and advice, part of them from C++."""
     with quiet(logging.ERROR), tempfile.TemporaryFile() as hidden:
         flush()
         kept = [os.dup(number) for number in STREAMS]

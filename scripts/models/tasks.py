@@ -168,7 +168,7 @@ HALF_TASKS = ("sentence-similarity", "image-feature-extraction")
 # The modules of sentence-transformers that are a model of transformers, and the first ones that are not.
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 WITHOUT_CONFIG = ("Router", "StaticEmbedding", "SparseStaticEmbedding")
-# What modules_of() raises for a malformed file.
+# The exceptions of modules_of() for a malformed file.
 MALFORMED = (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
 # The two encoders of DPR: one for questions, one for passages.
 DPR = ("DPRContextEncoder", "DPRQuestionEncoder")
@@ -197,7 +197,7 @@ def architectures_of(config: dict[str, Any]) -> list[str]:
 
 
 def processors_of(task: str) -> dict[str, tuple[str, ...]]:
-    """Return what turns the task's inputs into tensors, each with the names of its files."""
+    """Return the processors that turn the task's inputs into tensors, each with the names of its files."""
     processors: dict[str, tuple[str, ...]] = {"tokenizer": TOKENIZER} if not task.startswith("image-") else {}
     if task.startswith("image-") or task == TEXT_IMAGE:
         processors["image processor"] = IMAGE_PROCESSOR
@@ -209,7 +209,7 @@ def has_files(patterns: tuple[str, ...], weights: Path) -> bool:
 
 
 def has_files_for(task: str, weights: Path) -> bool:
-    """Return whether the folder has what turns the task's inputs into tensors."""
+    """Return whether the folder has the files of all the task's processors."""
     return all(has_files(patterns, weights) for patterns in processors_of(task).values())
 
 

@@ -26,7 +26,7 @@ TWO_THETAS = {
     "full_attention": {"rope_theta": 160000.0, "rope_type": "default"},
     "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
 }
-# What transformers 4.57 writes with the defaults of its classes. `common` are the keys of every configuration.
+# The keys that transformers 4.57 writes with the defaults of its classes. `common` are those of every configuration.
 RECORDED = json.loads((Path(__file__).parent / "recorded/config_keys_4.57.json").read_text())
 # Models that are not served. Their keys are for other libraries, or do nothing.
 OTHERS = {

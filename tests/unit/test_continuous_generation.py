@@ -32,7 +32,7 @@ PROMPTS = ["I am going", "Which battery", "비 그친 뒤", "Grüße 🥖 aus M�
 TOKENS = 24
 NAMES = ("llama", "gpt2")
 OLDER_NAMES = ("qwen2", "mistral", "falcon", "gpt_neox", "gemma", "persimmon")
-# What paged attention cannot compute: softcaps, chunks, and states that are no keys and values.
+# Models beyond paged attention: with softcaps, chunks, or states other than keys and values.
 REFUSED = {
     "gemma2": "softcap",
     "llama4_text": "neither causal nor that of a sliding window",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 INSTEAD = "answers would be wrong without notice: name the model that it was converted from"
-# What llama.cpp calls a key of config.json, if its last part is not the same.
+# Keys of llama.cpp whose last part is not the name of the key in config.json -> that name.
 CONFIG_NAMES = {"rope.freq_base": "rope_theta", "rope.scaling.type": "rope_type"}
 # Keys that transformers need not read: sizes, which the tensors have too, and how their rows were ordered.
 UNUSED = ("_length", "vocab_size", "tensor_data_layout")
@@ -35,7 +35,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 
 @contextlib.contextmanager
 def as_checkpoint(weights: Weights, folder: Path) -> Iterator[tuple[Weights, Outcome]]:
-    """Yield the weights as save_pretrained writes them, beside the folder, and a line about what was done to GGUF."""
+    """Yield the weights as save_pretrained writes them, beside the folder, and a line about a conversion from GGUF."""
     if not (files := gguf_files(weights.folder)):
         yield weights, Outcome()
         return
@@ -90,7 +90,7 @@ def reading(file: Path, architecture: str) -> Iterator[None]:
             yield
     except UserError:
         raise
-    except Exception as error:  # transformers raises anything at what it does not know
+    except Exception as error:  # transformers raises anything for a model that it does not know
         raise UserError(
             f"{file} is a {architecture}, and transformers {transformers.__version__} does not read it as a language "
             f"model ({type(error).__name__}): name the model that it was converted from"
@@ -98,7 +98,7 @@ def reading(file: Path, architecture: str) -> Iterator[None]:
 
 
 def check_keys(file: Path, keys: dict[str, Any], config: PreTrainedConfig) -> None:
-    """Raise if transformers ignores what the file says about the network, or how it splits a text."""
+    """Raise if transformers ignores a setting of the network, or the way in which texts are split."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
     from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS

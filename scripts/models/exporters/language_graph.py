@@ -30,7 +30,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Traced:
-    """What one layer's attention was called with."""
+    """The arguments of one call of a layer's attention."""
 
     window: int  # 0 if the layer sees all tokens before
     sinks: torch.Tensor | None
@@ -61,7 +61,7 @@ def convert(model: transformers.PreTrainedModel) -> openvino.Model:
     return graph
 
 
-# --- what transformers calls ------------------------------------------------------------------------------------------
+# --- functions that transformers calls --------------------------------------------------------------------------------
 
 
 def attention(

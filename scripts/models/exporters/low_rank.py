@@ -73,7 +73,7 @@ class Adapters:
             self.merged = number
 
     def install(self) -> None:
-        """Let each layer add what the adapter of the row adds. `choose` sets the adapters of a run."""
+        """Let each layer add the change that the adapter of the row makes. `choose` sets the adapters of a run."""
         self.merge(0)
         for adapted in self.layers:
             is_table = isinstance(adapted.layer, Embedding)

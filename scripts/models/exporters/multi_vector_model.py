@@ -32,7 +32,7 @@ SETTINGS = "multi_vector.json"
 
 
 class MultiVectorModel(SentenceModel):
-    """A MultiVectorEncoder. It also reads what Stanford's ColBERT and PyLate save."""
+    """A MultiVectorEncoder. It also reads the checkpoints of Stanford's ColBERT and of PyLate."""
 
     library = MultiVectorEncoder
     optional_inputs = (*PROMPT_INPUTS, QUERY)
@@ -223,7 +223,7 @@ class HybridModel(TextModel):
 
     @torch.inference_mode()
     def answers(self, text: str, **choice: str) -> Tensors:
-        """Return what BGEM3FlagModel.encode() and compute_score() return."""
+        """Return the results of BGEM3FlagModel.encode() and compute_score()."""
         vector, weights, vectors = self.outputs(text)
         answers = {
             "sentence_embedding": vector,

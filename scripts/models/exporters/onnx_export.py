@@ -55,8 +55,8 @@ def export(
 ) -> None:
     """Write a graph that answers all examples as the network does, which takes its inputs in this order.
 
-    The exporters see only the first example. torch.jit.trace takes a second or two, and torch.export up to a minute,
-    but that one gets right what depends on the example: so it is the second choice.
+    The exporters see only the first example. torch.jit.trace takes a second or two, but may take a
+    property of the example for one of all inputs. torch.export does not, and takes up to a minute: it comes second.
     """
     module = Positional(network).eval()  # all of it: the exporters restore the mode of the whole
     feeds = [tuple(torch.from_numpy(example[name]) for name in inputs) for example in examples]

@@ -88,7 +88,7 @@ def free_memory() -> int:
 
 @contextlib.contextmanager
 def backends() -> Iterator[None]:
-    """Let the exporter import what runs inside Triton."""
+    """Let the exporter import modules that run inside Triton."""
     sys.path.append(str(BACKENDS))
     try:
         yield

@@ -31,7 +31,7 @@ MEMORY = 2.5  # bytes for each weight while a model is dequantized
 
 @contextlib.contextmanager
 def readable_weights(job: Job, others: list[Path]) -> Iterator[tuple[Job, Outcome]]:
-    """Yield the job with weights that its format reads, and a line about what was done to them.
+    """Yield the job with weights that its format reads, and a line that reports a conversion.
 
     `others` are the files beside the weights.
     """
@@ -67,7 +67,7 @@ def dequantize(weights: Path, method: str, folder: Path) -> None:
 
 
 def load_in_16_bits(weights: Path, method: str, instead: str, config: PreTrainedConfig, **options: Any) -> Any:
-    """Return what transformers' from_pretrained does with these options. Raise if the memory is too small."""
+    """Load with transformers' from_pretrained and these options. Raise if the memory is too small."""
     import torch
     import transformers
 

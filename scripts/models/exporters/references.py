@@ -46,7 +46,7 @@ def span_vectors(model: TextModel, request: Tensors) -> Tensors:
 
 
 def model_answers(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
-    """Return what a multi-vector model's own library answers to each request."""
+    """Return the answer of a multi-vector model's own library to each request."""
     return [model.answers(*texts_of(model, request), **prompt_of(model, request)) for request in requests]
 
 

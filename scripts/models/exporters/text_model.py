@@ -221,7 +221,7 @@ class TextModel:
         raise NotImplementedError
 
     def answers(self, text: str, **choice: str) -> Tensors:
-        """Return what the model's own library answers to a text, if that is more than one vector."""
+        """Return the answer of the model's own library to a text, if that is more than one vector."""
         raise NotImplementedError
 
     def save_prompts(self, version: Path) -> None:

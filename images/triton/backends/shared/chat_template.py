@@ -33,7 +33,7 @@ class ChatTemplate:
         return self.rendered("messages", messages, add_generation_prompt=True)
 
     def rendered(self, name: str, messages: list[Message], **variables: Any) -> str:
-        """Return what the template makes of messages. Raise BadRequest that names this input if it fails."""
+        """Return the text that the template makes of messages. Raise BadRequest that names this input if it fails."""
         pieces, length = [], 0
         try:
             for piece in self.template.generate(
@@ -91,7 +91,7 @@ class ChatTemplate:
 
 
 def prepared(message: Message) -> Message:
-    """Return what transformers gives to a template: no keys without a value, and a reasoning under two names."""
+    """Return a message as transformers passes it to a template: no key without a value, a reasoning under two names."""
     message = {name: value for name, value in message.items() if value is not None}
     for name in REASONING:
         if name in message:

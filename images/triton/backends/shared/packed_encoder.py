@@ -110,7 +110,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
     counters = ("texts", "truncated_texts", "tokens", "padding_tokens", "runs")
     tokenization: Tokenization | None = None  # of a model that takes texts
     answers = Answers()
-    text_outputs: Sequence[str] = ()  # what it may be asked for
+    text_outputs: Sequence[str] = ()  # that requests may name
 
     @abstractmethod
     def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder: ...

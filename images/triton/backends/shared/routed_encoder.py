@@ -76,7 +76,7 @@ class RoutedEncoder(PackedEncoder):
 
 
 def of_route(route: str, config: ModelConfig, args: InstanceArgs) -> tuple[ModelConfig, InstanceArgs]:
-    """Return what the encoder of a route gets: its folder, its own parameters, and those that belong to no route."""
+    """Return the configuration and arguments of a route's encoder, with its own parameters and those of no route."""
     own, shared = {}, {}
     for name, value in config.get("parameters", {}).items():
         owner, dot, key = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""What clients get of a text encoder's run: its outputs as they are, or more than one row of an output for a text."""
+"""Make the answers that clients get from the outputs of a text encoder's run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TextModel(NamedTuple):
 
 
 def text_model(config: ModelConfig, args: InstanceArgs, dtypes: dict[str, Any], padding: str = "none") -> TextModel:
-    """Return what turns the texts of requests into tokens, and the encoder's outputs into answers."""
+    """Return the model's tokenization, and the object that makes answers from its encoder's outputs."""
     if any(tensor["name"] == SPANS for tensor in config["input"]):
         from shared.late_chunking import SpanAnswers, SpanTokenization
 

@@ -108,7 +108,7 @@ class TextEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def head(self, vectors: Array) -> Array:
-        """Return what the layers after the pooling make of these vectors [rows, width]."""
+        """Apply the layers after the pooling to these vectors [rows, width]."""
         pooled = torch.from_numpy(vectors).to(self.model.device, self.model.dtype)
         return self.after_pooling(pooled).float().cpu().numpy()
 

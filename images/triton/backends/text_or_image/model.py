@@ -27,7 +27,7 @@ from shared.types import InstanceArgs, ModelConfig, Tensors
 TEXT, IMAGES = "input_text", ("image", "image_bytes")
 VECTOR = "sentence_embedding"
 TOKEN_COUNT = "token_count"  # none in an image
-# How Triton refuses to load a model for another one while it starts.
+# A part of the error with which Triton refuses to load a model for another one while it starts.
 STARTING = "Server not ready"
 # The error of a called model comes without its status (Triton 2.51), so these find it in our backends' messages.
 ERRORS = (
