@@ -130,7 +130,7 @@ def test_highest_rate_within_a_limit(stack):
     assert re.search(r"^ +\d+:\d\d  as configured: [\d.,]+ requests/s$", done.stderr, re.MULTILINE)
     assert all(value > 1 for value in tuned["original"]["values"])
     assert any(len(arm["values"]) > 1 or arm["reason"] for arm in tuned["arms"])
-    assert "with a p95 of at most 1000 ms" in " ".join(done.stdout.split())
+    assert re.search(r"candidate +requests/s +ratio", done.stdout)
 
 
 @pytest.mark.parametrize(
