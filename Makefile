@@ -76,7 +76,7 @@ generate: packages ## Have the running model continue PROMPT="...": SYSTEM=gpt2_
 	@$(python) -m scripts.stack.generate
 
 package: models ## Pack the models of SYSTEMS into one zip, for a cloud's model catalogue
-	@$(python) -m scripts.models.package
+	@$(python) -m triton_transformers.models.package
 
 build: packages-sboms ## Build the images of PROFILE and list what is in each; TAG=name: an image with only what SYSTEMS need
 	@$(stack) build
@@ -117,7 +117,7 @@ dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE,
 	@$(stack) dashboards
 
 bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generation, gpt2, text-formats, vision-formats, architectures, peers, gateway, tracing, autoscaling
-	@$(python) -m scripts.bench $(or $(BENCH),embedding)
+	@$(python) -m bench $(or $(BENCH),embedding)
 
 ##@ Working on it
 
@@ -141,7 +141,7 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, a
 	@git ls-files -z | xargs -0 $(venv)/bin/codespell
 	@awk -f scripts/make/docs-width.awk $$(git ls-files "*.md")
 	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
-	@$(python) -m scripts.dashboards --check
+	@$(python) -m triton_transformers.dashboards --check
 	@$(python) -m deploy.kubernetes.rules --check
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
@@ -149,7 +149,7 @@ test-unit: $(all) ## Tests without a server: SLOW=1
 	@$(unit_tests) $(quick)
 
 # Reads neither the developer's .env (tests/.env does not exist) nor make's command line, whose SYSTEMS may be 14 GB.
-assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(python) -m scripts.models
+assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(python) -m triton_transformers.models
 
 test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust: SLOW=1; TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients OpenAI's clients
 	@$(if $(TENSORFLOW),tests/packages.sh tests/tensorflow.lock $(TENSORFLOW))
@@ -170,8 +170,8 @@ test-k8s: $(all) ## Tests on the cluster of KUBECONFIG, if KUBE_CONTEXT names it
 audit: $(all) ## Compare the pinned packages and Tritons with known vulnerabilities: OSV_DATABASE=all.zip if offline
 	@$(python) -m scripts.audit
 
-dashboards-json: $(all) ## Write the dashboards of scripts/dashboards for Grafana
-	@$(python) -m scripts.dashboards
+dashboards-json: $(all) ## Write the dashboards of triton_transformers/dashboards for Grafana
+	@$(python) -m triton_transformers.dashboards
 
 kubernetes-rules: $(all) ## Write Prometheus' rules for prometheus-operator
 	@$(python) -m deploy.kubernetes.rules

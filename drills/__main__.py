@@ -20,9 +20,9 @@ from drills.harness import DRILLS, Drill, result
 from drills.outcomes import Result
 from drills.soak.soaking import soak
 from loadtest.host import host
-from scripts.common.cli import one_interrupt, out, print_table, run
-from scripts.common.files import write_atomically
-from scripts.common.settings import Settings, UserError
+from triton_transformers.cli import one_interrupt, out, print_table, run
+from triton_transformers.files import write_atomically
+from triton_transformers.settings import Settings, UserError
 
 MODULES = (crashes, commands, shortages, attacks, clock)  # their import adds the drills
 COLUMNS = ("drill", "what is done", "requests", "failed", "wrong", "lost", "recovery", "bound", "held")

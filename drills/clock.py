@@ -13,8 +13,8 @@ from drills.clock_holder import NS, offset_ns, set_offset_ns
 from drills.commands import batcher_of, check_compared, check_restored, started_comparison
 from drills.drill_stack import COMMAND_S, BrokenError, DrillStack, NotRunError
 from drills.harness import drill
-from scripts.common.prometheus import Prometheus
-from scripts.common.settings import ROOT
+from triton_transformers.prometheus import Prometheus
+from triton_transformers.settings import ROOT
 
 BACK_S, HELD_S, LIMIT_S = 90.0, 5.0, 30.0
 # A clock that is farther off than this at the end was not restored: the process that holds it was killed.

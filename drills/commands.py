@@ -13,8 +13,8 @@ from drills.crashes import DOOR
 from drills.drill_stack import COMMAND_S, SHORT, BrokenError, DrillStack
 from drills.harness import drill
 from drills.outcomes import RATE, RECOVERY_S, Bound
-from scripts.common.make_process import Make
-from scripts.common.model_config import NO_CONFIGURATION
+from triton_transformers.make_process import Make
+from triton_transformers.model_config import NO_CONFIGURATION
 
 # Everything fails from `make down`, which waits for requests, until `make up` has ended.
 DOWN = Bound(gateway=int(RATE * (30 + RECOVERY_S)), direct=int(2 * RATE * (30 + RECOVERY_S)), reloads=True)

@@ -16,13 +16,13 @@ from typing import TypeVar
 
 import psutil
 
+from bench.server import environment, with_names
 from drills.steady_load import Clients, Vector, answers_on_every_route, known_answers
-from scripts.bench.server import environment, with_names
-from scripts.common.http import answers as is_up
-from scripts.common.make_process import Make
-from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton, TritonError
 from scripts.stack.local.supervisor import Supervisor
+from triton_transformers.http import answers as is_up
+from triton_transformers.make_process import Make
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.triton import Triton, TritonError
 
 Value = TypeVar("Value")
 

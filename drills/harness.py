@@ -13,7 +13,7 @@ import psutil
 from drills.drill_stack import BrokenError, DrillStack, NotRunError
 from drills.outcomes import Bound, Result, counted, recovery_s
 from drills.steady_load import SteadyLoad
-from scripts.common.triton import TritonError
+from triton_transformers.triton import TritonError
 
 # How long the load runs before the fault, and after the recovery.
 BEFORE_S, AFTER_S = 1.5, 2.0

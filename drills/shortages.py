@@ -15,8 +15,8 @@ from drills.crashes import SERVER
 from drills.drill_stack import BrokenError, DrillStack, NotRunError
 from drills.harness import drill
 from drills.outcomes import RATE, Bound
-from scripts.common.corpus import MIXED
-from scripts.common.triton import TritonError
+from triton_transformers.corpus import MIXED
+from triton_transformers.triton import TritonError
 
 # The output of a comparison whose report does not fit on the disk.
 TABLE_AND_FULL_DISK = r"times as many requests of embedding.*/reports/\S+ cannot be written: No space left on device"

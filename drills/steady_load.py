@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from drills.outcomes import FAILED, GATEWAY, LOST, RATE, RIGHT, WRONG, Outcome
 from gateway.inference import Inference, Tensor
-from scripts.common.corpus import MIXED
+from triton_transformers.corpus import MIXED
 
 HTTP, GRPC = "Triton's HTTP", "Triton's gRPC"
 # Longer than the gateway holds a request and then waits for Triton (GATEWAY_TIMEOUT), and than a slow machine loads

@@ -11,8 +11,8 @@ import prometheus_client
 from gateway.app import build
 from gateway.config import Config
 from gateway.http_server import listen, server, unusable_port
-from scripts.common.cli import run
-from scripts.common.settings import Settings
+from triton_transformers.cli import run
+from triton_transformers.settings import Settings
 
 
 def main() -> None:

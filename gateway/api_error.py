@@ -10,7 +10,7 @@ import grpc
 import msgspec
 from starlette.responses import Response
 
-from scripts.common.triton import reason
+from triton_transformers.triton import reason
 
 RETRY = {"retry-after": "1"}  # seconds
 # gRPC's words if no server listens, those of short_requests.py, and Triton's if the process of a model crashed or the

@@ -31,8 +31,8 @@ from gateway.routes import ApiRoute, Endpoint, Routes
 from gateway.served_systems import Served
 from gateway.short_requests import ShortRequests
 from gateway.try_it import try_it
-from scripts.common.certificate import expiry
-from scripts.common.settings import Settings
+from triton_transformers.certificate import expiry
+from triton_transformers.settings import Settings
 
 
 async def health(request: Request) -> Response:

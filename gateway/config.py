@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.common.settings import Settings
+from triton_transformers.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from gateway.context import Gateway
 from gateway.inference import Row, Tensor
 from gateway.rows import IMAGE, Answers, Columns, check_rows, infer_rows, together
 from gateway.served_systems import System
-from scripts.common.kinds import SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
+from triton_transformers.kinds import SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
 
 Vectors = npt.NDArray[Any]  # [rows, dimensions]
 ManyVectors = Vectors | Sequence[Vectors]

@@ -22,9 +22,9 @@ from gateway.last_minute import Figures
 from gateway.monitoring import REPORTS
 from gateway.page_boxes import Box
 from gateway.served_systems import Served, System
-from scripts.common.model_config import called_models
-from scripts.common.pages import page
-from scripts.common.triton import batching
+from triton_transformers.model_config import called_models
+from triton_transformers.pages import page
+from triton_transformers.triton import batching
 
 TRITON_S = 2.0
 STATIC = Path(__file__).parent / "static"

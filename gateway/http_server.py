@@ -10,7 +10,7 @@ import uvicorn
 from gateway.admission import Admission
 from gateway.config import Config
 from gateway.http_protocol import GatewayProtocol
-from scripts.common.settings import UserError
+from triton_transformers.settings import UserError
 
 # Longer than clients keep idle connections, so that the client closes them, and not the server under a new request.
 KEEP_ALIVE_S = 75

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from scripts.common.prometheus import API_ROUTES, Prometheus
+from triton_transformers.prometheus import API_ROUTES, Prometheus
 
 
 def _rate(counter: str, labels: str = "") -> str:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.last_minute import Figures
-from scripts.common.http import answers
-from scripts.common.prometheus import Prometheus, PrometheusError
-from scripts.common.settings import Settings
+from triton_transformers.http import answers
+from triton_transformers.prometheus import Prometheus, PrometheusError
+from triton_transformers.settings import Settings
 
 LIMIT_S = 1.0
 # Program -> the path that answers if it runs.

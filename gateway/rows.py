@@ -18,7 +18,7 @@ from gateway.context import PARTS_AT_ONCE, Gateway
 from gateway.image_parts import Part, is_image, read_image
 from gateway.inference import Outputs, Row, Tensor
 from gateway.served_systems import System
-from scripts.common.kinds import TOKEN_COUNT, TOKENIZED
+from triton_transformers.kinds import TOKEN_COUNT, TOKENIZED
 
 Result = TypeVar("Result")
 Columns = Mapping[str, Sequence[Row]]  # input -> its rows

@@ -20,8 +20,8 @@ from gateway.context import gateway_of
 from gateway.inference import CANCEL, DTYPES, Tensor
 from gateway.page_boxes import text_inputs
 from gateway.served_systems import System
-from scripts.common.kinds import TOKENIZED
-from scripts.common.model_config import DATA_TYPES
+from triton_transformers.kinds import TOKENIZED
+from triton_transformers.model_config import DATA_TYPES
 
 ELEMENTS = 256  # of an output, at most
 CHARACTERS = 4096  # of a text, at most

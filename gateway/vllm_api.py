@@ -20,7 +20,7 @@ from gateway.context import Gateway, gateway_of
 from gateway.image_parts import Part
 from gateway.rows import Answers, Input, TokenId, check_rows, read_rows
 from gateway.served_systems import System
-from scripts.common.kinds import SPAN_VECTORS
+from triton_transformers.kinds import SPAN_VECTORS
 
 JinaTask = Literal[
     "retrieval.query", "retrieval.passage", "text-matching", "classification", "clustering", "separation", "code.query",

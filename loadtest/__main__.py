@@ -1,11 +1,11 @@
 """python -m loadtest: run the comparison (compare.py), or with OVERLOAD the measurement of overload.py."""
 
-from scripts.common.cli import run
+from triton_transformers.cli import run
 
 
 def main() -> int:
     # The imports take seconds. Inside run(), Ctrl-C during them ends as quietly as later.
-    from scripts.common.settings import Settings
+    from triton_transformers.settings import Settings
 
     if Settings.load()["OVERLOAD"]:
         from loadtest.overload import main

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from loadtest.statistics import Results, latencies, timed_samples
 from loadtest.table import label
 from loadtest.windows import Window
-from scripts.common.figures import Chart, Palette
+from triton_transformers.figures import Chart, Palette
 
 # The share of the space between two ticks that the bars of all modes fill together.
 BARS = 0.84

@@ -31,12 +31,12 @@ from loadtest.telemetry import Metrics
 from loadtest.users import Job
 from loadtest.windows import Experiment, Plan, Window
 from loadtest.workload import Workload, worker_count
-from scripts.common.cli import err, out
-from scripts.common.files import ANOTHER_COMPARISON, comparison_lock, exclusive
-from scripts.common.ports import check_free
-from scripts.common.prometheus import Prometheus
-from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Config, Triton, TritonError, engines
+from triton_transformers.cli import err, out
+from triton_transformers.files import ANOTHER_COMPARISON, comparison_lock, exclusive
+from triton_transformers.ports import check_free
+from triton_transformers.prometheus import Prometheus
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.triton import Config, Triton, TritonError, engines
 
 INTERRUPTED = "interrupted"
 

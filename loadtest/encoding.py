@@ -29,7 +29,7 @@ class Route:
     body: Callable[[dict[str, str]], dict[str, Any]]
 
 
-# For each kind of system that the gateway answers for (scripts/common/kinds.py).
+# For each kind of system that the gateway answers for (triton_transformers/kinds.py).
 ROUTES = {
     # OpenAI's own clients ask for base64.
     "embedding": Route("/v1/embeddings", "data", lambda t: {"input": t["input_text"], "encoding_format": "base64"}),

@@ -11,9 +11,9 @@ import numpy as np
 from loadtest import sample_images
 from loadtest.generating import generates
 from loadtest.switching import composing
-from scripts.common.kinds import embedding, kind
-from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Config, Triton
+from triton_transformers.kinds import embedding, kind
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.triton import Config, Triton
 
 # The length of the first of two texts. No tokenizer makes more tokens than bytes, and a model of 128 tokens cuts long
 # contexts into windows only if the question takes less than half of them.

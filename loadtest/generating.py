@@ -12,8 +12,8 @@ from dataclasses import astuple, dataclass, fields
 
 import gevent
 
-from scripts.common.settings import UserError
-from scripts.common.triton import Config, metrics_page
+from triton_transformers.settings import UserError
+from triton_transformers.triton import Config, metrics_page
 
 # The model parameter with the maximum number of texts that run together.
 LIMIT = "max_batch"

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.crowd.crowd import cpu_list
 from loadtest.generating import generates
-from scripts.common.settings import Settings
-from scripts.common.triton import Config, metrics_page
+from triton_transformers.settings import Settings
+from triton_transformers.triton import Config, metrics_page
 
 # A new process needs this many times the memory that a running one uses.
 HEADROOM = 1.1

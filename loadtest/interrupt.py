@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import gevent
 import greenlet
 
-from scripts.common.cli import err
+from triton_transformers.cli import err
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

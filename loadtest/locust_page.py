@@ -7,9 +7,9 @@ import sys
 
 from loadtest.examples import Examples
 from loadtest.workload import Workload
-from scripts.common.cli import run
-from scripts.common.ports import check_free
-from scripts.common.settings import ROOT, Settings
+from triton_transformers.cli import run
+from triton_transformers.ports import check_free
+from triton_transformers.settings import ROOT, Settings
 
 
 def main() -> None:

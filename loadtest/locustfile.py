@@ -16,7 +16,7 @@ from loadtest.examples import Examples
 from loadtest.telemetry import Metrics
 from loadtest.users import Job, Traffic, user_class
 from loadtest.workload import Workload
-from scripts.common.settings import Settings
+from triton_transformers.settings import Settings
 
 MODE = "as configured"  # the recording rules use the same name
 EVERY_S = 0.5

@@ -34,11 +34,11 @@ from loadtest.sample import Sample
 from loadtest.statistics import CLIENT_LIMIT, Results
 from loadtest.users import LIGHT, GatewayUser, Job
 from loadtest.workload import POOL_SPAWN_RATE
-from scripts.common.cli import err, out
-from scripts.common.figures import PALETTES, images, write_charts
-from scripts.common.files import complete_folder, write_atomically, write_json
-from scripts.common.pages import page
-from scripts.common.settings import Settings, UserError
+from triton_transformers.cli import err, out
+from triton_transformers.figures import PALETTES, images, write_charts
+from triton_transformers.files import complete_folder, write_atomically, write_json
+from triton_transformers.pages import page
+from triton_transformers.settings import Settings, UserError
 
 LATEST = "latest-overload"
 WINDOW_S = 20.0

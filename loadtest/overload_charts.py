@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from loadtest.statistics import Results
-from scripts.common.figures import Chart, Palette
+from triton_transformers.figures import Chart, Palette
 
 
 def all_charts(results: Results) -> dict[str, Chart]:

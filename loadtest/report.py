@@ -15,13 +15,13 @@ from loadtest.statistics import Results, write_csv
 from loadtest.table import columns, explanation, left_out, rows, sentence
 from loadtest.telemetry import LAST_SCRAPE_S
 from loadtest.windows import Window
-from scripts.common.figures import PALETTES, Chart, images, write_charts
-from scripts.common.files import WRITING, complete_folder, write_atomically, write_json
-from scripts.common.pages import page
-from scripts.common.prometheus import Prometheus, PrometheusError
-from scripts.common.settings import EXAMPLE, Settings
-from scripts.dashboards.render.draw import draw
-from scripts.dashboards.render.evaluate import BATCHING, Range, load
+from triton_transformers.dashboards.render.draw import draw
+from triton_transformers.dashboards.render.evaluate import BATCHING, Range, load
+from triton_transformers.figures import PALETTES, Chart, images, write_charts
+from triton_transformers.files import WRITING, complete_folder, write_atomically, write_json
+from triton_transformers.pages import page
+from triton_transformers.prometheus import Prometheus, PrometheusError
+from triton_transformers.settings import EXAMPLE, Settings
 
 LATEST = "latest"
 

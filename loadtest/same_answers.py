@@ -12,8 +12,8 @@ from tritonclient.http import InferResult
 
 from loadtest.encoding import http_request
 from loadtest.examples import Tensor
-from scripts.common.http import opener
-from scripts.common.settings import UserError
+from triton_transformers.http import opener
+from triton_transformers.settings import UserError
 
 REQUESTS = 12
 TIMEOUT_S = 120

@@ -17,8 +17,8 @@ from loadtest.generating import Generated
 from loadtest.other_programs import busy, is_busy
 from loadtest.sample import Sample
 from loadtest.windows import Counters, Window
-from scripts.common.files import complete_file
-from scripts.common.settings import MODES
+from triton_transformers.files import complete_file
+from triton_transformers.settings import MODES
 
 # The content of results.json, or a part of it (docs/comparison.md).
 Results = dict[str, Any]

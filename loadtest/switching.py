@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.generating import generates, limit, with_limit
-from scripts.common.files import write_atomically
-from scripts.common.settings import UserError
-from scripts.common.triton import NOT_REPORTED, Config, Triton, TritonError
+from triton_transformers.files import write_atomically
+from triton_transformers.settings import UserError
+from triton_transformers.triton import NOT_REPORTED, Config, Triton, TritonError
 
 # The parameter for the threads of an instance: this project's backends and NVIDIA's for ONNX have the default.
 THREADS = {"pytorch": "INTRA_OP_THREAD_COUNT", "openvino": "INFERENCE_NUM_THREADS"}

@@ -27,7 +27,7 @@ from loadtest.arrivals import GIVEN_UP, PATIENCE_S, POISSON, Arrivals
 from loadtest.encoding import ROUTES, HttpRequest, gateway_request, grpc_request, http_request
 from loadtest.examples import Examples, Tensor
 from loadtest.workload import Workload
-from scripts.common.settings import Settings, UserError
+from triton_transformers.settings import Settings, UserError
 
 # How long to wait for a response. One at a time, a text waits until those of all other users are generated.
 TIMEOUT_S, GENERATING_TIMEOUT_S = 60.0, 600.0

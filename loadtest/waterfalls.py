@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from loadtest.statistics import Results
 from loadtest.windows import Window
-from scripts.traces.receiver import Span, TraceFiles
+from triton_transformers.traces.receiver import Span, TraceFiles
 
 SHOWN = 10
 WAITING = ("queue", "transfer", "wait", "rest")

@@ -16,8 +16,8 @@ from loadtest.other_programs import OtherPrograms
 from loadtest.sample import Sample
 from loadtest.switching import LoadRefused, Switch
 from loadtest.telemetry import Metrics
-from scripts.common.settings import UserError
-from scripts.common.triton import Triton
+from triton_transformers.settings import UserError
+from triton_transformers.triton import Triton
 
 # Without WINDOW a window lasts until it holds enough requests, within these limits.
 WINDOW_REQUESTS = 1000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scripts.common.corpus import MIXED, PUBLISHED, Corpus
-from scripts.common.settings import Settings, UserError
+from triton_transformers.corpus import MIXED, PUBLISHED, Corpus
+from triton_transformers.settings import Settings, UserError
 
 # Users of an open loop: the requests that can be at the server at once. Those that are idle cost nothing.
 POOL = 256

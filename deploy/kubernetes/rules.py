@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from scripts.common.cli import err, out, run
-from scripts.common.settings import ROOT
+from triton_transformers.cli import err, out, run
+from triton_transformers.settings import ROOT
 
 SOURCES = ROOT / "monitoring/prometheus/rules"
 TARGET = ROOT / "deploy/kubernetes/components/monitoring/objects/rules.yaml"

@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.markup import escape
 
 from deploy.oci.deployment import Deployment
-from scripts.common.cli import err
-from scripts.common.settings import ROOT, Settings, UserError, command_environment
-from scripts.models.package import assembled_models, package
+from triton_transformers.cli import err
+from triton_transformers.models.package import assembled_models, package
+from triton_transformers.settings import ROOT, Settings, UserError, command_environment
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from oci.object_storage import ObjectStorageClient
 
 from deploy.oci import requests as bodies
 from deploy.oci.deployment import Account, Deployment
-from scripts.common.cli import err
-from scripts.common.settings import UserError
+from triton_transformers.cli import err
+from triton_transformers.settings import UserError
 
 # To connect, and to answer.
 TIMEOUT_S = (10, 60)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from rich.markup import escape
 
-from scripts.common.cli import err
-from scripts.common.settings import UserError
 from scripts.stack.docker.slim import LABEL, PROFILE_LABEL
+from triton_transformers.cli import err
+from triton_transformers.settings import UserError
 
 
 @dataclass(frozen=True)

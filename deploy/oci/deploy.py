@@ -11,11 +11,11 @@ from deploy.oci.client import Service, service_errors
 from deploy.oci.container_image import Image, push
 from deploy.oci.deployment import Deployment, read
 from deploy.oci.rollout import roll_out
-from scripts.common.cli import err, out, run
-from scripts.common.files import exclusive
-from scripts.common.settings import Settings, UserError
-from scripts.models.backends import needed
-from scripts.models.selection import missing_systems
+from triton_transformers.cli import err, out, run
+from triton_transformers.files import exclusive
+from triton_transformers.models.backends import needed
+from triton_transformers.models.selection import missing_systems
+from triton_transformers.settings import Settings, UserError
 
 # Stand for values that a dry run does not know.
 UNKNOWN_MODEL = "(id of the model above)"

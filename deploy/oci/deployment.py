@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from scripts.common.settings import UserError
+from triton_transformers.settings import UserError
 
 # A registry has two addresses in each region.
 REGISTRY = r"([a-z0-9-]+\.ocir\.io|ocir\.[a-z0-9-]+\.oci\.[a-z0-9.-]+)"

@@ -7,9 +7,9 @@ from deploy.oci.deployment import TO_FIND, Deployment, read
 from deploy.oci.registered_models import empty_bucket
 from deploy.oci.rollout import delete
 from deploy.oci.waiting import wait_until_settled
-from scripts.common.cli import out, run
-from scripts.common.files import exclusive
-from scripts.common.settings import Settings
+from triton_transformers.cli import out, run
+from triton_transformers.files import exclusive
+from triton_transformers.settings import Settings
 
 
 def main() -> None:

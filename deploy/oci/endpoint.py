@@ -1,4 +1,4 @@
-"""Send requests to a deployment's /predict, with the interface of scripts.common.triton.Triton."""
+"""Send requests to a deployment's /predict, with the interface of triton_transformers.triton.Triton."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from urllib3.exceptions import InvalidHeader, ReadTimeoutError
 from urllib3.util import Retry
 
 from deploy.oci.limits import REQUEST_BYTES
-from scripts.common.cli import err
-from scripts.common.settings import UserError
-from scripts.common.triton import reason
+from triton_transformers.cli import err
+from triton_transformers.settings import UserError
+from triton_transformers.triton import reason
 
 # The service answers within 60 seconds.
 TIMEOUT_S = 70

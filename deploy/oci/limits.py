@@ -14,9 +14,9 @@ from deploy.oci import requests as bodies
 from deploy.oci.client import Service, list_all
 from deploy.oci.container_image import Image
 from deploy.oci.deployment import Deployment
-from scripts.common.settings import UserError
-from scripts.models.backends import GENERATION
-from scripts.models.package import TOP
+from triton_transformers.models.backends import GENERATION
+from triton_transformers.models.package import TOP
+from triton_transformers.settings import UserError
 
 # Documented by Oracle.
 IMAGE_BYTES = 16 * 1000**3

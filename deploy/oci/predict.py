@@ -13,10 +13,10 @@ from deploy.oci.deployment import TO_ASK, TO_FIND, Deployment, read
 from deploy.oci.endpoint import Endpoint
 from deploy.oci.request_form import RequestForm
 from deploy.oci.rollout import GONE
-from scripts.common.cli import err, run
-from scripts.common.model_config import with_steps
-from scripts.common.settings import Settings, UserError
 from scripts.stack.generate import pieces, show
+from triton_transformers.cli import err, run
+from triton_transformers.model_config import with_steps
+from triton_transformers.settings import Settings, UserError
 
 SHOWN_VALUES = 6
 # `make deploy-oci` does this about a deployment that does not serve.

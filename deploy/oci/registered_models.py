@@ -18,8 +18,8 @@ from deploy.oci.artifact import Artifact
 from deploy.oci.client import Service, list_all, list_ours
 from deploy.oci.deployment import Deployment
 from deploy.oci.waiting import wait_for_work
-from scripts.common.cli import err, out
-from scripts.common.settings import UserError
+from triton_transformers.cli import err, out
+from triton_transformers.settings import UserError
 
 PART_BYTES = 128 * 2**20
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.common.model_config import ModelConfig, find_config, read_config
-from scripts.common.settings import UserError
+from triton_transformers.model_config import ModelConfig, find_config, read_config
+from triton_transformers.settings import UserError
 
 
 @dataclass(frozen=True)

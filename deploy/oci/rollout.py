@@ -15,8 +15,8 @@ from deploy.oci.client import Service, list_named
 from deploy.oci.deployment import Deployment
 from deploy.oci.registered_models import register
 from deploy.oci.waiting import WORK_REQUEST_HEADER, wait_for_work, wait_until_settled
-from scripts.common.cli import err, out
-from scripts.common.settings import UserError
+from triton_transformers.cli import err, out
+from triton_transformers.settings import UserError
 
 GONE = ("DELETED", "DELETING")
 

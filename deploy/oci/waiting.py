@@ -15,8 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.oci.client import Service, list_all
 from deploy.oci.deployment import Wait
-from scripts.common.cli import err
-from scripts.common.settings import UserError
+from triton_transformers.cli import err
+from triton_transformers.settings import UserError
 
 WORK_REQUEST_HEADER = "opc-work-request-id"
 PASSING_STATES = ("CREATING", "UPDATING", "DELETING")

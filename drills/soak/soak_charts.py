@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from drills.soak.series import BY_PROCESS
-from scripts.common.figures import Chart, Palette
+from triton_transformers.figures import Chart, Palette
 
 STACK = "stack"
 HEIGHT = 1.35  # of a small chart, in inches

@@ -15,9 +15,9 @@ from drills.soak.many_clients import Load, ManyClients
 from drills.soak.series import ERROR_RATE, SAMPLE_S, SHORT, Series, first_judged, verdicts
 from drills.soak.soak_charts import all_charts
 from loadtest.host import host
-from scripts.common.figures import PALETTES, images, write_charts
-from scripts.common.files import complete_folder, write_atomically, write_json
-from scripts.common.pages import page
+from triton_transformers.figures import PALETTES, images, write_charts
+from triton_transformers.files import complete_folder, write_atomically, write_json
+from triton_transformers.pages import page
 
 # The content of soak.json.
 Results = dict[str, Any]

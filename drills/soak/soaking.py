@@ -28,9 +28,9 @@ from drills.soak.series import (
     Series,
 )
 from drills.soak.soak_report import COLUMNS, Results, SoakRun, cells, headline, results_of, write
-from scripts.common.cli import err, one_interrupt, out, print_table
-from scripts.common.settings import Settings
-from scripts.common.triton import metrics_page
+from triton_transformers.cli import err, one_interrupt, out, print_table
+from triton_transformers.settings import Settings
+from triton_transformers.triton import metrics_page
 
 CLIENTS = 500
 # Two cores answer these 25 requests per second with time to spare. Clients that think send less when the stack is slow,

@@ -440,7 +440,7 @@ def end_hung_loads(server: int, triton: Triton) -> None:
 
 
 def listed_systems(path: Path) -> list[str] | None:
-    """Return the systems that a file lists; None if it is missing or damaged. As in scripts/common/system_names.py."""
+    """Return the systems that a file lists; None if it is missing or damaged, as system_names.py does."""
     try:
         names = path.read_text(encoding="utf-8").split()
     except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):

@@ -15,7 +15,7 @@ POLL_S = 1.0
 
 
 def missing(system: str, repository: Path) -> str:
-    """Return what the repository lacks of a system; empty if it is complete (scripts/models/record.py)."""
+    """Return what the repository lacks of a system; empty if it is complete (triton_transformers/models/record.py)."""
     record = repository / system / "1/assembled.json"
     try:
         content = json.loads(record.read_text())

@@ -15,7 +15,7 @@ from locust.runners import Runner
 
 from loadtest.sample import Sample
 from loadtest.users import LATE_MS
-from scripts.common.settings import UserError
+from triton_transformers.settings import UserError
 
 
 class Meter:

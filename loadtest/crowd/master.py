@@ -30,7 +30,7 @@ from loadtest.crowd.crowd import Crowd, Meter
 from loadtest.crowd.worker import ANSWER, ORDER, SAMPLES, address
 from loadtest.sample import Sample
 from loadtest.users import Job, Traffic, user_class
-from scripts.common.settings import ROOT, UserError
+from triton_transformers.settings import ROOT, UserError
 
 GATHER_S = 180.0
 # A worker sends a heartbeat every second. On a busy machine it misses some, and at three Locust would count it as lost.

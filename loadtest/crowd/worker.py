@@ -19,8 +19,8 @@ from locust.env import Environment
 
 from loadtest.crowd.crowd import Meter, pin
 from loadtest.users import Job, Traffic, user_class
-from scripts.common.cli import run
-from scripts.common.settings import UserError
+from triton_transformers.cli import run
+from triton_transformers.settings import UserError
 
 # Message types, besides Locust's own.
 ORDER, ANSWER, SAMPLES = "order", "answer", "samples"

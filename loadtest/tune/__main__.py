@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.common.cli import run
+from triton_transformers.cli import run
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from loadtest.statistics import Results, half_width
 from loadtest.tune.table import AS_CONFIGURED, LIKELY, Arm, cut, number, winner_name
-from scripts.common.figures import Chart, Palette
+from triton_transformers.figures import Chart, Palette
 
 Point = tuple[float, float]
 Values = list[float | None]

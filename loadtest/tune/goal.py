@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scripts.common.settings import Settings, UserError
+from triton_transformers.settings import Settings, UserError
 
 # A try lasts until it has enough requests to show a 95th percentile, within these limits.
 TRY_REQUESTS = 100

@@ -9,7 +9,7 @@ from typing import Any
 from loadtest.generating import generates, limit, with_limit
 from loadtest.instances import DEVICES
 from loadtest.switching import DEFAULT_THREADS, THREADS, with_batching, without_batching
-from scripts.common.triton import CORES, Config, called
+from triton_transformers.triton import CORES, Config, called
 
 Value = int | str
 # model -> knob -> value
@@ -69,7 +69,7 @@ def label(model: str, knob: str, value: Value) -> str:
 
 
 def all_knobs(configs: Mapping[str, Config], cores: int, engines: Mapping[str, str]) -> list[Knob]:
-    """Return the knobs of each model in turn; `engines` is what scripts.common.triton.engines() returns."""
+    """Return the knobs of each model in turn; `engines` is what triton_transformers.triton.engines() returns."""
     knobs: list[Knob] = []
     for model, config in configs.items():
         if "ensemble_scheduling" in config or "sequence_batching" in config:

@@ -8,9 +8,9 @@ from loadtest.statistics import Results
 from loadtest.tune import table
 from loadtest.tune.charts import all_charts
 from loadtest.tune.goal import LATEST
-from scripts.common.figures import PALETTES, Chart, images, write_charts
-from scripts.common.files import complete_folder, write_atomically, write_json
-from scripts.common.pages import page
+from triton_transformers.figures import PALETTES, Chart, images, write_charts
+from triton_transformers.files import complete_folder, write_atomically, write_json
+from triton_transformers.pages import page
 
 
 def write(result: Results, reports: Path) -> Path:

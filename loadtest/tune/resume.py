@@ -12,8 +12,8 @@ from typing import Any
 
 from loadtest.tune.knobs import Candidate, Knob
 from loadtest.tune.search import CandidateFailed, Measure, Measured
-from scripts.common.files import write_atomically
-from scripts.common.settings import UserError
+from triton_transformers.files import write_atomically
+from triton_transformers.settings import UserError
 
 
 class Log:

@@ -23,8 +23,8 @@ from loadtest.tune.goal import MAXIMUM_TRY_S, MINIMUM_TRY_S, Goal, try_s
 from loadtest.tune.knobs import Candidate, Knob
 from loadtest.tune.search import Budget, CandidateFailed, Measured
 from loadtest.windows import Counters
-from scripts.common.settings import UserError
-from scripts.common.triton import Config, Triton, TritonError
+from triton_transformers.settings import UserError
+from triton_transformers.triton import Config, Triton, TritonError
 
 # How long the best rate is held at the end.
 LONG_TRY_S = 10.0

@@ -39,10 +39,10 @@ from loadtest.tune.search import (
     Measured,
     Search,
 )
-from scripts.common.cli import err, out
-from scripts.common.config_editor import Edit, edits
-from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Config, TritonError, engines
+from triton_transformers.cli import err, out
+from triton_transformers.config_editor import Edit, edits
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.triton import Config, TritonError, engines
 
 # How often the best rate is held for longer at the end, and the seconds that must be left for that.
 HOLDS, HOLD_S = 2, 35.0

@@ -20,9 +20,9 @@ from packaging.utils import canonicalize_name
 from rich.markup import escape
 
 from scripts.audit import osv
-from scripts.common.cli import err, out, print_table, run
-from scripts.common.settings import ROOT, Settings, UserError, pins
 from scripts.stack.base import SBOMS
+from triton_transformers.cli import err, out, print_table, run
+from triton_transformers.settings import ROOT, Settings, UserError, pins
 
 KNOWN = Path(__file__).with_name("known.toml")
 LOCK = ROOT / "requirements.lock"

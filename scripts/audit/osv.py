@@ -12,7 +12,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from scripts.common.settings import UserError
+from triton_transformers.settings import UserError
 
 
 def vulnerabilities(database: Path, pinned: Mapping[str, str]) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setting.sh NAME: prints a setting before Python's packages are installed, in the order of scripts/common/settings.py.
+# setting.sh NAME: prints a setting before Python's packages are installed, in the order of triton_transformers/settings.py.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 name=$1 value=

@@ -1,1 +1,1 @@
-"""AWS Neuron: compile models, write the folders of models that were compiled elsewhere, set up the host."""
+"""AWS Neuron: write the folders of models that were compiled elsewhere, set up the host."""

@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterable
 
 from loadtest.tune.goal import Goal
 from loadtest.workload import Workload, worker_count
-from scripts.common.cli import out, run
-from scripts.common.files import exclusive
-from scripts.common.ports import check_free
-from scripts.common.settings import ROOT, Settings, UserError, save, saved, with_secrets
-from scripts.common.triton import TritonError
-from scripts.models.listing import print_list
 from scripts.stack import apply
 from scripts.stack.base import WOULD_DISTURB, WOULD_UNLOAD, Stack
+from triton_transformers.cli import out, run
+from triton_transformers.files import exclusive
+from triton_transformers.models.listing import print_list
+from triton_transformers.ports import check_free
+from triton_transformers.settings import ROOT, Settings, UserError, save, saved, with_secrets
+from triton_transformers.triton import TritonError
 
 # Two commands that write .env at once would lose what one of them wrote.
 ANOTHER_UP = "another `make up` is at work here"

@@ -12,13 +12,13 @@ from typing import Any
 from rich.markup import escape
 
 from loadtest.tune.goal import LATEST
-from scripts.common.cli import err, one_interrupt, out
-from scripts.common.files import ANOTHER_COMPARISON, write_atomically
-from scripts.common.model_config import find_config, with_steps
-from scripts.common.settings import ROOT, Settings, UserError
-from scripts.common.triton import TritonError
 from scripts.stack.base import Stack
 from scripts.stack.smoke import check_system
+from triton_transformers.cli import err, one_interrupt, out
+from triton_transformers.files import ANOTHER_COMPARISON, write_atomically
+from triton_transformers.model_config import find_config, with_steps
+from triton_transformers.settings import ROOT, Settings, UserError
+from triton_transformers.triton import TritonError
 
 # The content of tune.json: docs/tuning.md.
 Result = dict[str, Any]

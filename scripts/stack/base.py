@@ -23,17 +23,17 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from scripts.common.certificate import expiry_warning
-from scripts.common.cli import err, out, without_codes
-from scripts.common.files import exclusive
-from scripts.common.http import answers
-from scripts.common.model_config import with_steps
-from scripts.common.prometheus import Prometheus, PrometheusError
-from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton, TritonError, batching, engines, reason
-from scripts.models.removal import removable, remove
 from scripts.stack.neuron_cores import check_cores
 from scripts.stack.systems import ModelControl, ServedSystems
+from triton_transformers.certificate import expiry_warning
+from triton_transformers.cli import err, out, without_codes
+from triton_transformers.files import exclusive
+from triton_transformers.http import answers
+from triton_transformers.model_config import with_steps
+from triton_transformers.models.removal import removable, remove
+from triton_transformers.prometheus import Prometheus, PrometheusError
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.triton import Triton, TritonError, batching, engines, reason
 
 # Program -> the settings of its ports.
 PORTS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from scripts.common.cli import err, run
-from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton, TritonError
+from triton_transformers.cli import err, run
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.triton import Triton, TritonError
 
 # SYSTEM's own default is for comparisons.
 DEFAULT_SYSTEM = "gpt2_ensemble"

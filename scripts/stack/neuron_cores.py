@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scripts.common.model_config import find_config, load_config
-from scripts.common.settings import Settings, UserError
-from scripts.models.record import models_of
+from triton_transformers.model_config import find_config, load_config
+from triton_transformers.models.record import models_of
+from triton_transformers.settings import Settings, UserError
 
 PER_DEVICE = {"inf1": 4, "inf2": 2, "trn1": 2}
 FIRST, LAST = "NEURON_CORE_START_INDEX", "NEURON_CORE_END_INDEX"

@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.markup import escape
 
-from scripts.common.cli import out, run
-from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton, TritonError, engines
-from scripts.models.record import Record, find_record
+from triton_transformers.cli import out, run
+from triton_transformers.models.record import Record, find_record
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.triton import Triton, TritonError, engines
 
 TEXT = "Dynamic batching in one sentence, 안녕하세요"
 SHORT = "Which one?"

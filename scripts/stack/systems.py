@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from scripts.common.cli import err, out
-from scripts.common.files import write_atomically
-from scripts.common.settings import UserError
-from scripts.common.system_names import listed_names
-from scripts.common.triton import NOT_REPORTED, TIMED_OUT, Triton, TritonError
+from triton_transformers.cli import err, out
+from triton_transformers.files import write_atomically
+from triton_transformers.settings import UserError
+from triton_transformers.system_names import listed_names
+from triton_transformers.triton import NOT_REPORTED, TIMED_OUT, Triton, TritonError
 
 # How often to load a model whose Python process did not report to Triton in time.
 ATTEMPTS = 3

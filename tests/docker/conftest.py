@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.settings import Settings
 from scripts.stack.docker.compose import Compose
 from scripts.stack.docker.containers import OUR_PROJECT
 from tests.docker.mirror import pip_configuration
 from tests.support.stacks import TestStack, bring_up, stacks
+from triton_transformers.settings import Settings
 
 
 def docker(*arguments: str, timeout: float = 300) -> str:

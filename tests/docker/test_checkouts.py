@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.settings import ROOT
 from tests.docker.conftest import DockerTestStack, docker
 from tests.support.embedding import embed
+from triton_transformers.settings import ROOT
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -11,10 +11,10 @@ import subprocess
 import pytest
 from dotenv import dotenv_values
 
-from scripts.common.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError
 from scripts.stack.docker.compose import NEURON_SERVICES, Compose
 from scripts.stack.docker.stack import DockerStack
 from tests.support.certificates import save_certificate
+from triton_transformers.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError
 
 PINS = {"inf2": "TRITON_IMAGE", "trn1": "TRITON_IMAGE", "inf1": "TRITON_INF1_IMAGE"}
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}

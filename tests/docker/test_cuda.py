@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
-from scripts.common.triton import engines
 from tests.docker.conftest import docker
 from tests.support import generation
 from tests.support.checkpoints import encoders
 from tests.support.checkpoints.language import save_gpt2
 from tests.support.checkpoints.vision import save_vit
+from triton_transformers.triton import engines
 
 pytestmark = [
     pytest.mark.timeout(3600),

@@ -13,10 +13,10 @@ from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
 from scripts.audit.__main__ import locked
-from scripts.common.settings import ROOT, pins
 from scripts.stack.docker import sboms
 from tests.docker.conftest import docker, run_in
 from tests.support.onnx_models import save_lookup
+from triton_transformers.settings import ROOT, pins
 
 pytestmark = pytest.mark.timeout(1800)
 TRITON, EXPORTER, GATEWAY, LOADTEST = OURS = ("cpu-pypi", "exporter:debian", "gateway:debian", "loadtest:debian")
@@ -38,7 +38,7 @@ def test_image_has_an_ordinary_user_and_no_tools(built, image):
     assert run_in(image, "id -u") == "1000"
     assert run_in(image, "command -v gcc cc make pip pip3 || true") == ""
     assert run_in(image, "ls /root/.cache /run/secrets 2>/dev/null || true") == ""
-    ours = ".env.example|gateway|healthcheck.py|images|loadtest|model_repository|monitoring|scripts"
+    ours = ".env.example|gateway|healthcheck.py|images|loadtest|model_repository|monitoring|triton_transformers"
     assert run_in(image, f"ls -A /app 2>/dev/null | grep -vE '^({ours})$' || true") == ""
 
 

@@ -14,11 +14,11 @@ from zipfile import ZipFile
 import pytest
 from dotenv import dotenv_values
 
-from scripts.common.http import opener
-from scripts.common.ports import free_ports
-from scripts.common.settings import ROOT, pins
 from tests.docker.conftest import docker, run_in
 from tests.support.stacks import SYSTEM
+from triton_transformers.http import opener
+from triton_transformers.ports import free_ports
+from triton_transformers.settings import ROOT, pins
 
 pytestmark = pytest.mark.timeout(1800)
 BACKENDS = "/opt/tritonserver/backends"

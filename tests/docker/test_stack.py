@@ -13,10 +13,10 @@ import warnings
 
 import pytest
 
-from scripts.common.settings import ROOT
 from tests.docker.conftest import docker
 from tests.support.embedding import CURL, embed
 from tests.support.stacks import SHORT, bring_up
+from triton_transformers.settings import ROOT
 
 pytestmark = pytest.mark.timeout(1800)
 SERVICES = ("triton-cpu", "gateway", "prometheus", "grafana")

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from scripts.common.settings import ROOT, UserError
 from tests.support.kustomize import FOLDER, kubectl
+from triton_transformers.settings import ROOT, UserError
 
 NAMESPACE = "triton-transformers-test"
 CLIENTS = Path(__file__).with_name("cluster_clients.yaml")

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from gateway.inference import Inference, Tensor
 from gateway.replicas import Replicas
-from scripts.common.corpus import MIXED
+from triton_transformers.corpus import MIXED
 
 CLIENTS = int(os.environ.get("CLIENTS", 16))  # over each protocol
 PAUSE_S = float(os.environ.get("PAUSE_S", 0.2))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.common.settings import UserError
 from tests.kubernetes.cluster import WAIT_S, Cluster
+from triton_transformers.settings import UserError
 
 
 @pytest.fixture(scope="session")

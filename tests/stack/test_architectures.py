@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.bench.architectures import measure
-from scripts.bench.recorded_models import recorded_models
-from scripts.bench.small_models import SmallModel, find_models
+from bench.architectures import measure
+from bench.recorded_models import recorded_models
+from bench.small_models import SmallModel, find_models
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.common.settings import MODES, ROOT
 from tests.support.embedding import embed
 from tests.support.stacks import SHORT, FollowedMake, bring_up
+from triton_transformers.settings import MODES, ROOT
 
 TWO_WORKERS = {"WORKERS": 2}
 KEY_OF_GATEWAY = "a-key-for-the-gateway"

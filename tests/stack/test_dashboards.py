@@ -23,17 +23,17 @@ from markupsafe import escape
 
 from loadtest.report import charts_only
 from loadtest.statistics import COUNTER_SKEW
-from scripts.common.figures import MODE_COLOURS
-from scripts.common.files import write_atomically
-from scripts.common.prometheus import Prometheus
-from scripts.common.settings import MODES, ROOT
-from scripts.dashboards.render.evaluate import Evaluator, Range
 from tests.support import promql
 from tests.support.checkpoints import language
 from tests.support.dashboards import ALL, PANELS
 from tests.support.embedding import embed
 from tests.support.generation import settled
 from tests.support.stacks import bring_up
+from triton_transformers.dashboards.render.evaluate import Evaluator, Range
+from triton_transformers.figures import MODE_COLOURS
+from triton_transformers.files import write_atomically
+from triton_transformers.prometheus import Prometheus
+from triton_transformers.settings import MODES, ROOT
 
 RECORDED = Path(__file__).with_name("recorded")
 STAND_IN = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"

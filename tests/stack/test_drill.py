@@ -13,8 +13,8 @@ import pytest
 
 from drills.outcomes import GATEWAY
 from drills.steady_load import GRPC, HTTP
-from scripts.common.make_process import Make
-from scripts.common.settings import ROOT
+from triton_transformers.make_process import Make
+from triton_transformers.settings import ROOT
 
 # They take half a minute each at most.
 MESSAGES = ("port-taken", "config-broken", "config-unreadable", "reports-full")

@@ -16,13 +16,13 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from loadtest.switching import Switch, plan
-from scripts.common.corpus import MIXED
-from scripts.common.settings import MODES
-from scripts.common.triton import TritonError, engines
-from scripts.models.catalogue import SYSTEMS
 from tests.support.batches import batches_of
 from tests.support.embedding import CURL, body, embed
 from tests.support.stacks import bring_up, measure_anew
+from triton_transformers.corpus import MIXED
+from triton_transformers.models.catalogue import SYSTEMS
+from triton_transformers.settings import MODES
+from triton_transformers.triton import TritonError, engines
 
 
 def refused(stack, *texts: bytes, model: str = "embedding") -> tuple[int, str]:
@@ -93,7 +93,9 @@ def test_grpc_equals_http(stack):
 
 def test_served_vectors_equal_the_original(stack, original):
     """Compare also an empty text, one token, and more tokens than the maximum."""
-    from scripts.models.exporters.text import example_texts  # with transformers, whose ssl Locust would patch too late
+    from triton_transformers.models.exporters.text import (
+        example_texts,  # with transformers, whose ssl Locust would patch too late
+    )
 
     texts = example_texts(256)
     served = np.concatenate([embed(stack, *texts[i : i + 30]) for i in range(0, len(texts), 30)])

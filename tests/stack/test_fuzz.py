@@ -27,14 +27,14 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from scripts.common.settings import ROOT
-from scripts.common.triton import TritonError
 from scripts.stack.local.supervisor import Supervisor
 from tests.support import fuzz
 from tests.support.checkpoints import encoders, language
 from tests.support.clients import address, connect, ids_input
 from tests.support.embedding import embed
 from tests.support.stacks import TestStack, bring_up, filled_stack, stacks
+from triton_transformers.settings import ROOT
+from triton_transformers.triton import TritonError
 
 # Requests over each protocol, and the seed that chooses them.
 REQUESTS = int(os.environ.get("FUZZ") or 10_000)

@@ -22,14 +22,14 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gateway.config import Config, Limits
-from scripts.common.corpus import MIXED
-from scripts.common.settings import ROOT
 from tests.support.batches import one_batch, stopped
 from tests.support.checkpoints import encoders, language
 from tests.support.embedding import embed
 from tests.support.gateway import running_gateway
 from tests.support.generation import metrics, settled, text
 from tests.support.stacks import TestStack, bring_up
+from triton_transformers.corpus import MIXED
+from triton_transformers.settings import ROOT
 
 CLIENTS = ROOT / os.environ.get("OPENAI_CLIENTS", ".local/openai-clients")
 INSTALL = "`make test-stack SLOW=1 OPENAI_CLIENTS=.local/openai-clients` installs it"

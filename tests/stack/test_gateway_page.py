@@ -23,13 +23,13 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from gateway.config import Config, Limits
 from gateway.inference import Tensor
-from scripts.common.http import opener
-from scripts.common.settings import Settings
 from tests.support import page_systems
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
 from tests.support.stacks import TestStack
 from tests.support.triton_stand_in import TritonStandIn
+from triton_transformers.http import opener
+from triton_transformers.settings import Settings
 
 WAIT_S = 120
 KEY = "a-key-of-the-tests"

@@ -24,12 +24,12 @@ import tritonclient.http as httpclient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from tritonclient.utils import InferenceServerException
 
-from scripts.common.triton import TritonError
 from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
 from tests.support.clients import IDS, connect, exchange_over_shared_memory
 from tests.support.generation import PROMPTS, SECRET, counted, pieces, send_concurrently, settled, text, texts
 from tests.support.stacks import TestStack, bring_up
+from triton_transformers.triton import TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -17,12 +17,12 @@ import requests
 import torch
 import transformers
 
-from scripts.common.http import opener
-from scripts.common.settings import ROOT
-from scripts.common.triton import TritonError
 from tests.support.batches import all_at_once, one_batch
 from tests.support.checkpoints import language
 from tests.support.stacks import TestStack, bring_up
+from triton_transformers.http import opener
+from triton_transformers.settings import ROOT
+from triton_transformers.triton import TritonError
 
 pytestmark = pytest.mark.slow
 

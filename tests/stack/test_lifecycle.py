@@ -23,13 +23,6 @@ import psutil
 import pytest
 from dotenv import unset_key
 
-from scripts.common.config_editor import edits
-from scripts.common.files import comparison_lock, exclusive
-from scripts.common.http import answers as is_up
-from scripts.common.settings import ROOT, Settings, UserError
-from scripts.common.triton import Triton, TritonError
-from scripts.models.catalogue import RECIPES
-from scripts.models.record import Record
 from scripts.stack.apply import apply
 from scripts.stack.local import programs
 from scripts.stack.local.stack import LocalStack
@@ -37,6 +30,13 @@ from scripts.stack.local.supervisor import Supervisor
 from tests.support.certificates import save_certificate
 from tests.support.embedding import embed
 from tests.support.stacks import SYSTEM, measure_anew
+from triton_transformers.config_editor import edits
+from triton_transformers.files import comparison_lock, exclusive
+from triton_transformers.http import answers as is_up
+from triton_transformers.models.catalogue import RECIPES
+from triton_transformers.models.record import Record
+from triton_transformers.settings import ROOT, Settings, UserError
+from triton_transformers.triton import Triton, TritonError
 
 
 @pytest.fixture(scope="module")

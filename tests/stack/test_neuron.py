@@ -24,12 +24,12 @@ import torch
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from scripts.common.settings import ROOT
-from scripts.common.triton import NOT_REPORTED, TritonError
 from tests.support.checkpoints import neuron
 from tests.support.checkpoints.neuron import LENGTH, TENSORFLOW, VOCABULARY, WIDTH
 from tests.support.neuron import logged, on_neuron
 from tests.support.stacks import TestStack, bring_up
+from triton_transformers.settings import ROOT
+from triton_transformers.triton import NOT_REPORTED, TritonError
 
 pytestmark = pytest.mark.slow
 

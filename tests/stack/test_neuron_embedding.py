@@ -13,12 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
-from scripts.common.corpus import MIXED
-from scripts.common.triton import TritonError
-from scripts.models.catalogue import SYSTEMS
 from tests.support.generation import settled
 from tests.support.neuron import logged, on_neuron
 from tests.support.stacks import TestStack, bring_up
+from triton_transformers.corpus import MIXED
+from triton_transformers.models.catalogue import SYSTEMS
+from triton_transformers.triton import TritonError
 
 pytestmark = pytest.mark.slow
 

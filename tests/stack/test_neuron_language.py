@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scripts.common.settings import ROOT
-from scripts.common.triton import TritonError
 from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
 from tests.support.generation import PROMPTS, SECRET, counted, pieces, send_concurrently, settled, text, texts
 from tests.support.neuron import logged, on_neuron
 from tests.support.stacks import TestStack, bring_up
+from triton_transformers.settings import ROOT
+from triton_transformers.triton import TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

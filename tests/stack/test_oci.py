@@ -17,14 +17,14 @@ from zipfile import ZipFile
 import psutil
 import pytest
 
-from scripts.common.http import answers, opener
-from scripts.common.settings import ROOT
-from scripts.common.triton import Triton, TritonError
 from scripts.stack.local import programs
 from tests.support.checkpoints import language
 from tests.support.oci import write_deployment
 from tests.support.oci_stand_in import OciStandIn, model_id, oci_server
 from tests.support.stacks import TestStack, reserve_ports
+from triton_transformers.http import answers, opener
+from triton_transformers.settings import ROOT
+from triton_transformers.triton import Triton, TritonError
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from scripts.common.triton import TritonError, engines
 from tests.support.batches import one_batch
 from tests.support.stacks import TYPES
+from triton_transformers.triton import TritonError, engines
 
 
 @pytest.fixture(scope="module")

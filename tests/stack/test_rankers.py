@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 
-from scripts.common.corpus import MIXED
-from scripts.models.exporters.ranking_model import QWEN3_TEMPLATE
 from tests.support.checkpoints import encoders, language
 from tests.support.stacks import TestStack
+from triton_transformers.corpus import MIXED
+from triton_transformers.models.exporters.ranking_model import QWEN3_TEMPLATE
 
 pytestmark = pytest.mark.slow
 

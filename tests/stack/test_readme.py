@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from dotenv import dotenv_values
 
-from scripts.common.settings import EXAMPLE, ROOT
 from tests.support.stacks import SHORT
+from triton_transformers.settings import EXAMPLE, ROOT
 
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 

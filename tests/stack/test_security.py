@@ -20,10 +20,10 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from scripts.common.settings import ROOT
-from scripts.common.triton import ADMIN_HEADER, GRPC_ADMIN_HEADER
 from tests.support.embedding import body, embed
 from tests.support.stacks import SHORT, TestStack, bring_up, filled_stack, reserve_ports, stacks
+from triton_transformers.settings import ROOT
+from triton_transformers.triton import ADMIN_HEADER, GRPC_ADMIN_HEADER
 
 # Each text is searched for everywhere after requests, errors, a comparison and a crash.
 TEXT = "canary-text-of-a-client"

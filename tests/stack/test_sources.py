@@ -14,10 +14,10 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from scripts.common.corpus import MIXED
 from tests.support.checkpoints import encoders
 from tests.support.hub_stand_in import TOKEN, HubStandIn, Published, hub_stand_in
 from tests.support.stacks import TestStack
+from triton_transformers.corpus import MIXED
 
 pytestmark = pytest.mark.slow
 

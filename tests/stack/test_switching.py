@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from loadtest.switching import Switch, plan
-from scripts.common.settings import MODES
-from scripts.common.triton import NOT_REPORTED, Triton, TritonError
 from tests.support.stacks import TestStack, bring_up, stacks
+from triton_transformers.settings import MODES
+from triton_transformers.triton import NOT_REPORTED, Triton, TritonError
 
 MODEL = """
 import time

@@ -13,13 +13,13 @@ import pytest
 import torch
 import transformers
 
-from scripts.common.corpus import MIXED
-from scripts.common.triton import TritonError
-from scripts.models.exporters.references import find_answer
 from tests.support.batches import batches_of
 from tests.support.checkpoints import encoders, vision
 from tests.support.neuron import on_neuron
 from tests.support.stacks import TestStack
+from triton_transformers.corpus import MIXED
+from triton_transformers.models.exporters.references import find_answer
+from triton_transformers.triton import TritonError
 
 pytestmark = pytest.mark.slow
 

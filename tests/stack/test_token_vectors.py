@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scripts.common.corpus import MIXED
-from scripts.common.triton import TritonError
 from tests.support.batches import batches_of
 from tests.support.checkpoints import encoders
 from tests.support.stacks import TestStack
+from triton_transformers.corpus import MIXED
+from triton_transformers.triton import TritonError
 
 pytestmark = pytest.mark.slow
 

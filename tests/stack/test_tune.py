@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from scripts.common.settings import ROOT
 from tests.support.embedding import embed
 from tests.support.stacks import FollowedMake, bring_up
+from triton_transformers.settings import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 # A machine that needs a longer search is too busy for these tests.

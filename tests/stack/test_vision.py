@@ -24,10 +24,10 @@ from PIL import Image
 from transformers.image_utils import load_image
 from tritonclient.utils import InferenceServerException
 
-from scripts.common.settings import ROOT
 from tests.support.batches import batches_of
 from tests.support.checkpoints import encoders, vision
 from tests.support.stacks import TestStack, bring_up
+from triton_transformers.settings import ROOT
 
 pytestmark = pytest.mark.slow
 

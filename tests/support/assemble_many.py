@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import sys
 
-from scripts.common.cli import run
-from scripts.common.settings import Settings
-from scripts.models.assemble import assemble_all
+from triton_transformers.cli import run
+from triton_transformers.models.assemble import assemble_all
+from triton_transformers.settings import Settings
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from gateway.admission import Admission
 from gateway.app import build
 from gateway.config import Config
 from gateway.http_server import listen, server
-from scripts.common.settings import Settings
 from tests.support.triton_http_stand_in import http_before
+from triton_transformers.settings import Settings
 
 TIMEOUT_S = 40
 

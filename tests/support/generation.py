@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-from scripts.common.http import opener
 from tests.support.stacks import TestStack
+from triton_transformers.http import opener
 
 PROMPTS = ["I am going", "Which battery fits", "비 그친 뒤 골목에", "Grüße aus München 🥖", "  two  spaces ", "It"]
 SECRET = "the zebra of the tests"

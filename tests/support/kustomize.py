@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from scripts.common.settings import ROOT
+from triton_transformers.settings import ROOT
 
 FOLDER = ROOT / "deploy/kubernetes"
 # The oldest that is supported, the newest, and the one in between.

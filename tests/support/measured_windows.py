@@ -10,7 +10,7 @@ from loadtest.examples import Examples
 from loadtest.generating import Generated
 from loadtest.sample import Sample
 from loadtest.windows import Counters, OpenLoop, Window
-from scripts.common.settings import MODES, Settings
+from triton_transformers.settings import MODES, Settings
 
 
 def window(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from scripts.common.settings import ROOT
 from tests.support.stacks import TestStack
+from triton_transformers.settings import ROOT
 
 
 def on_neuron(stack: TestStack) -> TestStack:

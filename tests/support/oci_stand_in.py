@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from oci.data_science import models as sdk
 
-from scripts.common.http import opener
+from triton_transformers.http import opener
 
 API = "/20190101"
 SHAPES = ("VM.Standard.E4.Flex", "VM.GPU.A10.1")

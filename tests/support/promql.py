@@ -6,7 +6,7 @@ import re
 
 import yaml
 
-from scripts.common.settings import ROOT
+from triton_transformers.settings import ROOT
 
 RULES = ROOT / "monitoring/prometheus/rules"
 KEYWORDS = {"and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "bool", "offset"}

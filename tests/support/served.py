@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.models.exporters.served import ServedSystem, python_backend
+from triton_transformers.models.exporters.served import ServedSystem, python_backend
 
 
 @contextmanager

@@ -22,11 +22,11 @@ import numpy as np
 import psutil
 from dotenv import dotenv_values
 
-from scripts.common.make_process import Make
-from scripts.common.ports import free_ports
-from scripts.common.settings import EXAMPLE, ROOT
-from scripts.common.triton import Triton
 from tests.support import onnx_models as models
+from triton_transformers.make_process import Make
+from triton_transformers.ports import free_ports
+from triton_transformers.settings import EXAMPLE, ROOT
+from triton_transformers.triton import Triton
 
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")

@@ -36,7 +36,7 @@ def pb_utils() -> Iterator[ModuleType]:
 @pytest.fixture(scope="module")
 def few_parity_texts() -> Iterator[None]:
     """Compare each model with few texts when it is assembled; the tests send texts of their own."""
-    from scripts.models.exporters import text
+    from triton_transformers.models.exporters import text
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "PARITY_TEXTS", 1)
@@ -46,7 +46,7 @@ def few_parity_texts() -> Iterator[None]:
 @pytest.fixture
 def blank_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the charts of a report blank, because drawing them takes seconds."""
-    from scripts.common import figures
+    from triton_transformers import figures
 
     monkeypatch.setattr(figures, "render", lambda *_: b"")
     monkeypatch.setattr(figures, "svg_data_urls", lambda *_: {"light": "data:,", "dark": "data:,"})

@@ -16,16 +16,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
-from scripts.common.settings import UserError
-from scripts.models.adapters import CONFIG, WEIGHTS
-from scripts.models.catalogue import Job
-from scripts.models.exporters import text
-from scripts.models.exporters.sentence_model import SentenceModel
-from scripts.models.exporters.served import ServedSystem
-from scripts.models.refusals import check_model
-from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders
 from tests.support.served import systems_once
+from triton_transformers.models.adapters import CONFIG, WEIGHTS
+from triton_transformers.models.catalogue import Job
+from triton_transformers.models.exporters import text
+from triton_transformers.models.exporters.sentence_model import SentenceModel
+from triton_transformers.models.exporters.served import ServedSystem
+from triton_transformers.models.refusals import check_model
+from triton_transformers.models.tasks import task_of
+from triton_transformers.settings import UserError
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 

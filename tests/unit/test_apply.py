@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.config_editor import edits
-from scripts.common.settings import Settings, UserError
-from scripts.common.triton import TritonError
 from scripts.stack import apply as apply_module
 from scripts.stack.apply import tune
+from triton_transformers.config_editor import edits
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.triton import TritonError
 
 BEFORE = '# Why.\nname: "spam"\nmax_batch_size: 64 # many\n'
 AFTER = BEFORE.replace("64", "16")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.architectures import MARKER, PAGE, Result, all_models, prepared
-from scripts.bench.recorded_models import recorded_models
-from scripts.bench.reference_answers import largest_difference, requests
-from scripts.bench.small_models import SMALL_MODELS, SmallModel, find_models
-from scripts.common.settings import Settings
+from bench.architectures import MARKER, PAGE, Result, all_models, prepared
+from bench.recorded_models import recorded_models
+from bench.reference_answers import largest_difference, requests
+from bench.small_models import SMALL_MODELS, SmallModel, find_models
+from triton_transformers.settings import Settings
 
 EXPECTED = [{"score": [0.5, -2.0], "label": ["cat"]}, {"score": [1.0, 1.0], "label": ["dog"]}]
 

@@ -33,7 +33,7 @@ from loadtest.sample import Sample
 from loadtest.telemetry import Metrics
 from loadtest.users import Job
 from loadtest.windows import Experiment, Plan, Window
-from scripts.common.settings import MODES, ROOT
+from triton_transformers.settings import MODES, ROOT
 
 JOB = Job("http", "", "m", [[Tensor("input_text", "BYTES", [1, 1], b"")]], (0.0, 0.0), 1, rate=200, arrivals=CONSTANT)
 

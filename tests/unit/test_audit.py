@@ -15,8 +15,8 @@ import pytest
 
 from scripts.audit import __main__ as audit
 from scripts.audit.osv import is_affected, vulnerabilities
-from scripts.common.ports import free_ports
-from scripts.common.settings import UserError, pins
+from triton_transformers.ports import free_ports
+from triton_transformers.settings import UserError, pins
 
 KNOWN = tomllib.loads(audit.KNOWN.read_text())
 TRITONS = audit.releases(pins(), audit.locked(), KNOWN)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from scripts.bench.autoscaling.benchmark import BEHAVIORS, TARGETS
-from scripts.bench.autoscaling.horizontal_autoscaler import (
+from bench.autoscaling.benchmark import BEHAVIORS, TARGETS
+from bench.autoscaling.horizontal_autoscaler import (
     Behavior,
     HorizontalAutoscaler,
     Policy,
@@ -19,11 +19,11 @@ from scripts.bench.autoscaling.horizontal_autoscaler import (
     for_utilization,
     for_value,
 )
-from scripts.bench.autoscaling.measured_replica import Measurement, Point
-from scripts.bench.autoscaling.simulated_day import CPU, IN_FLIGHT, QUEUE, RATE, ROOT, Scaler, arrivals, simulate
-from scripts.bench.autoscaling.steady_replica import EDGES, Replica, bins, percentile, simulate_steady, tabulate
-from scripts.common.settings import ROOT as ROOT_FOLDER
+from bench.autoscaling.measured_replica import Measurement, Point
+from bench.autoscaling.simulated_day import CPU, IN_FLIGHT, QUEUE, RATE, ROOT, Scaler, arrivals, simulate
+from bench.autoscaling.steady_replica import EDGES, Replica, bins, percentile, simulate_steady, tabulate
 from tests.support import promql
+from triton_transformers.settings import ROOT as ROOT_FOLDER
 
 LAX, FAST = 0.1, Behavior(down_window_s=0)
 REPLICA = Replica(0.004, 0.0025, 64)

@@ -12,8 +12,6 @@ import pytest
 import transformers
 
 from gateway.inference import Tensor
-from scripts.models.catalogue import Job
-from scripts.models.exporters.generation import assemble
 from shared import chat_template
 from shared.chat_template import ChatTemplate
 from shared.decoding import Decoder
@@ -21,6 +19,8 @@ from shared.errors import BadRequest
 from shared.text_tokenizer import TextTokenizer
 from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, InferenceResponse
+from triton_transformers.models.catalogue import Job
+from triton_transformers.models.exporters.generation import assemble
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

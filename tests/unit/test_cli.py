@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from scripts.common.cli import call, print_table, run, without_codes
-from scripts.common.settings import ROOT
+from triton_transformers.cli import call, print_table, run, without_codes
+from triton_transformers.settings import ROOT
 
 # Ends with the number of the signal that it receives.
 CHILD = """
@@ -23,7 +23,7 @@ signal.pause()
 """
 PARENT = f"""
 import os, sys
-from scripts.common.cli import call
+from triton_transformers.cli import call
 sys.exit(call([sys.executable, "-c", {CHILD!r}], dict(os.environ)))
 """
 

@@ -10,9 +10,9 @@ import pytest
 from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from scripts.common.config_editor import diff, edited, edits
-from scripts.common.model_config import CONFIGS
-from scripts.common.settings import UserError
+from triton_transformers.config_editor import diff, edited, edits
+from triton_transformers.model_config import CONFIGS
+from triton_transformers.settings import UserError
 
 # All that `make tune` may change.
 CHANGES = {

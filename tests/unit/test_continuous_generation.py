@@ -17,16 +17,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import assemble_all
-from scripts.models.catalogue import FormatUnavailable, Job
-from scripts.models.exporters import language_graph, openvino_export
-from scripts.models.exporters.generation import assemble
-from scripts.models.record import DEFAULT, read_record
 from shared.errors import ConfigError
 from shared.text_tokenizer import TextTokenizer
 from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, ResponseSender
+from triton_transformers.models.assemble import assemble_all
+from triton_transformers.models.catalogue import FormatUnavailable, Job
+from triton_transformers.models.exporters import language_graph, openvino_export
+from triton_transformers.models.exporters.generation import assemble
+from triton_transformers.models.record import DEFAULT, read_record
+from triton_transformers.settings import Settings, UserError
 
 PROMPTS = ["I am going", "Which battery", "비 그친 뒤", "Grüße 🥖 aus München: schönes Wetter,", "It"]
 TOKENS = 24

@@ -19,7 +19,7 @@ from loadtest.crowd.master import MasterCrowd
 from loadtest.crowd.worker import address
 from loadtest.examples import Tensor
 from loadtest.users import Job
-from scripts.common.settings import ROOT, Settings, UserError
+from triton_transformers.settings import ROOT, Settings, UserError
 
 EXAMPLES = [[Tensor("input_text", "BYTES", [1, 1], bytes([n]))] for n in (0, 255)]
 JOB = Job("http", "http://127.0.0.1:9", "m", EXAMPLES, (0.01, 0.01), 1)

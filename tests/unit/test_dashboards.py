@@ -13,16 +13,16 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from loadtest.telemetry import LAST_SCRAPE_S
-from scripts.common.figures import MODE_COLOURS
-from scripts.common.prometheus import Prometheus, PrometheusError, Series
-from scripts.common.settings import MODES, ROOT, Settings, UserError
-from scripts.dashboards.__main__ import FOLDER, files
-from scripts.dashboards.definitions.hardware import PROFILES
-from scripts.dashboards.render import units
-from scripts.dashboards.render.draw import NAMED, alone, colours_of, draw
-from scripts.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards, since
-from scripts.dashboards.render.page import check_ours, chosen_range
 from tests.support.dashboards import ALL, PANELS
+from triton_transformers.dashboards.__main__ import FOLDER, files
+from triton_transformers.dashboards.definitions.hardware import PROFILES
+from triton_transformers.dashboards.render import units
+from triton_transformers.dashboards.render.draw import NAMED, alone, colours_of, draw
+from triton_transformers.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards, since
+from triton_transformers.dashboards.render.page import check_ours, chosen_range
+from triton_transformers.figures import MODE_COLOURS
+from triton_transformers.prometheus import Prometheus, PrometheusError, Series
+from triton_transformers.settings import MODES, ROOT, Settings, UserError
 
 
 def test_committed_files_match_definitions():

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.common.settings import ROOT
+from triton_transformers.settings import ROOT
 
 pytestmark = pytest.mark.slow
 

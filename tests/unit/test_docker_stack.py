@@ -11,11 +11,11 @@ import sys
 import pytest
 from dotenv import dotenv_values
 
-from scripts.common.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError
 from scripts.stack.base import Process
 from scripts.stack.docker import build_progress, containers, preflight
 from scripts.stack.docker.build_progress import BuildProgress
 from scripts.stack.docker.stack import DockerStack
+from triton_transformers.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError
 
 COMPOSE = (ROOT / "compose.yaml").read_text()
 # These are paths on this machine and in a container.

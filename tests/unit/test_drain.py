@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scripts.common.settings import ROOT
+from triton_transformers.settings import ROOT
 
 FOLDER = ROOT / "images/triton"
 

@@ -22,8 +22,8 @@ from drills.harness import DRILLS, Drill
 from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Bound, Outcome, Result, counted, recovery_s
 from drills.steady_load import GRPC, HTTP, RefusedError, SteadyLoad, outcome
 from gateway.inference import rpc_error
-from scripts.common.settings import UserError
 from tests.support.awaitables import answered, never
+from triton_transformers.settings import UserError
 
 ANSWER = np.array([0.6, 0.8])
 BOUND = Bound(gateway=1, direct=2)

@@ -17,12 +17,12 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from scripts.models.exporters.served import BACKENDS
 from shared import engine_choice, engines, measurements, onnx_model
 from shared.errors import BadRequest, ConfigError
 from shared.packing import RunCost
 from tests.support.onnx_models import save, save_identity, value
 from tests.support.python_backend import InferenceRequest
+from triton_transformers.models.exporters.served import BACKENDS
 
 needs_bf16 = pytest.mark.skipif(not engine_choice.has_bf16(), reason="this CPU has no bf16 instructions")
 ROWS, SIZE, POSITIONS = 50, 16, 100

@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 
-from scripts.common.corpus import MIXED
-from scripts.models.assemble import run_recipe
-from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import served_system
-from scripts.models.refusals import check_model, check_task
-from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders
+from triton_transformers.corpus import MIXED
+from triton_transformers.models.assemble import run_recipe
+from triton_transformers.models.catalogue import RECIPES, Job
+from triton_transformers.models.exporters.served import served_system
+from triton_transformers.models.refusals import check_model, check_task
+from triton_transformers.models.tasks import task_of
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 

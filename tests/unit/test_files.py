@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.common.files import complete_folder, write_atomically, write_json
-from scripts.common.settings import UserError
+from triton_transformers.files import complete_folder, write_atomically, write_json
+from triton_transformers.settings import UserError
 
 LIMIT = 1000
 

@@ -15,10 +15,10 @@ from gateway.api_error import ApiError, not_ready
 from gateway.config import Config, Limits
 from gateway.inference import rpc_error
 from gateway.outages import LIMIT_S, QUIET_S, Outages
-from scripts.common.ports import free_ports
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_http_stand_in import http_before
 from tests.support.triton_stand_in import Failure, TritonStandIn, embedding, generator
+from triton_transformers.ports import free_ports
 
 ONE_TEXT = {"model": "embedding", "input": "two words"}
 MANY_TEXTS = {"model": "embedding", "input": ["text"] * 9}

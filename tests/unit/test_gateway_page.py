@@ -25,12 +25,12 @@ from gateway.front_page import decimal
 from gateway.inference import Tensor
 from gateway.last_minute import QUERY
 from gateway.monitoring import is_loopback
-from scripts.common.ports import free_ports
-from scripts.common.settings import ROOT, Settings
 from tests.support import page_systems, promql
 from tests.support.gateway import Reply, RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PrometheusStandIn, models
 from tests.support.triton_stand_in import Model, TritonStandIn, embedding
+from triton_transformers.ports import free_ports
+from triton_transformers.settings import ROOT, Settings
 
 KEY = "a-key-of-the-tests"
 CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.certificate import expiry
-from scripts.common.ports import free_ports
 from tests.support.certificates import save_certificate
 from tests.support.triton_http_stand_in import http_before
 from tests.support.triton_stand_in import TritonStandIn, embedding
+from triton_transformers.certificate import expiry
+from triton_transformers.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 START_S = 60

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common import settings as settings_module
-from scripts.common.certificate import DAY_S, WARNING_DAYS, expiry
-from scripts.common.settings import SECRETS, Settings, UserError
 from scripts.stack.base import GATEWAY_SETTINGS
 from scripts.stack.local.stack import LocalStack
 from scripts.stack.local.supervisor import CONF
 from tests.support import promql
 from tests.support.certificates import save_certificate
+from triton_transformers import settings as settings_module
+from triton_transformers.certificate import DAY_S, WARNING_DAYS, expiry
+from triton_transformers.settings import SECRETS, Settings, UserError
 
 KEY = "a-key-of-the-tests"
 # Names of the environment that hold a secret -> the program that needs it.

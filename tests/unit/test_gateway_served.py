@@ -11,9 +11,9 @@ import pytest
 
 from gateway import outages, served_systems
 from gateway.config import Config
-from scripts.common.ports import free_ports
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_stand_in import Failure, Model, TritonStandIn, classifier, embedding, reranker
+from triton_transformers.ports import free_ports
 
 BODY = {"model": "embedding", "input": ["a", "b", "c", "d", "e"]}
 

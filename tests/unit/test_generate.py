@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.common.ports import free_ports
-from scripts.common.settings import UserError
-from scripts.common.triton import Triton, TritonError
 from scripts.stack import generate
 from scripts.stack.generate import main, pieces, prompt_inputs, show
+from triton_transformers.ports import free_ports
+from triton_transformers.settings import UserError
+from triton_transformers.triton import Triton, TritonError
 
 GPT2 = {"gpt2_ensemble": ("TEXT",), "gpt2_generate": ("TEXT", "max_new_tokens")}
 FALCON = {"falcon7b": ("prompt", "max_new_tokens", "temperature")}
@@ -73,7 +73,7 @@ def test_chosen_system_that_continues_no_text_is_an_error(ask):
 def test_system_of_dotenv_is_a_choice(ask, monkeypatch, tmp_path):
     monkeypatch.delenv("SYSTEM", raising=False)
     (tmp_path / ".env").write_text("SYSTEM=embedding\n")
-    monkeypatch.setattr("scripts.common.settings.DOTENV", tmp_path / ".env")
+    monkeypatch.setattr("triton_transformers.settings.DOTENV", tmp_path / ".env")
     with pytest.raises(UserError, match="SYSTEM=embedding continues no text"):
         ask(GPT2 | EMBEDDING)
 

@@ -19,10 +19,10 @@ from loadtest.switching import Switch, plan
 from loadtest.users import Job, Traffic, user_class
 from loadtest.windows import Experiment, Plan
 from loadtest.workload import Workload
-from scripts.common.figures import LIGHT, render
-from scripts.common.settings import MODES, ROOT, Settings, UserError
-from scripts.common.triton import TritonError
 from tests.support.measured_windows import comparison, generating_rounds, generating_window
+from triton_transformers.figures import LIGHT, render
+from triton_transformers.settings import MODES, ROOT, Settings, UserError
+from triton_transformers.triton import TritonError
 
 INPUTS = ("prompt", "TYPE_STRING"), ("text_input", "TYPE_STRING"), ("max_new_tokens", "TYPE_INT32")
 STORY = {

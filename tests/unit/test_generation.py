@@ -13,9 +13,6 @@ from google.protobuf import text_format
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from scripts.common.settings import ROOT, UserError
-from scripts.models.catalogue import Job
-from scripts.models.exporters.generation import assemble
 from shared import pretrained
 from shared.continuation import Options, Row, partial_stop_length
 from shared.decoding import Decoder, draw
@@ -23,6 +20,9 @@ from shared.errors import ConfigError
 from shared.memory import check_it_fits
 from shared.pretrained import chosen_dtype, size, stored_weights
 from tests.support.checkpoints import language
+from triton_transformers.models.catalogue import Job
+from triton_transformers.models.exporters.generation import assemble
+from triton_transformers.settings import ROOT, UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

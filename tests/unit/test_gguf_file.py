@@ -11,13 +11,13 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scripts.common.corpus import MIXED
-from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import assemble_all
-from scripts.models.exporters import quantized
-from scripts.models.exporters.gguf_file import convert
-from scripts.models.record import read_record
 from tests.support.checkpoints import language, llama_cpp
+from triton_transformers.corpus import MIXED
+from triton_transformers.models.assemble import assemble_all
+from triton_transformers.models.exporters import quantized
+from triton_transformers.models.exporters.gguf_file import convert
+from triton_transformers.models.record import read_record
+from triton_transformers.settings import Settings, UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

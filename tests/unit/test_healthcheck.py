@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from scripts.common.settings import ROOT
-from scripts.models.record import Record
+from triton_transformers.models.record import Record
+from triton_transformers.settings import ROOT
 
 
 @pytest.fixture(scope="module")

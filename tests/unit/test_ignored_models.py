@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.models.assemble import put_in_place
-from scripts.models.catalogue import Job, Outcome
-from scripts.models.record import read_record
-from scripts.models.removal import remove
-from scripts.models.sources import Weights
+from triton_transformers.models.assemble import put_in_place
+from triton_transformers.models.catalogue import Job, Outcome
+from triton_transformers.models.record import read_record
+from triton_transformers.models.removal import remove
+from triton_transformers.models.sources import Weights
 
 CONFIG = 'backend: "packed_onnx"'
 

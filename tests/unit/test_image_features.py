@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 
-from scripts.common.settings import UserError
-from scripts.models.assemble import run_recipe
-from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import served_system
 from tests.support.checkpoints import vision
+from triton_transformers.models.assemble import run_recipe
+from triton_transformers.models.catalogue import RECIPES, Job
+from triton_transformers.models.exporters.served import served_system
+from triton_transformers.settings import UserError
 
 TASK = "image-feature-extraction"
 SIZES = ((40, 30), (32, 32), (7, 5), (64, 96))

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.common.ports import free_ports
-from scripts.common.settings import ROOT
 from scripts.make import install
+from triton_transformers.ports import free_ports
+from triton_transformers.settings import ROOT
 
 pytestmark = pytest.mark.slow
 

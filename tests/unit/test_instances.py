@@ -7,8 +7,8 @@ from loadtest.crowd.crowd import cpu_list
 from loadtest.instances import Capacity
 from loadtest.switching import LoadRefused
 from loadtest.windows import Experiment, Plan
-from scripts.common.settings import MODES, Settings, UserError
 from tests.support.measured_windows import window
+from triton_transformers.settings import MODES, Settings, UserError
 
 STEP = {"max_batch_size": 8, "instance_group": [{"kind": "KIND_CPU", "count": 1}]}
 METRICS = """

@@ -14,8 +14,8 @@ import yaml
 from dotenv import dotenv_values
 
 from deploy.kubernetes import rules
-from scripts.common.settings import EXAMPLE, PROFILES, ROOT, Settings
 from tests.support.kustomize import FOLDER, VERSIONS, Object, containers, is_custom, pods, render_with, schema_error
+from triton_transformers.settings import EXAMPLE, PROFILES, ROOT, Settings
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text().replace("!override", ""))
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.common.settings import UserError
-from scripts.models.catalogue import Job
-from scripts.models.exporters import text
-from scripts.models.exporters.served import ServedSystem, python_backend
 from tests.support.checkpoints import encoders
+from triton_transformers.models.catalogue import Job
+from triton_transformers.models.exporters import text
+from triton_transformers.models.exporters.served import ServedSystem, python_backend
+from triton_transformers.settings import UserError
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.model_config import CONFIGS
-from scripts.common.settings import ROOT, Settings, UserError
-from scripts.models.catalogue import RECIPES, SYSTEMS
-from scripts.models.listing import interface, print_list
-from scripts.models.sources import Hub
+from triton_transformers.model_config import CONFIGS
+from triton_transformers.models.catalogue import RECIPES, SYSTEMS
+from triton_transformers.models.listing import interface, print_list
+from triton_transformers.models.sources import Hub
+from triton_transformers.settings import ROOT, Settings, UserError
 
 CONFIG = """
 backend: "onnxruntime"

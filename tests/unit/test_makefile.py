@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.settings import ROOT
 from tests.support.supervisord_stand_in import supervisord_stand_in
+from triton_transformers.settings import ROOT
 
 # Stands in for the virtual environment's Python: prints the settings that our commands would load.
 PRINT_SETTINGS = """#!/bin/sh
-exec {python} -c 'from scripts.common.settings import Settings
+exec {python} -c 'from triton_transformers.settings import Settings
 for name, value in Settings.load().items(): print(name, value, sep="=")'
 """
 

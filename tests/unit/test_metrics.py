@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadtest import telemetry
 from loadtest.sample import Sample
 from loadtest.telemetry import Metrics
-from scripts.common.ports import free_ports
-from scripts.common.settings import MODES, ROOT
 from shared.memory import memory, process_memory
+from triton_transformers.ports import free_ports
+from triton_transformers.settings import MODES, ROOT
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from scripts.common.model_config import (
+from triton_transformers.model_config import (
     CONFIGS,
     SCHEMA,
     ModelConfig,
@@ -20,8 +20,8 @@ from scripts.common.model_config import (
     read_config,
     with_steps,
 )
-from scripts.common.settings import UserError
-from scripts.models.backends import needed
+from triton_transformers.models.backends import needed
+from triton_transformers.settings import UserError
 
 
 def test_schema_is_a_part_of_tritons():

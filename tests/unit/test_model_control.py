@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import grpc
 import pytest
 
-from scripts.common.ports import free_ports
-from scripts.common.triton import Triton, TritonError
 from tests.support.triton_stand_in import Failure, TritonStandIn
+from triton_transformers.ports import free_ports
+from triton_transformers.triton import Triton, TritonError
 
 CONFIG = {"max_batch_size": 8, "parameters": {"text": {"string_value": "한" * 100}}}
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.common.corpus import MIXED
-from scripts.common.settings import UserError
-from scripts.models.assemble import run_recipe
-from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import ServedSystem, python_backend
-from scripts.models.refusals import check_model, check_task
-from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders
 from tests.support.served import systems_once
+from triton_transformers.corpus import MIXED
+from triton_transformers.models.assemble import run_recipe
+from triton_transformers.models.catalogue import RECIPES, Job
+from triton_transformers.models.exporters.served import ServedSystem, python_backend
+from triton_transformers.models.refusals import check_model, check_task
+from triton_transformers.models.tasks import task_of
+from triton_transformers.settings import UserError
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 

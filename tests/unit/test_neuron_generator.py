@@ -21,8 +21,8 @@ import yaml
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from scripts.common.settings import ROOT
 from scripts.neuron import gen_triton_model
+from triton_transformers.settings import ROOT
 
 SCRIPT = ROOT / "scripts/neuron/gen_triton_model.py"
 PACKAGE = SCRIPT.parent / "generator"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.model_config import CONFIGS
-from scripts.common.settings import Settings, UserError
 from scripts.stack.neuron_cores import check_cores, core_ranges
+from triton_transformers.model_config import CONFIGS
+from triton_transformers.settings import Settings, UserError
 
 PARAMETER = 'parameters {{ key: "NEURON_CORE_{}_INDEX" value {{ string_value: "{}" }} }}\n'
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.common.settings import ROOT
+from triton_transformers.settings import ROOT
 
 SCRIPT = ROOT / "scripts/neuron/setup-host.sh"
 APT, DNF = "https://apt.repos.neuron.amazonaws.com", "https://yum.repos.neuron.amazonaws.com"

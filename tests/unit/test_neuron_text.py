@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from neuron.shapes import Shapes
-from scripts.common.settings import Settings, UserError
-from scripts.neuron.target import Target
 from shared.errors import BadRequest
 from shared.packing import cheapest_cut
+from triton_transformers.neuron.target import Target
+from triton_transformers.settings import Settings, UserError
 
 # (rows, tokens) -> seconds: eight rows cost three times as much as one.
 SECONDS = {(1, 32): 1.0, (8, 32): 3.0, (1, 64): 2.0, (8, 64): 6.0}

@@ -11,9 +11,9 @@ from deploy.oci import limits
 from deploy.oci import requests as bodies
 from deploy.oci.container_image import Image
 from deploy.oci.deployment import read
-from scripts.common.settings import UserError
 from tests.support.oci import write_deployment
 from tests.support.oci_stand_in import check_fields
+from triton_transformers.settings import UserError
 
 EVERYTHING = {
     "deployment__description": "of the tests",

@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 
 from deploy.oci.deployment import TO_ASK, TO_FIND, Container, read
-from scripts.common.settings import UserError
 from scripts.stack.docker.slim import PROFILES
 from tests.support.oci import COMMITTED, REQUIRED, write_deployment
+from triton_transformers.settings import UserError
 
 
 def lines_of(error: pytest.ExceptionInfo[UserError]) -> list[str]:

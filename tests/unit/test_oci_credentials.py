@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives import serialization
 
 from deploy.oci.client import Service, credentials
 from deploy.oci.deployment import Account
-from scripts.common.settings import UserError
 from tests.support.oci_stand_in import OciStandIn, private_key
+from triton_transformers.settings import UserError
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from deploy.oci.predict import (
     show_outputs,
 )
 from deploy.oci.request_form import RequestForm
-from scripts.common import settings as common
-from scripts.common.settings import ROOT, Settings, UserError
+from triton_transformers import settings as common
+from triton_transformers.settings import ROOT, Settings, UserError
 
 SECRET = "a confidential prompt"
 OK = (200, {"outputs": [{"name": "out", "datatype": "BYTES", "shape": [1], "data": [" on"]}]}, {})

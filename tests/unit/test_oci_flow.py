@@ -24,9 +24,9 @@ from deploy.oci.deployment import Account
 from deploy.oci.destroy import destroy
 from deploy.oci.limits import check_shape
 from deploy.oci.rollout import roll_out
-from scripts.common.settings import ROOT, UserError
 from tests.support.oci import REQUIRED, Machine, write_deployment
 from tests.support.oci_stand_in import now, oci_server, private_key
+from triton_transformers.settings import ROOT, UserError
 
 GOLDEN = ROOT / "tests/golden/oci"
 load_private_key = functools.cache(oci.signer.load_private_key)  # it checks the key for a tenth of a second

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.settings import ROOT, Settings, UserError
-from scripts.models.backends import backend_of, engines, needed
 from scripts.stack.docker.slim import GENAI, ONNX, PROFILES, TORCH, build, checked, command, packages
+from triton_transformers.models.backends import backend_of, engines, needed
+from triton_transformers.settings import ROOT, Settings, UserError
 
 ENVIRONMENT = {
     "DEBIAN_IMAGE": "debian:1",

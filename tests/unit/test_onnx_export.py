@@ -13,14 +13,14 @@ import pytest
 import torch
 import transformers
 
-from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import assemble_all
-from scripts.models.catalogue import FormatUnavailable
-from scripts.models.exporters import onnx_export
-from scripts.models.exporters.onnx_export import PLAIN_ATTENTION, export
-from scripts.models.exporters.served import Tensors
-from scripts.models.record import read_record
 from tests.support.checkpoints import encoders
+from triton_transformers.models.assemble import assemble_all
+from triton_transformers.models.catalogue import FormatUnavailable
+from triton_transformers.models.exporters import onnx_export
+from triton_transformers.models.exporters.onnx_export import PLAIN_ATTENTION, export
+from triton_transformers.models.exporters.served import Tensors
+from triton_transformers.models.record import read_record
+from triton_transformers.settings import Settings, UserError
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 IMAGE = {"image_size": 32, "patch_size": 8}

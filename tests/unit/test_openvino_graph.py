@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from scripts.models.assemble import run_recipe
-from scripts.models.catalogue import RECIPES, Job
 from shared.engines import OpenVinoGraph
 from tests.support.checkpoints import encoders
 from tests.support.onnx_models import save, value
+from triton_transformers.models.assemble import run_recipe
+from triton_transformers.models.catalogue import RECIPES, Job
 
 
 def test_matmul_transposes_the_keys_of_attention(tmp_path):

@@ -13,8 +13,8 @@ from zipfile import ZIP_STORED, ZipFile
 
 import pytest
 
-from scripts.common.settings import Settings, UserError
-from scripts.models.package import package
+from triton_transformers.models.package import package
+from triton_transformers.settings import Settings, UserError
 
 ENSEMBLE = """
 platform: "ensemble"  # model_name: "commented"
@@ -157,7 +157,7 @@ def test_full_disk_keeps_the_earlier_package(pack, repository, tmp_path, monkeyp
         pack()
     monkeypatch.undo()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
-    monkeypatch.setattr("scripts.models.package.add", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+    monkeypatch.setattr("triton_transformers.models.package.add", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     with pytest.raises(OSError, match="no space"):
         pack()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["package.zip"]

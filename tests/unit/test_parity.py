@@ -7,14 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.bench.architectures import one_thread
-from scripts.common.settings import UserError
-from scripts.models.catalogue import Job, Outcome
-from scripts.models.exporters import onnx_export, text
-from scripts.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare
-from scripts.models.exporters.parity import Answers, Difference, largest_difference, padded_batches, smallest_cosine
-from scripts.models.exporters.text_model import TextModel
+from bench.architectures import one_thread
 from tests.support.checkpoints import encoders, language, vision
+from triton_transformers.models.catalogue import Job, Outcome
+from triton_transformers.models.exporters import onnx_export, text
+from triton_transformers.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare
+from triton_transformers.models.exporters.parity import (
+    Answers,
+    Difference,
+    largest_difference,
+    padded_batches,
+    smallest_cosine,
+)
+from triton_transformers.models.exporters.text_model import TextModel
+from triton_transformers.settings import UserError
 
 ORIGINAL = [np.array([1.0, 0.0]), np.array([1.0, 1.0])]
 
@@ -74,7 +80,7 @@ def test_system_that_answers_differently_is_refused(tmp_path, monkeypatch):
 
 
 def test_images_in_a_batch_equal_images_alone(tmp_path):
-    from scripts.models.exporters.vision import assemble
+    from triton_transformers.models.exporters.vision import assemble
 
     weights = vision.save_vit_classifier(tmp_path / "weights")
     job = Job("pets", "image-classification", "python", weights, movable=False, folder=tmp_path / "models")
@@ -83,7 +89,7 @@ def test_images_in_a_batch_equal_images_alone(tmp_path):
 
 
 def test_model_without_a_config_is_compared_as_triton_completes_it(tmp_path):
-    from scripts.models.exporters.vision import assemble
+    from triton_transformers.models.exporters.vision import assemble
 
     weights, folder = vision.save_vit(tmp_path / "weights"), tmp_path / "models"
     job = Job("vit_ensemble", "image-feature-extraction", "onnx", weights, movable=False, folder=folder)

@@ -14,18 +14,18 @@ import numpy as np
 import psutil
 import pytest
 
-from scripts.bench import engine_rates
-from scripts.bench.peers import known_peers, rotation, running
-from scripts.bench.peers.known_peers import PEERS, REQUIREMENTS, OwnStack, Peer, Site
-from scripts.bench.peers.load import Load, Window, measure
-from scripts.bench.peers.peer_table import Row, markdown, show, summary
-from scripts.bench.peers.request_forms import FORMS
-from scripts.bench.peers.rotation import compare
-from scripts.bench.peers.running import started
-from scripts.common.cli import one_interrupt, out
-from scripts.common.ports import free_ports
-from scripts.common.settings import ROOT, UserError
+from bench import engine_rates
+from bench.peers import known_peers, rotation, running
+from bench.peers.known_peers import PEERS, REQUIREMENTS, OwnStack, Peer, Site
+from bench.peers.load import Load, Window, measure
+from bench.peers.peer_table import Row, markdown, show, summary
+from bench.peers.request_forms import FORMS
+from bench.peers.rotation import compare
+from bench.peers.running import started
 from tests.support.peer_stand_in import vector_of
+from triton_transformers.cli import one_interrupt, out
+from triton_transformers.ports import free_ports
+from triton_transformers.settings import ROOT, UserError
 
 CPU = str(min(os.sched_getaffinity(0)))
 EXPECTED = {text: np.array(vector_of(text)) for text in ("hello", "good morning", "zebra", "a")}
@@ -271,5 +271,5 @@ def test_packages_of_every_peer_are_pinned():
 
 def test_locust_stays_out_of_the_other_benchmarks():
     """An import of Locust replaces Python's sockets and threads."""
-    code = "import sys, scripts.bench.peers.rotation; sys.exit('locust' in sys.modules)"
+    code = "import sys, bench.peers.rotation; sys.exit('locust' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.common.ports import check_free, free_ports, outgoing_ports
-from scripts.common.settings import Settings, UserError
 from scripts.stack.docker import preflight
 from scripts.stack.local import preflight as local_preflight
 from scripts.stack.local.stack import LocalStack
 from tests.support.certificates import save_certificate
+from triton_transformers.ports import check_free, free_ports, outgoing_ports
+from triton_transformers.settings import Settings, UserError
 
 
 @pytest.fixture

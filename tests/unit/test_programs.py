@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.settings import UserError
 from scripts.stack.local import programs
+from triton_transformers.settings import UserError
 
 
 def unpack(folder: Path, name: str = "grafana", version: str = "Version 11.6.0 (commit: 1, branch: HEAD)") -> Path:

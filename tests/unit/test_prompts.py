@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.common.model_config import read_config
-from scripts.common.settings import ROOT
 from shared.errors import BadRequest
 from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, InferenceResponse
+from triton_transformers.model_config import read_config
+from triton_transformers.settings import ROOT
 
 OUTPUTS = ["text", "text_output"]
 # Triton passes these names for a request that names no outputs.

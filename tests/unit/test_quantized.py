@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from scripts.common.settings import UserError
-from scripts.models.catalogue import Job, Outcome
-from scripts.models.exporters import quantized
-from scripts.models.exporters.generation import assemble
 from tests.support.checkpoints import language
+from triton_transformers.models.catalogue import Job, Outcome
+from triton_transformers.models.exporters import quantized
+from triton_transformers.models.exporters.generation import assemble
+from triton_transformers.settings import UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from scripts.common.settings import ROOT
+from triton_transformers.settings import ROOT
 
 SCRIPT = """
 import atexit

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import transformers
 
-from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import assemble_all, plan
-from scripts.models.catalogue import System
-from scripts.models.refusals import check_model
-from scripts.models.sources import Folder, Weights
 from tests.support.checkpoints import encoders
+from triton_transformers.models.assemble import assemble_all, plan
+from triton_transformers.models.catalogue import System
+from triton_transformers.models.refusals import check_model
+from triton_transformers.models.sources import Folder, Weights
+from triton_transformers.settings import Settings, UserError
 
 TOKENIZED = {"tokenizer.json": {}, "model.safetensors": {}}
 SPARSE = "sentence_transformers.sparse_encoder.modules"

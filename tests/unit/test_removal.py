@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.model_config import CONFIGS
-from scripts.common.settings import Settings, UserError
-from scripts.common.triton import TritonError
-from scripts.models.catalogue import RECIPES
-from scripts.models.record import Record
-from scripts.models.removal import removable, remove
 from scripts.stack.local.stack import LocalStack
+from triton_transformers.model_config import CONFIGS
+from triton_transformers.models.catalogue import RECIPES
+from triton_transformers.models.record import Record
+from triton_transformers.models.removal import removable, remove
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.triton import TritonError
 
 ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling {{ step [ {{ model_name: "{step}" model_version: -1 }} ] }}\n'
 

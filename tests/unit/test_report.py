@@ -15,12 +15,12 @@ from rich.console import Console
 from loadtest import charts, compare, report, statistics, table
 from loadtest.compare import Comparison
 from loadtest.host import host
-from scripts.common import figures
-from scripts.common import settings as settings_module
-from scripts.common.figures import DARK, LIGHT, PLACEHOLDERS, coloured, render, svg_data_urls
-from scripts.common.settings import EXAMPLE, MODES, Settings, UserError
-from scripts.dashboards.render.evaluate import BATCHING, load
 from tests.support.measured_windows import comparison, open_loop_rounds, rounds
+from triton_transformers import figures
+from triton_transformers import settings as settings_module
+from triton_transformers.dashboards.render.evaluate import BATCHING, load
+from triton_transformers.figures import DARK, LIGHT, PLACEHOLDERS, coloured, render, svg_data_urls
+from triton_transformers.settings import EXAMPLE, MODES, Settings, UserError
 
 ROUNDS = [(100, 150), (100, 160), (100, 140)]
 DASHBOARD = Markup("<p>drawn</p>")
@@ -75,7 +75,7 @@ def test_page_has_every_number_of_the_table(measured):
 
 def test_page_names_the_texts_that_were_sent(measured):
     html = page(measured)
-    assert "256 from <code>scripts/common/corpus_mixed.txt</code>" in html
+    assert "256 from <code>triton_transformers/corpus_mixed.txt</code>" in html
     assert "texts per batch (encoder)" in html
 
 

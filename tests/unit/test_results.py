@@ -10,8 +10,8 @@ import pytest
 from loadtest import statistics, table
 from loadtest.sample import Sample
 from loadtest.windows import Counters, Window, schedule
-from scripts.common.settings import MODES, UserError
 from tests.support.measured_windows import open_loop_rounds, rounds, window
+from triton_transformers.settings import MODES, UserError
 
 
 @pytest.mark.parametrize(("modes", "order"), [(("none", "dynamic"), "AB BA AB BA"), (MODES, "ABC CBA ACB BCA ABC CBA")])

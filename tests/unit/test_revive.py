@@ -12,8 +12,8 @@ import urllib.error
 
 import pytest
 
-from scripts.common.settings import ROOT
-from scripts.common.system_names import listed_names
+from triton_transformers.settings import ROOT
+from triton_transformers.system_names import listed_names
 
 spec = importlib.util.spec_from_file_location("revive", ROOT / "images/triton/revive.py")
 revive = importlib.util.module_from_spec(spec)

@@ -13,13 +13,13 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import CNN, Pooling, StaticEmbedding, WeightedLayerPooling
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding
 
-from scripts.common.settings import UserError
-from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import ServedSystem, python_backend
-from scripts.models.refusals import check_model, check_task
-from scripts.models.sources import Folder
-from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders
+from triton_transformers.models.catalogue import RECIPES, Job
+from triton_transformers.models.exporters.served import ServedSystem, python_backend
+from triton_transformers.models.refusals import check_model, check_task
+from triton_transformers.models.sources import Folder
+from triton_transformers.models.tasks import task_of
+from triton_transformers.settings import UserError
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 

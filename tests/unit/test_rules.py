@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.common.settings import ROOT
-from scripts.dashboards.render.evaluate import BATCHING, load
 from scripts.stack.local.programs import prometheus
 from tests.support import promql
+from triton_transformers.dashboards.render.evaluate import BATCHING, load
+from triton_transformers.settings import ROOT
 
 FOLDER = ROOT / "monitoring/prometheus"
 RUNBOOK = "docs/alerts.md"

@@ -12,9 +12,9 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from scripts.common.settings import UserError
 from scripts.stack.docker import base_images, preflight, sboms
 from scripts.stack.docker.inventory import inventory
+from triton_transformers.settings import UserError
 
 LIBRARY = b"\x7fELF, a library"
 DIGEST = f"sha256:{'d' * 64}"

@@ -15,7 +15,7 @@ from gateway.app import ROUTES
 from loadtest import locust_page
 from loadtest.examples import Examples
 from scripts.audit.__main__ import locked
-from scripts.common.settings import ROOT, Settings, UserError, pins
+from triton_transformers.settings import ROOT, Settings, UserError, pins
 
 PAGE = (ROOT / "docs/security.md").read_text()
 ROWS = [

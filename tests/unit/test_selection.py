@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from scripts.common.settings import Settings, UserError
-from scripts.models.assemble import check_free
-from scripts.models.catalogue import RECIPES, SYSTEMS, System, find_system
-from scripts.models.record import UNFINISHED, Record, read_record, read_records
-from scripts.models.selection import missing_systems, requested_system
-from scripts.models.sources import Folder, Hub
-from scripts.models.tasks import task_of
 from scripts.stack.docker.compose import Compose
+from triton_transformers.models.assemble import check_free
+from triton_transformers.models.catalogue import RECIPES, SYSTEMS, System, find_system
+from triton_transformers.models.record import UNFINISHED, Record, read_record, read_records
+from triton_transformers.models.selection import missing_systems, requested_system
+from triton_transformers.models.sources import Folder, Hub
+from triton_transformers.models.tasks import task_of
+from triton_transformers.settings import Settings, UserError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from scripts.common.settings import ROOT
+from triton_transformers.settings import ROOT
 
 MIB = 2**20
 KNOWN_SIZE = "echo Size; echo 1000000000"

@@ -6,12 +6,12 @@ import stat
 
 import pytest
 
+from bench.server import with_names
 from loadtest.users import LIGHT, USERS
 from loadtest.workload import WORKLOADS
-from scripts.bench.server import with_names
-from scripts.common import settings as module
-from scripts.common.settings import ROOT, RULES, Settings, UserError, pins, save, saved, with_secrets
 from scripts.stack.neuron_cores import PER_DEVICE
+from triton_transformers import settings as module
+from triton_transformers.settings import ROOT, RULES, Settings, UserError, pins, save, saved, with_secrets
 
 
 @pytest.fixture
@@ -297,7 +297,9 @@ def test_file_with_the_users_own_keys_becomes_private(dotenv):
 
 def test_every_setting_is_used_somewhere(dotenv):
     files = [
-        path for folder in ("deploy", "gateway", "scripts", "loadtest", "images") for path in (ROOT / folder).rglob("*")
+        path
+        for folder in ("deploy", "gateway", "scripts", "triton_transformers", "loadtest", "images")
+        for path in (ROOT / folder).rglob("*")
     ]
     code = "".join(
         path.read_text() for path in (*files, ROOT / "compose.yaml") if path.suffix in (".py", ".sh", ".conf", ".yaml")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from scripts.common.corpus import MIXED
 from shared.shortening import GROWTH, Shortener
+from triton_transformers.corpus import MIXED
 
 MAX_LENGTH = 8
 PIECES = [

@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from rich.console import Console
 
-from scripts.common.settings import Settings
-from scripts.common.triton import batching, engines
 from scripts.stack import base
 from scripts.stack.local.stack import LocalStack
+from triton_transformers.settings import Settings
+from triton_transformers.triton import batching, engines
 
 # "spam" ran on ONNX Runtime before its newer version and another TRITON_ENGINE; "ham" was unloaded.
 PAGE = """\

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from scripts.common.triton import TritonError
-from scripts.models.record import Record
 from scripts.stack.smoke import CLIENTS, TEXTS, Limits, SmokeError, attempt, compare
+from triton_transformers.models.record import Record
+from triton_transformers.triton import TritonError
 
 CONFIG = {
     "max_batch_size": 64,

@@ -47,8 +47,8 @@ from drills.soak.soaking import Soak
 from drills.soak.trend import student_t, trend
 from drills.steady_load import GRPC, HTTP, TEXTS, RefusedError
 from gateway.inference import rpc_error
-from scripts.common.settings import Settings, UserError
 from tests.support.awaitables import answered, never
+from triton_transformers.settings import Settings, UserError
 
 SEEDS = range(100)
 # Thirty minutes, of which twenty are judged.

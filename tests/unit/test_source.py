@@ -18,13 +18,13 @@ import pytest
 import transformers.utils.hub  # noqa: F401  (reads the type of HfApi, which a fixture replaces)
 from huggingface_hub import constants
 
-from scripts.common.settings import ROOT, Settings, UserError
-from scripts.models.adapters import CONFIG
-from scripts.models.adapters import WEIGHTS as WEIGHTS_OF_ADAPTER
-from scripts.models.hub import DOWNLOADS, select_files
-from scripts.models.sources import Folder, Hub, Package, identity, open_weights, source_of
 from tests.support import hub_stand_in as hub_stand_in_module
 from tests.support.hub_stand_in import TOKEN, Published, hub_stand_in
+from triton_transformers.models.adapters import CONFIG
+from triton_transformers.models.adapters import WEIGHTS as WEIGHTS_OF_ADAPTER
+from triton_transformers.models.hub import DOWNLOADS, select_files
+from triton_transformers.models.sources import Folder, Hub, Package, identity, open_weights, source_of
+from triton_transformers.settings import ROOT, Settings, UserError
 
 NAME = "tests/model"
 WEIGHTS = bytes(range(256)) * 4096
@@ -319,7 +319,8 @@ def test_download_resumes_after_a_kill(hub, model, repository):
     hub.held, hub.held_after = name, 15_000_000  # the library writes every 10 MB
     program = (
         "import json, sys; from pathlib import Path\n"
-        "from scripts.models.sources import Hub, open_weights; from scripts.common.settings import Settings\n"
+        "from triton_transformers.models.sources import Hub, open_weights\n"
+        "from triton_transformers.settings import Settings\n"
         "with open_weights(Hub(sys.argv[1]), Settings(json.loads(sys.argv[2])), Path(sys.argv[3])): pass"
     )
     command = [sys.executable, "-c", program, NAME, json.dumps(settings()), str(repository)]

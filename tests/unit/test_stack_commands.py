@@ -15,11 +15,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from scripts.common import settings as settings_module
-from scripts.common.prometheus import Prometheus
-from scripts.common.settings import ROOT, Settings, UserError
 from scripts.stack import __main__ as commands
 from scripts.stack.local.stack import LocalStack
+from triton_transformers import settings as settings_module
+from triton_transformers.prometheus import Prometheus
+from triton_transformers.settings import ROOT, Settings, UserError
 
 
 @pytest.mark.parametrize("target", ["status", "logs", "down"])
@@ -250,13 +250,14 @@ def test_add_and_remove_need_one_system_on_the_command_line(calls, command, envi
 COMMANDS = {
     # A host with Docker installs no other package.
     "tools": """
-import scripts.models.package, scripts.stack.__main__, scripts.stack.docker.stack
+import triton_transformers.models.package, scripts.stack.__main__, scripts.stack.docker.stack
 import scripts.stack.generate, scripts.stack.smoke
 """,
     "stack": """
 import loadtest.__main__, loadtest.locust_page, loadtest.tune.__main__
-import drills.__main__, gateway.__main__, scripts.models.__main__, scripts.models.package
-import scripts.dashboards.render.page, scripts.stack.__main__, scripts.stack.local.stack, scripts.traces.receiver
+import drills.__main__, gateway.__main__, triton_transformers.models.__main__, triton_transformers.models.package
+import triton_transformers.dashboards.render.page, triton_transformers.traces.receiver
+import scripts.stack.__main__, scripts.stack.local.stack
 import supervisor.supervisord, scripts.stack.generate, scripts.stack.smoke
 """,
 }

@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from scripts.common.settings import ROOT
+from triton_transformers.settings import ROOT
 
 # Names that Python, pytest and Triton prescribe.
 PRESCRIBED = {"__init__.py", "__main__.py", "conftest.py", "model.py", "sitecustomize.py"}
@@ -17,7 +17,7 @@ PRESCRIBED = {"__init__.py", "__main__.py", "conftest.py", "model.py", "sitecust
 # task, a unit test and the test of the same subject on a real server, what the comparison and the search show, images.
 MIRRORS = (
     {"scripts/stack/local", "scripts/stack/docker"},
-    {"scripts/models/exporters", "images/triton/backends/neuron", "images/triton/backends/shared"}
+    {"triton_transformers/models/exporters", "images/triton/backends/neuron", "images/triton/backends/shared"}
     | {"tests/support/checkpoints", "tests/support"},
     {"tests/unit", "tests/stack", "tests/docker"},
     {"loadtest", "loadtest/tune"},

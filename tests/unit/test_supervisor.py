@@ -7,10 +7,10 @@ import os
 import psutil
 import pytest
 
-from scripts.common.settings import Settings, UserError
 from scripts.stack.local.stack import LocalStack
 from scripts.stack.local.supervisor import Supervisor
 from tests.support.supervisord_stand_in import supervisord_stand_in
+from triton_transformers.settings import Settings, UserError
 
 
 def test_supervisord_without_its_files_is_found_and_stopped(tmp_path):

@@ -5,8 +5,8 @@ import copy
 import pytest
 
 from loadtest.switching import LoadRefused, Switch, Switched, composing, plan, restore_after_kill
-from scripts.common.settings import MODES, UserError
-from scripts.common.triton import TritonError
+from triton_transformers.settings import MODES, UserError
+from triton_transformers.triton import TritonError
 
 ENSEMBLE = {"max_batch_size": 64, "ensemble_scheduling": {"step": [{"model_name": "a"}]}}
 GROUP = {"name": "a_0", "kind": "KIND_CPU", "count": 1, "gpus": []}

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import pytest
 
-from scripts.common.settings import UserError
-from scripts.common.triton import TritonError
 from scripts.stack.local.shared_memory import SHOWN, occupancy
 from scripts.stack.systems import ModelControl, ServedSystems
+from triton_transformers.settings import UserError
+from triton_transformers.triton import TritonError
 
 UNHEALTHY = TritonError("load failed for model 'spam': Stub process 'spam_0_0' is not healthy.", 400)
 

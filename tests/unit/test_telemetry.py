@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from scripts.common.settings import ROOT
 from tests.support.onnx_models import save_lookup
+from triton_transformers.settings import ROOT
 
 BACKENDS = ROOT / "images/triton/backends"
 RUN = "from pathlib import Path; from shared.engines import OpenVinoGraph; OpenVinoGraph(Path({model!r}), ['row'])"
@@ -33,8 +33,21 @@ def test_openvino_reports_nothing_from_our_processes(tmp_path, program, reported
 
 def test_only_guarded_modules_import_openvino():
     """The packages of the backends and of the exporters guard all their modules."""
-    command = ["git", "grep", "-lE", r"^\s*(import|from) openvino", "--", "images", "scripts"]
+    command = [
+        "git",
+        "grep",
+        "-lE",
+        r"^\s*(import|from) openvino",
+        "--",
+        "images",
+        "scripts",
+        "triton_transformers",
+        "bench",
+    ]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    assert {os.path.dirname(path) for path in listed} == {"images/triton/backends/shared", "scripts/models/exporters"}
-    guard = (ROOT / "scripts/models/exporters/__init__.py").read_text()
+    assert {os.path.dirname(path) for path in listed} == {
+        "images/triton/backends/shared",
+        "triton_transformers/models/exporters",
+    }
+    guard = (ROOT / "triton_transformers/models/exporters/__init__.py").read_text()
     assert 'sys.modules.setdefault("openvino_telemetry", None)' in guard

@@ -12,14 +12,14 @@ import torch
 import transformers
 from PIL import Image
 
-from scripts.common.corpus import MIXED
-from scripts.common.model_config import read_config, with_steps
-from scripts.common.settings import UserError
-from scripts.models.assemble import run_recipe
-from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import served_system
-from scripts.models.tasks import TEXT_IMAGE, task_of
 from tests.support.checkpoints import encoders, vision
+from triton_transformers.corpus import MIXED
+from triton_transformers.model_config import read_config, with_steps
+from triton_transformers.models.assemble import run_recipe
+from triton_transformers.models.catalogue import RECIPES, Job
+from triton_transformers.models.exporters.served import served_system
+from triton_transformers.models.tasks import TEXT_IMAGE, task_of
+from triton_transformers.settings import UserError
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from scripts.models.exporters import served
+from triton_transformers.models.exporters import served
 
 INPUTS = {"input_text": "TYPE_STRING", "image": "TYPE_FP32", "image_bytes": "TYPE_STRING"}
 TEXTS = np.array([[b"one"], [b"two"]], np.object_)

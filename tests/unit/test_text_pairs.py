@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import transformers
 
-from scripts.common.corpus import MIXED
-from scripts.common.settings import UserError
-from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters import references
-from scripts.models.exporters.served import served_system
-from scripts.models.tasks import task_of
 from tests.support.checkpoints import encoders, language
+from triton_transformers.corpus import MIXED
+from triton_transformers.models.catalogue import RECIPES, Job
+from triton_transformers.models.exporters import references
+from triton_transformers.models.exporters.served import served_system
+from triton_transformers.models.tasks import task_of
+from triton_transformers.settings import UserError
 
 TEXTS = [*MIXED.texts[:10], "", "word " * 100]
 CONTEXTS = [*(text for text in MIXED.texts[:30] if text), " ".join(MIXED.texts[40:46])]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import transformers
 
-from scripts.common.corpus import MIXED
-from scripts.models.assemble import run_recipe
-from scripts.models.catalogue import RECIPES, Job
-from scripts.models.exporters.served import served_system
 from tests.support.checkpoints import encoders
+from triton_transformers.corpus import MIXED
+from triton_transformers.models.assemble import run_recipe
+from triton_transformers.models.catalogue import RECIPES, Job
+from triton_transformers.models.exporters.served import served_system
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 

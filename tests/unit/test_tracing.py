@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.traces import receiver
-from scripts.traces.receiver import TraceFiles
 from shared import tracing
 from shared.packing import RunCost
 from tests.support.python_backend import InferenceRequest
+from triton_transformers.traces import receiver
+from triton_transformers.traces.receiver import TraceFiles
 
 
 @pytest.fixture

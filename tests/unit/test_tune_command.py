@@ -18,8 +18,8 @@ from loadtest.tune.knobs import Candidate, all_knobs
 from loadtest.tune.running_server import RunningServer
 from loadtest.tune.search import BETTER, NOT_CONFIRMED, Arm, Budget, BudgetSpent, CandidateFailed
 from loadtest.tune.tuning import Tuning
-from scripts.common.settings import Settings, UserError
-from scripts.common.triton import Triton, TritonError
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.triton import Triton, TritonError
 
 CONFIG = {"name": "spam", "max_batch_size": 64, "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}]}
 

@@ -11,7 +11,7 @@ from loadtest.same_answers import difference
 from loadtest.tune.knobs import Candidate, all_knobs, changed_fields, configure
 from loadtest.tune.resume import Log
 from loadtest.tune.search import CandidateFailed, Measured
-from scripts.common.settings import UserError
+from triton_transformers.settings import UserError
 
 ENSEMBLE = {
     "name": "embedding",

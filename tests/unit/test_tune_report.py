@@ -14,10 +14,10 @@ from loadtest import report as comparison_report
 from loadtest.host import host
 from loadtest.tune import charts, report, table
 from loadtest.tune.search import Measured
-from scripts.common import figures
-from scripts.common import settings as settings_module
-from scripts.common.figures import DARK, LIGHT, render, svg_data_urls
-from scripts.common.settings import EXAMPLE, Settings
+from triton_transformers import figures
+from triton_transformers import settings as settings_module
+from triton_transformers.figures import DARK, LIGHT, render, svg_data_urls
+from triton_transformers.settings import EXAMPLE, Settings
 
 DIFF = """\
 --- a/encoder/config.pbtxt
@@ -266,7 +266,7 @@ def test_mean_leaves_out_overloaded_rounds():
 
 
 def printed(result: dict) -> list[str]:
-    # The options of scripts.common.cli.out, which every command prints with.
+    # The options of triton_transformers.cli.out, which every command prints with.
     console = Console(width=80, record=True, highlight=False, soft_wrap=True, emoji=False)
     table.print_result(result, console)
     return [line.rstrip() for line in console.export_text().splitlines()]

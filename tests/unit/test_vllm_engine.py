@@ -18,14 +18,14 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from scripts.models import backends
-from scripts.models.catalogue import Job
-from scripts.models.exporters.generation import assemble
-from scripts.models.exporters.vllm_settings import CACHE_BYTES
 from shared.continuation import Options
 from shared.errors import ConfigError
 from shared.token_engine import EngineFailed
 from tests.support.checkpoints import language
+from triton_transformers.models import backends
+from triton_transformers.models.catalogue import Job
+from triton_transformers.models.exporters.generation import assemble
+from triton_transformers.models.exporters.vllm_settings import CACHE_BYTES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

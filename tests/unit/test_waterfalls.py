@@ -9,9 +9,9 @@ import pytest
 
 from loadtest import waterfalls
 from loadtest.waterfalls import Run, Step, cause
-from scripts.common.settings import Settings
-from scripts.traces.receiver import TraceFiles
 from tests.support.measured_windows import comparison, rounds
+from triton_transformers.settings import Settings
+from triton_transformers.traces.receiver import TraceFiles
 
 MS = 10**6
 

@@ -15,7 +15,7 @@ from loadtest.encoding import ROUTES, grpc_request, http_request
 from loadtest.examples import Examples
 from loadtest.users import GatewayUser, Job, Traffic
 from loadtest.workload import WORKLOADS, Workload
-from scripts.common.settings import Settings, UserError
+from triton_transformers.settings import Settings, UserError
 
 
 def test_corpus_varies_in_length_and_script():

@@ -6,8 +6,8 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping
 
-from scripts.common.settings import ROOT, UserError
 from scripts.stack.docker import preflight
+from triton_transformers.settings import ROOT, UserError
 
 
 def base_images_of(dockerfile: str, arguments: Mapping[str, str]) -> list[str]:

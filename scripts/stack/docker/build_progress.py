@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from scripts.common.cli import without_codes
-from scripts.common.settings import ROOT, UserError
 from scripts.make.install import Progress, follow
+from triton_transformers.cli import without_codes
+from triton_transformers.settings import ROOT, UserError
 
 # The lines of BuildKit's plain progress: a step begins, and what its command prints after some seconds.
 STEP = re.compile(r"#(\d+) \[([^\]]+)\] (.+)")

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from scripts.common.files import write_atomically
-from scripts.common.settings import ROOT, Settings, UserError, pins
-from scripts.models.backends import engines, needed
 from scripts.stack.base import certificate
 from scripts.stack.docker import preflight, slim
 from scripts.stack.docker.containers import CHECKOUT_ID
 from scripts.stack.systems import ServedSystems
+from triton_transformers.files import write_atomically
+from triton_transformers.models.backends import engines, needed
+from triton_transformers.settings import ROOT, Settings, UserError, pins
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 # The services that get the Neuron devices.

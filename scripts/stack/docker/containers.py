@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from scripts.common.settings import ROOT
 from scripts.stack.docker import preflight
+from triton_transformers.settings import ROOT
 
 PROJECT = "com.docker.compose.project"
 # Compose's digest of the service's definition. A container with another one is replaced.

@@ -12,8 +12,8 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from scripts.common.cli import err
-from scripts.common.settings import Settings, UserError
+from triton_transformers.cli import err
+from triton_transformers.settings import Settings, UserError
 
 MIN_COMPOSE = (2, 26)  # the oldest release that we tried
 # Since this release compose builds only through buildx.

@@ -18,9 +18,9 @@ from cyclonedx.model.component_evidence import ComponentEvidence, Occurrence
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from scripts.common.files import write_atomically
-from scripts.common.settings import UserError
 from scripts.stack.docker import preflight
+from triton_transformers.files import write_atomically
+from triton_transformers.settings import UserError
 
 INVENTORY = Path(__file__).with_name("inventory.py")
 # Reading an image must not give its programs anything.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Collection
 
-from scripts.common.cli import out
-from scripts.common.settings import ROOT, Settings, UserError
-from scripts.models.backends import ENSEMBLE, by_model, engines
-from scripts.models.package import assembled_models
 from scripts.stack.docker import base_images
+from triton_transformers.cli import out
+from triton_transformers.models.backends import ENSEMBLE, by_model, engines
+from triton_transformers.models.package import assembled_models
+from triton_transformers.settings import ROOT, Settings, UserError
 
 PROFILES = ("cpu", "cuda")
 # `make deploy-oci` reads these labels, because it cannot look into the image.

@@ -20,16 +20,16 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from loadtest.other_programs import STACK_CONTAINERS
-from scripts.common.cli import OUT_OF_MEMORY, err, out, without_codes
-from scripts.common.files import ANOTHER_COMPARISON, exclusive
-from scripts.common.ports import check_free
-from scripts.common.settings import PROFILES, ROOT, Settings, UserError
-from scripts.models.removal import remove_all
-from scripts.models.selection import all_in_place
 from scripts.stack.base import PORTS, SBOMS, WOULD_RESTART, NoLogsError, Process, Stack
 from scripts.stack.docker import base_images, build_progress, containers, preflight, slim
 from scripts.stack.docker.compose import Compose
 from scripts.stack.docker.containers import DEFINITION, Container
+from triton_transformers.cli import OUT_OF_MEMORY, err, out, without_codes
+from triton_transformers.files import ANOTHER_COMPARISON, exclusive
+from triton_transformers.models.removal import remove_all
+from triton_transformers.models.selection import all_in_place
+from triton_transformers.ports import check_free
+from triton_transformers.settings import PROFILES, ROOT, Settings, UserError
 
 # How far back to look for crashes.
 EVENTS = "10m"

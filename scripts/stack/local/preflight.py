@@ -10,7 +10,7 @@ import re
 import resource
 from importlib.metadata import PackageNotFoundError, version
 
-from scripts.common.settings import ROOT, Settings, UserError
+from triton_transformers.settings import ROOT, Settings, UserError
 
 # One of these has to be importable, or no model runs on Neuron.
 NEURON_LIBRARIES = ("torch_neuronx", "torch_neuron")

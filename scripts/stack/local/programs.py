@@ -16,9 +16,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.common.cli import err
-from scripts.common.files import exclusive
-from scripts.common.settings import ROOT, UserError
+from triton_transformers.cli import err
+from triton_transformers.files import exclusive
+from triton_transformers.settings import ROOT, UserError
 
 BACKENDS = ROOT / "images/triton/backends"
 GRAFANA_NAMES = ("grafana", "grafana-server")

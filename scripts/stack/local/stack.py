@@ -18,16 +18,16 @@ import psutil
 from rich.markup import escape
 
 from loadtest.other_programs import STACK_PROCESS
-from scripts.common.cli import call, err, out, without_codes
-from scripts.common.files import ANOTHER_COMPARISON, comparison_lock, exclusive, write_atomically
-from scripts.common.ports import check_free
-from scripts.common.settings import ROOT, SECRETS, Settings, UserError, command_environment
-from scripts.common.triton import Triton
-from scripts.models.removal import remove_all
-from scripts.models.selection import all_in_place
 from scripts.stack.base import GATEWAY_SETTINGS, PORTS, SBOMS, WOULD_RESTART, NoLogsError, Process, Stack
 from scripts.stack.local import preflight, programs, shared_memory
 from scripts.stack.local.supervisor import Supervisor
+from triton_transformers.cli import call, err, out, without_codes
+from triton_transformers.files import ANOTHER_COMPARISON, comparison_lock, exclusive, write_atomically
+from triton_transformers.models.removal import remove_all
+from triton_transformers.models.selection import all_in_place
+from triton_transformers.ports import check_free
+from triton_transformers.settings import ROOT, SECRETS, Settings, UserError, command_environment
+from triton_transformers.triton import Triton
 
 SERVER_SETTINGS = (
     "PROFILE",
@@ -278,7 +278,7 @@ class LocalStack(Stack):
         # Another process, because PyTorch's memory must not stay with `make up`.
         pythonpath = programs.python_path(self.settings["TRANSFORMERS"], self.state)
         environment = command_environment(SYSTEMS=self.settings["SYSTEMS"]) | {"PYTHONPATH": pythonpath}
-        if code := call([sys.executable, "-m", "scripts.models"], environment):
+        if code := call([sys.executable, "-m", "triton_transformers.models"], environment):
             sys.exit(code)
 
     def models_lock(self) -> AbstractContextManager[None]:
@@ -299,7 +299,7 @@ class LocalStack(Stack):
         self.become("loadtest.locust_page")
 
     def dashboards(self) -> None:
-        self.become("scripts.dashboards.render.page")
+        self.become("triton_transformers.dashboards.render.page")
 
     def become(self, module: str) -> None:
         os.chdir(ROOT)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
-from scripts.common.settings import ROOT, UserError
+from triton_transformers.settings import ROOT, UserError
 
 CONF = Path(__file__).with_name("supervisord.conf")
 MODULE = "supervisor.supervisord"

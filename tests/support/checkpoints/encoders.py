@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import CharBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
-from scripts.bench.small_configs import POSITIONS, SPREAD
-from scripts.bench.small_models import byte_level, wordpiece
-from scripts.common.corpus import MIXED
+from bench.small_configs import POSITIONS, SPREAD
+from bench.small_models import byte_level, wordpiece
+from triton_transformers.corpus import MIXED
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 ENTITIES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]

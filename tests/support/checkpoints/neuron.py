@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from scripts.common.settings import ROOT
+from triton_transformers.settings import ROOT
 
 STAND_IN = Path(__file__).resolve().parents[1] / "neuron_stand_in"
 VOCABULARY, LENGTH, WIDTH = 50, 6, 4

@@ -24,7 +24,7 @@ TIMED_RUNS = 3  # of each shape; the fastest counts
 
 
 class TextEncoder(PackedEncoder):
-    """Serves what scripts/neuron/compile.py writes."""
+    """Serves what triton_transformers/neuron/compile.py writes."""
 
     def load_encoder(self, config: dict, args: dict[str, str]) -> Encoder:
         cores = Cores.of_instance(config, args)

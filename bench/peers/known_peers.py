@@ -1,0 +1,181 @@
+"""The servers of the comparison, and the settings that are tried for each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.peers.peer_options import VARIABLE
+from bench.peers.request_forms import DIMENSIONS
+from bench.peers.running import Running, started
+from bench.server import environment, server
+from triton_transformers.ports import free_ports
+from triton_transformers.settings import Settings, UserError
+
+REQUIREMENTS = Path(__file__).with_name("requirements")
+# The options of a server, as its source or its command line names them.
+Variant = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Site:
+    """The same CPUs, model and work folder for every server. The model has two forms: its own weights and our graph."""
+
+    cpus: tuple[int, ...]
+    weights: Path
+    repository: Path
+    work: Path
+
+    @property
+    def cpu_list(self) -> str:
+        return ",".join(map(str, self.cpus))
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another way to serve the model, started by one command in a virtual environment of its own."""
+
+    name: str
+    packages: str
+    command: tuple[str, ...]  # {name} stands for an option
+    variants: Callable[[int], list[Variant]]  # to try on as many cores
+    form: str = "embed"
+    is_rival: bool = True  # false for the servers that run this project's own engine
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def install(self) -> Path:
+        """Return the virtual environment, after an install if its requirements have changed.
+
+        Packages of .venv serve here too, unless the requirements replace them: all servers compute with one version of
+        the engine, and PyTorch is installed once.
+        """
+        venv = Settings.load().path("LOCAL_STATE") / "peers" / self.packages
+        requirements = (REQUIREMENTS / f"{self.packages}.txt").read_text()
+        marker = venv / "installed.txt"
+        if marker.exists() and marker.read_text() == requirements:
+            return venv
+        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)], check=True)
+        (packages,) = venv.glob("lib/python3*/site-packages")
+        (packages / "shared.pth").write_text(sysconfig.get_path("purelib"))
+        pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        done = subprocess.run(
+            [*pip, "--requirement", str(REQUIREMENTS / f"{self.packages}.txt")], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise UserError(f"could not be installed: {done.stderr.strip().rpartition(chr(10))[2][:200]}")
+        marker.write_text(requirements)
+        return venv
+
+    @contextlib.contextmanager
+    def serve(self, site: Site, variant: Variant) -> Iterator[Running]:
+        venv = self.install()
+        (port,) = free_ports(1)
+        options = variant | {"port": port, "repository": str(site.repository)}
+        names = options | {"weights": site.weights, "venv": venv}
+        command = [f"{venv}/bin/{self.command[0]}", *(part.format(**names) for part in self.command[1:])]
+        variables = dict(self.environment) | {
+            VARIABLE: json.dumps(options),
+            "OMP_NUM_THREADS": str(len(site.cpus)),
+        }
+        with started(command, port, self.form, site.cpu_list, variables) as running:
+            yield running
+
+
+@dataclass(frozen=True)
+class OwnStack:
+    """This project's own stack with its default settings, and one engine."""
+
+    name: str
+    engine: str
+    form: str = "triton"
+    is_rival: bool = False
+
+    def variants(self, cores: int) -> list[Variant]:
+        return [{"engine": self.engine}]
+
+    @contextlib.contextmanager
+    def serve(self, site: Site, variant: Variant) -> Iterator[Running]:
+        path = site.work / f"stack-{self.engine}-{len(site.cpus)}"
+        own = {"MODEL_REPOSITORY": str(site.repository), "TRITON_CPUS": site.cpu_list, "TRITON_ENGINE": self.engine}
+        variables = environment(path, SYSTEMS="embedding", **own)
+        with server(variables, quiet=True):
+            leader = int((path / "state/run/supervisord.pid").read_text())
+            running = Running(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", self.form, leader)
+            try:
+                yield running
+            finally:
+                running.resume()
+
+
+def run_module(name: str) -> tuple[str, ...]:
+    return ("python", "-m", f"bench.peers.{name}")
+
+
+def one_by_one(cores: int) -> list[Variant]:
+    """Return the ways to keep the cores busy without batches."""
+    processes = {"processes": cores}
+    threads = {"pool": cores}
+    one_run = {"threads": cores}
+    return [processes, threads, one_run] if cores > 1 else [{"pool": 1}, {"pool": 2}]
+
+
+def batches(cores: int) -> list[Variant]:
+    """Return batch sizes, with a process for each core. Padded to their longest text, larger batches are slower."""
+    return [{"processes": cores, "batch": batch, "wait_ms": batch // 4} for batch in (1, 4, 8)]
+
+
+def infinity(cores: int) -> list[Variant]:
+    return [
+        {"engine": "optimum", "dtype": "float32", "batch": 16},
+        {"engine": "torch", "dtype": "bfloat16", "batch": 32},
+        {"engine": "torch", "dtype": "bfloat16", "batch": 64},
+    ]
+
+
+def tei(engine: str) -> Callable[[int], list[Variant]]:
+    return lambda cores: [{"engine": engine, "batch": 8, "threads": cores}]
+
+
+INFINITY = (
+    "infinity_emb v2 --model-id {weights} --served-model-name model --port {port} --engine {engine} --dtype {dtype} "
+    "--batch-size {batch} --device cpu --no-bettertransformer --no-compile --log-level warning"
+)
+# The settings that Ray recommends for throughput. Without them a request passes two more threads.
+RAY = (("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1"),)
+PEERS = (
+    OwnStack("this project", "auto"),
+    OwnStack("this project, ONNX Runtime", "onnxruntime"),
+    Peer("FastAPI", "fastapi", run_module("fastapi_server"), one_by_one),
+    Peer("LitServe", "litserve", run_module("litserve_server"), batches),
+    Peer("mosec", "mosec", run_module("mosec_server"), batches),
+    Peer("Ray Serve", "ray", run_module("ray_server"), batches, environment=RAY),
+    Peer("infinity", "infinity", tuple(INFINITY.split()), infinity, form="openai"),
+    Peer("policy of TEI, ONNX Runtime", "fastapi", run_module("tei_policy"), tei("onnxruntime"), is_rival=False),
+    Peer("policy of TEI, OpenVINO", "fastapi", run_module("tei_policy"), tei("openvino"), is_rival=False),
+)
+
+
+def weights_with_graph(weights: Path, repository: Path, folder: Path) -> Path:
+    """Return a folder with the model's files and its graph without the pooling, which infinity does itself."""
+    import onnx
+
+    shutil.copytree(weights, folder, copy_function=lambda source, target: Path(target).symlink_to(source))
+    before, name = "token_embeddings", "last_hidden_state"
+    graph = onnx.load(repository / "encoder/1/model.onnx")
+    for node in graph.graph.node:
+        node.output[:] = [name if output == before else output for output in node.output]
+        node.input[:] = [name if source == before else source for source in node.input]
+    del graph.graph.output[:]
+    shape: list[str | int | None] = ["batch", "tokens", DIMENSIONS]
+    graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+    (folder / "onnx").mkdir()
+    onnx.save(graph, folder / "onnx/model.onnx")
+    return folder

@@ -1,0 +1,129 @@
+"""Measure the servers in turn: in every round each gets a short window, while all others are paused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.comparisons import fetch_embedding
+from bench.peers.known_peers import PEERS, OwnStack, Peer, Site, Variant, weights_with_graph
+from bench.peers.load import Load, Window, measure
+from bench.peers.peer_table import Row, markdown, show, summary
+from bench.peers.running import Running, reference
+from bench.server import command, environment, folder
+from triton_transformers.cli import err, one_interrupt, out
+from triton_transformers.corpus import MIXED
+from triton_transformers.settings import Settings, UserError
+
+CORES = (1, 2)
+CLIENTS = 64
+ROUNDS = 3
+WARMUP_S, TRIAL_S, WINDOW_S = 1.0, 2.0, 4.0
+CHECKED_TEXTS = 32
+ATTEMPTS = 3  # of a window with failures
+
+
+def run() -> None:
+    with one_interrupt(), folder() as work:
+        variables = environment(work, SYSTEMS="embedding")
+        command("models", variables)
+        repository = Path(variables["MODEL_REPOSITORY"])
+        weights = weights_with_graph(fetch_embedding(work), repository, work / "weights")
+        expected = reference(weights, MIXED.texts[:CHECKED_TEXTS])
+        cpus = tuple(sorted(os.sched_getaffinity(0)))
+        rows: list[Row] = []
+        for cores in CORES:
+            if cores <= len(cpus):
+                site = Site(cpus[:cores], weights, repository, work)
+                rows += compare(PEERS, site, cpus[cores:] or cpus, expected)
+    report(rows)
+
+
+def compare(peers: Sequence[Peer | OwnStack], site: Site, client_cpus: tuple[int, ...], expected: dict) -> list[Row]:
+    """Measure all servers on the CPUs of the site, and the clients on theirs."""
+    clients = Clients(site, client_cpus)
+    rows = [Row(len(site.cpus), peer.name, peer.is_rival) for peer in peers]
+    servers: list[tuple[Row, Running]] = []
+    with contextlib.ExitStack() as stack:
+        for peer, row in zip(peers, rows, strict=True):
+            try:
+                running, row.variant = start_fastest(
+                    peer, clients, expected, stack.enter_context(contextlib.ExitStack())
+                )
+                servers.append((row, running))
+            except UserError as error:
+                row.problem = " ".join(str(error).split())
+        for number in range(ROUNDS):
+            first = number * len(servers) // ROUNDS
+            for row, running in servers[first:] + servers[:first]:
+                row.windows.append(clients.window(row.name, running, WINDOW_S))
+    return rows
+
+
+class Clients:
+    """The clients of one site."""
+
+    def __init__(self, site: Site, cpus: tuple[int, ...]) -> None:
+        self.site = site
+        self.cpus = ",".join(map(str, cpus))
+
+    def window(self, name: str, running: Running, seconds: float) -> Window:
+        """Return one window of a server, which runs only during it.
+
+        Repeat a window with failures: after a pause, Triton may count one of its processes as crashed, and recover.
+        """
+        with err.status(f"{len(self.site.cpus)} core(s): {name}"):
+            running.resume()
+            try:
+                for _ in range(ATTEMPTS):
+                    window = measure(Load(running.url, running.form, CLIENTS, WARMUP_S, seconds), self.cpus)
+                    if not window.failures:
+                        break
+                return window
+            finally:
+                running.pause()
+
+
+def start_fastest(
+    peer: Peer | OwnStack, clients: Clients, expected: dict, kept: contextlib.ExitStack
+) -> tuple[Running, Variant]:
+    """Start the peer with each of its settings, and leave it running, paused, with the fastest; `kept` stops it."""
+    fastest: tuple[float, Running, Variant] | None = None
+    reason = ""
+    variants = peer.variants(len(clients.site.cpus))
+    for variant in variants:
+        try:
+            with contextlib.ExitStack() as trial, err.status(f"starting {peer.name}"):
+                running = trial.enter_context(peer.serve(clients.site, variant))
+                running.check(expected)
+                has_choice = len(variants) > 1
+                rate = clients.window(f"trying {peer.name}", running, TRIAL_S).rate if has_choice else 0.0
+                running.pause()
+                if not fastest or rate > fastest[0]:
+                    kept.close()
+                    kept.push(trial.pop_all())
+                    fastest = rate, running, variant
+        except (UserError, OSError, subprocess.SubprocessError) as error:
+            reason = str(error)
+    if not fastest:
+        raise UserError(reason)
+    return fastest[1:]
+
+
+def report(rows: list[Row]) -> None:
+    """Write the rows as JSON and Markdown, and print them."""
+    reports = Settings.load().path("REPORTS") / "bench"
+    reports.mkdir(parents=True, exist_ok=True)
+    path = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-peers"
+    path.with_suffix(".json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    path.with_suffix(".md").write_text(markdown(rows))
+    show(rows)
+    out.print(summary(rows))
+    for suffix in (".md", ".json"):
+        out.print(os.path.relpath(path.with_suffix(suffix)))

@@ -1,1 +1,0 @@
-"""Modules that every feature may import. They import no feature."""

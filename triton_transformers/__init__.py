@@ -1,0 +1,1 @@
+"""The ground: what every other folder may import. It imports none of them."""

@@ -1,0 +1,217 @@
+"""Assemble systems and put them into the model repository, each as a whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from rich.markup import escape
+
+from triton_transformers.cli import err, out
+from triton_transformers.files import exclusive
+from triton_transformers.model_config import CONFIGS, with_steps
+from triton_transformers.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
+from triton_transformers.models.record import DEFAULT, IGNORE, Record, read_record, read_records
+from triton_transformers.models.refusals import check_model, check_task, check_weights
+from triton_transformers.models.selection import all_in_place, missing_systems
+from triton_transformers.models.sources import Weights, open_weights
+from triton_transformers.models.tasks import LIST, task_of, transformers_of
+from triton_transformers.neuron.target import Target
+from triton_transformers.settings import Settings, UserError
+
+WORK = ".assembling-"
+# The libraries that read and run a model, as named in messages.
+LIBRARIES = ("transformers", "sentence_transformers", "tokenizers", "safetensors", "torch", "onnxruntime")
+
+
+def assemble_all(settings: Settings) -> None:
+    """Assemble the systems of SYSTEMS that are not in place."""
+    repository = settings.path("MODEL_REPOSITORY")
+    if all_in_place(settings):
+        return
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+        with exclusive(repository, "another `make models` is at work here"):
+            sweep(repository)
+            for system in missing_systems(settings):
+                assemble(system, settings, repository)
+    except OSError as error:
+        raise UserError(
+            f"{repository} could not be written ({error}): make room or correct its permissions, then run this again"
+        ) from None
+
+
+def assemble(system: System, settings: Settings, repository: Path) -> None:
+    start = time.monotonic()
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers draws one for each load of weights
+    if target := Target.from_settings(settings):
+        # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
+        os.environ["NEURON_RT_VISIBLE_CORES"] = f"{target.cores[0]}-{target.cores[-1]}"
+    # Here, because it imports packages that may be absent where all systems are in place already.
+    from triton_transformers.models.exporters.gguf_file import as_checkpoint
+
+    with (
+        open_weights(system.source, settings, repository) as stored,
+        tempfile.TemporaryDirectory(dir=repository, prefix=WORK) as folder,
+        as_checkpoint(stored, Path(folder)) as (weights, converted),
+    ):
+        job = plan(system, weights, Path(folder), settings)
+        recipe = RECIPES[job.task]
+        with err.status(f"{system.name}: assembling {escape(weights.name)}"):
+            try:
+                outcome = run_recipe(recipe, job, weights.name)
+            except FormatUnavailable as error:
+                if system.format or not recipe.fallback:
+                    instead = f". FORMAT={recipe.fallback} serves it with transformers" if recipe.fallback else ""
+                    raise UserError(
+                        f"{weights.name} cannot be served as {job.task}, FORMAT={job.format}: {error}{instead}"
+                    ) from error
+                instead = f"It is served by transformers instead (FORMAT={recipe.fallback})"
+                err.print(f"{system.name}: {escape(str(error))}. {instead}")
+                job = replace(job, format=recipe.fallback, folder=empty(job.folder))
+                outcome = run_recipe(recipe, job, weights.name)
+        if not system.format:
+            outcome = outcome.join(Outcome(facts={DEFAULT: settings["PROFILE"]}))
+        outcome = outcome.join(converted)
+        put_in_place(job, weights, outcome, repository)
+    took = f"assembled in {time.monotonic() - start:.0f} s"
+    summary = f"; {outcome.summary}" if outcome.summary else ""
+    out.print(f"{system.name}: {job.task} ({job.format}) of {escape(weights.name)}, {took}{summary}")
+
+
+def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> Job:
+    trust_remote_code = settings.flag("TRUST_REMOTE_CODE")
+    check_model(weights.name, weights.folder, trust_remote_code)
+    for part in transformers_of(weights.folder):
+        check_weights(weights.name, part)
+    task = system.task or task_of(weights.folder, weights.name)
+    check_task(weights.name, weights.folder, task, trust_remote_code)
+    recipe = RECIPES[task]
+    target = Target.from_settings(settings) if recipe.neuron else None
+    if target and settings["FORMAT"]:
+        raise UserError(f"PROFILE=neuron compiles {system.name} ({task}) for Neuron: leave FORMAT empty")
+    if system.format and system.format not in recipe.formats:
+        formats = ", ".join(recipe.formats)
+        raise UserError(f"FORMAT={system.format} is not available for {system.name} ({task}): set one of {formats}")
+    form = "neuron" if target else system.format or recipe.default_format(settings["PROFILE"])
+    return Job(
+        system=system.name,
+        task=task,
+        format=form,
+        weights=weights.folder,
+        movable=weights.movable,
+        folder=folder,
+        trust_remote_code=trust_remote_code,
+        neuron=target,
+    )
+
+
+def empty(folder: Path) -> Path:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return folder
+
+
+def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
+    try:
+        return recipe.assemble(job)
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno:  # from the file system; transformers' own have no number
+            raise
+        raise UserError(f"{name} cannot be served as {job.task}, FORMAT={job.format}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """Return why a library failed at a model. Its own words are for programmers, and some advise what does not help."""
+    calls = [(frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name) for frame in frames(error)]
+    library = next((package for package, _ in reversed(calls) if package in LIBRARIES), "its library")
+    failure = f"{type(error).__name__} in {library}"
+    if "Unrecognized configuration class" in str(error):
+        return f"transformers has no model of this architecture for the task. Choose another model ({LIST})"
+    if "from_pretrained" in {function for _, function in calls}:
+        return f"it does not load ({failure}): config.json or the weights are damaged, or do not belong together"
+    return f"the original failed on the example inputs ({failure}). Choose another model ({LIST})"
+
+
+def frames(error: Exception) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def put_in_place(job: Job, weights: Weights, outcome: Outcome, repository: Path) -> None:
+    models = sorted(path for path in job.folder.iterdir() if path.is_dir())
+    check_free(job.system, [model.name for model in models], repository)
+    facts = dict(outcome.facts)
+    record = Record(
+        system=job.system,
+        also=tuple(model.name for model in models if model.name != job.system),
+        task=job.task,
+        format=job.format,
+        recipe=RECIPES[job.task].version,
+        files=tuple(str(path.relative_to(job.folder)) for path in sorted(job.folder.rglob("*")) if path.is_file()),
+        source=weights.name,
+        identity=weights.identity,
+        neuron=facts.pop("neuron", None),
+        facts=facts,
+    )
+    before = read_record(job.system, repository)
+    record.unfinished(before).write(repository)
+    for model in models:
+        if (model / "config.pbtxt").exists():
+            (repository / model.name).mkdir(exist_ok=True)
+            (repository / model.name / IGNORE).write_text("*\n")
+        else:
+            copy_configs(model, repository)
+        for version in model.iterdir():
+            if version.is_dir():  # Triton requires a version's folder, even if the model has no files
+                (repository / model.name / version.name).mkdir(parents=True, exist_ok=True)
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in record.files:
+        (repository / file).parent.mkdir(parents=True, exist_ok=True)
+        # safetensors and ONNX's external data are created readable by their owner only; containers run as another user.
+        (job.folder / file).chmod(0o666 & ~mask)
+        os.replace(job.folder / file, repository / file)
+    for file in set(before.files if before else ()) - set(record.files):
+        (repository / file).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            for folder in Path(file).parents[:-1]:
+                (repository / folder).rmdir()
+    record.write(repository)
+
+
+def check_free(system: str, models: list[str], repository: Path) -> None:
+    """Raise if the folder of one of these models belongs to another system, or to the user."""
+    owners = {model: record.system for record in read_records(repository) for model in record.models}
+    for other in SYSTEMS.values():
+        for name in other.names:
+            owners |= dict.fromkeys(with_steps(name, CONFIGS), other.name)
+    for model in models:
+        owner = owners.get(model)
+        if owner is None and (repository / model / "config.pbtxt").exists():
+            owner = "you"
+        if owner not in (None, system):
+            raise UserError(f"{system} needs a model '{model}', which belongs to {owner}: choose another name")
+
+
+def copy_configs(model: Path, repository: Path) -> None:
+    """Copy a model's configuration from git to a repository elsewhere, unless it has one."""
+    for config in (CONFIGS / model.name).glob("**/*.pbtxt"):
+        target = repository / model.name / config.relative_to(CONFIGS / model.name)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(config, target)
+
+
+def sweep(repository: Path) -> None:
+    """Delete what a killed run left. The caller holds the lock, so no run is using it."""
+    for leftover in repository.glob(f"{WORK}*"):
+        shutil.rmtree(leftover)

@@ -1,0 +1,133 @@
+"""Add LoRA adapters to a network, so that each row of a batch may take another one: number 0 stands for none."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch.nn import Embedding, Linear, functional
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+from triton_transformers.models.adapters import INSTEAD, WEIGHTS, read_options
+from triton_transformers.settings import UserError
+
+# The graph's input with the number of each row's adapter, at every token of the row.
+ADAPTER = "adapter"
+# The end of a tensor's name in an adapter's file -> whether it is the matrix A, which comes first.
+MATRICES = {".lora_A.weight": True, ".lora_B.weight": False, ".lora_embedding_A": True, ".lora_embedding_B": False}
+
+
+@dataclass
+class AdaptedLayer:
+    """A layer, and the matrices of all its adapters side by side: `owners` has the adapter of each column."""
+
+    layer: Any
+    down: torch.Tensor  # [rank, inputs]
+    up: torch.Tensor  # [outputs, rank], with the scale of each adapter
+    owners: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.own = self.layer.weight.data
+
+    def merge(self, number: int) -> None:
+        """Let the layer have the weights that this adapter makes of its own."""
+        columns = torch.tensor(self.owners) == number
+        change = self.up[:, columns] @ self.down[columns]
+        if columns.any():
+            self.layer.weight.data = self.own + (change.T if isinstance(self.layer, Embedding) else change)
+        else:
+            self.layer.weight.data = self.own
+
+
+class Adapters:
+    """The adapters of a network, in folders as peft saves them."""
+
+    def __init__(self, name: str, network: Any, folders: list[Path]) -> None:
+        self.merged = 0
+        self.masks: dict[tuple[int, ...], torch.Tensor] = {}
+        parts: dict[str, list[tuple[int, torch.Tensor, torch.Tensor]]] = defaultdict(list)
+        for number, folder in enumerate(folders, start=1):
+            for layer, (down, up) in matrices(name, network, folder).items():
+                parts[layer].append((number, down, up))
+        self.layers = [
+            AdaptedLayer(
+                network.get_submodule(layer),
+                torch.cat([down for _, down, _ in own]),
+                torch.cat([up for _, _, up in own], dim=1),
+                tuple(number for number, down, _ in own for _ in down),
+            )
+            for layer, own in parts.items()
+        ]
+
+    def merge(self, number: int) -> None:
+        """Let the network compute as this adapter and nothing else makes it, which is the reference."""
+        if number != self.merged:
+            for adapted in self.layers:
+                adapted.merge(number)
+            self.merged = number
+
+    def install(self) -> None:
+        """Let each layer add the change that the adapter of the row makes. `choose` sets the adapters of a run."""
+        self.merge(0)
+        for adapted in self.layers:
+            is_table = isinstance(adapted.layer, Embedding)
+            adapted.layer.register_buffer("adapters_down", adapted.down.T.contiguous() if is_table else adapted.down)
+            adapted.layer.register_buffer("adapters_up", adapted.up)
+            adapted.layer.register_forward_hook(self.hook(adapted.owners))
+
+    def choose(self, numbers: torch.Tensor) -> None:
+        """Set the adapter of each row of the next run: [rows, 1]."""
+        layouts = {adapted.owners for adapted in self.layers}
+        self.masks = {owners: (torch.tensor(owners) == numbers).float() for owners in layouts}
+
+    def hook(self, owners: tuple[int, ...]) -> Any:
+        def add(layer: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+            transform = functional.embedding if isinstance(layer, Embedding) else functional.linear
+            inner, mask = transform(args[0], layer.adapters_down), self.masks[owners]
+            while mask.ndim < inner.ndim:
+                mask = mask.unsqueeze(1)
+            return output + functional.linear(inner * mask, layer.adapters_up)
+
+        return add
+
+
+def matrices(name: str, network: Any, folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the matrices A and B of each layer that an adapter changes, B with the adapter's scale."""
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"{name}: the adapter in {folder.name} has no {WEIGHTS}: save it with save_pretrained of peft")
+    options, pairs = read_options(name, folder), defaultdict[str, dict[bool, torch.Tensor]](dict)
+    renamings = [one for one in get_model_conversion_mapping(network) if isinstance(one, WeightRenaming)]
+    keys, own = network.base_model_prefix, network.state_dict()
+    for key, tensor in load_file(folder / WEIGHTS).items():
+        ending = next((ending for ending in MATRICES if key.endswith(ending)), "")
+        weight = f"{key.removesuffix(ending).removeprefix('base_model.model.')}.weight"
+        weight, _ = rename_source_key(weight, renamings, [], keys, own)
+        layer = weight.removesuffix(".weight")
+        if not ending or weight not in own or type(network.get_submodule(layer)) not in (Linear, Embedding):
+            raise UserError(
+                f"{name}: the adapter in {folder.name} has '{key}', which changes no linear or embedding layer of "
+                f"{type(network).__name__}: {INSTEAD}"
+            )
+        pairs[layer][MATRICES[ending]] = tensor.float()
+    return {
+        layer: scaled(f"{name}: the adapter in {folder.name}", options, own, layer, pairs[layer]) for layer in pairs
+    }
+
+
+def scaled(
+    name: str, options: dict[str, Any], own: dict[str, torch.Tensor], layer: str, pair: dict[bool, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both matrices of a layer. Raise if they do not fit it, or each other."""
+    down, up = pair.get(True, torch.empty(0)), pair.get(False, torch.empty(0))
+    rank = options.get("r", 8) if not options.get("rank_pattern") else len(down)
+    shape = tuple(own[f"{layer}.weight"].shape)
+    if (*up.shape, *down.shape) not in ((shape[0], rank, rank, shape[1]), (shape[1], rank, rank, shape[0])):
+        raise UserError(f"{name} does not fit '{layer}' of its model, or its own options: download both again")
+    scale = options.get("lora_alpha", 8) / (math.sqrt(rank) if options.get("use_rslora") else rank)
+    return down, up * scale

@@ -1,0 +1,157 @@
+"""Compare the answers of a served system with those of the reference library: alone, and padded in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from triton_transformers.kinds import TOKEN_COUNT
+from triton_transformers.models.catalogue import Job, Outcome
+from triton_transformers.models.exporters.served import Tensors, served_system
+from triton_transformers.settings import UserError
+
+# The largest difference from the reference in fp32, relative to the largest value of the tensor, by the type that the
+# served model computes in.
+TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+# The tokens, padding included, of a run of examples that are padded together. Longer examples run only alone.
+TOGETHER_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference between two answers, relative to the largest value of its tensor."""
+
+    size: float
+    example: int = 0
+    tensor: str = ""
+
+    def check(self, tolerance: float, condition: str) -> None:
+        if not self.size <= tolerance:
+            raise UserError(
+                f"the served model answers differently from the original {condition}: '{self.tensor}' of example "
+                f"{self.example} differs by {self.size:.1e} of its largest value, at most {tolerance:.0e} is allowed"
+            )
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The largest differences between the served answers and the reference's."""
+
+    examples: int
+    alone: Difference
+    together: Difference
+    tolerance: float
+
+    def check(self) -> None:
+        self.alone.check(self.tolerance, "to a request alone")
+        self.together.check(self.tolerance, "to a request in a batch")
+
+    def outcome(self, noun: str) -> Outcome:
+        return Outcome(
+            f"differs from the original by at most {self.alone.size:.0e} alone and {self.together.size:.0e} in a batch "
+            f"on {self.examples} {noun} ({self.tolerance:.0e} is allowed)",
+            {
+                "parity_examples": self.examples,
+                "difference_alone": self.alone.size,
+                "difference_together": self.together.size,
+                "tolerance": self.tolerance,
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """All tensors of each request that a system answered: alone, and in batches as (number of the request, tensors)."""
+
+    alone: list[Tensors]
+    in_batch: list[tuple[int, Tensors]]
+    dtype: str
+
+
+def measure_parity(
+    job: Job,
+    requests: list[Tensors],
+    reference: list[Tensors],
+    comparable: Callable[[Tensors], Tensors] = lambda tensors: tensors,
+) -> Parity:
+    """Compare the assembled system's answers with the reference's. `comparable` gives them the reference's form."""
+    answers = serve(job, requests)
+    numbers = [number for number, _ in answers.in_batch]
+    in_batch = [comparable(tensors) for _, tensors in answers.in_batch]
+    together = largest_difference([reference[i] for i in numbers], in_batch)
+    return Parity(
+        len(requests),
+        largest_difference(reference, [comparable(tensors) for tensors in answers.alone]),
+        replace(together, example=numbers[together.example]),
+        TOLERANCES[answers.dtype],
+    )
+
+
+def serve(job: Job, requests: list[Tensors]) -> Answers:
+    """Run the requests on the assembled system, each alone and in padded batches."""
+    with served_system(job.system, job.folder) as served:
+        alone = served.alone(requests)
+        in_batch: list[tuple[int, Tensors]] = []
+        for batch in padded_batches([row_length(tensors) for tensors in alone]):
+            in_batch += zip(batch, served.together([requests[i] for i in batch]), strict=True)
+        return Answers(alone, in_batch, served.dtype)
+
+
+def row_length(tensors: Tensors) -> int:
+    """Return the tokens of an example, or 1 for an image: those are not padded."""
+    if "input_ids" in tensors:  # of each window
+        return tensors["input_ids"].shape[-1]
+    return int(tensors[TOKEN_COUNT].item()) if TOKEN_COUNT in tensors else 1
+
+
+def padded_batches(lengths: list[int]) -> list[list[int]]:
+    """Put long examples beside short ones, so that the short ones get much padding, within TOGETHER_TOKENS."""
+    remaining = [i for i in np.argsort(lengths, kind="stable").tolist() if 2 * lengths[i] <= TOGETHER_TOKENS]
+    batches = []
+    while remaining:
+        longest = remaining.pop()
+        rows = TOGETHER_TOKENS // lengths[longest] - 1
+        batches.append([longest, *remaining[:rows]])
+        remaining = remaining[rows:]
+    return batches
+
+
+def largest_difference(expected: list[Tensors], actual: list[Tensors]) -> Difference:
+    worst = Difference(0.0)
+    for name in dict.fromkeys(name for tensors in expected for name in tensors):
+        pairs = {
+            number: (a[name], b[name]) for number, (a, b) in enumerate(zip(expected, actual, strict=True)) if name in a
+        }
+        scale = max((float(np.abs(a).max()) for a, _ in pairs.values() if a.size), default=0.0) or 1.0
+        for example, (a, b) in pairs.items():
+            size = difference(a, b) / scale
+            if not size <= worst.size:  # true for NaN, too
+                worst = Difference(size, example, name)
+    return worst
+
+
+def difference(expected: np.ndarray, actual: np.ndarray) -> float:
+    if expected.shape != actual.shape:
+        return float("inf")
+    if not expected.size:
+        return 0.0
+    return float(np.nan_to_num(np.abs(expected.astype(float) - actual.astype(float)), nan=np.inf).max())
+
+
+def smallest_cosine(original: list[np.ndarray], other: list[np.ndarray]) -> tuple[float, int]:
+    """Return the smallest cosine between two answers to the same example, and the example's number.
+
+    Answers of one number have no direction: there the cosine is that of all answers together.
+    """
+    if all(answer.size == 1 for answer in original):
+        return _cosine(np.concatenate(original), np.concatenate(other)), 0
+    cosines = [_cosine(a, b) for a, b in zip(original, other, strict=True)]
+    example = int(np.argmin(cosines))
+    return cosines[example], example
+
+
+def _cosine(original: np.ndarray, other: np.ndarray) -> float:
+    a, b = original.astype(float).ravel(), other.astype(float).ravel()
+    return float(np.nan_to_num(a @ b / np.linalg.norm(a) / np.linalg.norm(b), nan=-1.0))

@@ -1,0 +1,351 @@
+"""Export text encoders of any task: an ensemble of an encoder and, for most tasks, a last step."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from tokenizers import Tokenizer
+
+from triton_transformers.corpus import MIXED
+from triton_transformers.models.adapters import adapter_folders
+from triton_transformers.models.catalogue import Job, Outcome
+from triton_transformers.models.exporters.config_writer import write_config
+from triton_transformers.models.exporters.low_rank import ADAPTER
+from triton_transformers.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare
+from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference, measure_parity
+from triton_transformers.models.exporters.references import reference, request_of, tokenize
+from triton_transformers.models.exporters.served import Tensors, served_tokens
+from triton_transformers.models.exporters.text_configs import configs
+from triton_transformers.models.exporters.text_model import WINDOW_STRIDE, TextModel
+from triton_transformers.models.silence import quiet, without_scikit_learn
+from triton_transformers.models.tasks import DPR, architectures_of, is_of_two_halves, read_config, save_labels
+from triton_transformers.settings import UserError
+
+PARITY_TEXTS = 24
+SPAN_TEXTS = 4
+MAX_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
+PUBLISHED_WIDTH = 384
+# The tasks of models that sentence-transformers reads.
+LIBRARY_TASKS = (
+    "sentence-similarity",
+    "sparse-embedding",
+    "text-ranking",
+    "multi-vector-embedding",
+    "hybrid-embedding",
+)
+
+
+def assemble(job: Job) -> Outcome:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    model = text_model(job)
+    if job.system == "embedding":
+        check_published(model)
+    check_ignored_adapters(model)
+    for part in ("ensemble", "encoder", *model.tokenizers, *(["answers"] if model.task.has_last_step else [])):
+        model.version(part).mkdir(parents=True, exist_ok=True)
+    for part in model.tokenizers:
+        for encoder in model.encoders.values():
+            encoder.version(part).mkdir(exist_ok=True)
+            save_tokenizer(encoder, encoder.version(part))
+            encoder.save_prompts(encoder.version(part))
+    if model.task.has_last_step:
+        save_answers(model)
+    rows = example_rows(model)
+    with quiet():
+        # The reference comes first: a format may move the weights away.
+        requests = [request_of(model, *row) for row in rows] + prompt_requests(model)
+        requests += [
+            request | {"query": request["input_text"]} for request in requests[::4] if "query" in model.optional_inputs
+        ]
+        requests += span_requests(model)
+        expected = reference(model, requests)
+        write_configs(model)
+        outcome = SAVE[job.format](model, requests, expected)
+        model.forget_original()
+        if job.format != "neuron":
+            outcome = outcome.join(compare(model, requests, expected))
+        if job.format == "onnx-int8":
+            outcome = outcome.join(convert_to_int8(model, requests))
+    return outcome.join(Outcome(facts={"max_length": model.max_length}))
+
+
+def compare(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
+    """Compare with the reference. If padding changes the answers, let only texts of equal length share a run."""
+    parity = measure_parity(model.job, requests, expected, model.comparable)
+    note = ""
+    if parity.alone.size <= parity.tolerance < parity.together.size and model.job.system != "embedding":
+        for encoder in (model, *model.encoders.values()):
+            encoder.pads = False
+        write_configs(model)
+        parity = measure_parity(model.job, requests, expected, model.comparable)
+        note = "; padding changes its answers, so only texts of equal length share a run"
+    parity.check()
+    outcome = parity.outcome("texts")
+    return Outcome(f"{outcome.summary}{note}", outcome.facts)
+
+
+def write_configs(model: TextModel) -> None:
+    if model.job.system == "embedding":  # its configurations are in git, with comments
+        return
+    for part, (config, parameters) in configs(model, model.width).items():
+        write_config(model.part(part), f"{model.job.task}, written by `make models`", config, parameters)
+
+
+def text_model(job: Job) -> TextModel:
+    if job.task not in LIBRARY_TASKS:
+        return TextModel(job)
+    with without_scikit_learn():  # sentence-transformers takes seconds to import
+        from triton_transformers.models.exporters import multi_vector_model, ranking_model, sentence_model, text_half
+
+    if job.task == "hybrid-embedding":
+        return multi_vector_model.HybridModel(job)
+    if job.task == "multi-vector-embedding":
+        return multi_vector_model.MultiVectorModel(job)
+    if job.task == "text-ranking":
+        return ranking_model.RankingModel(job)
+    if job.task == "sparse-embedding":
+        return sentence_model.SparseModel(job)
+    if is_text_half(job.weights):
+        return text_half.TextHalf(job)
+    return sentence_model.SentenceModel(job)
+
+
+def is_text_half(weights: Path) -> bool:
+    """Return whether transformers itself turns a text into a vector: models of texts and images, and DPR."""
+    config = read_config(weights)
+    is_half = any(name.endswith(("TextModelWithProjection", *DPR)) for name in architectures_of(config))
+    return not (weights / "modules.json").exists() and (is_half or is_of_two_halves(config))
+
+
+def check_published(model: TextModel) -> None:
+    """Raise if the configurations in git do not describe these weights in this format."""
+    if model.job.format == "python" or model.width != PUBLISHED_WIDTH or model.optional_inputs:
+        raise UserError(
+            f"embedding is ONNX with vectors of {PUBLISHED_WIDTH} and without prompts: choose another name in SYSTEMS "
+            "for other weights and formats"
+        )
+
+
+def check_ignored_adapters(model: TextModel) -> None:
+    """Raise if the graph would ignore adapters that the folder of the weights has."""
+    if (folders := adapter_folders(model.job.weights)) and ADAPTER not in model.token_inputs:
+        names = ", ".join(folder.name for folder in folders)
+        raise UserError(
+            f"{model.job.system}: its adapters ({names}) are served with TASK=sentence-similarity and a plain encoder "
+            f"of texts only. To serve the model without them as {model.job.task}, copy it without these folders"
+        )
+
+
+def save_tokenizer(model: TextModel, version: Path) -> None:
+    """Save the model's tokenizer with the model's maximum length; the one in its file may be another."""
+    original = model.hugging_face_tokenizer
+    tokenizer = Tokenizer.from_str(original.backend_tokenizer.to_str())
+    if not model.adds_special_tokens:
+        tokenizer.post_processor = None
+    stride = min(model.max_length // 2, WINDOW_STRIDE) if model.task.cuts_windows else 0
+    tokenizer.enable_truncation(
+        model.max_length, stride=stride, strategy=model.task.truncation, direction=original.truncation_side
+    )
+    tokenizer.enable_padding(
+        direction=original.padding_side if model.fills_rows else "right",
+        pad_id=original.pad_token_id or 0,
+        pad_token=original.pad_token or "[PAD]",
+    )
+    tokenizer.save(str(version / "tokenizer.json"))
+
+
+def save_answers(model: TextModel) -> None:
+    if "token" in model.task.answers or "input_ids" in model.task.from_tokenizer:
+        encoder, *_ = model.encoders.values()
+        shutil.copy(encoder.version(model.tokenizers[0]) / "tokenizer.json", model.version("answers"))
+    if "label" in model.task.answers:
+        save_labels(model.version("answers"), model.labels)
+
+
+# --- the encoder, in each format --------------------------------------------------------------------------------------
+
+
+def save_onnx(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
+    for encoder in model.encoders.values():
+        feeds = encoded(encoder, taking(encoder.route, model, requests))
+        encoder.export(encoder.version("encoder") / "model.onnx", export_examples(encoder, feeds))
+    return Outcome()
+
+
+def save_python(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
+    model.save_layers(model.version("encoder"))
+    model.job.take_model(model.version("encoder"))
+    return Outcome()
+
+
+def convert_to_int8(model: TextModel, requests: list[Tensors]) -> Outcome:
+    """Convert the encoder; compare it with fp32 for each text alone, and a batch with each text alone."""
+    outcome = Outcome()
+    for encoder in model.encoders.values():
+        target = encoder.version("encoder") / "model.onnx"
+        feeds = encoded(encoder, taking(encoder.route, model, requests))
+        outcome = outcome.join(quantize_and_compare(target, partial(run, target, feeds)))
+    return outcome.join(compare_int8_batches(model.job, requests, model.task.compared))
+
+
+def save_neuron(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
+    from triton_transformers.neuron.compile import CompiledEncoder, core_errors
+
+    target = model.job.neuron
+    assert target
+    if model.routes:
+        raise UserError(f"{model.job.system}: its Router has several encoders, which PROFILE=neuron does not serve")
+    if target.chip == "inf1":
+        raise UserError(
+            "`make models` compiles for Inf2 and Trn1. For Inf1, compile with torch-neuron yourself, and write the "
+            "model's folder with scripts/neuron/gen_triton_model.py"
+        )
+    lengths = target.lengths_up_to(model.max_length, model.job.system)
+    compiled = CompiledEncoder(
+        model.network, model.token_inputs, target, lengths, model.version("encoder"), model.pad_token_id
+    )
+    with core_errors():
+        compiled.compile()
+    facts = {"neuron": target.record()}
+    if not target.device:
+        return Outcome("not compared with the original: there is no Neuron device (NEURON_DEVICES=0)", facts)
+    feeds = encoded(model, requests)
+    with core_errors():
+        answers = list(cut(model, feeds, compiled.run(feeds)))
+    difference, tolerance = largest_difference(expected, answers), TOLERANCES["bfloat16"]
+    difference.check(tolerance, "in a batch")
+    return Outcome(
+        f"differs from the original by at most {difference.size:.0e} on {len(feeds)} texts ({tolerance} is allowed)",
+        facts | {"parity_examples": len(feeds), "difference_together": difference.size, "tolerance": tolerance},
+    )
+
+
+def cut(model: TextModel, feeds: list[Tensors], answers: Iterator[list[np.ndarray]]) -> Iterator[Tensors]:
+    """Yield each text's outputs without those of the padding."""
+    for tokens, arrays in zip(feeds, answers, strict=True):
+        length = tokens["input_ids"].shape[1]
+        outputs = zip(model.task.outputs.items(), arrays, strict=True)
+        yield {name: (array[:length] if axes[0] == "T" else array)[None] for (name, axes), array in outputs}
+
+
+SAVE = {"onnx": save_onnx, "onnx-int8": save_onnx, "python": save_python, "neuron": save_neuron}
+
+
+# --- the examples -----------------------------------------------------------------------------------------------------
+
+
+def example_rows(model: TextModel) -> list[tuple[str, ...]]:
+    texts = example_texts(min(model.max_length, MAX_EXAMPLE))
+    if special := model.special_token:
+        texts.append(f"rain {special} rain {special}{special}")  # looks like padding
+    if model.takes_pairs:
+        pairs: list[tuple[str, ...]] = [("Which one?", text) for text in texts]
+        return [*pairs[::2], *single(model, texts)] if model.task.second_is_optional else pairs
+    if model.mask:
+        return [(f"{model.mask} {text}",) for text in texts]
+    return single(model, texts)
+
+
+def prompt_requests(model: TextModel) -> list[Tensors]:
+    """Return requests for each prompt of the model, with a prompt of their own, and without any."""
+    if "prompt" not in model.optional_inputs:
+        return []
+    prompts = [("prompt_name", name) for name in model.prompts] + [("prompt", "about rain: "), ("prompt", "")]
+    texts = [*MIXED.texts[:3], "word " * min(model.max_length, MAX_EXAMPLE)]
+    return [
+        request_of(model, *(["Which one?"] if model.takes_pairs else []), text)
+        | {name: np.array([[value.encode()]], np.object_)}
+        for name, value in prompts
+        for text in texts
+    ]
+
+
+def span_requests(model: TextModel) -> list[Tensors]:
+    """Return requests for the vectors of both halves of a text."""
+    if not model.pools_spans:
+        return []
+    requests = []
+    for text in MIXED.texts[:SPAN_TEXTS]:
+        half = len(text) // 2
+        spans = np.array([[0, half], [half, len(text)]])
+        # A vector is not finite if its span lies beyond the tokens that the model reads.
+        if np.isfinite(model.encode_spans(text, spans)).all():
+            requests.append(request_of(model, text) | {"spans": spans[None]})
+    return requests
+
+
+def single(model: TextModel, texts: list[str]) -> list[tuple[str, ...]]:
+    """Return a row for each text that has tokens: no model runs on an empty text without special tokens."""
+    return [(text,) for text in texts if tokenize(model, [text])["input_ids"].numel()]
+
+
+def example_texts(max_length: int) -> list[str]:
+    """Return some of the committed texts, and edge cases: empty, one token, the maximum length, one more, far more."""
+    texts = MIXED.texts
+    edges = ["", " ", "a", "?", "word " * (max_length - 2), "word " * (max_length - 1), " ".join(texts[:40])]
+    return [*texts[:: len(texts) // PARITY_TEXTS], *edges, "漢" * 2 * max_length]
+
+
+def taking(route: str, model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    """Return the requests whose texts take this route."""
+    names = [request["prompt_name"][0, 0].decode() if "prompt_name" in request else "" for request in requests]
+    routes = [model.routes.get(name) or model.routes.get("", "") for name in names]
+    return [request for request, own in zip(requests, routes, strict=True) if own == route]
+
+
+def encoded(model: TextModel, requests: list[Tensors]) -> list[Tensors]:
+    """Return the tokens that the served tokenizer makes of each request: of a long context, the first window."""
+    answers = served_tokens(model.part(model.tokenizers[0]), model.route, model.token_inputs, requests)
+    lengths = [tensors["attention_mask"][0].sum() for tensors in answers]
+    return [
+        {name: tensors[name][:1, :length] for name in model.token_inputs}
+        for tensors, length in zip(answers, lengths, strict=True)
+    ]
+
+
+def export_examples(model: TextModel, feeds: list[Tensors]) -> list[Tensors]:
+    """Return runs of these texts: two to trace; one, several of unequal length, and one beyond each sliding window."""
+    short, *others = sorted((feed for feed in feeds if length(feed) > 1), key=length)
+    middle, longest = others[len(others) // 2], others[-1]
+    repeats = 1 + longest_window(model.config) // length(longest)
+    beyond = {name: np.tile(array, repeats)[:, : model.max_length] for name, array in longest.items()}
+    runs = ([short, middle], [short], others[::8], [beyond, short])
+    return [padded(model, run) for run in runs]
+
+
+def longest_window(config: Any) -> int:
+    """Return the tokens of the longest sliding window, which the configuration may call by many names."""
+    values = [value for key, value in config.to_dict().items() if "window" in key or key == "local_attention"]
+    flat = (number for value in values for number in (value if isinstance(value, list) else [value]))
+    return max((number for number in flat if isinstance(number, int)), default=0)
+
+
+def padded(model: TextModel, feeds: list[Tensors]) -> Tensors:
+    """Return one run of these rows."""
+    width = max(map(length, feeds))
+    fill = {"input_ids": model.pad_token_id}
+
+    def rows(name: str) -> Iterator[np.ndarray]:
+        for feed in feeds:
+            yield np.pad(feed[name], ((0, 0), (0, width - length(feed))), constant_values=fill.get(name, 0))
+
+    return {name: np.concatenate([*rows(name)]) for name in model.token_inputs}
+
+
+def length(feed: Tensors) -> int:
+    return feed["input_ids"].shape[1]
+
+
+def run(path: Path, feeds: list[Tensors]) -> list[np.ndarray]:
+    """Return all outputs for each text, in one row."""
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_inputs()]
+    results = (session.run(None, {name: tokens[name] for name in names}) for tokens in feeds)
+    return [np.concatenate([array.ravel() for array in arrays]) for arrays in results]

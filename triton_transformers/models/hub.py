@@ -1,0 +1,199 @@
+"""Download models from the Hugging Face Hub: only the files they need, at one commit, resumed after a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.filesize import decimal
+
+from triton_transformers.cli import err, out
+from triton_transformers.models.adapters import FILE as ADAPTERS
+from triton_transformers.models.refusals import check_files, check_model
+from triton_transformers.models.tasks import HEADS
+from triton_transformers.settings import Settings, UserError
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import HfApi, ModelInfo, RepoSibling
+
+DOWNLOADS = ".downloads"
+# At the top, or in the folder of a sentence-transformers module: 1_Pooling, or query_0_Dense of a Router.
+PLACE = r"((\w+_)?\d+_[A-Za-z]+/){0,2}"
+# The names that from_pretrained looks for: no other precision (model.fp16), no copy in another format (consolidated).
+WEIGHTS = re.compile(PLACE + r"model(-\d{5}-of-\d{5})?\.safetensors")
+# The heads of BGE-M3: pickles, which torch reads without running code.
+HEAD_WEIGHTS = re.compile("|".join(map(re.escape, HEADS)))
+DESCRIPTIONS = re.compile(PLACE + r"[^/.][^/]*\.(json|txt|model|tiktoken|jinja|metadata)")
+CODE = re.compile(r"([^/.][^/]*/)*[^/.][^/]*\.py")
+
+
+@contextlib.contextmanager
+def download(name: str, revision: str, settings: Settings, repository: Path) -> Iterator[tuple[Path, str]]:
+    """Yield a folder with the model's files, and their commit. Keep the folder if the caller fails, else delete it."""
+    api = hub_api(settings["HF_TOKEN"])
+    with readable_errors(name, revision, api):
+        info = api.model_info(name, revision=revision or None, files_metadata=True)
+        commit = info.sha or ""
+        trust_remote_code = settings.flag("TRUST_REMOTE_CODE")
+        files = select_files(info, trust_remote_code)
+        folder = repository / DOWNLOADS / f"{name.replace('/', '--')}@{commit}"
+        check_space(name, files, folder, repository)
+        fetch(api, name, commit, files, folder, trust_remote_code)
+    yield folder, commit
+    shutil.rmtree(folder)
+    with contextlib.suppress(OSError):  # another download is still in it
+        folder.parent.rmdir()
+
+
+def select_files(info: ModelInfo, with_code: bool) -> list[RepoSibling]:
+    kinds = (WEIGHTS, HEAD_WEIGHTS, ADAPTERS, DESCRIPTIONS, *([CODE] if with_code else []))
+    files = [file for file in info.siblings or [] if any(kind.fullmatch(file.rfilename) for kind in kinds)]
+    check_files(info.id, (file.rfilename for file in info.siblings or []))
+    if not any(WEIGHTS.fullmatch(file.rfilename) for file in files):
+        if any(file.rfilename.endswith(".gguf") for file in info.siblings or []):
+            raise UserError(
+                f"{info.id} has its weights as GGUF: download one of its *.gguf files into a folder, and set SOURCE to "
+                "that folder"
+            )
+        raise UserError(
+            f"{info.id} has no safetensors at {(info.sha or '')[:12]}, and other formats can run code when they are "
+            "loaded. Look for a pull request with them on its Community page (HF_REVISION=refs/pr/1), or convert the "
+            "model yourself and set SOURCE"
+        )
+    return files
+
+
+def hub_api(token: str) -> HfApi:
+    from huggingface_hub import HfApi, constants, utils
+
+    # The library reads the environment only when it is imported, and an earlier recipe may have set it offline.
+    constants.HF_HUB_OFFLINE = False
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    utils.logging.set_verbosity_error()  # each attempt to reach the Hub logs a warning of many lines
+    utils.close_session()
+    return HfApi(token=token or None)
+
+
+def check_space(name: str, files: list[RepoSibling], folder: Path, repository: Path) -> None:
+    missing = sum(file.size or 0 for file in files) - size_on_disk(folder)
+    free = shutil.disk_usage(repository).free
+    if missing > free:
+        raise UserError(
+            f"{name}: {decimal(missing)} are left to download, but the disk of {repository} has only {decimal(free)} "
+            "free. Make room there, or set MODEL_REPOSITORY to a folder on another disk"
+        )
+
+
+def fetch(api: HfApi, name: str, commit: str, files: list[RepoSibling], folder: Path, trust_remote_code: bool) -> None:
+    resumed = size_on_disk(folder)
+    out.print(
+        f"{name}: downloading {decimal(sum(file.size or 0 for file in files))}, commit {commit[:12]}"
+        + (f", {decimal(resumed)} of it are already here" if resumed else "")
+    )
+    weights = [file for file in files if file.rfilename.endswith(".safetensors")]
+    # One file at a time: with several, Ctrl-C would wait for all of them.
+    for file in (file for file in files if file not in weights):
+        fetch_file(api, name, commit, file, folder / file.rfilename)
+    check_model(name, folder, trust_remote_code)  # before gigabytes are downloaded for nothing
+    for file in weights:
+        fetch_file(api, name, commit, file, folder / file.rfilename)
+    with err.status(f"{name}: verifying the download"):
+        for file in files:
+            verify_file(name, file, folder / file.rfilename)
+
+
+def fetch_file(api: HfApi, name: str, commit: str, file: RepoSibling, path: Path) -> None:
+    """Download the missing part of a file. The library's own download begins an interrupted file again."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    url = hf_hub_url(name, file.rfilename, revision=commit, endpoint=api.endpoint)
+    part = path.with_name(f"{path.name}.incomplete")
+    with part.open("ab") as content:
+        headers = build_hf_headers(token=api.token)
+        http_get(url, content, resume_size=content.tell(), headers=headers, expected_size=file.size)
+    part.rename(path)
+
+
+def verify_file(name: str, file: RepoSibling, path: Path) -> None:
+    with path.open("rb") as content:
+        intact = not file.lfs or hashlib.file_digest(content, "sha256").hexdigest() == file.lfs.sha256
+    if not intact:
+        path.unlink()
+        raise UserError(
+            f"{name}: the download of {file.rfilename} does not match the Hub's hash, and was deleted: run this again"
+        )
+
+
+def size_on_disk(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@contextlib.contextmanager
+def readable_errors(name: str, revision: str, api: HfApi) -> Iterator[None]:
+    """Replace the library's errors by one sentence. Never show its own messages: they may quote the token."""
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        yield
+    except HFValidationError:
+        raise UserError(f"HF_MODEL={name}: models on the Hub are named organisation/name") from None
+    except Exception as error:
+        if not (isinstance(error, OSError) or is_of_transport(error)):
+            raise
+        raise UserError(f"{explain(error, name, revision, api)}. What is in place stays") from None
+
+
+def is_of_transport(error: BaseException) -> bool:
+    """Return whether HTTP failed. The library's releases differ in the packages that they use for it."""
+    return type(error).__module__.partition(".")[0] in ("requests", "httpx", "httpx2")
+
+
+def explain(error: Exception, name: str, revision: str, api: HfApi) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    response = getattr(error, "response", None)
+    status = None if response is None else response.status_code
+    match error:
+        case errors.GatedRepoError():
+            return (
+                f"{name} is gated: accept its licence on {api.endpoint}/{name}, then set HF_TOKEN in .env "
+                "to a token of the same account"
+            )
+        case errors.RepositoryNotFoundError():
+            private = "HF_TOKEN may not read it" if api.token else "it is private: then set HF_TOKEN in .env"
+            return f"{name}: the Hub has no such model, or {private}"
+        case errors.RevisionNotFoundError():
+            return f"{name} has no revision {revision}: set HF_REVISION to one of its commits, branches or tags"
+        case _ if status == 401:
+            return "the Hub does not accept HF_TOKEN: create a new token with the right to read, and set it in .env"
+        case _ if status:
+            return f"{api.endpoint} answered {status} for {name}: run this again later to resume the download"
+        case _ if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return (
+                f"{api.endpoint} has a certificate that this machine does not trust: set SSL_CERT_FILE to the file of "
+                "its certificate authority"
+            )
+        case _ if "LocalProtocolError" in type(error).__name__:
+            return "HF_TOKEN cannot be sent: it has a character that no token has"
+        case _ if is_of_transport(error) or isinstance(error, errors.LocalEntryNotFoundError):
+            return (
+                f"{api.endpoint} cannot be reached for {name}: check the network, the proxy (https_proxy) or the "
+                "mirror (HF_ENDPOINT) and run this again, or set SOURCE to a folder"
+            )
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return f"the disk is full: make room, then run this again to resume the download of {name}"
+        case _:
+            return f"{name} could not be downloaded ({getattr(error, 'strerror', '') or 'incomplete'}): run this again"

@@ -1,0 +1,397 @@
+"""Refuse a model that cannot be served right, before anything is exported: what it is, and what to do instead."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from triton_transformers.models.adapters import adapter_folders, check_adapters
+from triton_transformers.models.config_keys import is_empty, unread_keys
+from triton_transformers.models.purposes import (
+    GENERATES,
+    encodes_texts_and_images,
+    purpose_of,
+    takes_images,
+    unserved_input,
+)
+from triton_transformers.models.tasks import (
+    HALF_TASKS,
+    LIST,
+    MALFORMED,
+    TEXT_IMAGE,
+    TRANSFORMERS,
+    WITHOUT_CONFIG,
+    architectures_of,
+    has_files,
+    is_multi_vector,
+    is_of_two_halves,
+    modules_of,
+    processors_of,
+    task_of,
+    task_of_architecture,
+    transformers_of,
+)
+from triton_transformers.settings import UserError
+
+# A file that only folders of this kind have -> what such a folder is.
+FILES = {
+    "adapter_config.json": (
+        "a PEFT adapter (LoRA, ...) without its base model: load it with peft, call merge_and_unload() and "
+        "save_pretrained(folder), and set SOURCE=folder"
+    ),
+    "model_index.json": f"a pipeline of diffusers, which is not served here; {LIST}",
+}
+ENCODER_DECODER = "needs an encoder-decoder, which is not served here: choose a model for TASK=text-generation"
+# The tasks of the Hub that users may expect -> what to do instead.
+TASKS = {
+    "automatic-speech-recognition": f"is not served here; {LIST}",
+    "image-to-text": f"is not served here; {LIST}",
+    "summarization": ENCODER_DECODER,
+    "text2text-generation": ENCODER_DECODER,
+    "translation": ENCODER_DECODER,
+    "zero-shot-classification": (
+        "is served as text-classification: set that, and send each hypothesis as text_pair (docs/models.md)"
+    ),
+    "zero-shot-image-classification": (
+        f"is served as {TEXT_IMAGE}: set that, and compare the vector of an image with those of the labels "
+        "(docs/vision.md)"
+    ),
+}
+# The modules of sentence-transformers that are served, by the kind of the model.
+MODULES = {
+    "SentenceTransformer": {"Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "CNN", "WeightedLayerPooling"},
+    "SparseEncoder": {"SpladePooling", "Pooling", "SparseAutoEncoder"},
+    "CrossEncoder": {"LogitScore", "Dense"},
+    "MultiVectorEncoder": {"Dense", "MultiVectorMask", "Normalize"},
+}
+# The processor that turns inputs into tensors -> its main file, and these inputs.
+PROCESSORS = {
+    "tokenizer": ("tokenizer.json", "texts"),
+    "image processor": ("preprocessor_config.json", "images"),
+}
+# Tasks that any model can do without its head, and those that share one head.
+HEADLESS = (
+    "feature-extraction",
+    "sentence-similarity",
+    "multi-vector-embedding",
+    "hybrid-embedding",
+    "image-feature-extraction",
+)
+SAME_HEAD = (
+    {"text-classification", "text-ranking"},
+    {"fill-mask", "sparse-embedding"},
+    {"text-generation", "gpt2"},
+    {"text-generation", "text-ranking"},  # the exporter refuses language models that do not rank
+)
+# Weights that transformers reads without running code: one file, or an index that names several.
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Keys of config.json that describe adapters: Jina's. They are read, or the adapters' own files have the same.
+OF_ADAPTERS = ("load_trained_adapters", "lora_*", "task_instructions")
+# The formats in which reading weights can run code, or which other libraries read.
+OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack", "*.onnx", "*.safetensors")
+# The modules with which a served sentence-transformer may begin, and their files, if these are not config.json.
+FIRST_MODULES = (*TRANSFORMERS, *WITHOUT_CONFIG)
+DESCRIPTIONS = {**dict.fromkeys(TRANSFORMERS, "sentence_bert_config.json"), "Router": "router_config.json"}
+
+
+def check_task_name(task: str) -> None:
+    """Raise for a task of the Hub that is served in another way, or not at all."""
+    if task in TASKS:
+        raise UserError(f"TASK={task} {TASKS[task]}")
+
+
+def check_files(name: str, files: Iterable[str]) -> None:
+    """Raise if the names of the files show that this is no model."""
+    names = set(files)
+    for file, kind in FILES.items():
+        if file in names:
+            raise UserError(f"{name} is {kind}")
+
+
+def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
+    """Raise if the model in this folder is of a kind that no task serves. The weights may be missing."""
+    check_files(name, (path.name for path in weights.iterdir()))
+    if (folders := transformers_of(weights)) != [weights]:
+        check_modules(name, weights, trust_remote_code)
+        for folder in folders:
+            check_model(name, folder, trust_remote_code)
+        return
+    config = read_json(name, weights / "config.json")
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise UserError(
+            f"{name} is no model of transformers: its config.json names no model_type. Name a folder that "
+            "save_pretrained wrote"
+        )
+    architecture = next(iter(architectures_of(config)), "")
+    check_precision(name, config, task_of_architecture(architecture))
+    if purpose := purpose_of(architecture, kind):
+        raise UserError(f"{name} is a {architecture or kind}, which {purpose}; that is not served here ({LIST})")
+    if config.get("is_encoder_decoder") and not architecture.endswith("T5EncoderModel"):
+        raise UserError(
+            f"{name} is an encoder-decoder ({architecture or kind}), which is not served here: choose "
+            "an encoder such as BERT to classify texts, or a decoder such as Llama to generate them"
+        )
+    if architecture.endswith("ForConditionalGeneration"):
+        raise UserError(f"{name} is a {architecture}, which {GENERATES}; that is not served here ({LIST})")
+    if (weights / "modules.json").exists():
+        check_modules(name, weights, trust_remote_code)
+    config_class = class_of(name, config, weights, trust_remote_code)
+    if adapter_folders(weights):
+        if task_of_architecture(architecture) != "text-generation":  # such a model may generate without its adapters
+            check_adapters(name, weights)
+        config = {key: value for key, value in config.items() if not any(fnmatch(key, word) for word in OF_ADAPTERS)}
+    own_network = own_code(config) and not config_code(config)
+    if not (own_network and trust_remote_code):  # else the network's own code may read any key
+        check_keys(name, config, config_class)
+    if read := unserved_input(architecture, config_class):
+        raise UserError(f"{name} is a {architecture or kind}, which takes {read}; that is not served here ({LIST})")
+
+
+def check_precision(name: str, config: dict[str, Any], task: str) -> None:
+    """Raise if the weights are quantized and the task is not the one whose exporter reads such weights."""
+    if (method := quantization(config)) and task != "text-generation":
+        raise UserError(
+            f"{name} is quantized ({method}), and only language models are served so: name the model that it was made "
+            "from (FORMAT=onnx-int8 quantizes encoders here)"
+        )
+
+
+def quantization(config: dict[str, Any]) -> str:
+    """Return the method by which the weights are quantized, or nothing."""
+    if not (settings := config.get("quantization_config")):
+        return ""
+    method = settings.get("quant_method") if isinstance(settings, dict) else ""
+    return str(method or "an unknown method")
+
+
+def class_of(name: str, config: dict[str, Any], weights: Path, trust_remote_code: bool) -> type[Any]:
+    """Return the class that reads config.json: the library's, or that of the model's own code with consent."""
+    from transformers import __version__
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = config["model_type"]
+    own = own_code(config)
+    if trust_remote_code and (code := config_code(config)):
+        try:
+            return get_class_from_dynamic_module(code, weights, local_files_only=True)
+        except Exception as error:  # the code may raise anything
+            raise UserError(
+                f"{name}: its own code for its configuration does not run here ({type(error).__name__}): the code must "
+                "be in the same folder or repository, and may import only what is installed"
+            ) from error
+    if kind in CONFIG_MAPPING:
+        return CONFIG_MAPPING[kind]
+    if own:
+        raise UserError(f"{name} {needs_code(own)}")
+    raise UserError(
+        f"{name} is of the type {kind}, which transformers {__version__} does not know: it may need a newer release, "
+        f"which is not available here yet. Choose another model ({LIST})"
+    )
+
+
+def config_code(config: dict[str, Any]) -> str:
+    """Return the name of the class of the model's own code that reads config.json, if it has one."""
+    names = config.get("auto_map")
+    own = names.get("AutoConfig") if isinstance(names, dict) else ""
+    return own if isinstance(own, str) else ""
+
+
+def own_code(config: dict[str, Any]) -> str:
+    """Return the name of a class of the model's own code, if it has any: the one that reads config.json, or another."""
+    names = config.get("auto_map")
+    own = config_code(config) or (next(iter(names.values()), "") if isinstance(names, dict) else "")
+    return own if isinstance(own, str) else ""
+
+
+def needs_code(own: str) -> str:
+    """Return that a model brings its own code, and what to do."""
+    repository, elsewhere, _ = own.partition("--")
+    if elsewhere:
+        return (
+            f"needs code of another repository ({repository}), which is not loaded here: choose another model ({LIST})"
+        )
+    return (
+        "brings its own code, which can do whatever you can: set TRUST_REMOTE_CODE=1 if you trust it, and keep its "
+        "*.py files beside config.json"
+    )
+
+
+def check_keys(name: str, config: dict[str, Any], config_class: type[Any]) -> None:
+    """Raise if the installed transformers would ignore a part of config.json."""
+    from transformers import __version__
+
+    if not (keys := list(unread_keys(config, config_class))):
+        return
+    if (own := own_code(config)) and own.rpartition(".")[2] != config_class.__name__:
+        raise UserError(f"{name}: config.json sets {', '.join(keys)}, and {needs_code(own)}")
+    installed, saved = int(__version__.partition(".")[0]), str(config.get("transformers_version") or "")
+    if int(re.match(r"\d*", saved)[0] or 0) > installed:  # type: ignore[index]
+        instead = (
+            f"choose a checkpoint that transformers {installed} saved, or wait for the release of this project that "
+            f"brings transformers {saved.partition('.')[0]}"
+        )
+    else:
+        instead = "remove it there if the model does not need it, or choose another checkpoint"
+    raise UserError(
+        f"{name}: config.json sets {', '.join(keys)}, which {config_class.__name__} of transformers {__version__} does "
+        f"not read, so that answers would be wrong without notice: {instead}"
+    )
+
+
+def check_modules(name: str, weights: Path, trust_remote_code: bool) -> None:
+    """Raise if sentence-transformers runs more than we do, or would ignore a part of its own configuration."""
+    try:
+        modules = modules_of(weights)
+        entries = json.loads((weights / "modules.json").read_text(encoding="utf-8"))
+    except MALFORMED:
+        modules = []
+    if not modules:
+        raise UserError(f"{name}: modules.json lists no modules. Name a folder that save_pretrained wrote")
+    own = weights / "config_sentence_transformers.json"
+    settings = read_json(name, own)
+    kind = str(settings.get("model_type", "SentenceTransformer"))
+    packages: tuple[str, ...] = ("sentence_transformers.",)
+    if is_multi_vector(weights, {}):
+        kind, packages = "MultiVectorEncoder", (*packages, "pylate.models.")
+    unknown = [
+        module.name
+        for module in modules
+        if not (
+            module.name in (FIRST_MODULES if module.is_first and kind in MODULES else MODULES.get(kind, ()))
+            if module.package.startswith(packages)
+            else trust_remote_code and not module.is_first
+        )
+    ]
+    if unknown:
+        raise UserError(f"{name} is a {kind} of {', '.join(unknown)}, which is not served here ({LIST})")
+    check_words(name, own, settings, ["BaseModel", kind])
+    for module in modules:
+        path = module.folder / DESCRIPTIONS.get(module.name, "config.json")
+        if path != weights / "config.json":
+            bases = TRANSFORMERS if module.name in TRANSFORMERS else (module.name,)  # one is a base of the other
+            check_words(name, path, read_json(name, path), [*bases])
+    for entry in entries:
+        check_words(name, weights / "modules.json", entry, ["BaseModel"])
+
+
+def check_words(name: str, path: Path, content: dict[str, Any], classes: list[str]) -> None:
+    """Raise if a key in a file of sentence-transformers occurs nowhere in the code of the classes that read it."""
+    code = "".join(text for text in library_sources() if any(f"class {of_class}(" in text for of_class in classes))
+    words = {word for groups in re.findall(r"[\"'](\w+)[\"']|\b(\w+): ", code) for word in groups}
+    if unread := [key for key, value in content.items() if not is_empty(value) and key not in words]:
+        raise UserError(
+            f"{name}: {path.name} sets {', '.join(unread)}, which the installed sentence-transformers does not read, "
+            "so that answers would be wrong without notice: choose a checkpoint that an earlier release saved"
+        )
+
+
+@functools.cache
+def library_sources() -> list[str]:
+    """Return the texts of the files of the installed sentence-transformers, without importing it."""
+    spec = importlib.util.find_spec("sentence_transformers")
+    assert spec and spec.submodule_search_locations
+    return [file.read_text(encoding="utf-8") for file in Path(spec.submodule_search_locations[0]).rglob("*.py")]
+
+
+def check_weights(name: str, weights: Path) -> list[Path]:
+    """Return the files of the weights. Raise if there are none that transformers reads without running code."""
+    index = weights / INDEX
+    listed = read_json(name, index).get("weight_map") if index.is_file() else None
+    names = sorted({str(file) for file in listed.values()}) if listed and isinstance(listed, dict) else [SINGLE]
+    if invalid := [file for file in names if Path(file).name != file or not file.endswith(".safetensors")]:
+        raise UserError(f"{index} names '{invalid[0]}', which is not a *.safetensors file in the same folder")
+    missing = [file for file in names if not (weights / file).is_file()]
+    if not missing:
+        return [weights / file for file in names]
+    if listed:
+        raise UserError(f"{name} has no {', '.join(missing)}, which {INDEX} names: download the missing files")
+    others = sorted(path.name for pattern in OTHER_WEIGHTS for path in weights.glob(pattern))
+    if others:
+        raise UserError(
+            f"{name} has no {SINGLE}, and its {others[0]} is not read, because other formats can run code or need "
+            "other libraries. To convert a model that you trust: load it with from_pretrained(folder), then call "
+            "save_pretrained(another_folder)"
+        )
+    raise UserError(
+        f"{name} has no {SINGLE}, and no weights in another format: save_pretrained writes it beside config.json"
+    )
+
+
+def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> None:
+    """Raise if the model, or a file that turns the task's inputs into tensors, does not fit the task."""
+    if (folders := transformers_of(weights)) != [weights]:
+        if task != (own := task_of(weights)):
+            raise UserError(f"{name} is for TASK={own} and not for TASK={task}")
+        for folder in folders:
+            read_parts(name, folder, "tokenizer", trust_remote_code)
+        return
+    config = read_json(name, weights / "config.json")
+    check_precision(name, config, task)
+    kind = config["model_type"]
+    own_tasks = {task_of_architecture(architecture) for architecture in architectures_of(config)}
+    encodes_both = any(map(encodes_texts_and_images, architectures_of(config)))
+    if is_of_two_halves(config) and task not in own_tasks and not (encodes_both and task in (TEXT_IMAGE, *HALF_TASKS)):
+        instead = f"set TASK={TEXT_IMAGE}" if encodes_both else LIST
+        raise UserError(f"{name} is a model of texts and images ({kind}), which is not served as {task}: {instead}")
+    if task == TEXT_IMAGE and not encodes_both:
+        raise UserError(f"{name} has no encoders of texts and of images ({kind}), which TASK={task} requires ({LIST})")
+    is_vision = task.startswith("image-")
+    for architecture in architectures_of(config):
+        own = task_of_architecture(architecture)
+        if takes_images(architecture) and not is_vision:
+            raise UserError(f"{name} is a {architecture}, which takes images: choose a model of texts for TASK={task}")
+        # Weights of another head can have the right names and shapes, and then they load without an error.
+        if own not in ("", task) and task not in HEADLESS and {own, task} not in SAME_HEAD:
+            raise UserError(f"{name} is a {architecture}, which is for TASK={own} and not for TASK={task}")
+    for noun, patterns in processors_of(task).items():
+        file, inputs = PROCESSORS[noun]
+        if not has_files(patterns, weights):
+            raise UserError(
+                f"{name} has no {noun} ({file}), which TASK={task} requires: save the model's own there too, with "
+                f"save_pretrained(folder), or choose a model for {inputs}"
+            )
+    for noun in processors_of(task):
+        read_parts(name, weights, noun, trust_remote_code)
+
+
+def read_parts(name: str, weights: Path, noun: str, trust_remote_code: bool) -> tuple[Any, Any]:
+    """Return the configuration, and the tokenizer or image processor. Raise if transformers cannot read them."""
+    import transformers
+
+    from triton_transformers.models.silence import quiet
+
+    version = transformers.__version__
+    loaders: dict[str, Any] = {"configuration": transformers.AutoConfig, "tokenizer": transformers.AutoTokenizer}
+    loaders["image processor"] = transformers.AutoImageProcessor
+    options: dict[str, Any] = {"backend": "pil"} if noun == "image processor" else {}
+    options |= {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    parts = []
+    for part in ("configuration", noun):
+        try:
+            with quiet():
+                parts.append(loaders[part].from_pretrained(weights, **options))
+        except Exception as error:  # a broken checkpoint makes transformers and tokenizers raise anything
+            raise UserError(
+                f"{name}: its {part} does not load in transformers {version} ({type(error).__name__}): it is damaged, "
+                "incomplete, or of a kind that this release does not know. Save it again with that release, or choose "
+                "another model"
+            ) from error
+    return parts[0], parts[1]
+
+
+def read_json(name: str, path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(f"{name}: {path.name} is not a JSON object. Name a folder that save_pretrained wrote")
+    return content

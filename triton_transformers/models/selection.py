@@ -1,0 +1,148 @@
+"""Decide from the settings which systems to assemble, and from what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from triton_transformers.cli import out
+from triton_transformers.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
+from triton_transformers.models.record import DEFAULT, Record, find_record, read_record, read_records
+from triton_transformers.models.refusals import check_task_name
+from triton_transformers.models.sources import Folder, Hub, Source, identity, source_of
+from triton_transformers.neuron.target import Target
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.system_names import NAME
+
+# The recipe `gpt2` makes models with published names, so it serves gpt2_ensemble only.
+TASKS = tuple(task for task in RECIPES if task != "gpt2")
+# These settings choose what a system is made of. Without any of them, a system that is in place stays as it is.
+CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT")
+
+
+def all_in_place(settings: Settings) -> bool:
+    """Return whether nothing is missing, and report it only then.
+
+    Otherwise the caller takes the lock and checks again: by then another run may have assembled the systems.
+    """
+    return not missing_systems(settings, report=False) and not missing_systems(settings)
+
+
+def missing_systems(settings: Settings, report: bool = True) -> list[System]:
+    """Return the systems of SYSTEMS that have to be assembled, and report the others."""
+    repository = settings.path("MODEL_REPOSITORY")
+    names = settings.words("SYSTEMS")
+    chosen = [name for name in CHOICES if settings[name]]
+    if chosen and len(names) != 1:
+        raise UserError(
+            f"{', '.join(chosen)} can apply to one system only, and SYSTEMS has {len(names)}: name exactly one"
+        )
+    missing: dict[str, System] = {}
+    for name in names:
+        system = requested_system(name, settings, repository)
+        if system and not is_in_place(system, settings, repository):
+            missing[system.name] = system
+        elif report:
+            out.print(f"{name}: in place" if system else f"{name}: your own, left as it is")
+    return list(missing.values())
+
+
+def requested_system(name: str, settings: Settings, repository: Path) -> System | None:
+    """Return the system of this name as the settings define it, or None for a model of the user's own."""
+    if not NAME.fullmatch(name):
+        raise UserError(f"SYSTEMS: '{name}' is not a valid name; use letters, digits, '_', '-' and '.'")
+    source = chosen_source(settings)
+    # A record comes first: the user may have assembled a system of the catalogue from other weights.
+    system = assembled_system(name, repository, settings["PROFILE"]) or find_system(name)
+    if any(settings[choice] for choice in CHOICES):
+        system = find_system(name) or system
+        if system and system.name != name:
+            raise UserError(
+                f"{name} is a part of {system.name}: name that in SYSTEMS, or choose another name for yours"
+            )
+        if name in SYSTEMS and settings["TASK"] not in ("", SYSTEMS[name].task):
+            raise UserError(f"{name} is for TASK={SYSTEMS[name].task}: choose another name for TASK={settings['TASK']}")
+    if system is None:
+        if source is None and (repository / name / "config.pbtxt").exists():
+            return None
+        if source is None:
+            raise UserError(
+                f"no system '{name}'; there are {', '.join(known_names(repository))}. To add yours, name its weights: "
+                f"make add SYSTEM={name} HF_MODEL=organisation/model, or SOURCE=folder"
+            )
+        system = System(name, "", source)
+    check_task_name(settings["TASK"])
+    task = "" if source and name not in SYSTEMS else system.task  # other weights may be for another task
+    return replace(
+        system,
+        source=source or system.source,
+        task=settings.choice("TASK", TASKS) if settings["TASK"] else task,
+        format=chosen_format(settings) or system.format,
+    )
+
+
+def chosen_format(settings: Settings) -> str:
+    """Return FORMAT. Raise UserError if a server of the profile could not run it."""
+    if not settings["FORMAT"]:
+        return ""
+    form, profile = settings.choice("FORMAT", FORMATS), settings["PROFILE"]
+    if not runs_on(form, profile):
+        raise UserError(
+            f"FORMAT={form} does not run with PROFILE={profile}: leave FORMAT empty for what suits the profile"
+        )
+    return form
+
+
+def known_names(repository: Path) -> list[str]:
+    return list(dict.fromkeys([*SYSTEMS, *(record.system for record in read_records(repository))]))
+
+
+def chosen_source(settings: Settings) -> Source | None:
+    if settings["SOURCE"]:
+        if settings["HF_MODEL"]:
+            raise UserError("SOURCE and HF_MODEL both name weights: set one of them")
+        return Folder(settings.path("SOURCE").resolve())
+    return Hub(settings["HF_MODEL"], settings["HF_REVISION"]) if settings["HF_MODEL"] else None
+
+
+def assembled_system(name: str, repository: Path, profile: str) -> System | None:
+    """Return the system that an earlier run assembled from HF_MODEL or SOURCE.
+
+    Leave its format open if it was a default, or if a server of the profile could not run it.
+    """
+    record = find_record(name, repository)
+    source = source_of(record.identity) if record else None
+    if record is None or source is None:
+        return None
+    keeps = record.format != "neuron" and DEFAULT not in record.facts and runs_on(record.format, profile)
+    return System(record.system, record.task, source, record.format if keeps else "")
+
+
+def suits(record: Record, profile: str) -> bool:
+    """Return whether a server of the profile runs the format, and no other default format would replace it."""
+    recipe = RECIPES[record.task]
+    default_on = record.facts.get(DEFAULT, profile)
+    return runs_on(record.format, profile) and recipe.default_format(default_on) == recipe.default_format(profile)
+
+
+def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
+    """Return whether the system is assembled as the settings define it."""
+    record = read_record(system.name, repository)
+    if not record or not record.is_current(repository):
+        return False
+    target = Target.from_settings(settings) if RECIPES[record.task].neuron else None
+    if target and not target.matches(record.neuron):
+        return False
+    if not target and record.format == "neuron" and not settings["FORMAT"]:
+        raise UserError(
+            f"{system.name} is compiled for AWS Neuron: set PROFILE=neuron (in .env, to keep it), or set FORMAT=onnx "
+            "to assemble it again for this profile"
+        )
+    if not settings["FORMAT"] and record.format != "neuron" and not suits(record, settings["PROFILE"]):
+        return False
+    form = settings["FORMAT"] if target else system.format
+    return not any(settings[name] for name in CHOICES) or (
+        record.identity == identity(system.source, record.identity)
+        and record.task == (system.task or record.task)
+        and record.format == (form or record.format)
+    )

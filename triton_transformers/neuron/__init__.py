@@ -1,0 +1,1 @@
+"""AWS Neuron: the accelerators of a target, and the compiler."""
