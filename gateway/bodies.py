@@ -146,7 +146,7 @@ def _convert(fields: dict[str, Any], struct: type[Body]) -> Body:
 
 
 def _refuse(name: str, value: Any) -> None:
-    """Raise ApiError unless the unsupported field asks for nothing."""
+    """Raise ApiError unless the unsupported field has its default value."""
     if value is None or name in IGNORED or _is_neutral(name, value):
         return
     if name in NEUTRAL:

@@ -42,8 +42,8 @@ def closed_loop_sentence(results: Results) -> str:
     low, high = (f"{bound:.2f}" for bound in interval)
     dynamic, other = (results["modes"][mode]["p95_ms"] for mode in ("dynamic", verdict["baseline"]))
     return (
-        f"{load.capitalize()}, {batching} {answer}s {times} (95 % interval {low} to {high}) as {baseline}; 95 % "
-        f"{'of the requests ' if generates else ''}are answered within {dynamic:.0f} ms instead of {other:.0f} ms."
+        f"{load.capitalize()}, {batching} {answer}s {times} (95 % interval {low} to {high}) as {baseline}. "
+        f"p95: {dynamic:.0f} ms instead of {other:.0f} ms."
     )
 
 
@@ -90,7 +90,7 @@ def without_batching(results: Results) -> str:
     baseline = "dynamic batching off"
     if results["verdict"]["baseline"] == "instances":
         baseline += f" and one instance for each of its {results['triton']['cores']} cores"
-    return baseline + (", its best mode without it" if len(results["modes"]) > 2 else "")
+    return baseline + (", the best of the other modes" if len(results["modes"]) > 2 else "")
 
 
 def explanation(results: Results) -> str:

@@ -242,7 +242,7 @@ def test_traces_are_in_the_report_and_in_jaeger(traced):
     assert done.returncode == 0, done.stdout + done.stderr
     slowest = traced.results()["slowest"]
     assert slowest["traced"] >= len(slowest["requests"]) == 10
-    steps = {"queue", "transfer", "tokenise", "wait", "pack", "run", "scatter", "rest"}
+    steps = {"queue", "transfer", "tokenize", "wait", "pack", "run", "scatter", "rest"}
     assert any({step["name"] for step in request["steps"]} == steps for request in slowest["requests"])
     assert "<h2>The slowest requests</h2>" in (traced.folder / "reports/latest/report.html").read_text()
     spans = (traced.folder / "state/traces/spans.jsonl").stat()

@@ -15,7 +15,7 @@ from triton_transformers.traces.receiver import Span, TraceFiles
 
 # Long enough for a run of its own, and not so long that it leaves the batch.
 LONG, SHORT_TEXT = "canary " * 60, "canary"
-STEPS = {"encoder": ["tokenise", "wait", "pack", "run", "scatter"]}
+STEPS = {"encoder": ["tokenize", "wait", "pack", "run", "scatter"]}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_report_of_a_comparison_draws_the_slowest_requests(traced):
     slowest = traced.results()["slowest"]
     assert slowest["traced"] >= len(slowest["requests"]) == 10, done.stdout + done.stderr
     # On a busy machine spans may be lost, but not those of all requests.
-    steps = {"queue", "transfer", "tokenise", "wait", "pack", "run", "scatter", "rest"}
+    steps = {"queue", "transfer", "tokenize", "wait", "pack", "run", "scatter", "rest"}
     assert any({step["name"] for step in request["steps"]} == steps for request in slowest["requests"])
     assert "<h2>The slowest requests</h2>" in (traced.folder / "reports/latest/report.html").read_text()
     assert traced.results()["command"].count("TRACE=1") == 1

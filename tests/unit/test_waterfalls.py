@@ -124,7 +124,7 @@ RUNS = {Run("encoder", 0, 30 * MS, 1, 99), Run("encoder", 30 * MS, 40 * MS, 8, 5
         ("encoder", "rest", {}, "waited 40 ms for the rest of its batch in encoder"),
         ("encoder", "run", {"rows": "9", "longest": "17"},
          "ran for 40 ms in encoder, as one of 9 texts of up to 17 tokens"),
-        ("tokenizer", "tokenise", {"texts": "3"}, "took 40 ms to tokenise in tokenizer"),
+        ("tokenizer", "tokenize", {"texts": "3"}, "took 40 ms to tokenize in tokenizer"),
     ],
 )  # fmt: skip
 def test_cause_is_the_longest_step_in_words(model, name, attributes, sentence):

@@ -47,7 +47,7 @@ HARMLESS = (
     "offset_alibi", "path_norm", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_",
 )  # fmt: skip
-# Keys and the value that asks for nothing else, in a class that does not read them: Falcon, Longformer, Phi-4 and GPT-J
+# Keys and their default value, in a class that does not read them: Falcon, Longformer, Phi-4 and GPT-J
 # have such keys, for example.
 NEUTRAL = {
     "*_bias": False,

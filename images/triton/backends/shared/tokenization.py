@@ -326,7 +326,7 @@ class Tokenization:
                 rows.traced: sum(map(len, request)) for rows, request in zip(jobs, requests, strict=True) if rows.traced
             }
             attributes = {"texts": len(encodings)}
-            tracing.sender.add(tracing.Step("tokenise", start_ns, time.time_ns(), tokens, tokens, attributes))
+            tracing.sender.add(tracing.Step("tokenize", start_ns, time.time_ns(), tokens, tokens, attributes))
         return [
             Tokens(
                 tensors,
