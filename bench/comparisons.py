@@ -58,7 +58,7 @@ Results = dict[tuple[str, int], list[dict]]
 def run(subject: Subject) -> None:
     cpu, client = two_cpus() if subject.one_core else (0, 0)
     pins = {"TRITON_CPUS": str(cpu), "LOADTEST_CPUS": str(client)} if subject.one_core else {}
-    reports = Settings.load().path("REPORTS") / "bench"
+    reports = Settings.load().reports / "bench"
     results: Results = {}
     alone: list[dict[str, float]] = []
     with folder() as work:

@@ -32,7 +32,7 @@ def rates() -> dict[str, float]:
 
     from triton_transformers.corpus import MIXED
 
-    repository = Settings.load().path("MODEL_REPOSITORY")
+    repository = Settings.load().model_repository
     tokenizer = Tokenizer.from_file(str(repository / "tokenizer/1/tokenizer.json"))
     options = ort.SessionOptions()
     options.intra_op_num_threads = len(os.sched_getaffinity(0))

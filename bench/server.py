@@ -20,7 +20,7 @@ PORT_NAMES = [name for names in PORTS.values() for name in names] + ["LOADTEST_M
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
     """Make a folder for checkpoints, the model repository and reports; remove it at the end."""
-    path = Settings.load().path("LOCAL_STATE") / "bench"
+    path = Settings.load().local_state / "bench"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:

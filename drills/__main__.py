@@ -91,12 +91,12 @@ def main() -> int:
             out.print(f"{drill.name:<28}{drill.done}")
         return 0
     settings = Settings.load()
-    if settings["SOAK"]:
+    if settings.soak:
         if arguments.names:
             raise UserError("DRILL and SOAK are both set: run one after the other")
         return soak(settings)
     results: list[Result] = []
-    with one_interrupt(), DrillStack(repository_of(settings), settings.path("LOCAL_STATE")) as stack:
+    with one_interrupt(), DrillStack(repository_of(settings), settings.local_state) as stack:
         for drill in drills:
             skipped = drill.named_only and not arguments.names
             results.append(not_named(drill) if skipped else result(drill, stack))
@@ -105,7 +105,7 @@ def main() -> int:
     rows = [[escape(fill(cell, CELL_WIDTH, break_on_hyphens=False)) for cell in row(one)] for one in results]
     print_table(COLUMNS, rows, text_columns=(*COLUMNS[:2], *COLUMNS[-2:]))
     out.print("\nfailed, and its bound: through the gateway / directly to Triton")
-    out.print(f"report  {write(results, settings.path('REPORTS'))}")
+    out.print(f"report  {write(results, settings.reports)}")
     return 1 if any(one.broken for one in results) else 0
 
 

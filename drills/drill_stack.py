@@ -273,7 +273,7 @@ class DrillStack:
 
 def repository_of(settings: Settings) -> Path:
     """Return the model repository that has the embedding system."""
-    repository = settings.path("MODEL_REPOSITORY")
+    repository = settings.model_repository
     if not (repository / "encoder/1/model.onnx").exists():
         raise UserError(f"{repository} lacks the system 'embedding': run make models SYSTEMS=embedding")
     return repository

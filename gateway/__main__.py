@@ -23,7 +23,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     app = build(config, settings)
     listener = listen(config)
-    metrics_port = settings.port("GATEWAY_METRICS_PORT")
+    metrics_port = settings.gateway_metrics_port
     try:
         prometheus_client.start_http_server(metrics_port, config.metrics_host, app.counters.registry)
     except OSError as error:

@@ -40,18 +40,18 @@ class Config:
         file = os.environ.get("SYSTEMS_FILE")
         return cls(
             host=settings.gateway_listen(),
-            port=settings.port("GATEWAY_PORT"),
+            port=settings.gateway_port,
             metrics_host=settings.gateway_listen("GATEWAY_METRICS_PORT"),
             triton=settings.url("TRITON_GRPC_PORT").removeprefix("http://"),
             triton_http=settings.url("TRITON_HTTP_PORT").removeprefix("http://"),
-            systems=tuple(settings.words("SYSTEMS")),
+            systems=tuple(settings.systems),
             systems_file=Path(file) if file else None,
-            keys=settings.api_keys(),
+            keys=settings.gateway_keys(),
             tls=settings.tls(),
             limits=Limits(
-                in_flight=settings.integer("GATEWAY_IN_FLIGHT"),
-                texts=settings.integer("GATEWAY_TEXTS"),
-                body=settings.integer("GATEWAY_BODY"),
-                timeout=settings.number("GATEWAY_TIMEOUT"),
+                in_flight=settings.gateway_in_flight,
+                texts=settings.gateway_texts,
+                body=settings.gateway_body,
+                timeout=settings.gateway_timeout,
             ),
         )

@@ -78,14 +78,14 @@ class Monitoring:
     def links(self, observed: Observed, host: str) -> list[Link]:
         """Return the links that lead somewhere from a browser that reached the gateway by this host name."""
         links = [Link(REPORTS[name][0], f"/reports/{name}") for name in REPORTS if name in observed.reports]
-        if observed.pages and (is_loopback(host) or not self._settings.bind_address().is_loopback):
+        if observed.pages and (is_loopback(host) or not self._settings.bind_address.is_loopback):
             pages = [name for name in PAGES if name in observed.pages]
-            links = [Link(name, f"http://{host}:{self._settings.port(_port(name))}/") for name in pages] + links
+            links = [Link(name, f"http://{host}:{self._settings.value(_port(name))}/") for name in pages] + links
         return links
 
     def report(self, name: str) -> Path | None:
         """Return the file of the report, or None if there is none."""
-        path = self._settings.path("REPORTS") / REPORTS[name][1] if self._settings else None
+        path = self._settings.reports / REPORTS[name][1] if self._settings else None
         return path if path and path.is_file() else None
 
     def _figures(self) -> Figures | None:

@@ -59,7 +59,7 @@ class Comparison:
     @cached_property
     def workload(self) -> Workload:
         # Only the default number of users depends on the system.
-        return Workload.from_settings(self.settings, not self.settings["USERS"] and self.generates)
+        return Workload.from_settings(self.settings, not self.settings.users and self.generates)
 
     @cached_property
     def configs(self) -> dict[str, Config]:
@@ -67,7 +67,7 @@ class Comparison:
 
         An earlier comparison that was killed may have left them in one of its modes.
         """
-        return composing(self.triton, self.settings["SYSTEM"])
+        return composing(self.triton, self.settings.system)
 
     @cached_property
     def generates(self) -> bool:
@@ -78,10 +78,10 @@ class Comparison:
     def plan(self) -> Plan:
         s = self.settings
         return Plan(
-            system=s["SYSTEM"],
-            rounds=s.integer("ROUNDS"),
-            window_s=s.number("WINDOW") if s["WINDOW"] else None,
-            warmup_s=s.number("WARMUP"),
+            system=s.system,
+            rounds=s.rounds,
+            window_s=s.window,
+            warmup_s=s.warmup,
             users=self.workload.users,
             spawn_rate=self.workload.spawn_rate,
             generates=self.generates,
@@ -102,7 +102,7 @@ class Comparison:
 
     @cached_property
     def minimum_ratio(self) -> float:
-        return self.settings.number("MIN_RATIO") if self.settings["MIN_RATIO"] else 0.0
+        return self.settings.min_ratio or 0.0
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -110,17 +110,17 @@ class Comparison:
 
     @property
     def modes(self) -> list[str]:
-        return [mode for mode in self.settings.modes() if mode not in self.left_out]
+        return [mode for mode in self.settings.modes if mode not in self.left_out]
 
     def measure(self) -> None:
         """Fill `windows`, and restore the server's configuration whatever happens."""
-        folder = self.settings.path("REPORTS")
+        folder = self.settings.reports
         # Check every setting before anything starts.
         _ = self.plan, self.workers, self.minimum_ratio, self.job
         with self.alone_on_the_server():
             models = self._models()
             check_free(self.settings, ["LOADTEST_METRICS_PORT"])
-            address, port = str(self.settings.bind_address()), self.settings.port("LOADTEST_METRICS_PORT")
+            address, port = str(self.settings.bind_address), self.settings.loadtest_metrics_port
             try:
                 with (
                     progress_bar(len(self.modes) * self.plan.rounds) as (show, log),
@@ -138,8 +138,8 @@ class Comparison:
     @contextlib.contextmanager
     def alone_on_the_server(self) -> Iterator[None]:
         """Hold the lock of comparisons and searches, and undo one that was killed."""
-        folder = self.settings.path("REPORTS")
-        pin(self.settings["LOADTEST_CPUS"])
+        folder = self.settings.reports
+        pin(self.settings.loadtest_cpus)
         with exclusive(comparison_lock(self.settings), ANOTHER_COMPARISON, wait=False):
             if restored := restore_after_kill(self.triton, folder):
                 err.print(f"[yellow]an earlier comparison or search was killed:[/] restored {', '.join(restored)}")
@@ -188,7 +188,7 @@ class Comparison:
                 "warmup_s": self.plan.warmup_s,
                 "seed": self.job.seed,
                 self.examples.noun: self._sent(),
-                **({"new_tokens": self.settings.integer("TOKENS")} if self.generates else {}),
+                **({"new_tokens": self.settings.tokens} if self.generates else {}),
                 "min_ratio": self.minimum_ratio,
                 "triton_cpus": shown["TRITON_CPUS"],
                 "loadtest_cpus": shown["LOADTEST_CPUS"],
@@ -293,7 +293,7 @@ def main() -> int:
     for complaint in results["complaints"]:
         err.print(f"{'[yellow]doubtful:[/]' if results['passed'] else '[red]not proven:[/]'} {escape(complaint)}")
     with err.status("writing the report"):
-        folder = report.write(results, comparison.windows, comparison.settings.path("REPORTS"), dashboard)
+        folder = report.write(results, comparison.windows, comparison.settings.reports, dashboard)
     path = os.path.relpath(folder)
     out.print(f"\nreport  {path}/report.html  (numbers: {path}/results.json)")
     out.print("The stack stays up: `make status` shows it, `make locust` loads it by hand, `make down` stops it.")

@@ -46,7 +46,7 @@ class Examples:
     @classmethod
     def from_server(cls, settings: Settings, texts: list[str]) -> Examples:
         """Build the examples that the running system takes."""
-        configs = composing(Triton(settings.url("TRITON_HTTP_PORT")), settings["SYSTEM"])
+        configs = composing(Triton(settings.url("TRITON_HTTP_PORT")), settings.system)
         return cls.from_configs(configs, settings, texts)
 
     @classmethod
@@ -56,7 +56,7 @@ class Examples:
         masks = (config.get("parameters", {}).get("exactly_one") for config in configs.values())
         if mask := next(filter(None, masks), None):
             texts = [f"{mask['string_value']} {text}" for text in texts]
-        return cls.from_config(configs[settings["SYSTEM"]], texts, settings.integer("TOKENS"))
+        return cls.from_config(configs[settings.system], texts, settings.tokens)
 
     @classmethod
     def from_config(cls, config: Config, texts: list[str], new_tokens: int = 1) -> Examples:

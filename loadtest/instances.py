@@ -29,7 +29,7 @@ class Capacity:
     @classmethod
     def from_server(cls, settings: Settings) -> Capacity:
         text = metrics_page(settings.url("TRITON_METRICS_PORT"))
-        return cls.from_metrics(text, settings["TRITON_CPUS"], settings.integer("TRITON_SHM_BYTES"))
+        return cls.from_metrics(text, settings.triton_cpus, settings.triton_shm_bytes)
 
     @classmethod
     def from_metrics(cls, text: str, cpus: str, shared_memory: int) -> Capacity:

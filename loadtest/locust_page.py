@@ -19,7 +19,7 @@ def main() -> None:
     # An error here ends as one sentence; in locustfile.py it would be a traceback.
     Examples.from_server(settings, workload.corpus.texts)
     command = [sys.executable, "-m", "locust", "--locustfile", "loadtest/locustfile.py"]
-    command += ["--web-host", settings["BIND_ADDRESS"], "--web-port", str(settings.port("LOCUST_PORT"))]
+    command += ["--web-host", str(settings.bind_address), "--web-port", str(settings.locust_port)]
     command += ["--users", str(workload.users), "--spawn-rate", str(workload.spawn_rate or workload.users)]
     os.chdir(ROOT)
     os.execv(sys.executable, command)

@@ -53,7 +53,7 @@ def report_metrics(environment: Environment) -> None:
     """Report to Prometheus all the time what a comparison reports of its windows. The label `run` is empty."""
     metrics = Metrics("", job.model, modes=[MODE])
     meter = Meter(environment)
-    with metrics.served(str(settings.bind_address()), settings.port("LOADTEST_METRICS_PORT")):
+    with metrics.served(str(settings.bind_address), settings.loadtest_metrics_port):
         while True:
             gevent.sleep(EVERY_S)
             users = environment.runner.user_count if environment.runner else 0

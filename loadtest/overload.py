@@ -159,19 +159,19 @@ class Overload:
     """The measurement. `closed` measures the capacity, and `open` has the crowd that exceeds it."""
 
     def __init__(self, settings: Settings) -> None:
-        self.factor = settings.number("OVERLOAD")
-        self.seconds = settings.number("WINDOW") if settings["WINDOW"] else WINDOW_S
-        self.target_ms = settings.number("P95") if settings["P95"] else TARGET_MS
+        self.factor = settings.overload or 1.0
+        self.seconds = settings.window or WINDOW_S
+        self.target_ms = settings.p95 or TARGET_MS
         self.settings = settings.replace(PROTOCOL="openai", RATE="")
         self.others = OtherPrograms.from_environment()
-        self.in_flight = self.settings.integer("GATEWAY_IN_FLIGHT")
+        self.in_flight = self.settings.gateway_in_flight
         self.closed = LightComparison(self.settings)
         pool = str(self.in_flight + SPARE_USERS)
         self.open = LightComparison(self.settings.replace(RATE="1", USERS=pool, WAIT="", SPAWN_RATE=""))
 
     def run(self) -> Results:
         """Measure, and return the content of results.json."""
-        if self.settings["TLS_CERT"]:
+        if self.settings.tls_cert:
             raise UserError("OVERLOAD sends its single requests over plain HTTP: clear TLS_CERT and TLS_KEY")
         _ = self.closed.plan, self.closed.job, self.open.job, self.closed.workers  # an invalid setting fails first
         with self.closed.alone_on_the_server(), progress_bar(3) as (show, _):
@@ -195,8 +195,8 @@ class Overload:
                 "target_ms": self.target_ms,
                 "in_flight": self.in_flight,
                 "workers": self.closed.workers,
-                "triton_cpus": self.settings["TRITON_CPUS"],
-                "loadtest_cpus": self.settings["LOADTEST_CPUS"],
+                "triton_cpus": self.settings.triton_cpus,
+                "loadtest_cpus": self.settings.loadtest_cpus,
             },
             "command": report.command(self.settings),
             "engines": {},
@@ -415,6 +415,6 @@ def main() -> int:
         out.print(results["advice"])
     for complaint in results["complaints"]:
         err.print(f"[yellow]doubtful:[/] {complaint}")
-    folder = os.path.relpath(write(results, settings.path("REPORTS")))
+    folder = os.path.relpath(write(results, settings.reports))
     out.print(f"\nreport  {folder}/report.html  (numbers: {folder}/results.json)")
     return 0

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dotenv import dotenv_values
 from markupsafe import Markup
 
 from loadtest.charts import all_charts
@@ -21,33 +20,18 @@ from triton_transformers.figures import PALETTES, Chart, images, write_charts
 from triton_transformers.files import WRITING, complete_folder, write_atomically, write_json
 from triton_transformers.pages import page
 from triton_transformers.prometheus import Prometheus, PrometheusError
-from triton_transformers.settings import EXAMPLE, Settings
+from triton_transformers.settings import DEFAULTS, TABLE, Settings
 
 LATEST = "latest"
 
-# The only settings that a report shows: those that change what is served or measured. People share reports, so nothing
-# that can hold a token or a password belongs here: no keys, no URLs (TRANSFORMERS, TORCH_INDEX), no paths.
-SHOWN_SETTINGS = (
-    "RUNTIME", "PROFILE", "SYSTEMS", "HF_MODEL", "HF_REVISION", "TASK", "FORMAT",
-    "TRITON_SOURCE", "TRITON_ENGINE", "TRITON_CPUS", "TRITON_MEMORY", "TRITON_SHM_SIZE", "TRITON_SHM_BYTES",
-    "TRITON_LOG_VERBOSE", "TRACE", "TRACE_RATE",
-    "SYSTEM", "WORKLOAD", "PROTOCOL", "USERS", "RATE", "ARRIVALS", "WORKERS", "SPAWN_RATE", "WAIT", "MAX_BATCH",
-    "OVERLOAD", "GATEWAY_IN_FLIGHT",
-    "P95", "MINUTES", "TOKENS", "MODES", "ROUNDS", "WINDOW", "WARMUP", "SEED", "MIN_RATIO", "LOADTEST_CPUS",
-    "NEURON_CHIP", "NEURON_DEVICES", "NEURON_BATCHES", "NEURON_LENGTHS", "NEURON_COMPILER_ARGS", "NEURON_CORES",
-)  # fmt: skip
-
 
 def shown(settings: Settings) -> dict[str, str]:
-    return {name: settings[name] for name in SHOWN_SETTINGS}
+    return {name: settings[name] for name, row in TABLE.items() if row.shown}
 
 
 def command(settings: Settings, target: str = "loadtest") -> str:
     """Return the command that repeats a measurement: the shown settings that differ from their defaults."""
-    defaults = dotenv_values(EXAMPLE)
-    changed = [
-        f"{name}={shlex.quote(value)}" for name, value in shown(settings).items() if value != (defaults[name] or "")
-    ]
+    changed = [f"{name}={shlex.quote(value)}" for name, value in shown(settings).items() if value != DEFAULTS[name]]
     return " ".join([f"make {target}", *changed])
 
 

@@ -58,7 +58,7 @@ class Job:
 
     @classmethod
     def from_settings(cls, settings: Settings, workload: Workload, examples: Examples) -> Job:
-        protocol = settings.choice("PROTOCOL")
+        protocol = settings.protocol
         ports = {"http": "TRITON_HTTP_PORT", "grpc": "TRITON_GRPC_PORT", "openai": "GATEWAY_PORT"}
         url = settings.url(ports[protocol])
         if protocol == "grpc":
@@ -69,13 +69,13 @@ class Job:
         return cls(
             protocol,
             url,
-            settings["SYSTEM"],
+            settings.system,
             examples.requests,
             workload.wait,
-            settings.integer("SEED"),
+            settings.seed,
             timeout_s,
             workload.rate,
-            settings.choice("ARRIVALS"),
+            settings.arrivals,
             *((examples.kind, settings.plain_api_key()) if protocol == "openai" else ("", "")),
             examples.outputs,
         )
@@ -85,7 +85,7 @@ def check_gateway(settings: Settings, kind: str) -> None:
     """Raise UserError if no request for a system of this kind can go through the gateway."""
     if kind not in ROUTES:
         raise UserError(
-            f"PROTOCOL=openai: the gateway has no route for SYSTEM={settings['SYSTEM']}, only for systems that embed, "
+            f"PROTOCOL=openai: the gateway has no route for SYSTEM={settings.system}, only for systems that embed, "
             "classify or rank texts or generate them: set PROTOCOL=http"
         )
 

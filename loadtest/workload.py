@@ -29,30 +29,24 @@ class Workload:
     @classmethod
     def from_settings(cls, settings: Settings, generates: bool = False) -> Workload:
         """Return the workload of the settings, for a system that generates text or for any other."""
-        if settings["PROTOCOL"] == "openai" and settings["API_KEYS"] and not settings.plain_api_key():
+        if settings.protocol == "openai" and settings.api_keys and not settings.plain_api_key():
             raise UserError(
                 "PROTOCOL=openai: API_KEYS has only digests, from which no key can be computed: add a key in plain text"
             )
-        workload = WORKLOADS[settings.choice("WORKLOAD")]
+        workload = WORKLOADS[settings.workload]
         overrides: dict[str, Any] = {}
-        if settings["RATE"]:
+        if rate := settings.rate:
             if chosen := [name for name in ("WAIT", "SPAWN_RATE") if settings[name]]:
                 raise UserError(
                     f"RATE={settings['RATE']}: requests arrive at this rate, whatever users do; clear "
                     f"{' and '.join(chosen)}"
                 )
-            rate = settings.number("RATE")
             overrides |= {"rate": rate, "users": POOL, "spawn_rate": POOL_SPAWN_RATE, "wait": (0.0, 0.0)}
         elif generates and workload.generating_users:
             overrides["users"] = workload.generating_users
-        if settings["USERS"]:
-            overrides["users"] = settings.integer("USERS")
-        if settings["SPAWN_RATE"]:
-            overrides["spawn_rate"] = settings.number("SPAWN_RATE")
-        if settings["WAIT"]:
-            overrides["wait"] = settings.interval("WAIT")
-        if settings["MAX_BATCH"]:
-            overrides["max_batch"] = settings.integer("MAX_BATCH")
+        for name in ("users", "spawn_rate", "wait", "max_batch"):
+            if (value := getattr(settings, name)) is not None:
+                overrides[name] = value
         return replace(workload, **overrides)
 
 
@@ -68,7 +62,7 @@ WORKLOADS = {
 
 def worker_count(settings: Settings, workload: Workload) -> int:
     """Return how many worker processes run the users; with 0 the comparison's own process does."""
-    workers = settings.integer("WORKERS") if settings["WORKERS"] else 0
+    workers = settings.workers or 0
     if workers > workload.users:
         raise UserError(f"WORKERS={workers}: must be at most USERS, which is {workload.users}")
     return workers

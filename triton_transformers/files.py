@@ -43,7 +43,7 @@ def exclusive(path: Path, holder: str, wait: bool = True) -> Iterator[None]:
 
 def comparison_lock(settings: Settings) -> Path:
     """Return the file whose lock a comparison against this server holds."""
-    folder = settings.path("REPORTS")
+    folder = settings.reports
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f".lock-{Triton(settings.url('TRITON_HTTP_PORT')).name}"
 

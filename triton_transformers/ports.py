@@ -23,7 +23,7 @@ def check_free(settings: Settings, names: list[str], ours: Collection[int] = ())
     """Raise UserError if a port of these settings is taken. The ports in `ours` are held by this stack already."""
     used: dict[int, str] = {}
     for name in names:
-        port = settings.port(name)
+        port = settings.value(name)
         if port in used:
             raise UserError(f"{name} and {used[port]} are both {port}: set one of them in .env")
         used[port] = name

@@ -1,7 +1,7 @@
-"""Settings: .env.example holds every name with its default; .env overrides it, and make's command line overrides both.
+"""Settings: Settings has one row for each. .env overrides its default, and make's command line overrides both.
 
-RULES holds the check of each setting. Reading the settings checks all of them, so a command refuses a wrong one before
-it does anything.
+.env.example explains them to users; a test compares it with the rows. Reading the settings checks all of them, so a
+command refuses a wrong one before it does anything.
 
 An exported variable of the user's shell is no setting, because names such as USERS or TAG collide with other programs'.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import hashlib
 import io
 import ipaddress
@@ -19,8 +18,9 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from dotenv import set_key
 from dotenv.parser import parse_stream
@@ -43,7 +43,6 @@ PREFIXES = (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLE = ROOT / ".env.example"
 VERSIONS = ROOT / "versions.env"
 # The tests name another file, so that the developer's settings do not reach them.
 DOTENV = ROOT / (os.environ.get("TRITON_SETTINGS_FILE") or ".env")
@@ -54,20 +53,32 @@ DIGEST = "sha256:"
 MODES = ("none", "instances", "dynamic")
 # `make up` generates these if they are empty.
 SECRETS = ("TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD")
-# No message may show the value of these settings.
-PRIVATE = {"API_KEYS"}
+T = TypeVar("T")
+# Returns the value of a setting's text, or raises ValueError with the end of the message.
+Rule = Callable[[str], T]
 
 
 class UserError(Exception):
     """A mistake that the user can correct. The message states what is wrong, where, and what to do."""
 
 
-# Return the value of a setting's text, or raise ValueError with the end of the message.
-Rule = Callable[[str], Any]
+def _text(text: str) -> str:
+    return text
 
 
-def _number(kind: type[int] | type[float], noun: str, minimum: float) -> Rule:
-    def read(text: str) -> float:
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+def _optional(rule: Rule[T]) -> Rule[T | None]:
+    return lambda text: rule(text) if text else None
+
+
+N = TypeVar("N", int, float)
+
+
+def _number(kind: type[N], noun: str, minimum: float) -> Rule[N]:
+    def read(text: str) -> N:
         try:
             value = kind(text)
         except ValueError:
@@ -81,22 +92,22 @@ def _number(kind: type[int] | type[float], noun: str, minimum: float) -> Rule:
     return read
 
 
-def _integer(minimum: int = 0) -> Rule:
+def _integer(minimum: int = 0) -> Rule[int]:
     return _number(int, "a whole number", minimum)
 
 
-def _decimal(minimum: float = 0.0) -> Rule:
+def _decimal(minimum: float = 0.0) -> Rule[float]:
     return _number(float, "a number", minimum)
 
 
 def _port(text: str) -> int:
-    port = cast(int, _integer(1)(text))
+    port = _integer(1)(text)
     if port > 65535:
         raise ValueError("a port is at most 65535")
     return port
 
 
-def _choice(*choices: str) -> Rule:
+def _choice(*choices: str) -> Rule[str]:
     def read(text: str) -> str:
         if text not in choices:
             raise ValueError(f"must be one of {', '.join(choices)}")
@@ -105,7 +116,7 @@ def _choice(*choices: str) -> Rule:
     return read
 
 
-def _pattern(pattern: str, noun: str) -> Rule:
+def _pattern(pattern: str, noun: str) -> Rule[str]:
     def read(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError(f"must be {noun}")
@@ -177,52 +188,192 @@ def _path(text: str) -> Path:
         raise ValueError("unknown user; write the path in full") from None
 
 
-_flag = _choice("0", "1")
-_cpus = _pattern(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*", "a list of CPUs, as in 0 or 0-3 or 0,2")
+def _flag(text: str) -> bool:
+    return _choice("0", "1")(text) == "1"
 
-# TASK and FORMAT are missing: the catalogue of models knows their values.
-RULES: dict[str, Rule] = {
-    "RUNTIME": _choice("docker", "local"),
-    "COMPOSE_PROJECT_NAME": _pattern(r"[a-z0-9]+([_-][a-z0-9]+)*", "lower-case letters and digits, with single dashes"),
-    "PROFILE": _choice(*PROFILES),
-    **dict.fromkeys(
-        ("LIST", "TRACE", "TRUST_REMOTE_CODE", "TRITON_SHARED_MEMORY", "DRY_RUN", "PUSH", "APPLY", "RESUME"), _flag
-    ),
-    **dict.fromkeys(
-        ("MODEL_REPOSITORY", "SOURCE", "PACKAGE", "REPORTS", "LOCAL_STATE", "GRAFANA_HOME", "DEPLOYMENT", "REQUEST"),
-        _path,
-    ),
-    **dict.fromkeys(("BUILD_PIP_CONF", "BUILD_CA", "TLS_CERT", "TLS_KEY", "OSV_DATABASE"), _path),
-    **dict.fromkeys(("BIND_ADDRESS", "GATEWAY_BIND"), _ipv4),
-    "API_KEYS": _keys,
-    **dict.fromkeys(("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT", "LOADTEST_METRICS_PORT"), _port),
-    **dict.fromkeys(("PROMETHEUS_PORT", "GRAFANA_PORT", "LOCUST_PORT"), _port),
-    **dict.fromkeys(("GATEWAY_PORT", "GATEWAY_METRICS_PORT", "TRACE_PORT", "JAEGER_PORT"), _port),
-    **dict.fromkeys(("TRITON_CPUS", "LOADTEST_CPUS"), _cpus),
-    **dict.fromkeys(("TRITON_SHM_BYTES", "TRITON_LOG_VERBOSE", "WORKERS", "SEED", "NEURON_DEVICES"), _integer()),
-    **dict.fromkeys(("EXPORTER_MEMORY", "TRITON_MEMORY", "TRITON_SHM_SIZE"), _size),
-    "GATEWAY_BODY": _body_size,
-    **dict.fromkeys(("READY_TIMEOUT", "TOKENS", "USERS", "MAX_BATCH"), _integer(1)),
-    **dict.fromkeys(("GATEWAY_IN_FLIGHT", "GATEWAY_TEXTS", "TRACE_RATE"), _integer(1)),
-    "TRACE_URL": _pattern(r"http://[\w.:-]+(/[\w./-]*)?", "an address as in http://collector:4318/v1/traces"),
-    "PROMETHEUS_RETENTION": _pattern(r"(\d+(ms|[smhdwy]))+", "a duration, as in 7d or 12h"),
-    "TRITON_ENGINE": _choice("auto", "onnxruntime", "openvino", "openvino-f32", "openvino-bf16"),
-    "TRITON_SOURCE": _choice("pypi", "pypi-transformers", "ngc"),
-    "WORKLOAD": _choice("mixed", "published"),
-    "PROTOCOL": _choice("http", "grpc", "openai"),
-    "ROUNDS": _integer(2),
-    **dict.fromkeys(("RATE", "SPAWN_RATE", "GATEWAY_TIMEOUT", "SOAK"), _decimal(0.1)),
-    "ARRIVALS": _choice("poisson", "constant"),
-    **dict.fromkeys(("WINDOW", "MINUTES", "P95", "OVERLOAD"), _decimal(1)),
-    **dict.fromkeys(("WARMUP", "MIN_RATIO"), _decimal()),
-    "WAIT": _interval,
-    "MODES": _modes,
-    "NEURON_CHIP": _choice("inf1", "inf2", "trn1"),
-}
+
+_cpus = _pattern(r"(\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*)?", "a list of CPUs, as in 0 or 0-3 or 0,2")
+_trace_url = _pattern(r"(http://[\w.:-]+(/[\w./-]*)?)?", "an address as in http://collector:4318/v1/traces")
+
+
+@dataclass(eq=False)
+class Setting(Generic[T]):
+    """A row of the table: `settings.users` is the value of USERS."""
+
+    rule: Rule[T]
+    default: str = ""
+    # What another value restarts: the gateway alone, or the rest of the stack, in both runtimes or in one.
+    restarts: Literal["", "gateway", "stack", "local", "docker"] = ""
+    # Reports show it, because it changes what is served or measured. People share reports, so nothing that can hold a
+    # token or a password may be shown: no keys, no URLs (TRANSFORMERS, TORCH_INDEX), no paths.
+    shown: bool = False
+    # No message may show the value.
+    private: bool = False
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self.name = attribute.upper()
+        TABLE[self.name] = self
+
+    @overload
+    def __get__(self, settings: None, owner: type) -> Setting[T]: ...
+
+    @overload
+    def __get__(self, settings: Settings, owner: type) -> T: ...
+
+    def __get__(self, settings: Settings | None, owner: type) -> Setting[T] | T:
+        return self if settings is None else self.read(settings[self.name], self.rule)
+
+    def read(self, text: str, rule: Rule[T]) -> T:
+        try:
+            return rule(text)
+        except ValueError as error:
+            raise UserError(f"{self.name if self.private else f'{self.name}={text}'}: {error}") from None
+
+
+TABLE: dict[str, Setting[Any]] = {}
 
 
 class Settings(dict[str, str]):
-    """The value of every setting."""
+    """The text of every setting by its name, and as attributes the values."""
+
+    runtime = Setting(_choice("docker", "local"), shown=True)
+    compose_project_name = Setting(
+        _pattern(r"[a-z0-9]+([_-][a-z0-9]+)*", "lower-case letters and digits, with single dashes"),
+        "triton-transformers",
+    )
+
+    # Models
+    systems = Setting(_words, "embedding", shown=True)
+    model_repository = Setting(_path, "model_repository", restarts="stack")
+    hf_model = Setting(_text, shown=True)
+    hf_revision = Setting(_text, shown=True)
+    source = Setting(_optional(_path))
+    # The catalogue of models has the values of TASK and FORMAT.
+    task = Setting(_text, shown=True)
+    format = Setting(_text, shown=True)
+    transformers = Setting(_text, "transformers", restarts="local")
+    hf_token = Setting(_text)
+    exporter_memory = Setting(_size, "8g")
+    trust_remote_code = Setting(_flag, "0")
+    list = Setting(_flag, "0")
+    package = Setting(_path, "model_repository.zip")
+    profile = Setting(_choice(*PROFILES), "cpu", restarts="stack", shown=True)
+
+    # Addresses and ports
+    bind_address = Setting(_ipv4, "127.0.0.1", restarts="stack")
+    gateway_port = Setting(_port, "8080", restarts="gateway")
+    triton_http_port = Setting(_port, "8000", restarts="stack")
+    triton_grpc_port = Setting(_port, "8001", restarts="stack")
+    triton_metrics_port = Setting(_port, "8002", restarts="stack")
+    prometheus_port = Setting(_port, "9090", restarts="local")
+    grafana_port = Setting(_port, "3000", restarts="local")
+    locust_port = Setting(_port, "8089")
+    loadtest_metrics_port = Setting(_port, "8003")
+    gateway_metrics_port = Setting(_port, "8004", restarts="gateway")
+    trace_port = Setting(_port, "4318", restarts="local")
+    jaeger_port = Setting(_port, "16686")
+
+    # The gateway (docs/gateway.md)
+    api_keys = Setting(_keys, restarts="gateway", private=True)
+    gateway_bind = Setting(_optional(_ipv4), restarts="gateway")
+    tls_cert = Setting(_optional(_path), restarts="gateway")
+    tls_key = Setting(_optional(_path), restarts="gateway")
+    gateway_in_flight = Setting(_integer(1), "256", restarts="gateway", shown=True)
+    gateway_texts = Setting(_integer(1), "2048", restarts="gateway")
+    gateway_body = Setting(_body_size, "4m", restarts="gateway")
+    gateway_timeout = Setting(_decimal(0.1), "60", restarts="gateway")
+
+    # Triton
+    triton_admin_key = Setting(_text, restarts="stack")
+    triton_engine = Setting(
+        _choice("auto", "onnxruntime", "openvino", "openvino-f32", "openvino-bf16"),
+        "auto",
+        restarts="stack",
+        shown=True,
+    )
+    triton_cpus = Setting(_cpus, restarts="stack", shown=True)
+    triton_shm_bytes = Setting(_integer(), "67108864", restarts="stack", shown=True)
+    triton_shared_memory = Setting(_flag, "0", restarts="stack")
+    triton_log_verbose = Setting(_integer(), "0", restarts="stack", shown=True)
+    trace = Setting(_flag, "0", restarts="stack", shown=True)
+    trace_rate = Setting(_integer(1), "1", restarts="stack", shown=True)
+    trace_url = Setting(_trace_url, restarts="stack")
+    triton_memory = Setting(_size, "8g", restarts="docker", shown=True)
+    triton_shm_size = Setting(_size, "4g", restarts="docker", shown=True)
+    ready_timeout = Setting(_integer(1), "180")
+
+    # Prometheus and Grafana
+    prometheus_retention = Setting(
+        _pattern(r"(\d+(ms|[smhdwy]))+", "a duration, as in 7d or 12h"), "7d", restarts="local"
+    )
+    grafana_home = Setting(_optional(_path), restarts="local")
+    grafana_admin_password = Setting(_text, restarts="local")
+
+    # Installing packages and building images
+    triton_source = Setting(_optional(_choice("pypi", "pypi-transformers", "ngc")), shown=True)
+    torch_index = Setting(_text, "https://download.pytorch.org/whl/cpu")
+    build_pip_conf = Setting(_optional(_path))
+    build_ca = Setting(_optional(_path))
+
+    # Generating text (`make generate`)
+    prompt = Setting(_text)
+    tokens = Setting(_integer(1), "32", shown=True)
+
+    # The comparison (`make loadtest`)
+    system = Setting(_text, "embedding", shown=True)
+    workload = Setting(_choice("mixed", "published"), "mixed", shown=True)
+    protocol = Setting(_choice("http", "grpc", "openai"), "http", shown=True)
+    users = Setting(_optional(_integer(1)), shown=True)
+    rate = Setting(_optional(_decimal(0.1)), shown=True)
+    arrivals = Setting(_choice("poisson", "constant"), "poisson", shown=True)
+    overload = Setting(_optional(_decimal(1)), shown=True)
+    workers = Setting(_optional(_integer()), shown=True)
+    spawn_rate = Setting(_optional(_decimal(0.1)), shown=True)
+    wait = Setting(_optional(_interval), shown=True)
+    max_batch = Setting(_optional(_integer(1)), shown=True)
+    modes = Setting(_modes, "none instances dynamic", shown=True)
+    rounds = Setting(_integer(2), "4", shown=True)
+    window = Setting(_optional(_decimal(1)), shown=True)
+    warmup = Setting(_decimal(), "3", shown=True)
+    seed = Setting(_integer(), "1", shown=True)
+    min_ratio = Setting(_optional(_decimal()), shown=True)
+    loadtest_cpus = Setting(_cpus, shown=True)
+    reports = Setting(_path, "reports")
+
+    # Finding the fastest configuration (`make tune`)
+    p95 = Setting(_optional(_decimal(1)), shown=True)
+    minutes = Setting(_decimal(1), "10", shown=True)
+    apply = Setting(_flag, "0")
+    resume = Setting(_flag, "0")
+
+    # The drills (`make drill`: docs/reliability.md)
+    soak = Setting(_optional(_decimal(0.1)))
+
+    # The dashboards as one page (`make dashboards`)
+    range = Setting(_text, "15m")
+    until = Setting(_text)
+
+    # AWS Neuron (PROFILE=neuron)
+    neuron_chip = Setting(_choice("inf1", "inf2", "trn1"), "inf2", restarts="docker", shown=True)
+    neuron_devices = Setting(_integer(), "1", restarts="docker", shown=True)
+    neuron_batches = Setting(_text, shown=True)
+    neuron_lengths = Setting(_text, shown=True)
+    neuron_compiler_args = Setting(_words, shown=True)
+    neuron_cores = Setting(_text, "0:1", shown=True)
+
+    # Oracle Cloud (`make deploy-oci`: docs/oci.md)
+    deployment = Setting(_path, "deploy/oci/deployment.toml")
+    tag = Setting(_text)
+    dry_run = Setting(_flag, "0")
+    push = Setting(_flag, "0")
+    oci_endpoint = Setting(_text)
+    request = Setting(_optional(_path))
+
+    # Known vulnerabilities (`make audit`: docs/security.md)
+    osv_database = Setting(_optional(_path))
+
+    # The local runtime (no Docker)
+    local_state = Setting(_path, ".local")
 
     _in_dotenv: frozenset[str] = frozenset()
     _in_environment: frozenset[str] = frozenset()
@@ -233,23 +384,22 @@ class Settings(dict[str, str]):
 
         Commands that only look at the stack or stop it leave the values unchecked.
         """
-        defaults = _read(EXAMPLE)
-        environment = {name: os.environ[name] for name in defaults if os.environ.get(name) and _is_setting(name)}
+        environment = {name: os.environ[name] for name in TABLE if os.environ.get(name) and _is_setting(name)}
         own = {name: value for name, value in _read(DOTENV).items() if value}
-        known = defaults.keys() | _read(VERSIONS).keys()
+        known = TABLE.keys() | _read(VERSIONS).keys()
         if unknown := sorted(own.keys() - known):
-            meant = [like for name in unknown for like in _like(name, defaults)]
+            meant = [like for name in unknown for like in _like(name, TABLE)]
             hint = f"did you mean {', '.join(meant)}?" if meant else ".env.example lists all settings"
             raise UserError(f".env: unknown setting {', '.join(unknown)}; {hint}")
         for name in sorted(set(os.environ.get(NAMES, "").split()) - known):
             # make's command line may hold variables of its own, so only a name like a setting's is refused.
-            if like := _like(name, defaults):
+            if like := _like(name, TABLE):
                 raise UserError(f"unknown setting {name} on make's command line; did you mean {like[0]}?")
-        settings = cls({name: value for name, value in (defaults | own | environment).items() if name in defaults})
+        settings = cls({name: value for name, value in (DEFAULTS | own | environment).items() if name in TABLE})
         settings._in_dotenv, settings._in_environment = frozenset(own), frozenset(environment)
-        for name in RULES if checked else ():
+        for name in TABLE if checked else ():
             if settings[name]:
-                settings._value(name)
+                settings.value(name)
         if checked:
             settings.shares_memory()
         return settings
@@ -262,64 +412,39 @@ class Settings(dict[str, str]):
 
     def corrected(self) -> Settings:
         """Return a copy with defaults in place of wrong values. RUNTIME has none: make chooses it."""
-        defaults = _read(EXAMPLE)
-        wrong = [name for name in RULES if self[name] and name != "RUNTIME" and self._is_wrong(name)]
-        copy = self.replace(**{name: defaults[name] for name in wrong})
+        wrong = [name for name in TABLE if self[name] and name != "RUNTIME" and self._is_wrong(name)]
+        copy = self.replace(**{name: DEFAULTS[name] for name in wrong})
         for check, names in ((copy.shares_memory, ["TRITON_SHARED_MEMORY"]), (copy.tls, ["TLS_CERT", "TLS_KEY"])):
             try:
                 check()
             except UserError:
-                copy.update({name: defaults[name] for name in names})
+                copy.update({name: DEFAULTS[name] for name in names})
         return copy
 
     def chosen(self, name: str) -> bool:
-        """Return whether the user set this; if not, its value is the default of .env.example."""
+        """Return whether the user set this; if not, its value is the default."""
         return name in self._in_dotenv or self.chosen_for_this_command(name)
 
     def chosen_for_this_command(self, name: str) -> bool:
         """Return whether the value lasts for this command only: it came from make's command line, not from .env."""
         return name in self._in_environment
 
-    def words(self, name: str) -> list[str]:
-        return self[name].split()
+    def value(self, name: str) -> Any:
+        """Return the value of the setting with this name, as its attribute does."""
+        return getattr(self, name.lower())
 
-    def path(self, name: str) -> Path:
-        """Return an absolute path; a relative one starts at the checkout."""
-        return cast(Path, self._value(name))
-
-    def integer(self, name: str) -> int:
-        return cast(int, self._value(name))
-
-    def number(self, name: str) -> float:
-        return cast(float, self._value(name))
-
-    def interval(self, name: str) -> tuple[float, float]:
-        return cast(tuple[float, float], self._value(name))
-
-    def modes(self) -> tuple[str, ...]:
-        return cast(tuple[str, ...], self._value("MODES"))
-
-    def port(self, name: str) -> int:
-        return cast(int, self._value(name))
-
-    def choice(self, name: str, choices: tuple[str, ...] = ()) -> str:
-        """Return one of the choices, which RULES has unless they are given."""
-        return cast(str, self._value(name, _choice(*choices) if choices else None))
-
-    def flag(self, name: str) -> bool:
-        return self.choice(name) == "1"
-
-    def bind_address(self) -> ipaddress.IPv4Address:
-        return cast(ipaddress.IPv4Address, self._value("BIND_ADDRESS"))
+    def choice(self, name: str, choices: Iterable[str]) -> str:
+        """Return the value of a setting that must be one of these choices here."""
+        return cast(str, TABLE[name].read(self[name], _choice(*choices)))
 
     def address(self) -> str:
         """Return the address at which a client on this machine reaches the servers on BIND_ADDRESS."""
-        return _reachable(self.bind_address())
+        return _reachable(self.bind_address)
 
     def shares_memory(self) -> bool:
         """Return whether clients may register shared memory without the key. Raise if the ports are not on loopback."""
-        shares = self.flag("TRITON_SHARED_MEMORY")
-        if shares and not self.bind_address().is_loopback:
+        shares = self.triton_shared_memory
+        if shares and not self.bind_address.is_loopback:
             raise UserError(
                 f"TRITON_SHARED_MEMORY=1 opens this machine's memory to every client, and BIND_ADDRESS="
                 f"{self['BIND_ADDRESS']} to other machines: set TRITON_SHARED_MEMORY=0, or BIND_ADDRESS=127.0.0.1"
@@ -328,11 +453,7 @@ class Settings(dict[str, str]):
 
     def traces(self) -> Path | None:
         """Return the folder of our receiver of traces; None without traces, or with a collector of the user's own."""
-        return self.path("LOCAL_STATE") / "traces" if self.flag("TRACE") and not self["TRACE_URL"] else None
-
-    def gateway_bind(self) -> ipaddress.IPv4Address:
-        """Return the address of the gateway's port on this machine."""
-        return cast(ipaddress.IPv4Address, self._value("GATEWAY_BIND" if self["GATEWAY_BIND"] else "BIND_ADDRESS"))
+        return self.local_state / "traces" if self.trace and not self.trace_url else None
 
     def gateway_listen(self, port: str = "GATEWAY_PORT") -> str:
         """Return the address on which the gateway opens a port; in a container GATEWAY_LISTEN sets it."""
@@ -340,56 +461,59 @@ class Settings(dict[str, str]):
 
     def bind(self, port: str) -> ipaddress.IPv4Address:
         """Return the address of this machine on which the server behind a port setting listens."""
-        return self.gateway_bind() if port == "GATEWAY_PORT" else self.bind_address()
+        own = self.gateway_bind if port == "GATEWAY_PORT" else None
+        return own or self.bind_address
 
-    def api_keys(self) -> tuple[bytes, ...]:
+    def gateway_keys(self) -> tuple[bytes, ...]:
         """Return the SHA-256 digests of the gateway's keys, or none if it requires no key.
 
         Raise UserError if it requires none although other machines reach it.
         """
-        if not self["API_KEYS"] and not self.gateway_bind().is_loopback:
+        if not self.api_keys and not self.bind("GATEWAY_PORT").is_loopback:
             name = "GATEWAY_BIND" if self["GATEWAY_BIND"] else "BIND_ADDRESS"
             raise UserError(
                 f"{name}={self[name]} opens the gateway to other machines, and API_KEYS is empty, so it would answer "
                 "everybody: set API_KEYS, or GATEWAY_BIND=127.0.0.1"
             )
-        return cast(tuple[bytes, ...], self._value("API_KEYS"))
+        return self.api_keys
 
     def plain_api_key(self) -> str:
         """Return the first key that API_KEYS has in plain text, or nothing."""
-        return next((key for key in self.words("API_KEYS") if not key.startswith(DIGEST)), "")
+        return next((key for key in self["API_KEYS"].split() if not key.startswith(DIGEST)), "")
 
     def tls(self) -> tuple[Path, Path] | None:
         """Return the gateway's certificate and key; None if it speaks plain HTTP. Raise UserError if one is missing."""
-        names = ("TLS_CERT", "TLS_KEY")
-        if not any(self[name] for name in names):
+        files = {"TLS_CERT": self.tls_cert, "TLS_KEY": self.tls_key}
+        if not any(files.values()):
             return None
-        for name, other in (names, names[::-1]):
-            if not self[name]:
+        for (name, file), other in zip(files.items(), reversed(files), strict=True):
+            if not file:
                 raise UserError(f"{other} is set and {name} is not: TLS needs the certificate and its key")
-            if not os.access(self.path(name), os.R_OK):
+            if not os.access(file, os.R_OK):
                 raise UserError(f"{name}={self[name]}: no such file, or you may not read it")
-        return self.path("TLS_CERT"), self.path("TLS_KEY")
+        return cast(tuple[Path, Path], tuple(files.values()))
 
     def url(self, port: str) -> str:
         """Return the address of the server behind a port setting, such as TRITON_HTTP_PORT."""
         # TRITON_HOST, GATEWAY_HOST and PROMETHEUS_HOST are set in containers, where the servers are other hosts.
         host = os.environ.get(f"{port.partition('_')[0]}_HOST")
-        scheme = "https" if port == "GATEWAY_PORT" and self["TLS_CERT"] else "http"
-        return f"{scheme}://{host or _reachable(self.bind(port))}:{self.port(port)}"
+        scheme = "https" if port == "GATEWAY_PORT" and self.tls_cert else "http"
+        return f"{scheme}://{host or _reachable(self.bind(port))}:{self.value(port)}"
 
     def _is_wrong(self, name: str) -> bool:
         try:
-            self._value(name)
+            self.value(name)
         except UserError:
             return True
         return False
 
-    def _value(self, name: str, rule: Rule | None = None) -> Any:
-        try:
-            return (rule or RULES[name])(self[name])
-        except ValueError as error:
-            raise UserError(f"{name if name in PRIVATE else f'{name}={self[name]}'}: {error}") from None
+
+DEFAULTS = {name: row.default for name, row in TABLE.items()}
+
+
+def restarting(*programs: str) -> tuple[str, ...]:
+    """Return the settings of which another value restarts one of these: gateway, stack, local or docker."""
+    return tuple(name for name, row in TABLE.items() if row.restarts in programs)
 
 
 def with_secrets(settings: Settings) -> Settings:
@@ -414,7 +538,7 @@ def save(name: str, value: str) -> None:
 
 def saved(name: str, default: str = "") -> str:
     """Return the value in .env, or the default, whatever this command's own value is."""
-    return _read(DOTENV).get(name) or default or _read(EXAMPLE)[name]
+    return _read(DOTENV).get(name) or default or DEFAULTS[name]
 
 
 def pins() -> dict[str, str]:
@@ -450,11 +574,6 @@ def _read(path: Path) -> dict[str, str]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text in UTF-8: save it as such") from None
-    return dict(_parse(path, text))
-
-
-@functools.lru_cache(maxsize=8)  # 5 ms for .env.example
-def _parse(path: Path, text: str) -> dict[str, str]:
     lines = list(parse_stream(io.StringIO(text)))
     for line in lines:
         if line.error:

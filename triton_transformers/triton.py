@@ -102,7 +102,7 @@ class Triton:
     @classmethod
     def from_settings(cls, settings: Settings) -> Triton:
         """Return a client of the stack's server that may load models."""
-        return cls(settings.url("TRITON_HTTP_PORT"), settings["TRITON_ADMIN_KEY"], settings.url("TRITON_GRPC_PORT"))
+        return cls(settings.url("TRITON_HTTP_PORT"), settings.triton_admin_key, settings.url("TRITON_GRPC_PORT"))
 
     @property
     def name(self) -> str:

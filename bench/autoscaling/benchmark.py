@@ -199,7 +199,7 @@ def show_targets(by_start: dict[int, Sequence[Candidate]]) -> None:
 
 
 def write(measurement: Measurement, candidates: Sequence[Candidate], compared: Sequence[Candidate]) -> None:
-    reports = Settings.load().path("REPORTS") / "bench"
+    reports = Settings.load().reports / "bench"
     reports.mkdir(parents=True, exist_ok=True)
     path = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-autoscaling"
     results = {

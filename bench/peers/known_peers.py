@@ -57,7 +57,7 @@ class Peer:
         Packages of .venv serve here too, unless the requirements replace them: all servers compute with one version of
         the engine, and PyTorch is installed once.
         """
-        venv = Settings.load().path("LOCAL_STATE") / "peers" / self.packages
+        venv = Settings.load().local_state / "peers" / self.packages
         requirements = (REQUIREMENTS / f"{self.packages}.txt").read_text()
         marker = venv / "installed.txt"
         if marker.exists() and marker.read_text() == requirements:

@@ -118,7 +118,7 @@ def start_fastest(
 
 def report(rows: list[Row]) -> None:
     """Write the rows as JSON and Markdown, and print them."""
-    reports = Settings.load().path("REPORTS") / "bench"
+    reports = Settings.load().reports / "bench"
     reports.mkdir(parents=True, exist_ok=True)
     path = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-peers"
     path.with_suffix(".json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")

@@ -56,13 +56,13 @@ def assemble(settings: Settings) -> None:
 
 def pack(settings: Settings) -> Artifact:
     package(settings)
-    return Artifact.read(settings.path("PACKAGE"))
+    return Artifact.read(settings.package)
 
 
 def is_assembled(settings: Settings) -> bool:
     try:
-        for name in settings.words("SYSTEMS"):
-            assembled_models(name, settings.path("MODEL_REPOSITORY"))
+        for name in settings.systems:
+            assembled_models(name, settings.model_repository)
     except UserError:
         return False
     return True

@@ -24,12 +24,12 @@ UNKNOWN_HASH = "(SHA-256 of the zip, once it is packed)"
 
 def main() -> None:
     settings = Settings.load()
-    path = settings.path("DEPLOYMENT")
+    path = settings.deployment
     deployment = read(path)
     option = f" DEPLOYMENT={settings['DEPLOYMENT']}" if settings.chosen_for_this_command("DEPLOYMENT") else ""
     settings = settings_for(settings, deployment)
-    with_push = settings.flag("PUSH")
-    if settings.flag("DRY_RUN"):
+    with_push = settings.push
+    if settings.dry_run:
         dry_run(settings, deployment)
         return
     with exclusive(path.parent, "another `make deploy-oci` is running here"):
@@ -50,7 +50,7 @@ def main() -> None:
 def prepare(settings: Settings, deployment: Deployment, with_push: bool) -> tuple[Deployment, Artifact]:
     """Pack, check and push: nothing enters Oracle Cloud's catalogue before all of that has succeeded."""
     artifact = pack(settings)
-    backends = needed(deployment.models.systems, settings.path("MODEL_REPOSITORY"))
+    backends = needed(deployment.models.systems, settings.model_repository)
     name = deployment.container.image
     image = Image.inspect(name)
     limits.check(deployment, image, artifact.path, backends)
@@ -79,13 +79,13 @@ def dry_run(settings: Settings, deployment: Deployment) -> None:
     """Print the requests of a first deployment, without the network and without assembling models."""
     image = Image.inspect(deployment.container.image)
     artifact = pack_quietly(settings)
-    backends = needed(deployment.models.systems, settings.path("MODEL_REPOSITORY")) if artifact else set()
+    backends = needed(deployment.models.systems, settings.model_repository) if artifact else set()
     limits.check(deployment, image, artifact.path if artifact else None, backends)
     deployment = with_digest(deployment, image)
     model = bodies.create_model(deployment, artifact.sha256 if artifact else UNKNOWN_HASH)
     requests = {
         "POST /20190101/models": bodies.as_json(model),
-        "POST /20190101/models/{id}/artifact": str(settings.path("PACKAGE")),
+        "POST /20190101/models/{id}/artifact": str(settings.package),
         "POST /20190101/modelDeployments": bodies.as_json(bodies.create_deployment(deployment, UNKNOWN_MODEL)),
     }
     print(json.dumps(requests, indent=2, ensure_ascii=False))

@@ -14,8 +14,8 @@ from triton_transformers.settings import Settings
 
 def main() -> None:
     settings = Settings.load()
-    path = settings.path("DEPLOYMENT")
-    dry_run = settings.flag("DRY_RUN")
+    path = settings.deployment
+    dry_run = settings.dry_run
     deployment = read(path, TO_FIND)
     with exclusive(path.parent, "another `make deploy-oci` is running here"), service_errors():
         service = Service.connect(deployment.account)

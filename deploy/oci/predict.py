@@ -25,22 +25,22 @@ REMEDIES = {"FAILED": "replaces it", "INACTIVE": "starts it"}
 
 def main() -> None:
     settings = Settings.load()
-    if not settings["PROMPT"] and not settings["REQUEST"]:
+    if not settings.prompt and not settings.request:
         raise UserError('Nothing to send. Set PROMPT="My dog is cute, but", or REQUEST=file.json')
-    if settings["PROMPT"] and settings["REQUEST"]:
+    if settings.prompt and settings.request:
         raise UserError("PROMPT and REQUEST are both set. Set one of them")
-    tokens = settings.integer("TOKENS")
-    url = settings["OCI_ENDPOINT"]
+    tokens = settings.tokens
+    url = settings.oci_endpoint
     if url and not re.match(r"https?://[^/]", url):
         raise UserError(f"OCI_ENDPOINT={url}: must begin with https://")
-    deployment = read(settings.path("DEPLOYMENT"), TO_ASK if url else TO_FIND)
-    repository = settings.path("MODEL_REPOSITORY")
+    deployment = read(settings.deployment, TO_ASK if url else TO_FIND)
+    repository = settings.model_repository
     model = choose_model(settings, deployment)
     if not url:
         check_served(deployment, model, repository)
     request = form = None
-    if settings["REQUEST"]:
-        request = read_request(settings.path("REQUEST"))
+    if settings.request:
+        request = read_request(settings.request)
     else:
         form = RequestForm.read(model, repository)
         check_prompt(model, form)
@@ -50,14 +50,14 @@ def main() -> None:
     endpoint = Endpoint(predict_url(url), service.signer, lambda name: newest_version(name, repository))
     err.print(f"[dim]{escape(model)}[/]")
     if form:
-        answer_prompt(endpoint, model, form, settings["PROMPT"], tokens)
+        answer_prompt(endpoint, model, form, settings.prompt, tokens)
     elif request:
         show_outputs(endpoint.infer(model, request))
 
 
 def choose_model(settings: Settings, deployment: Deployment) -> str:
     """Return SYSTEM if the user set it: its default is for comparisons. Otherwise return the first deployed system."""
-    return settings["SYSTEM"] if settings.chosen("SYSTEM") else next(iter(deployment.models.systems), "")
+    return settings.system if settings.chosen("SYSTEM") else next(iter(deployment.models.systems), "")
 
 
 def check_served(deployment: Deployment, model: str, repository: Path) -> None:

@@ -42,9 +42,9 @@ INTERRUPTED = 130
 
 def load_of(settings: Settings) -> Load:
     return Load(
-        settings.integer("USERS") if settings["USERS"] else CLIENTS,
-        settings.interval("WAIT") if settings["WAIT"] else WAIT,
-        settings.integer("SEED"),
+        settings.users or CLIENTS,
+        settings.wait or WAIT,
+        settings.seed,
     )
 
 
@@ -113,10 +113,10 @@ class Soak:
 
 def soak(settings: Settings) -> int:
     """Run the soak, print and write its results, and return the exit code."""
-    load, seconds = load_of(settings), settings.number("SOAK") * 60
+    load, seconds = load_of(settings), (settings.soak or 0.0) * 60
     began, stopped = datetime.now(UTC), ""
     with one_interrupt():
-        with DrillStack(repository_of(settings), settings.path("LOCAL_STATE")) as stack:
+        with DrillStack(repository_of(settings), settings.local_state) as stack:
             run = Soak(stack)
             clients = ManyClients(load, lambda: stack.clients(keep=True), stack.answers)
             minimum, maximum = load.wait
@@ -133,7 +133,7 @@ def soak(settings: Settings) -> int:
         show(results)
         for complaint in results["complaints"]:
             err.print(f"[red]error:[/] {escape(complaint)}")
-        folder = write(results, settings.path("REPORTS"))
+        folder = write(results, settings.reports)
         out.print(f"\nreport  {folder}/soak.html  (numbers: {folder}/soak.json)")
     return INTERRUPTED if stopped else 1 if results["complaints"] else 0
 

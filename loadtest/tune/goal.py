@@ -33,7 +33,7 @@ class Goal:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Goal:
-        p95, rate = (settings.number(name) if settings[name] else 0.0 for name in ("P95", "RATE"))
+        p95, rate = settings.p95 or 0.0, settings.rate or 0.0
         if bool(p95) == bool(rate):
             raise UserError(
                 "set either P95, in milliseconds, for the most requests per second within it (make tune P95=100), or "
@@ -43,7 +43,7 @@ class Goal:
             raise UserError(
                 f"`make tune` lets requests arrive at a rate, whatever users do; clear {' and '.join(pace)}"
             )
-        goal, minutes = cls(p95, rate), settings.number("MINUTES")
+        goal, minutes = cls(p95, rate), settings.minutes
         if minutes < (smallest := goal.shortest_minutes):
             raise UserError(
                 f"MINUTES={minutes:g}: even on a fast machine this search takes {smallest} minutes, because every "

@@ -50,10 +50,10 @@ HOLDS, HOLD_S = 2, 35.0
 
 class Tuning:
     def __init__(self, settings: Settings) -> None:
-        self.budget = Budget(settings.number("MINUTES") * 60)
+        self.budget = Budget(settings.minutes * 60)
         self.settings = settings
         # Any RATE makes the load an open loop. A search for the highest rate then sets others.
-        self.subject = Comparison(settings if settings["RATE"] else settings.replace(RATE="1"))
+        self.subject = Comparison(settings if settings.rate else settings.replace(RATE="1"))
         self.stopped = ""
         self.engines: dict[str, str] = {}
         self.held = ""  # a note: how the best configuration held its rate
@@ -69,7 +69,7 @@ class Tuning:
 
     def run(self) -> None:
         """Search, and restore the server's configuration whatever happens."""
-        folder = self.settings.path("REPORTS")
+        folder = self.settings.reports
         _ = self.goal  # an invalid setting fails before anything starts
         with self.subject.alone_on_the_server():
             # From here on `subject` may read the server's configurations, which it does once.
@@ -119,12 +119,12 @@ class Tuning:
             others=OtherPrograms.from_environment(),
         )
         measurements = Log(
-            self.settings.path("REPORTS") / f".tune-{self.subject.triton.name}.json",
+            self.settings.reports / f".tune-{self.subject.triton.name}.json",
             self._identity(),
             self.server.measure,
             self.server.heaviest_first,
         )
-        if self.settings.flag("RESUME"):
+        if self.settings.resume:
             measurements.resume()
         budget = self.budget
 
@@ -209,7 +209,7 @@ class Tuning:
                 "users": workload.users,
                 "workers": self.subject.workers,
                 "seed": self.subject.job.seed,
-                "minutes": self.settings.number("MINUTES"),
+                "minutes": self.settings.minutes,
                 "triton_cpus": shown["TRITON_CPUS"],
                 "loadtest_cpus": shown["LOADTEST_CPUS"],
             },
@@ -248,7 +248,7 @@ class Tuning:
             "seconds": round(self.budget.elapsed, 1),
             "stopped": self.stopped,
             "complaints": self._complaints(),
-            "resumed": self.settings.flag("RESUME"),
+            "resumed": self.settings.resume,
         }
 
     @staticmethod
@@ -275,8 +275,8 @@ class Tuning:
     def _edits(self, fields: dict[str, dict[str, Any]]) -> tuple[list[Edit], list[str]]:
         """Return the changes of the models' config.pbtxt files, or none of them and why they cannot be made."""
         try:
-            repository = self.settings.path("MODEL_REPOSITORY")
-            return edits(fields, self.configs, repository, self.settings["PROFILE"]), []
+            repository = self.settings.model_repository
+            return edits(fields, self.configs, repository, self.settings.profile), []
         except (UserError, OSError) as error:
             return [], [str(error)]
 
@@ -320,9 +320,9 @@ def main() -> int:
     tuning.run()
     result = tuning.result()
     table.print_result(result, out)  # before the report, which a full disk prevents
-    folder = report.write(result, tuning.settings.path("REPORTS"))
+    folder = report.write(result, tuning.settings.reports)
     out.print(f"\nreport  {os.path.relpath(folder)}/tune.html  (numbers: tune.json)")
-    if result["outcome"] == BETTER and not tuning.settings.flag("APPLY"):
+    if result["outcome"] == BETTER and not tuning.settings.apply:
         out.print("APPLY=1 also writes the changes into the files and loads them.")
     for complaint in result["complaints"]:
         err.print(f"[yellow]note:[/] {escape(complaint)}")

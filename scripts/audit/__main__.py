@@ -166,8 +166,8 @@ def main() -> int:
     problem = ""
     tritons = releases(images, pinned, known)
     findings = bulletins(tritons, known)
-    database = settings.path("OSV_DATABASE") if settings["OSV_DATABASE"] else None
-    built = image_packages(settings.path("LOCAL_STATE") / SBOMS, pinned)
+    database = settings.osv_database
+    built = image_packages(settings.local_state / SBOMS, pinned)
     try:
         findings += packages(pinned, database)
         for image, versions in built.items():

@@ -23,7 +23,7 @@ ANOTHER_UP = "another `make up` is at work here"
 
 def stack(settings: Settings) -> Stack:
     """Return the stack of the chosen runtime. The other runtime's module stays unimported: it needs other packages."""
-    if settings.choice("RUNTIME") == "docker":
+    if settings.runtime == "docker":
         from scripts.stack.docker.stack import DockerStack
 
         return DockerStack(settings)
@@ -47,7 +47,7 @@ def up() -> None:
     """Serve exactly SYSTEMS if the user set it; if not, a running server keeps its systems."""
     settings = complete_settings()
     served = stack(settings).served_now()
-    systems = settings.words("SYSTEMS") if settings.chosen("SYSTEMS") or not served else served
+    systems = settings.systems if settings.chosen("SYSTEMS") or not served else served
     chosen = with_systems(settings, systems)
     bring_up(chosen, chosen, [name for name in served if name not in systems])
     # SYSTEMS from make's command line holds for this command only, so the hint for the next one repeats it.
@@ -72,11 +72,11 @@ def bring_up(
 def bring_up_beside(settings: Settings) -> Stack:
     """Serve SYSTEM beside the systems of the running server, and return the stack. A stopped one serves SYSTEMS too."""
     served = stack(settings).served_now()
-    others = served or (settings.words("SYSTEMS") if settings.chosen("SYSTEMS") else [])
-    chosen = with_systems(settings, [*others, settings["SYSTEM"]])
+    others = served or (settings.systems if settings.chosen("SYSTEMS") else [])
+    chosen = with_systems(settings, [*others, settings.system])
     # The others are in place, and HF_MODEL and its like apply to one system.
-    assembled = with_systems(settings, [settings["SYSTEM"]]) if served else chosen
-    bring_up(chosen, assembled, refresh=[settings["SYSTEM"]])
+    assembled = with_systems(settings, [settings.system]) if served else chosen
+    bring_up(chosen, assembled, refresh=[settings.system])
     return chosen
 
 
@@ -121,7 +121,7 @@ def add() -> None:
         if list(systems) != saved("SYSTEMS").split():
             save_systems(systems)
     streamed = f"{system}_stream"
-    if streamed not in systems and (settings.path("MODEL_REPOSITORY") / streamed).is_dir():
+    if streamed not in systems and (settings.model_repository / streamed).is_dir():
         out.print(f"`make add SYSTEM={streamed}` also serves its texts as streams.")
 
 
@@ -137,9 +137,9 @@ def remove() -> None:
 
 def named_system(settings: Settings, target: str) -> str:
     """Return SYSTEM of make's command line: its default and .env's are meant for the comparison."""
-    if not settings.chosen_for_this_command("SYSTEM") or len(settings.words("SYSTEM")) != 1:
+    if not settings.chosen_for_this_command("SYSTEM") or len(settings.system.split()) != 1:
         raise UserError(f"name one system: make {target} SYSTEM=name")
-    return settings["SYSTEM"]
+    return settings.system
 
 
 def save_systems(systems: Iterable[str]) -> None:
@@ -150,7 +150,7 @@ def save_systems(systems: Iterable[str]) -> None:
 
 def models() -> None:
     settings = Settings.load()
-    if not settings.flag("LIST"):
+    if not settings.list:
         return stack(settings).models()
     try:
         index = stack(settings).triton.index()

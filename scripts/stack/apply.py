@@ -29,14 +29,14 @@ Texts = dict[Path, str | None]
 def tune(stack: Stack) -> int:
     """Search on the running server, and return the exit code. With APPLY=1 apply a configuration that is better."""
     settings = stack.settings
-    models = with_steps(settings["SYSTEM"], settings.path("MODEL_REPOSITORY"), settings["PROFILE"])
+    models = with_steps(settings.system, settings.model_repository, settings.profile)
     texts = {model: configuration(model, settings) for model in models}
-    if settings.flag("APPLY"):
-        check_writable(settings.path("MODEL_REPOSITORY"), models)
-    link = settings.path("REPORTS") / LATEST
+    if settings.apply:
+        check_writable(settings.model_repository, models)
+    link = settings.reports / LATEST
     earlier = link.resolve()
     code = stack.tune()
-    if code or not settings.flag("APPLY"):
+    if code or not settings.apply:
         return code
     folder = link.resolve()
     if folder == earlier:
@@ -60,7 +60,7 @@ def apply(stack: Stack, result: Result, texts: Mapping[str, str], copies: Path) 
     for edit in edits:
         model = edit["model"]
         if not configuration(model, settings) == edit["before"] == texts.get(model):
-            path = find_config(model, settings.path("MODEL_REPOSITORY"), settings["PROFILE"])
+            path = find_config(model, settings.model_repository, settings.profile)
             raise UserError(f"{path or model} changed during the search, so nothing is applied: run `make tune` again")
     with stack.no_comparison(ANOTHER_COMPARISON):
         changed = {edit["model"] for edit in edits}
@@ -70,7 +70,7 @@ def apply(stack: Stack, result: Result, texts: Mapping[str, str], copies: Path) 
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(edit["before"].encode())
         # A repository elsewhere gets its own copy of a configuration in git.
-        repository = settings.path("MODEL_REPOSITORY")
+        repository = settings.model_repository
         after: Texts = {repository / edit["model"] / edit["name"]: edit["after"] for edit in edits}
         before: Texts = {path: read(path) if path.exists() else None for path in after}
         with one_interrupt():
@@ -147,7 +147,7 @@ def in_force(config: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
 
 def configuration(model: str, settings: Settings) -> str:
     """Return the text of the model's config.pbtxt; nothing if it has none."""
-    path = find_config(model, settings.path("MODEL_REPOSITORY"), settings["PROFILE"])
+    path = find_config(model, settings.model_repository, settings.profile)
     return read(path) if path else ""
 
 

@@ -32,7 +32,7 @@ from triton_transformers.http import answers
 from triton_transformers.model_config import with_steps
 from triton_transformers.models.removal import removable, remove
 from triton_transformers.prometheus import Prometheus, PrometheusError
-from triton_transformers.settings import Settings, UserError
+from triton_transformers.settings import Settings, UserError, restarting
 from triton_transformers.triton import Triton, TritonError, batching, engines, reason
 
 # Program -> the settings of its ports.
@@ -48,19 +48,7 @@ PORTS = {
 SBOMS = "sboms"
 # Program with a web page -> the path that answers once the program is ready.
 PROBES = {"gateway": "/health", "prometheus": "/-/ready", "grafana": "/api/health", "jaeger": "/"}
-# Another value of one of these restarts the gateway alone.
-GATEWAY_SETTINGS = (
-    "GATEWAY_PORT",
-    "GATEWAY_METRICS_PORT",
-    "GATEWAY_BIND",
-    "API_KEYS",
-    "TLS_CERT",
-    "TLS_KEY",
-    "GATEWAY_IN_FLIGHT",
-    "GATEWAY_TEXTS",
-    "GATEWAY_BODY",
-    "GATEWAY_TIMEOUT",
-)
+GATEWAY_SETTINGS = restarting("gateway")
 COMPARISON_RUNS = "a comparison or a search is running against this stack"
 WOULD_UNLOAD = f"{COMPARISON_RUNS}, and SYSTEMS lacks systems that the server would unload"
 WOULD_DISTURB = f"{COMPARISON_RUNS}, and adding a system would disturb it"
@@ -101,7 +89,7 @@ class Stack(ABC):
 
     @cached_property
     def state(self) -> Path:
-        return Path(os.path.abspath(self.settings.path("LOCAL_STATE")))
+        return Path(os.path.abspath(self.settings.local_state))
 
     @cached_property
     def triton(self) -> Triton:
@@ -116,15 +104,13 @@ class Stack(ABC):
         return ModelControl(
             self.triton,
             self.served,
-            self.settings.path("MODEL_REPOSITORY"),
-            timeout=self.settings.integer("READY_TIMEOUT"),
+            self.settings.model_repository,
+            timeout=self.settings.ready_timeout,
             log=lambda: self.log_tail("triton", 200),
             cause=lambda: self.process("triton").cause,
             wait_until_live=lambda: self.wait(self.not_live),
             full_memory=self.full_shared_memory,
-            assembled=lambda system: with_steps(
-                system, self.settings.path("MODEL_REPOSITORY"), self.settings["PROFILE"]
-            ),
+            assembled=lambda system: with_steps(system, self.settings.model_repository, self.settings.profile),
         )
 
     # --- implemented by each runtime --------------------------------------------------------------------------------
@@ -210,21 +196,21 @@ class Stack(ABC):
 
         Refresh those of the loaded systems that `refresh` names, or all.
         """
-        if self.settings.choice("PROFILE") == "neuron":
+        if self.settings.profile == "neuron":
             check_cores(self.settings)
         with exclusive(self.state, UP_OR_DOWN):
             # A server that restarts loads the systems of this list. The systems that are not loaded yet must stay out
             # of it: this command loads them.
             served = self.served_now()
             self.served.write(name for name in served if name not in unload)
-            self.served.request([*served, *self.settings.words("SYSTEMS")])
+            self.served.request([*served, *self.settings.systems])
             self.start()
             self.wait(self.not_live)
             self.check_key()
             if unload:
                 with self.no_comparison():
                     self.control.unload(unload)
-            systems = self.settings.words("SYSTEMS")
+            systems = self.settings.systems
             self.unload_unfinished(systems)
             self.control.serve(systems, self.refreshable(systems if refresh is None else refresh))
 
@@ -250,7 +236,7 @@ class Stack(ABC):
 
     def remove(self, system: str) -> tuple[str, ...]:
         """Unload a system, delete its files, and return the names of its models."""
-        repository = self.settings.path("MODEL_REPOSITORY")
+        repository = self.settings.model_repository
         removable(system, repository)  # before the wait for other commands, which may change the record
         with exclusive(self.state, UP_OR_DOWN) if self.state.is_dir() else nullcontext(), self.models_lock():
             record = removable(system, repository)
@@ -321,7 +307,7 @@ class Stack(ABC):
 
     def check_gateway(self) -> None:
         """Raise UserError if the gateway would refuse these settings."""
-        self.settings.api_keys()
+        self.settings.gateway_keys()
         if tls := self.settings.tls():
             try:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*tls, password="")
@@ -333,7 +319,7 @@ class Stack(ABC):
 
     def wait(self, missing: Callable[[], str]) -> None:
         """Wait until nothing is missing. Raise with the end of its log if a program crashed for good."""
-        deadline = time.monotonic() + self.settings.integer("READY_TIMEOUT")
+        deadline = time.monotonic() + self.settings.ready_timeout
         with err.status("waiting until the stack is ready"):
             while waiting_for := missing():
                 for name in self.programs():
@@ -376,15 +362,13 @@ class Stack(ABC):
             out.print(f"Gateway     {url('GATEWAY_PORT')}  (OpenAI's API: {url('GATEWAY_PORT')}/v1)")
             if warning := expiry_warning(self.settings):
                 out.print(f"            [yellow]{escape(warning)}[/]")
-            if not self.settings["API_KEYS"]:
+            if not self.settings.api_keys:
                 out.print("            loopback only: set API_KEYS and GATEWAY_BIND to open it")
-            elif not self.settings.gateway_bind().is_loopback:
-                out.print(
-                    f"            open to other machines on {self.settings.gateway_bind()}, with a key of API_KEYS"
-                )
-                if not self.settings["TLS_CERT"]:
+            elif not (address := self.settings.bind("GATEWAY_PORT")).is_loopback:
+                out.print(f"            open to other machines on {address}, with a key of API_KEYS")
+                if not self.settings.tls_cert:
                     out.print("            without TLS: keys and texts travel unencrypted (TLS_CERT, TLS_KEY)")
-        out.print(f"Triton      {url('TRITON_HTTP_PORT')}  (gRPC {self.settings.port('TRITON_GRPC_PORT')})")
+        out.print(f"Triton      {url('TRITON_HTTP_PORT')}  (gRPC {self.settings.triton_grpc_port})")
         out.print(f"metrics     {url('TRITON_METRICS_PORT')}/metrics")
         for name in self.programs():
             if name in ("prometheus", "grafana", "jaeger"):

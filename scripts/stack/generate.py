@@ -22,16 +22,16 @@ class Server(Protocol):
 
 def main() -> None:
     settings = Settings.load()
-    if not settings["PROMPT"]:
+    if not settings.prompt:
         raise UserError('PROMPT is empty: make generate PROMPT="My dog is cute, but"')
-    tokens = settings.integer("TOKENS")
-    model = settings["SYSTEM"] if settings.chosen("SYSTEM") else DEFAULT_SYSTEM
+    tokens = settings.tokens
+    model = settings.system if settings.chosen("SYSTEM") else DEFAULT_SYSTEM
     triton = Triton(settings.url("TRITON_HTTP_PORT"))
     if not triton.live():
         raise UserError(f'no server answers at {triton.url}: make up SYSTEMS="{model}"')
     inputs = prompt_inputs(triton, model)
     err.print(f"[dim]{model}[/]")
-    show(settings["PROMPT"], pieces(triton, model, inputs, settings["PROMPT"], tokens))
+    show(settings.prompt, pieces(triton, model, inputs, settings.prompt, tokens))
 
 
 def show(prompt: str, continuation: Iterator[str]) -> None:

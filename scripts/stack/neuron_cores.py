@@ -12,13 +12,13 @@ FIRST, LAST = "NEURON_CORE_START_INDEX", "NEURON_CORE_END_INDEX"
 
 def check_cores(settings: Settings) -> None:
     """Raise before Triton starts: Neuron's runtime would fail model by model, in words of its own."""
-    available = settings.integer("NEURON_DEVICES") * PER_DEVICE.get(settings["NEURON_CHIP"], 0)
+    available = settings.neuron_devices * PER_DEVICE.get(settings.neuron_chip, 0)
     owners: dict[int, str] = {}
     for model, cores in core_ranges(settings).items():
         if cores[-1] >= available:
             raise UserError(
                 f"{model} is set to NeuronCores {spelled(cores)}, but NEURON_DEVICES={settings['NEURON_DEVICES']} of "
-                f"{settings['NEURON_CHIP']} have only {available}. Set other cores in its config.pbtxt, "
+                f"{settings.neuron_chip} have only {available}. Set other cores in its config.pbtxt, "
                 "or raise NEURON_DEVICES"
             )
         for core in cores:
@@ -31,9 +31,9 @@ def check_cores(settings: Settings) -> None:
 
 def core_ranges(settings: Settings) -> dict[str, range]:
     """Return the cores of each model whose configuration sets any."""
-    repository, profile = settings.path("MODEL_REPOSITORY"), settings["PROFILE"]
+    repository, profile = settings.model_repository, settings.profile
     ranges: dict[str, range] = {}
-    for model in (model for name in settings.words("SYSTEMS") for model in models_of(name, repository)):
+    for model in (model for name in settings.systems for model in models_of(name, repository)):
         parameters = load_config(model, repository, profile).parameters
         if FIRST not in parameters:
             continue

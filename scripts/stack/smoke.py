@@ -70,7 +70,7 @@ class Limits:
 def main() -> int:
     settings = Settings.load()
     failures = 0
-    for name in settings.words("SYSTEMS"):
+    for name in settings.systems:
         error = check_system(settings, name)
         out.print(f"[red]failed[/]  {name}: {escape(error)}" if error else f"[green]ok[/]      {name}")
         failures += bool(error)
@@ -82,7 +82,7 @@ def main() -> int:
 
 def check_system(settings: Settings, name: str) -> str:
     """Send the system its examples within the limits of its format; return the first error, or nothing."""
-    limits = Limits.from_record(find_record(name, settings.path("MODEL_REPOSITORY")))
+    limits = Limits.from_record(find_record(name, settings.model_repository))
     running = engines(settings.url("TRITON_METRICS_PORT"))
     return attempt(Triton(settings.url("TRITON_HTTP_PORT")), name, limits, running)
 

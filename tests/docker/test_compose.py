@@ -14,7 +14,7 @@ from dotenv import dotenv_values
 from scripts.stack.docker.compose import NEURON_SERVICES, Compose
 from scripts.stack.docker.stack import DockerStack
 from tests.support.certificates import save_certificate
-from triton_transformers.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError
+from triton_transformers.settings import DEFAULTS, ROOT, VERSIONS, Settings, UserError
 
 PINS = {"inf2": "TRITON_IMAGE", "trn1": "TRITON_IMAGE", "inf1": "TRITON_INF1_IMAGE"}
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
@@ -26,11 +26,10 @@ def new_compose(tmp_path, monkeypatch):
     monkeypatch.setattr("scripts.stack.docker.preflight.check_engine", dict)
 
     def make(**settings):
-        defaults = dotenv_values(EXAMPLE)
-        for name in defaults:
+        for name in DEFAULTS:
             monkeypatch.delenv(name, raising=False)
         own = {"PROFILE": "neuron", "LOCAL_STATE": str(tmp_path / "state"), "MODEL_REPOSITORY": str(tmp_path)}
-        return Compose(Settings(defaults | own | settings))
+        return Compose(Settings(DEFAULTS | own | settings))
 
     return make
 
@@ -311,7 +310,7 @@ def test_command_by_hand_works_in_a_fresh_clone(clone):
     """Run all of it but `up` itself: compose reads its files and fills in the settings."""
     *before, up = documented_commands()
     assert up.endswith(" up --build")
-    names = {*dotenv_values(EXAMPLE), *dotenv_values(VERSIONS)}
+    names = {*DEFAULTS, *dotenv_values(VERSIONS)}
     environment = {name: value for name, value in os.environ.items() if name not in names} | NO_ENGINE
     script = "\n".join([*before, up.removesuffix("up --build") + "config --format json"])
     done = subprocess.run(
@@ -337,7 +336,7 @@ def test_command_by_hand_works_in_a_fresh_clone(clone):
 
 @pytest.mark.parametrize("profile", ["cpu", "cuda", "neuron", "*"])
 def test_compose_alone_reads_the_file_without_settings(clone, profile):
-    names = {*dotenv_values(EXAMPLE), *dotenv_values(VERSIONS)}
+    names = {*DEFAULTS, *dotenv_values(VERSIONS)}
     environment = {name: value for name, value in os.environ.items() if name not in names} | NO_ENGINE
     command = ["docker", "compose", "--profile", profile, "config", "--quiet"]
     done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=300)

@@ -6,10 +6,9 @@ import re
 import subprocess
 
 import pytest
-from dotenv import dotenv_values
 
 from tests.support.stacks import SHORT
-from triton_transformers.settings import EXAMPLE, ROOT
+from triton_transformers.settings import DEFAULTS, ROOT
 
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 
@@ -57,7 +56,7 @@ def test_no_placeholder_is_left():
 def test_every_named_setting_exists():
     named = {name for block in BLOCKS for name in re.findall(r"\b([A-Z][A-Z_]+)=", block)}
     assert named
-    assert named <= dotenv_values(EXAMPLE).keys()
+    assert named <= DEFAULTS.keys()
 
 
 def test_every_link_leads_to_a_file_and_its_heading():

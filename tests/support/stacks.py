@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 import psutil
-from dotenv import dotenv_values
 
 from tests.support import onnx_models as models
 from triton_transformers.make_process import Make
 from triton_transformers.ports import free_ports
-from triton_transformers.settings import EXAMPLE, ROOT
+from triton_transformers.settings import DEFAULTS, ROOT
 from triton_transformers.triton import Triton
 
 KEY = "a-key-of-the-tests"
@@ -100,7 +99,7 @@ class TestStack:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = [name for name in dotenv_values(EXAMPLE) if name.endswith("_PORT")]
+        names = [name for name in DEFAULTS if name.endswith("_PORT")]
         self.environment |= dict(zip(names, map(str, reserve_ports(len(names))), strict=True))
         self.environment |= {
             "RUNTIME": "local",

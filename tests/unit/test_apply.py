@@ -39,11 +39,11 @@ class StackStandIn:
 
     @property
     def path(self) -> Path:
-        return self.settings.path("MODEL_REPOSITORY") / "spam/config.pbtxt"
+        return self.settings.model_repository / "spam/config.pbtxt"
 
     @property
     def reports(self) -> Path:
-        return self.settings.path("REPORTS")
+        return self.settings.reports
 
     @property
     def control(self):
@@ -64,7 +64,7 @@ class StackStandIn:
 
     def tune(self):
         changes, originals = {"spam": {"max_batch_size": 16}}, {"spam": {"max_batch_size": 64}}
-        repository = self.settings.path("MODEL_REPOSITORY")
+        repository = self.settings.model_repository
         file_edits = edits(changes, originals, repository, "cpu") if self.edits is None else self.edits
         result = {
             "outcome": self.outcome,

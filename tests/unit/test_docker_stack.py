@@ -9,13 +9,14 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from dotenv import dotenv_values
 
 from scripts.stack.base import Process
 from scripts.stack.docker import build_progress, containers, preflight
 from scripts.stack.docker.build_progress import BuildProgress
 from scripts.stack.docker.stack import DockerStack
-from triton_transformers.settings import EXAMPLE, ROOT, VERSIONS, Settings, UserError
+from triton_transformers.settings import DEFAULTS, ROOT, TABLE, VERSIONS, Settings, UserError, restarting
 
 COMPOSE = (ROOT / "compose.yaml").read_text()
 # These are paths on this machine and in a container.
@@ -26,7 +27,7 @@ PATHS = {"MODEL_REPOSITORY", "REPORTS"}
 
 
 def test_every_variable_of_the_compose_file_has_the_default_of_its_setting():
-    defaults = {**dotenv_values(EXAMPLE), **dotenv_values(VERSIONS)}
+    defaults = {**DEFAULTS, **dotenv_values(VERSIONS)}
     used = re.findall(r"\$\{(\w+)(?:(:?[-+])([^{}]*|\$\{.*?\}))?\}", COMPOSE)
     assert {name for name, operator, _ in used if not operator} == set()
     for name, operator, default in used:
@@ -37,6 +38,17 @@ def test_every_variable_of_the_compose_file_has_the_default_of_its_setting():
             assert default in (f"./{expected}", f"/app/{expected}"), name
         elif expected:
             assert default == expected, name
+
+
+def test_services_get_the_settings_that_they_read():
+    services = yaml.safe_load(COMPOSE)["services"]
+    shown = {name for name, row in TABLE.items() if row.shown}
+    # make sets TRITON_SOURCE to the one that it chose.
+    assert shown - {"TRITON_SOURCE"} <= services["loadtest"]["environment"].keys()
+    read = {*re.findall(r"\$\{(\w+)", (ROOT / "images/triton/serve.sh").read_text())} & TABLE.keys()
+    ports = {name for name in TABLE if name.endswith("_PORT")}
+    assert read - ports - {"MODEL_REPOSITORY"} <= services["triton-cpu"]["environment"].keys()
+    assert {*restarting("gateway")} - ports <= services["gateway"]["environment"].keys()
 
 
 def test_the_compose_file_uses_the_images_of_versions_env():
@@ -120,7 +132,7 @@ def engine(monkeypatch):
 
 @pytest.fixture
 def stack(engine, monkeypatch, tmp_path):
-    settings = Settings(dotenv_values(EXAMPLE) | {"LOCAL_STATE": str(tmp_path), "RUNTIME": "docker"})
+    settings = Settings(DEFAULTS | {"LOCAL_STATE": str(tmp_path), "RUNTIME": "docker"})
     stack = DockerStack(settings)
     monkeypatch.setattr(stack.compose, "run", engine.compose)
     stack.write_record(image_tag="cpu-pypi")

@@ -348,7 +348,7 @@ def test_loopback_names_are_recognized(host: str, expected: bool) -> None:
 
 
 def test_latest_reports_are_linked_and_shown(gateway: RunningGateway, settings: Settings) -> None:
-    folder = settings.path("REPORTS")
+    folder = settings.reports
     assert gateway.get("/reports/latest").status == 404
     (folder / "20260101T000000Z-embedding").mkdir()
     (folder / "20260101T000000Z-embedding/report.html").write_text("<p>a report</p>")

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import yaml
-from dotenv import dotenv_values
 
 from deploy.kubernetes import rules
 from tests.support.kustomize import FOLDER, VERSIONS, Object, containers, is_custom, pods, render_with, schema_error
-from triton_transformers.settings import EXAMPLE, PROFILES, ROOT, Settings
+from triton_transformers.settings import DEFAULTS, PROFILES, ROOT, Settings
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text().replace("!override", ""))
 
@@ -438,7 +437,7 @@ def test_settings_are_those_of_the_stack(rendered, profile, monkeypatch):
         content["data"] for content in rendered[profile] if content["metadata"]["name"].startswith("settings-")
     )
     assert settings["PROFILE"] == profile
-    assert settings["SYSTEMS"] == dotenv_values(EXAMPLE)["SYSTEMS"]
+    assert settings["SYSTEMS"] == DEFAULTS["SYSTEMS"]
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     loaded = Settings.load()
@@ -464,15 +463,14 @@ def test_images_are_those_of_compose(profile):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_limits_are_those_of_compose(profile):
-    example = dotenv_values(EXAMPLE)
     objects = render_once(profile, "loadtest")
     for _, pod in pods(objects):
         for container in pod["containers"]:
-            limit = default(service(container["name"], profile)["mem_limit"], **example)
+            limit = default(service(container["name"], profile)["mem_limit"], **DEFAULTS)
             assert gibibytes(container["resources"]["limits"]["memory"]) == gibibytes(limit), container["name"]
     volumes = find(objects, "Deployment", "triton")["spec"]["template"]["spec"]["volumes"]
     (shm,) = (volume["emptyDir"]["sizeLimit"] for volume in volumes if volume["name"] == "shm")
-    assert gibibytes(shm) == gibibytes(example["TRITON_SHM_SIZE"])
+    assert gibibytes(shm) == gibibytes(DEFAULTS["TRITON_SHM_SIZE"])
 
 
 def test_workers_are_as_many_as_the_master_waits_for():

@@ -8,7 +8,6 @@ from base64 import b64decode
 from html.parser import HTMLParser
 
 import pytest
-from dotenv import dotenv_values
 from markupsafe import Markup, escape
 from rich.console import Console
 
@@ -20,7 +19,7 @@ from triton_transformers import figures
 from triton_transformers import settings as settings_module
 from triton_transformers.dashboards.render.evaluate import BATCHING, load
 from triton_transformers.figures import DARK, LIGHT, PLACEHOLDERS, coloured, render, svg_data_urls
-from triton_transformers.settings import EXAMPLE, MODES, Settings, UserError
+from triton_transformers.settings import MODES, TABLE, Settings, UserError
 
 ROUNDS = [(100, 150), (100, 160), (100, 140)]
 DASHBOARD = Markup("<p>drawn</p>")
@@ -315,7 +314,7 @@ def test_command_repeats_what_differs_from_the_defaults(dotenv):
 
 def test_no_report_shows_a_secret(dotenv, blank_charts, monkeypatch, tmp_path):
     """Set every setting that is not shown to a secret, in .env or in the environment."""
-    hidden = dotenv_values(EXAMPLE).keys() - set(report.SHOWN_SETTINGS)
+    hidden = {name for name, row in TABLE.items() if not row.shown}
     assert {"HF_TOKEN", "TRITON_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD", "TRANSFORMERS", "TORCH_INDEX"} <= hidden
     numbers = {name for name in hidden if name.endswith("_PORT")}
     secrets = {name: f"a-secret-in-{name}" for name in hidden - numbers}

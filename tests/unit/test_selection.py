@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -24,14 +25,14 @@ def settings(tmp_path):
 
 def requested(settings: Settings, name: str, **chosen: str) -> System | None:
     settings = Settings(settings | chosen)
-    return requested_system(name, settings, settings.path("MODEL_REPOSITORY"))
+    return requested_system(name, settings, settings.model_repository)
 
 
 def put(
     settings: Settings, name: str, identity: str, task: str = "text-classification", also: tuple = (), **fields
 ) -> None:
     """Write a system as an earlier `make models` left it."""
-    folder = settings.path("MODEL_REPOSITORY") / name / "1"
+    folder = settings.model_repository / name / "1"
     folder.mkdir(parents=True)
     (folder / "model.onnx").touch()
     record = {
@@ -57,7 +58,7 @@ def test_own_name_requires_weights(settings):
         requested(settings, "pets")
     assert requested(settings, "pets", HF_MODEL="a/b").source == Hub("a/b")
     assert requested(settings, "pets", HF_MODEL="a/b", HF_REVISION="v1").source == Hub("a/b", "v1")
-    assert requested(settings, "pets", SOURCE="/some/where").source == Folder(settings.path("SOURCE") / "/some/where")
+    assert requested(settings, "pets", SOURCE="/some/where").source == Folder(Path("/some/where"))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_part_of_a_system_takes_no_weights(settings):
 )
 def test_models_of_another_system_are_not_overwritten(settings, model, owner):
     put(settings, "pets", "a/b@123", also=("pets_encoder",))
-    models = settings.path("MODEL_REPOSITORY")
+    models = settings.model_repository
     (models / "theirs").mkdir()
     (models / "theirs/config.pbtxt").touch()
     with pytest.raises(UserError, match=f"new needs a model '{model}', which belongs to {owner}: choose another name"):
@@ -172,7 +173,7 @@ def test_format_of_another_profile_is_refused_even_if_it_is_in_place(settings):
 def test_system_without_a_file_or_of_an_older_recipe_is_assembled_again(settings):
     put(settings, "pets", "a/b@123")
     put(settings, "toys", "/a/folder 0123456789abcdef", recipe="0")
-    (settings.path("MODEL_REPOSITORY") / "pets/1/model.onnx").unlink()
+    (settings.model_repository / "pets/1/model.onnx").unlink()
     assert missing(settings, "pets toys") == ["pets", "toys"]
     assert requested(settings, "pets").source == Hub("a/b", "123")
     assert requested(settings, "toys").source.path.as_posix() == "/a/folder"
@@ -188,19 +189,19 @@ def test_record_survives_writing_and_reading(tmp_path):
 
 def test_record_of_an_earlier_release_keeps_its_facts(settings):
     put(settings, "pets", "a/b@123", neuron={"lengths": [32]}, minimum_cosine=0.5)
-    record = read_record("pets", settings.path("MODEL_REPOSITORY"))
+    record = read_record("pets", settings.model_repository)
     assert (record.neuron, record.facts) == ({"lengths": [32]}, {"minimum_cosine": 0.5})
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"system": "pets", "files": []}'])
 def test_unreadable_record_is_ignored(settings, content):
     put(settings, "pets", "a/b@123")
-    (settings.path("MODEL_REPOSITORY") / "pets/1/assembled.json").write_text(content)
-    assert read_record("pets", settings.path("MODEL_REPOSITORY")) is None
+    (settings.model_repository / "pets/1/assembled.json").write_text(content)
+    assert read_record("pets", settings.model_repository) is None
 
 
 def test_own_model_is_left_alone(settings, capsys):
-    folder = settings.path("MODEL_REPOSITORY") / "theirs"
+    folder = settings.model_repository / "theirs"
     folder.mkdir()
     (folder / "config.pbtxt").write_text('backend: "python"')
     assert missing(settings, "theirs") == []
@@ -267,7 +268,7 @@ def test_container_image_has_the_backends_of_the_models(settings):
 
     put(settings, "pets", "a/b@123", also=("pets_encoder",))
     assert source("embedding pets") == "pypi"
-    encoder = settings.path("MODEL_REPOSITORY") / "pets_encoder"
+    encoder = settings.model_repository / "pets_encoder"
     encoder.mkdir()
     (encoder / "config.pbtxt").write_text('name: "pets_encoder"\nbackend: "transformers"\n')
     assert source("embedding pets") == "pypi-transformers"
@@ -275,7 +276,7 @@ def test_container_image_has_the_backends_of_the_models(settings):
     (encoder / "configs/cpu.pbtxt").write_text('backend: "packed_onnx"')
     assert source("embedding pets") == "pypi"
     assert source("falcon7b") == "pypi"
-    (settings.path("MODEL_REPOSITORY") / "falcon7b/1").mkdir(parents=True)
-    (settings.path("MODEL_REPOSITORY") / "falcon7b/1/config.json").touch()  # of FORMAT=python
+    (settings.model_repository / "falcon7b/1").mkdir(parents=True)
+    (settings.model_repository / "falcon7b/1/config.json").touch()  # of FORMAT=python
     assert source("falcon7b") == source("falcon7b_stream") == "pypi-transformers"
     assert source("pets", TRITON_SOURCE="ngc") == "ngc"

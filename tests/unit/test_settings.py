@@ -5,13 +5,14 @@ import re
 import stat
 
 import pytest
+from dotenv import dotenv_values
 
 from bench.server import with_names
 from loadtest.users import LIGHT, USERS
 from loadtest.workload import WORKLOADS
 from scripts.stack.neuron_cores import PER_DEVICE
 from triton_transformers import settings as module
-from triton_transformers.settings import ROOT, RULES, Settings, UserError, pins, save, saved, with_secrets
+from triton_transformers.settings import DEFAULTS, ROOT, TABLE, Settings, UserError, pins, save, saved, with_secrets
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_wrong_value_is_refused_when_the_settings_are_read(dotenv, name, value, 
 def test_sizes_are_those_of_docker(dotenv, size, count):
     dotenv.write_text(f"TRITON_MEMORY={size}\n")
     loaded = Settings.load()
-    assert (loaded["TRITON_MEMORY"], loaded.integer("TRITON_MEMORY")) == (size, count)
+    assert (loaded["TRITON_MEMORY"], loaded.triton_memory) == (size, count)
 
 
 KEY = "a-key-of-the-tests"
@@ -174,11 +175,11 @@ KEY_DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
 
 
 def test_api_keys_become_digests(dotenv):
-    assert Settings.load().api_keys() == ()
+    assert Settings.load().gateway_keys() == ()
     dotenv.write_text(f"API_KEYS='sha256:{KEY_DIGEST.upper()} {KEY}  another-key-of-the-tests'\n")
     loaded = Settings.load()
     digest, other = bytes.fromhex(KEY_DIGEST), hashlib.sha256(b"another-key-of-the-tests").digest()
-    assert (loaded.api_keys(), loaded.plain_api_key()) == ((digest, digest, other), KEY)
+    assert (loaded.gateway_keys(), loaded.plain_api_key()) == ((digest, digest, other), KEY)
     dotenv.write_text(f"API_KEYS=sha256:{KEY_DIGEST}\n")
     assert Settings.load().plain_api_key() == ""
 
@@ -196,9 +197,9 @@ def test_gateway_that_other_machines_reach_requires_keys(dotenv, name):
     dotenv.write_text(f"{name}=0.0.0.0\n")
     loaded = Settings.load()
     with pytest.raises(UserError, match=rf"^{name}=0\.0\.0\.0 opens the gateway .* set API_KEYS, or GATEWAY_BIND="):
-        loaded.api_keys()
-    assert loaded.replace(API_KEYS=KEY).api_keys()
-    assert loaded.replace(GATEWAY_BIND="127.0.0.1").api_keys() == ()
+        loaded.gateway_keys()
+    assert loaded.replace(API_KEYS=KEY).gateway_keys()
+    assert loaded.replace(GATEWAY_BIND="127.0.0.1").gateway_keys() == ()
 
 
 def test_gateway_has_an_address_of_its_own(dotenv, monkeypatch):
@@ -238,31 +239,33 @@ def test_wrong_settings_can_be_replaced_by_their_defaults(dotenv, wrong):
     """`make down` needs that: with Docker, each command computes the environment of all containers."""
     dotenv.write_text(f"RUNTIME=docker\n{wrong}\n")
     corrected = Settings.load(checked=False).corrected()
-    for name in (name for name in RULES if corrected[name]):
-        corrected._value(name)
+    for name in TABLE:
+        corrected.value(name)
     assert not corrected.shares_memory()
     assert corrected.tls() is None
     assert (corrected["RUNTIME"], corrected["TRITON_HTTP_PORT"]) == ("docker", "8000")
 
 
 def test_modes_have_the_order_of_reports_whatever_the_settings(dotenv):
-    assert Settings.load().modes() == ("none", "instances", "dynamic")
+    assert Settings.load().modes == ("none", "instances", "dynamic")
     dotenv.write_text("MODES='dynamic  none dynamic'\n")
-    assert Settings.load().modes() == ("none", "dynamic")
+    assert Settings.load().modes == ("none", "dynamic")
 
 
-def test_every_default_is_valid():
-    Settings.load()
+def test_example_file_lists_every_setting_with_its_default():
+    example = {name: value or "" for name, value in dotenv_values(ROOT / ".env.example").items()}
+    assert [*example.items()] == [*DEFAULTS.items()]
+    Settings.load()  # the defaults are valid
 
 
 def test_choices_are_those_of_the_features():
-    """RULES repeats them, because nothing in common may import a feature."""
+    """The table repeats them, because the ground may not import a feature."""
     protocols = [protocol for protocol in USERS if protocol != LIGHT]
     for name, choices in {"WORKLOAD": WORKLOADS, "PROTOCOL": protocols, "NEURON_CHIP": PER_DEVICE}.items():
         for choice in choices:
-            RULES[name](choice)
+            TABLE[name].rule(choice)
         with pytest.raises(ValueError, match=f"must be one of {', '.join(choices)}"):
-            RULES[name]("another")
+            TABLE[name].rule("another")
 
 
 def test_saved_value_ignores_this_command(dotenv, monkeypatch):
@@ -298,10 +301,12 @@ def test_file_with_the_users_own_keys_becomes_private(dotenv):
 def test_every_setting_is_used_somewhere(dotenv):
     files = [
         path
-        for folder in ("deploy", "gateway", "scripts", "triton_transformers", "loadtest", "images")
+        for folder in ("deploy", "drills", "gateway", "scripts", "triton_transformers", "loadtest", "images")
         for path in (ROOT / folder).rglob("*")
     ]
     code = "".join(
         path.read_text() for path in (*files, ROOT / "compose.yaml") if path.suffix in (".py", ".sh", ".conf", ".yaml")
     )
-    assert [name for name in Settings.load() if not re.search(rf"\b(ENV_)?{name}\b", code)] == []
+    assert [
+        name for name in Settings.load() if not re.search(rf"\b(ENV_)?{name}\b|ettings\.{name.lower()}\b", code)
+    ] == []

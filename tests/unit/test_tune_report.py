@@ -6,7 +6,6 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from dotenv import dotenv_values
 from markupsafe import escape
 from rich.console import Console
 
@@ -17,7 +16,7 @@ from loadtest.tune.search import Measured
 from triton_transformers import figures
 from triton_transformers import settings as settings_module
 from triton_transformers.figures import DARK, LIGHT, render, svg_data_urls
-from triton_transformers.settings import EXAMPLE, Settings
+from triton_transformers.settings import TABLE, Settings
 
 DIFF = """\
 --- a/encoder/config.pbtxt
@@ -438,7 +437,7 @@ def test_report_that_fails_leaves_nothing_behind(result, blank_charts, tmp_path,
 def test_no_report_shows_a_secret(result, blank_charts, monkeypatch, tmp_path):
     """Set every setting that is not shown to a secret."""
     monkeypatch.setattr(settings_module, "DOTENV", tmp_path / ".env")
-    hidden = dotenv_values(EXAMPLE).keys() - set(comparison_report.SHOWN_SETTINGS)
+    hidden = {name for name, row in TABLE.items() if not row.shown}
     (tmp_path / ".env").write_text("".join(f"{name}=a-secret-in-{name}\n" for name in hidden))
     monkeypatch.setenv("HF_TOKEN", "a-secret-in-the-shell")
     settings = Settings.load(checked=False)  # a secret is no valid port or flag

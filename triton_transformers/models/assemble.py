@@ -33,7 +33,7 @@ LIBRARIES = ("transformers", "sentence_transformers", "tokenizers", "safetensors
 
 def assemble_all(settings: Settings) -> None:
     """Assemble the systems of SYSTEMS that are not in place."""
-    repository = settings.path("MODEL_REPOSITORY")
+    repository = settings.model_repository
     if all_in_place(settings):
         return
     try:
@@ -78,7 +78,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
                 job = replace(job, format=recipe.fallback, folder=empty(job.folder))
                 outcome = run_recipe(recipe, job, weights.name)
         if not system.format:
-            outcome = outcome.join(Outcome(facts={DEFAULT: settings["PROFILE"]}))
+            outcome = outcome.join(Outcome(facts={DEFAULT: settings.profile}))
         outcome = outcome.join(converted)
         put_in_place(job, weights, outcome, repository)
     took = f"assembled in {time.monotonic() - start:.0f} s"
@@ -87,7 +87,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
 
 
 def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> Job:
-    trust_remote_code = settings.flag("TRUST_REMOTE_CODE")
+    trust_remote_code = settings.trust_remote_code
     check_model(weights.name, weights.folder, trust_remote_code)
     for part in transformers_of(weights.folder):
         check_weights(weights.name, part)
@@ -95,12 +95,12 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
     check_task(weights.name, weights.folder, task, trust_remote_code)
     recipe = RECIPES[task]
     target = Target.from_settings(settings) if recipe.neuron else None
-    if target and settings["FORMAT"]:
+    if target and settings.format:
         raise UserError(f"PROFILE=neuron compiles {system.name} ({task}) for Neuron: leave FORMAT empty")
     if system.format and system.format not in recipe.formats:
         formats = ", ".join(recipe.formats)
         raise UserError(f"FORMAT={system.format} is not available for {system.name} ({task}): set one of {formats}")
-    form = "neuron" if target else system.format or recipe.default_format(settings["PROFILE"])
+    form = "neuron" if target else system.format or recipe.default_format(settings.profile)
     return Job(
         system=system.name,
         task=task,

@@ -36,11 +36,11 @@ CODE = re.compile(r"([^/.][^/]*/)*[^/.][^/]*\.py")
 @contextlib.contextmanager
 def download(name: str, revision: str, settings: Settings, repository: Path) -> Iterator[tuple[Path, str]]:
     """Yield a folder with the model's files, and their commit. Keep the folder if the caller fails, else delete it."""
-    api = hub_api(settings["HF_TOKEN"])
+    api = hub_api(settings.hf_token)
     with readable_errors(name, revision, api):
         info = api.model_info(name, revision=revision or None, files_metadata=True)
         commit = info.sha or ""
-        trust_remote_code = settings.flag("TRUST_REMOTE_CODE")
+        trust_remote_code = settings.trust_remote_code
         files = select_files(info, trust_remote_code)
         folder = repository / DOWNLOADS / f"{name.replace('/', '--')}@{commit}"
         check_space(name, files, folder, repository)

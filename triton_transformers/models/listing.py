@@ -32,7 +32,7 @@ class Row:
 
 def print_list(settings: Settings, loaded: Collection[str] = ()) -> None:
     """Print each system: its state, weights and tensors. `loaded` has the models that the server answers for."""
-    repository = settings.path("MODEL_REPOSITORY")
+    repository = settings.model_repository
     page = out if out.is_terminal else Console(width=WIDTH, highlight=False, emoji=False)
     for row in rows(repository):
         title = Table.grid(expand=True)

@@ -32,10 +32,10 @@ def main() -> None:
 
 
 def package(settings: Settings) -> None:
-    repository, target = settings.path("MODEL_REPOSITORY"), settings.path("PACKAGE")
+    repository, target = settings.model_repository, settings.package
     if target.is_dir():
         raise UserError(f"PACKAGE={settings['PACKAGE']} is a folder: add the name of the file")
-    names = settings.words("SYSTEMS")
+    names = settings.systems
     models = sorted({model for name in names for model in assembled_models(name, repository)})
     with exclusive(repository, "`make models` is at work here"):
         entries = [entry for model in models for entry in entries_of(model, repository / model)]

@@ -86,7 +86,7 @@ def _copied_configs(model: str, repository: Path) -> Iterator[Path]:
 
 def remove_all(settings: Settings) -> None:
     """Delete every system that was assembled; the user's own models stay."""
-    repository = settings.path("MODEL_REPOSITORY")
+    repository = settings.model_repository
     shutil.rmtree(repository / DOWNLOADS, ignore_errors=True)
     for record in read_records(repository):
         remove(record, repository)

@@ -30,8 +30,8 @@ def all_in_place(settings: Settings) -> bool:
 
 def missing_systems(settings: Settings, report: bool = True) -> list[System]:
     """Return the systems of SYSTEMS that have to be assembled, and report the others."""
-    repository = settings.path("MODEL_REPOSITORY")
-    names = settings.words("SYSTEMS")
+    repository = settings.model_repository
+    names = settings.systems
     chosen = [name for name in CHOICES if settings[name]]
     if chosen and len(names) != 1:
         raise UserError(
@@ -53,15 +53,15 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
         raise UserError(f"SYSTEMS: '{name}' is not a valid name; use letters, digits, '_', '-' and '.'")
     source = chosen_source(settings)
     # A record comes first: the user may have assembled a system of the catalogue from other weights.
-    system = assembled_system(name, repository, settings["PROFILE"]) or find_system(name)
+    system = assembled_system(name, repository, settings.profile) or find_system(name)
     if any(settings[choice] for choice in CHOICES):
         system = find_system(name) or system
         if system and system.name != name:
             raise UserError(
                 f"{name} is a part of {system.name}: name that in SYSTEMS, or choose another name for yours"
             )
-        if name in SYSTEMS and settings["TASK"] not in ("", SYSTEMS[name].task):
-            raise UserError(f"{name} is for TASK={SYSTEMS[name].task}: choose another name for TASK={settings['TASK']}")
+        if name in SYSTEMS and settings.task not in ("", SYSTEMS[name].task):
+            raise UserError(f"{name} is for TASK={SYSTEMS[name].task}: choose another name for TASK={settings.task}")
     if system is None:
         if source is None and (repository / name / "config.pbtxt").exists():
             return None
@@ -71,21 +71,21 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
                 f"make add SYSTEM={name} HF_MODEL=organisation/model, or SOURCE=folder"
             )
         system = System(name, "", source)
-    check_task_name(settings["TASK"])
+    check_task_name(settings.task)
     task = "" if source and name not in SYSTEMS else system.task  # other weights may be for another task
     return replace(
         system,
         source=source or system.source,
-        task=settings.choice("TASK", TASKS) if settings["TASK"] else task,
+        task=settings.choice("TASK", TASKS) if settings.task else task,
         format=chosen_format(settings) or system.format,
     )
 
 
 def chosen_format(settings: Settings) -> str:
     """Return FORMAT. Raise UserError if a server of the profile could not run it."""
-    if not settings["FORMAT"]:
+    if not settings.format:
         return ""
-    form, profile = settings.choice("FORMAT", FORMATS), settings["PROFILE"]
+    form, profile = settings.choice("FORMAT", FORMATS), settings.profile
     if not runs_on(form, profile):
         raise UserError(
             f"FORMAT={form} does not run with PROFILE={profile}: leave FORMAT empty for what suits the profile"
@@ -98,11 +98,11 @@ def known_names(repository: Path) -> list[str]:
 
 
 def chosen_source(settings: Settings) -> Source | None:
-    if settings["SOURCE"]:
-        if settings["HF_MODEL"]:
+    if settings.source:
+        if settings.hf_model:
             raise UserError("SOURCE and HF_MODEL both name weights: set one of them")
-        return Folder(settings.path("SOURCE").resolve())
-    return Hub(settings["HF_MODEL"], settings["HF_REVISION"]) if settings["HF_MODEL"] else None
+        return Folder(settings.source.resolve())
+    return Hub(settings.hf_model, settings.hf_revision) if settings.hf_model else None
 
 
 def assembled_system(name: str, repository: Path, profile: str) -> System | None:
@@ -133,14 +133,14 @@ def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
     target = Target.from_settings(settings) if RECIPES[record.task].neuron else None
     if target and not target.matches(record.neuron):
         return False
-    if not target and record.format == "neuron" and not settings["FORMAT"]:
+    if not target and record.format == "neuron" and not settings.format:
         raise UserError(
             f"{system.name} is compiled for AWS Neuron: set PROFILE=neuron (in .env, to keep it), or set FORMAT=onnx "
             "to assemble it again for this profile"
         )
-    if not settings["FORMAT"] and record.format != "neuron" and not suits(record, settings["PROFILE"]):
+    if not settings.format and record.format != "neuron" and not suits(record, settings.profile):
         return False
-    form = settings["FORMAT"] if target else system.format
+    form = settings.format if target else system.format
     return not any(settings[name] for name in CHOICES) or (
         record.identity == identity(system.source, record.identity)
         and record.task == (system.task or record.task)

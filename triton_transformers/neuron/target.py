@@ -30,20 +30,20 @@ class Target:
     @classmethod
     def from_settings(cls, settings: Settings) -> Target | None:
         """Return the target, or None unless PROFILE=neuron."""
-        if settings.choice("PROFILE") != "neuron":
+        if settings.profile != "neuron":
             return None
-        cores = re.fullmatch(r"(\d+):(\d+)", settings["NEURON_CORES"])
+        cores = re.fullmatch(r"(\d+):(\d+)", settings.neuron_cores)
         if not cores or int(cores[1]) > int(cores[2]):
             raise UserError(
-                f"NEURON_CORES={settings['NEURON_CORES']}: must be the first and the last NeuronCore, like 0:1"
+                f"NEURON_CORES={settings.neuron_cores}: must be the first and the last NeuronCore, like 0:1"
             )
         return cls(
-            settings.choice("NEURON_CHIP"),
+            settings.neuron_chip,
             sizes(settings, "NEURON_BATCHES", range(1, MAX_BATCH + 1)),
             sizes(settings, "NEURON_LENGTHS", range(MIN_LENGTH, MAX_LENGTH + 1)),
             range(int(cores[1]), int(cores[2]) + 1),
-            settings.integer("NEURON_DEVICES") > 0,
-            tuple(settings.words("NEURON_COMPILER_ARGS")),
+            settings.neuron_devices > 0,
+            tuple(settings.neuron_compiler_args),
         )
 
     def lengths_up_to(self, maximum: int, system: str) -> list[int]:
@@ -82,7 +82,7 @@ class Target:
 
 
 def sizes(settings: Settings, name: str, valid: range) -> tuple[int, ...]:
-    words = settings.words(name)
+    words = settings[name].split()
     if not all(word.isdecimal() and int(word) in valid for word in words):
         raise UserError(
             f"{name}={settings[name]}: must be whole numbers from {valid[0]} to {valid[-1]}, separated by spaces"

@@ -39,17 +39,17 @@ class Compose:
 
     @cached_property
     def profile(self) -> str:
-        return self.settings.choice("PROFILE")
+        return self.settings.profile
 
     @cached_property
     def neuron_target(self) -> str:
         """Return the target of Dockerfile.neuron; Inf1 needs other software than its successors."""
-        return "neuron-inf1" if self.settings.choice("NEURON_CHIP") == "inf1" else "neuron"
+        return "neuron-inf1" if self.settings.neuron_chip == "inf1" else "neuron"
 
     @cached_property
     def engines(self) -> set[str]:
         """Return the engines that continue the texts of SYSTEMS."""
-        return engines(self.settings.words("SYSTEMS"), self.settings.path("MODEL_REPOSITORY"), self.profile)
+        return engines(self.settings.systems, self.settings.model_repository, self.profile)
 
     @cached_property
     def cuda_target(self) -> str:
@@ -66,9 +66,9 @@ class Compose:
 
     @cached_property
     def triton_source(self) -> str:
-        if self.settings["TRITON_SOURCE"]:
-            return self.settings.choice("TRITON_SOURCE")
-        backends = needed(self.settings.words("SYSTEMS"), self.settings.path("MODEL_REPOSITORY"), self.profile)
+        if self.settings.triton_source:
+            return self.settings.triton_source
+        backends = needed(self.settings.systems, self.settings.model_repository, self.profile)
         torch = (backends | self.engines) & slim.TORCH or self.running == "cpu-pypi-transformers"
         return "pypi-transformers" if torch else "pypi"
 
@@ -79,7 +79,7 @@ class Compose:
 
     @property
     def workers(self) -> int:
-        return self.settings.integer("WORKERS") if self.settings["WORKERS"] else 0
+        return self.settings.workers or 0
 
     @cached_property
     def engine(self) -> dict:
@@ -98,23 +98,23 @@ class Compose:
             **self.settings,
             # self.settings already holds the values of .env; in tests compose would read the developer's.
             "COMPOSE_DISABLE_ENV_FILE": "1",
-            **{name: str(self.settings.path(name).resolve()) for name in ("MODEL_REPOSITORY", "REPORTS")},
-            "SOURCE": str(self.settings.path("SOURCE").resolve()) if self.settings["SOURCE"] else "",
+            **{name: str(self.settings.value(name).resolve()) for name in ("MODEL_REPOSITORY", "REPORTS")},
+            "SOURCE": str(self.settings.source.resolve()) if self.settings.source else "",
             "TRITON_SOURCE": self.triton_source,
             "TRITON_BASE": slim.base(self.profile, self.triton_source),
             "TRITON_IMAGE": self.nvidia_image,
-            "TRITON_IMAGE_BUILT": f"{self.settings['COMPOSE_PROJECT_NAME']}:{self.image_tag}",
+            "TRITON_IMAGE_BUILT": f"{self.settings.compose_project_name}:{self.image_tag}",
             "NEURON_TARGET": self.neuron_target,
             "CUDA_TARGET": self.cuda_target,
             **dict(zip(("TLS_CERT", "TLS_KEY"), map(str, self.settings.tls() or ()), strict=False)),
-            "SHOWN_REPORTS": str(self.settings.path("REPORTS").resolve()),
+            "SHOWN_REPORTS": str(self.settings.reports.resolve()),
             "CERTIFICATE": certificate(self.settings),
             **{name: self.build_secret(name) for name in ("BUILD_PIP_CONF", "BUILD_CA")},
-            "BIND_ADDRESS": str(self.settings.bind_address()),
+            "BIND_ADDRESS": str(self.settings.bind_address),
             "CHECKOUT": str(ROOT),
             "CHECKOUT_ID": CHECKOUT_ID,
             # Triton gets its systems from a file in this folder, so that a change does not make another container.
-            "SERVING": str(ServedSystems(self.settings.path("LOCAL_STATE").absolute()).folder),
+            "SERVING": str(ServedSystems(self.settings.local_state.absolute()).folder),
             "SERVED_AT_START": "",
             "TRACES": str(folder.absolute()) if (folder := self.settings.traces()) else "/dev/null",
             "HOST_USER": user,
@@ -131,16 +131,16 @@ class Compose:
         }
 
     def build_secret(self, name: str) -> str:
-        if not self.settings[name]:
+        path = self.settings.value(name)
+        if not path:
             return "/dev/null"
-        path = self.settings.path(name)
         if not path.is_file():
             raise UserError(f"{name}={self.settings[name]}: there is no such file")
         return str(path)
 
     @property
     def devices_file(self) -> Path:
-        return self.settings.path("LOCAL_STATE").absolute() / "neuron.yaml"
+        return self.settings.local_state.absolute() / "neuron.yaml"
 
     @cached_property
     def files(self) -> list[str]:

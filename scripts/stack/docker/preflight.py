@@ -28,26 +28,26 @@ def check_build(settings: Settings, nvidia_image: str) -> dict:
     """Raise if the images of the profile cannot be built here; return what `docker info` reports."""
     engine = check_engine()
     check_compose()
-    if settings["PROFILE"] != "cpu" or settings["TRITON_SOURCE"] == "ngc":
+    if settings.profile != "cpu" or settings.triton_source == "ngc":
         check_disk(Path(engine.get("DockerRootDir", "")), nvidia_image)
     return engine
 
 
 def check_device(settings: Settings, engine: dict) -> None:
-    if settings["PROFILE"] == "cuda" and "nvidia" not in engine.get("Runtimes", {}):
+    if settings.profile == "cuda" and "nvidia" not in engine.get("Runtimes", {}):
         raise UserError(
             "PROFILE=cuda: this Docker engine has no NVIDIA runtime. Install the NVIDIA Container Toolkit, "
             "or set PROFILE=cpu"
         )
-    if settings["PROFILE"] == "neuron":
-        if not settings.integer("NEURON_DEVICES"):
+    if settings.profile == "neuron":
+        if not settings.neuron_devices:
             raise UserError("NEURON_DEVICES=0 is for `make models` alone: serving needs at least one device")
         check_neuron_devices(settings, "set PROFILE=cpu")
 
 
 def check_compiling(settings: Settings) -> None:
     """Raise if `make models PROFILE=neuron` cannot compile."""
-    if settings["NEURON_CHIP"] == "inf1":
+    if settings.neuron_chip == "inf1":
         raise UserError(
             "NEURON_CHIP=inf1: `make models` compiles for inf2 and trn1. For a model that you compiled with "
             "torch.neuron.trace, use scripts/neuron/gen_triton_model.py (docs/neuron.md)"
@@ -73,7 +73,7 @@ def check_neuron_devices(settings: Settings, otherwise: str) -> None:
 
 def neuron_devices(settings: Settings) -> list[str]:
     """Return the devices that the containers get."""
-    return [f"/dev/neuron{number}" for number in range(settings.integer("NEURON_DEVICES"))]
+    return [f"/dev/neuron{number}" for number in range(settings.neuron_devices)]
 
 
 def check_engine() -> dict:
@@ -115,7 +115,7 @@ def check_tls(settings: Settings, user: int) -> None:
     if not settings.tls():
         return
     for name in ("TLS_CERT", "TLS_KEY"):
-        path = settings.path(name)
+        path = settings.value(name)
         status = path.stat()
         if not status.st_mode & 0o004 and not (status.st_uid == user and status.st_mode & 0o400):
             raise UserError(

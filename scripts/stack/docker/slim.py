@@ -40,10 +40,10 @@ ARGUMENTS = (
 def build(settings: Settings, environment: dict[str, str]) -> dict[str, list[str]]:
     """Build the image of TAG, and return it with the images that it is built on."""
     profile = settings.choice("PROFILE", PROFILES)
-    repository = settings.path("MODEL_REPOSITORY")
-    for name in settings.words("SYSTEMS"):
+    repository = settings.model_repository
+    for name in settings.systems:
         assembled_models(name, repository)  # raises: before its export, a config need not name the backend
-    systems = settings.words("SYSTEMS")
+    systems = settings.systems
     backends = checked(by_model(systems, repository, profile), profile, environment)
     used = engines(systems, repository, profile)
     arguments = dict(environment)
@@ -51,11 +51,11 @@ def build(settings: Settings, environment: dict[str, str]) -> dict[str, list[str
         del arguments["TRITON_MIN_IMAGE"]
     built_on = base_images.base_images_of(dockerfile(profile, environment["TRITON_SOURCE"]), arguments)
     base_images.pull(built_on)
-    line = command(settings["TAG"], profile, backends, environment, used)
+    line = command(settings.tag, profile, backends, environment, used)
     if subprocess.run(line, env=environment, cwd=ROOT).returncode:
         raise UserError("the build failed; Docker's message is above")
-    out.print(f"{settings['TAG']}: {', '.join(backends)}")
-    return {settings["TAG"]: built_on}
+    out.print(f"{settings.tag}: {', '.join(backends)}")
+    return {settings.tag: built_on}
 
 
 def checked(models: dict[str, str], profile: str, environment: dict[str, str]) -> list[str]:

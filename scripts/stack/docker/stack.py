@@ -29,7 +29,7 @@ from triton_transformers.files import ANOTHER_COMPARISON, exclusive
 from triton_transformers.models.removal import remove_all
 from triton_transformers.models.selection import all_in_place
 from triton_transformers.ports import check_free
-from triton_transformers.settings import PROFILES, ROOT, Settings, UserError
+from triton_transformers.settings import PROFILES, ROOT, Settings, UserError, restarting
 
 # How far back to look for crashes.
 EVENTS = "10m"
@@ -38,28 +38,6 @@ KILLED = 137
 DRAIN = "/opt/triton-transformers/drain.py"
 MODELS_LOCK = "models.lock"
 LOADTEST_LOCK = "loadtest.lock"
-# Another value of one of these makes another container of Triton.
-STARTED_WITH = (
-    "PROFILE",
-    "MODEL_REPOSITORY",
-    "BIND_ADDRESS",
-    "TRITON_HTTP_PORT",
-    "TRITON_GRPC_PORT",
-    "TRITON_METRICS_PORT",
-    "TRITON_ADMIN_KEY",
-    "TRITON_ENGINE",
-    "TRITON_CPUS",
-    "TRITON_SHM_BYTES",
-    "TRITON_SHARED_MEMORY",
-    "TRITON_LOG_VERBOSE",
-    "TRACE",
-    "TRACE_RATE",
-    "TRACE_URL",
-    "TRITON_MEMORY",
-    "TRITON_SHM_SIZE",
-    "NEURON_CHIP",
-    "NEURON_DEVICES",
-)
 # Only other containers reach these ports, in the stack's own network.
 UNPUBLISHED = {"GATEWAY_METRICS_PORT", "TRACE_PORT"}
 # These services run only with TRACE=1 and without a TRACE_URL.
@@ -87,7 +65,7 @@ class DockerStack(Stack):
 
     @property
     def project(self) -> str:
-        return self.settings["COMPOSE_PROJECT_NAME"]
+        return self.settings.compose_project_name
 
     def containers(self, *options: str) -> list[Container]:
         return containers.containers(self.project, *options)
@@ -115,7 +93,7 @@ class DockerStack(Stack):
                 "set another COMPOSE_PROJECT_NAME and other ports (GATEWAY_PORT, TRITON_HTTP_PORT, ...) in .env"
             )
 
-    started_with = STARTED_WITH
+    started_with = restarting("stack", "docker")
 
     @property
     def comparison_lock(self) -> Path:
@@ -126,7 +104,7 @@ class DockerStack(Stack):
         self.check_checkout()
         preflight.check_readable(ROOT / "monitoring")
         if self.compose.environment["TRITON_USER"] != self.compose.environment["HOST_USER"]:
-            preflight.check_readable(self.settings.path("MODEL_REPOSITORY"))
+            preflight.check_readable(self.settings.model_repository)
             preflight.check_tls(self.settings, int(self.compose.environment["TRITON_USER"].partition(":")[0]))
         self.check_gateway()
         self.state.mkdir(parents=True, exist_ok=True)
@@ -146,7 +124,7 @@ class DockerStack(Stack):
         folder = self.settings.traces()
         if folder:
             folder.mkdir(mode=0o700, exist_ok=True)  # Docker would make it as root
-        self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
+        self.settings.reports.mkdir(parents=True, exist_ok=True)
         # Everything that may fail comes before the running Triton is touched.
         pulled = ("PROMETHEUS_IMAGE", "GRAFANA_IMAGE", *(["JAEGER_IMAGE"] if folder else []))
         base_images.pull(self.compose.environment[name] for name in pulled)
@@ -241,7 +219,7 @@ class DockerStack(Stack):
         from scripts.stack.docker import sboms
 
         preflight.check_build(self.settings, self.compose.nvidia_image)
-        if self.settings["TAG"]:
+        if self.settings.tag:
             images = slim.build(self.settings, self.compose.environment | {"DOCKER_BUILDKIT": "1"})
         else:
             images = self.build_services()
@@ -288,10 +266,10 @@ class DockerStack(Stack):
             if self.exporter == "exporter-neuron":
                 preflight.check_compiling(self.settings)
                 preflight.check_build(self.settings, self.compose.nvidia_image)
-            preflight.warn_of_torch_index(self.settings["TORCH_INDEX"], self.composed()[self.exporter]["image"])
-            if self.settings["SOURCE"] and not self.settings.path("SOURCE").is_dir():
+            preflight.warn_of_torch_index(self.settings.torch_index, self.composed()[self.exporter]["image"])
+            if self.settings.source and not self.settings.source.is_dir():
                 raise UserError(f"SOURCE={self.settings['SOURCE']}: there is no such folder")
-            self.settings.path("MODEL_REPOSITORY").resolve().mkdir(parents=True, exist_ok=True)
+            self.settings.model_repository.resolve().mkdir(parents=True, exist_ok=True)
             self.build_quietly(self.exporter)
             if code := self.run_service(self.exporter, "another `make models` is at work here"):
                 if code == KILLED:
@@ -307,7 +285,7 @@ class DockerStack(Stack):
     def measure(self, service: str) -> int:
         """Run the service that compares or searches, with its workers, and return its exit code."""
         with self.no_comparison(ANOTHER_COMPARISON):
-            self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
+            self.settings.reports.mkdir(parents=True, exist_ok=True)
             self.build_quietly("loadtest")
             if workers := self.compose.workers:
                 # They connect to the comparison once it runs, and end with it.
@@ -323,7 +301,7 @@ class DockerStack(Stack):
         sys.exit(self.run_service("locust", "another `make locust` is running"))
 
     def dashboards(self) -> None:
-        self.settings.path("REPORTS").mkdir(parents=True, exist_ok=True)
+        self.settings.reports.mkdir(parents=True, exist_ok=True)
         self.build_quietly("loadtest")
         sys.exit(self.run_service("dashboards", "another `make dashboards` is at work here"))
 
@@ -411,7 +389,7 @@ class DockerStack(Stack):
         return f"It was killed (exit code {KILLED}). {OUT_OF_MEMORY}: {limit}"
 
     def full_shared_memory(self) -> str:
-        if self.settings.flag("TRITON_SHARED_MEMORY"):
+        if self.settings.triton_shared_memory:
             return "/dev/shm of this machine is full, which Triton uses with TRITON_SHARED_MEMORY=1: `ls -lS /dev/shm`"
         return (
             f"/dev/shm of Triton's container, TRITON_SHM_SIZE={self.settings['TRITON_SHM_SIZE']}, is full of the "

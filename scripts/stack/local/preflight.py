@@ -19,16 +19,16 @@ MIN_OPEN_FILES = 1024
 
 
 def check_device(settings: Settings) -> None:
-    if settings["PROFILE"] == "cuda" and not gpu_count():
+    if settings.profile == "cuda" and not gpu_count():
         raise UserError(
             "PROFILE=cuda: CUDA finds no GPU on this machine. Install NVIDIA's driver if it has one, or set PROFILE=cpu"
         )
-    if settings["PROFILE"] == "cuda" and not has_cuda_build():
+    if settings.profile == "cuda" and not has_cuda_build():
         raise UserError(
             "PROFILE=cuda: neither ONNX Runtime nor PyTorch is installed with CUDA here. Set RUNTIME=docker, whose "
             "image has both, or set PROFILE=cpu"
         )
-    if settings["PROFILE"] == "neuron" and not any(map(importlib.util.find_spec, NEURON_LIBRARIES)):
+    if settings.profile == "neuron" and not any(map(importlib.util.find_spec, NEURON_LIBRARIES)):
         raise UserError(
             f"PROFILE=neuron: Python finds neither {' nor '.join(NEURON_LIBRARIES)} here. Put AWS Neuron's libraries "
             "on PYTHONPATH, set RUNTIME=docker, whose image has them, or set PROFILE=cpu"
@@ -63,7 +63,7 @@ def check_paths(settings: Settings) -> None:
 
     scripts/make/install.sh checks the checkout's path by the same rule, before it installs anything.
     """
-    paths = {"": ROOT} | {name: settings.path(name) for name in ("LOCAL_STATE", "MODEL_REPOSITORY")}
+    paths = {"": ROOT} | {name: settings.value(name) for name in ("LOCAL_STATE", "MODEL_REPOSITORY")}
     for name, path in paths.items():
         if not re.fullmatch(r"[\w./+@-]+", str(path), re.ASCII):
             raise UserError(
@@ -76,7 +76,7 @@ def check_paths(settings: Settings) -> None:
 def make_folders(settings: Settings, *names: str) -> None:
     """Create the folders of these settings. Raise UserError if one cannot be written."""
     for name in names:
-        folder = settings.path(name)
+        folder = settings.value(name)
         obstacle = "it is not writable"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -26,33 +26,10 @@ from triton_transformers.files import ANOTHER_COMPARISON, comparison_lock, exclu
 from triton_transformers.models.removal import remove_all
 from triton_transformers.models.selection import all_in_place
 from triton_transformers.ports import check_free
-from triton_transformers.settings import ROOT, SECRETS, Settings, UserError, command_environment
+from triton_transformers.settings import ROOT, SECRETS, Settings, UserError, command_environment, restarting
 from triton_transformers.triton import Triton
 
-SERVER_SETTINGS = (
-    "PROFILE",
-    "MODEL_REPOSITORY",
-    "TRANSFORMERS",
-    "BIND_ADDRESS",
-    "TRITON_HTTP_PORT",
-    "TRITON_GRPC_PORT",
-    "TRITON_METRICS_PORT",
-    "PROMETHEUS_PORT",
-    "TRITON_ADMIN_KEY",
-    "TRITON_ENGINE",
-    "TRITON_CPUS",
-    "TRITON_SHM_BYTES",
-    "TRITON_SHARED_MEMORY",
-    "TRITON_LOG_VERBOSE",
-    "TRACE",
-    "TRACE_RATE",
-    "TRACE_URL",
-    "TRACE_PORT",
-    "PROMETHEUS_RETENTION",
-    "GRAFANA_PORT",
-    "GRAFANA_ADMIN_PASSWORD",
-    "GRAFANA_HOME",
-)
+SERVER_SETTINGS = restarting("stack", "local")
 # The settings that the gateway reads. The last two are only for its links, so their change restarts nothing.
 GATEWAY_READS = (*sorted({*SERVER_SETTINGS, *GATEWAY_SETTINGS} - {*SECRETS}), "LOCUST_PORT", "REPORTS")
 # Jobs of Prometheus, and the settings of their ports.
@@ -164,7 +141,7 @@ class LocalStack(Stack):
         home = self.settings["GRAFANA_HOME"]
         if home == "none":
             return None
-        grafana = programs.grafana(self.settings.path("GRAFANA_HOME") if home else None)
+        grafana = programs.grafana(self.settings.grafana_home)
         if not grafana:
             return None
         too_old = grafana.release() < programs.MIN_GRAFANA
@@ -196,7 +173,7 @@ class LocalStack(Stack):
         environment = {name: self.settings[name] for name in SERVER_SETTINGS} | {
             "SYSTEMS_FILE": str(self.served.path),
             "TRITON_ENGINE_CACHE": str(self.served.engines),
-            "MODEL_REPOSITORY": str(self.settings.path("MODEL_REPOSITORY")),
+            "MODEL_REPOSITORY": str(self.settings.model_repository),
             "TRITON_HOME": str(home),
             "PROMETHEUS": str(prometheus or ""),
             "PROMETHEUS_FLAGS": programs.prometheus_flags(prometheus, self.state) if prometheus else "",
@@ -205,9 +182,9 @@ class LocalStack(Stack):
             "GRAFANA_COMMAND": grafana.command if grafana else "",
             "GRAFANA_HOME": str(grafana.home) if grafana else "",
             "GRAFANA_FILES": str(MONITORING / "grafana"),
-            "GF_SECURITY_ADMIN_PASSWORD": self.settings["GRAFANA_ADMIN_PASSWORD"],
+            "GF_SECURITY_ADMIN_PASSWORD": self.settings.grafana_admin_password,
             "PATH": programs.path_with_this_python(),
-            "PYTHONPATH": programs.python_path(self.settings["TRANSFORMERS"], self.state),
+            "PYTHONPATH": programs.python_path(self.settings.transformers, self.state),
         }
         self.write_gateway_settings()
         available = {"gateway": True, "triton": True, "prometheus": prometheus, "grafana": grafana}
@@ -225,7 +202,7 @@ class LocalStack(Stack):
     def write_targets(self) -> None:
         """Write the addresses that Prometheus scrapes; it reads a changed file by itself."""
         targets = [
-            {"labels": {"job": job}, "targets": [f"{self.settings.address()}:{self.settings.port(port)}"]}
+            {"labels": {"job": job}, "targets": [f"{self.settings.address()}:{self.settings.value(port)}"]}
             for job, port in METRICS.items()
         ]
         (self.state / "prometheus").mkdir(exist_ok=True)
@@ -276,13 +253,13 @@ class LocalStack(Stack):
         if all_in_place(self.settings):
             return
         # Another process, because PyTorch's memory must not stay with `make up`.
-        pythonpath = programs.python_path(self.settings["TRANSFORMERS"], self.state)
+        pythonpath = programs.python_path(self.settings.transformers, self.state)
         environment = command_environment(SYSTEMS=self.settings["SYSTEMS"]) | {"PYTHONPATH": pythonpath}
         if code := call([sys.executable, "-m", "triton_transformers.models"], environment):
             sys.exit(code)
 
     def models_lock(self) -> AbstractContextManager[None]:
-        return exclusive(self.settings.path("MODEL_REPOSITORY"), "another `make models` is at work here")
+        return exclusive(self.settings.model_repository, "another `make models` is at work here")
 
     def loadtest(self) -> None:
         os.environ |= self.own_processes()

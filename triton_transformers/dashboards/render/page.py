@@ -22,7 +22,7 @@ def main() -> None:
     settings = Settings.load()
     shown = chosen_range(settings)
     start, end = (f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%S}" for when in (shown.start, shown.end))
-    profile = settings.choice("PROFILE")
+    profile = settings.profile
     prometheus = Prometheus(settings.url("PROMETHEUS_PORT"))
     if not answers(f"{prometheus.url}/-/ready"):
         raise UserError(f"no Prometheus answers on {prometheus.url}. Start the stack: `make up`")
@@ -37,7 +37,7 @@ def main() -> None:
             | {"html": draw(prometheus, dashboard, shown)}
             for dashboard in dashboards(profile)
         ]
-    folder = settings.path("REPORTS")
+    folder = settings.reports
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "dashboards.html"
     shades = dashboards(profile)[0]["annotations"]["list"]
@@ -49,9 +49,9 @@ def main() -> None:
 def check_ours(prometheus: Prometheus, settings: Settings) -> None:
     """Raise UserError if the Prometheus on our port scrapes another stack."""
     address = settings.address()
-    if prometheus.url != f"http://{address}:{settings.port('PROMETHEUS_PORT')}":
+    if prometheus.url != f"http://{address}:{settings.prometheus_port}":
         return  # in Compose's network, where there is no other
-    target = f"{address}:{settings.port('TRITON_METRICS_PORT')}"
+    target = f"{address}:{settings.triton_metrics_port}"
     scraped = sorted({series.labels.get("instance", "") for series in prometheus.at('up{job="triton"}', time.time())})
     if target not in scraped:
         raise UserError(
@@ -62,18 +62,18 @@ def check_ours(prometheus: Prometheus, settings: Settings) -> None:
 
 
 def chosen_range(settings: Settings) -> Range:
-    length = since(settings["RANGE"])
+    length = since(settings.range)
     if length > MAX_RANGE_S:
-        raise UserError(f"RANGE={settings['RANGE']}: must be at most {MAX_RANGE_S // 86400}d")
-    if not settings["UNTIL"]:
+        raise UserError(f"RANGE={settings.range}: must be at most {MAX_RANGE_S // 86400}d")
+    if not settings.until:
         return Range(time.time() - length, time.time())
     try:
-        until = datetime.fromisoformat(settings["UNTIL"])
+        until = datetime.fromisoformat(settings.until)
         end = (until if until.tzinfo else until.replace(tzinfo=UTC)).astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
         end = 0.0
     if end < length:
-        raise UserError(f"UNTIL={settings['UNTIL']}: must be a time such as 2026-11-21T18:30:00Z")
+        raise UserError(f"UNTIL={settings.until}: must be a time such as 2026-11-21T18:30:00Z")
     return Range(end - length, end)
 
 
