@@ -48,10 +48,10 @@ def server_terminated(stack: DrillStack) -> None:
     stack.program("triton").terminate()
 
 
-@drill("kill -9 of revive.py, which reloads models, and 5 s later of the Python process of the encoder", SERVER)
+@drill("kill -9 of the watchdog, which reloads models, and 5 s later of the Python process of the encoder", SERVER)
 def watcher_killed(stack: DrillStack) -> None:
-    for watcher in stack.processes("revive.py"):
-        watcher.kill()
+    for watchdog in stack.processes("triton/watchdog"):
+        watchdog.kill()
     time.sleep(5)  # the next one must have seen the process
     stack.stub("encoder").kill()
 

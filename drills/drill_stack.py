@@ -201,7 +201,7 @@ class DrillStack:
         start = time.monotonic()
         for model in SYSTEM[1:]:
             config = self.triton.config(model)
-            # Triton ignores a load that changes nothing.
+            # docs/triton-faults.md#unchanged-loads
             config.setdefault("parameters", {})["measured"] = {"string_value": secrets.token_hex(4)}
             self.triton.load(model, config)
         return time.monotonic() - start

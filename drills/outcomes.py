@@ -13,7 +13,7 @@ RIGHT, FAILED, WRONG, LOST = "right", "failed", "wrong", "lost"
 GATEWAY = "gateway"
 RATE = 8  # requests per second on each route
 RECOVERY_S = 10.0
-# On a slow machine a recovery may take this long besides the loads of the models: revive.py notices a crash, or
+# On a slow machine a recovery may take this long besides the loads of the models: the watchdog notices a crash, or
 # processes end and start. Other programs may make the loads slower than the measured one.
 BESIDE_LOADS_S, SLOWER = 5.0, 2.0
 

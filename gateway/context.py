@@ -17,8 +17,8 @@ from gateway.monitoring import Monitoring
 from gateway.served_systems import Served
 from gateway.short_requests import ShortRequests
 
-# Parts of long requests that Triton has at a time, for each model. The requests of other clients wait behind them, and
-# Triton 2.51 computes them even if the client has left. Two would keep one instance busy.
+# Parts of long requests that Triton has at a time, for each model. The requests of other clients wait behind them, also
+# after the client has left: docs/triton-faults.md#cancellations. Two would keep one instance busy.
 PARTS_AT_ONCE = 4
 
 

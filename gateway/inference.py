@@ -38,7 +38,7 @@ OPTIONS = (
 )
 # Seconds for the requests that are in flight on connections to earlier replicas, streams among them.
 MAX_STREAM_S = 3600
-# Earlier releases crash if gRPC cancels a request at the moment when it begins or ends (server #7840, #8078, #8220).
+# docs/triton-faults.md#cancellations
 FIRST_SAFE_RELEASE = (2, 59)
 # Triton reports its release at once, unless it loads a model.
 RELEASE_S = 0.2
@@ -48,8 +48,8 @@ ASK_AGAIN_S = 1.0
 CLOSE_S = 3.0
 # The optional input of our backends that generate text: the id of a request to end.
 CANCEL = "cancel"
-# Errors in a stream have no status, so these find it in the message: of Triton, and of our backends (shared/errors.py).
-# With the metadata triton_grpc_error they would have one, but Triton 2.51 crashes on an error that comes quickly.
+# These find the status of an error in a stream in its message: of Triton, and of our backends (shared/errors.py).
+# docs/triton-faults.md#errors-in-streams
 STREAM_ERRORS = (
     (re.compile(r"unknown model"), grpc.StatusCode.NOT_FOUND),
     (re.compile(r"^\d+ texts wait already"), grpc.StatusCode.UNAVAILABLE),

@@ -1,7 +1,7 @@
 """Hold requests while Triton restarts after a crash, instead of failing them at once.
 
-Triton's supervisor and revive.py restart it within seconds. Until then the gateway holds a request and sends it again.
-The limits of requests in flight and of their time hold meanwhile.
+Triton's supervisor and the watchdog restart it within seconds. Until then the gateway holds a request and sends it
+again. The limits of requests in flight and of their time hold meanwhile.
 """
 
 from __future__ import annotations

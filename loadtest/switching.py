@@ -198,7 +198,7 @@ def restore_after_kill(triton: Triton, folder: Path) -> list[str]:
 def _load_until_held(triton: Triton, configs: dict[str, Config], deadline: float = 0) -> None:
     """Load all models, more than once if needed, until their configurations hold.
 
-    A load of the same model by revive.py or another client may wait in Triton behind ours and undo it. Triton runs
+    A load of the same model by the watchdog or another client may wait in Triton behind ours and undo it. Triton runs
     the loads of a model one after the other, so a second load of ours waits for that one. Where nothing changed in
     between, it does nothing.
     """
@@ -279,7 +279,7 @@ def _journal(triton: Triton, folder: Path) -> Path:
 
 
 def _same(current: Config, loaded: Config) -> bool:
-    """Compare two configurations, but for what Triton fills in and for revive.py's count of reloads."""
+    """Compare two configurations, but for what Triton fills in and for the watchdog's count of reloads."""
     current, loaded = _without_count(current), _without_count(loaded)
     ours = {key: value for key, value in loaded.items() if key != "dynamic_batching"}
     return all(current.get(key) == value for key, value in ours.items()) and _delay(current) == _delay(loaded)
@@ -292,4 +292,4 @@ def _delay(config: Config) -> int | None:
 
 
 def _without_count(config: Config) -> Config:
-    return config | {"parameters": {k: v for k, v in config.get("parameters", {}).items() if k != "revived"}}
+    return config | {"parameters": {k: v for k, v in config.get("parameters", {}).items() if k != "watchdog_reloads"}}

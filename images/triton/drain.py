@@ -1,8 +1,6 @@
 """Let Triton finish the requests that it has accepted, and refuse new ones, before it gets SIGTERM.
 
-After SIGTERM alone, Triton 2.51 loses requests. The steps of an ensemble refuse the requests that the ensemble has
-accepted, and --exit-timeout-secs cuts off the requests on connections that clients keep open. So this unloads the
-models first: a model finishes what it has accepted, and a new request gets an error at once.
+docs/triton-faults.md#requests-lost-at-sigterm
 
 `python3 drain.py SECONDS` waits before that, until clients know that this server leaves (Kubernetes' preStop hook).
 Standard library only: it runs in every image.
@@ -16,7 +14,7 @@ import sys
 import time
 from graphlib import TopologicalSorter
 
-from revive import Triton
+from watchdog.tritonserver import Triton
 
 # Seconds for the requests in flight. Longer requests end with the server.
 LIMIT_S = 60
@@ -30,23 +28,19 @@ def called(config: dict) -> set[str]:
     return steps | {parameters.get(key, {}).get("string_value", "") for key in ("model", "text_model", "image_model")}
 
 
-def models_in(triton: Triton, state: str) -> set[str]:
-    return {entry["name"] for entry in triton.call("/v2/repository/index", {}) if entry.get("state") == state}
-
-
 def drain(triton: Triton) -> None:
     """Unload every model, each before the models that it calls, and wait until their requests have ended."""
-    models = models_in(triton, "READY")
+    models = {*triton.models_in("READY")}
     order = TopologicalSorter({model: () for model in models})
     for caller in models:
-        for model in called(triton.call(f"/v2/models/{caller}/config")) & models - {caller}:
+        for model in called(triton.config(caller)) & models - {caller}:
             order.add(model, caller)
     order.prepare()
     while order.is_active():
         step = order.get_ready()
         for model in step:
             triton.call(f"/v2/repository/models/{model}/unload", {})
-        while models_in(triton, "UNLOADING") & {*step}:
+        while {*triton.models_in("UNLOADING")} & {*step}:
             time.sleep(POLL_S)
         order.done(*step)
 

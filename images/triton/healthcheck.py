@@ -1,7 +1,6 @@
 """Exit with 0 if Triton is ready, each of its systems too, and each model has all its Python processes.
 
-Triton calls a model ready whose Python process has crashed, and answers 500 for it until revive.py has reloaded it.
-Only the standard library: this runs in every image.
+docs/triton-faults.md#crashed-processes. Only the standard library: this runs in every image.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-from revive import BACKENDS, Triton, instance_stubs, required_systems, stubs_of
+from watchdog import BACKENDS
+from watchdog.missing_systems import required_systems
+from watchdog.tritonserver import Triton, stubs_of
 
 # Docker and Kubernetes give up after five seconds, and would not show the message of a check that they end.
 TIMEOUT_S = 4
@@ -29,31 +30,26 @@ def is_server(comm: Path) -> bool:
 def living_processes() -> Counter[str]:
     """Return how many Python processes each model has."""
     servers = [int(comm.parent.name) for comm in Path("/proc").glob("[0-9]*/comm") if is_server(comm)]
-    return Counter(model for server in servers for model in instance_stubs(stubs_of(server)).values())
+    return Counter(model for server in servers for model in stubs_of(server, instances=True).values())
 
 
 def short_of_processes(triton: Triton, living: Counter[str]) -> list[str]:
     """Return the loaded models that have fewer Python processes than instances."""
-    return [name for name in loaded(triton) if is_short(triton, name, living[name])]
-
-
-def loaded(triton: Triton) -> list[str]:
-    index = triton.call("/v2/repository/index", {})
-    return [entry["name"] for entry in index if entry.get("state") == "READY"]
+    return [name for name in triton.models_in("READY") if is_short(triton, name, living[name])]
 
 
 def is_short(triton: Triton, model: str, living: int) -> bool:
     try:
         return runs_python(triton, model) and living < triton.required_processes(model)
     except urllib.error.HTTPError:
-        if model in loaded(triton):
+        if model in triton.models_in("READY"):
             raise
         return False  # a client has unloaded it since the check began
 
 
 def runs_python(triton: Triton, model: str) -> bool:
     """Return whether the model's backend is Triton's `python`, or is written in Python itself."""
-    backend = triton.call(f"/v2/models/{model}/config").get("backend", "")
+    backend = triton.config(model).get("backend", "")
     return backend == "python" or (BACKENDS / backend / "model.py").exists()
 
 
@@ -75,7 +71,7 @@ def main() -> None:
         # An error of HTTP has the address as its file name.
         sys.exit(f"{error.filename or path}: {error}")
     if short:
-        sys.exit(f"these models lack a Python process until revive.py has reloaded them: {', '.join(short)}")
+        sys.exit(f"these models lack a Python process until the watchdog has reloaded them: {', '.join(short)}")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ key="triton-admin-key=${TRITON_ADMIN_KEY:?is empty: run make up, which makes one
 
 export BIND_ADDRESS=${BIND_ADDRESS:-127.0.0.1}
 
-# Each Python process starts with 64 MiB of shared memory, or with a sixteenth of a smaller /dev/shm: Docker's default
-# is 64 MB in all. Triton's minimum is 4 MiB. Some df lack --output.
+# Each Python process starts with 64 MiB of shared memory (docs/triton-faults.md#small-shared-memory), or with a sixteenth
+# of a smaller /dev/shm: Docker's default is 64 MB in all. Triton's minimum is 4 MiB. Some df lack --output.
 shm=${TRITON_SHM_BYTES:-}
 if [[ -z $shm ]]; then
   available=$({ df --output=size -B1 /dev/shm 2>/dev/null || true; } | tail -n 1)
@@ -41,17 +41,17 @@ flags=(
   --http-address="$BIND_ADDRESS" --http-port="${TRITON_HTTP_PORT:-8000}"
   --grpc-address="$BIND_ADDRESS" --grpc-port="${TRITON_GRPC_PORT:-8001}"
   --metrics-address="$BIND_ADDRESS" --metrics-port="${TRITON_METRICS_PORT:-8002}"
-  # Before 26.03 these two front ends ignore the key (triton-inference-server/server #8686, #8680).
+  # docs/triton-faults.md#front-ends-that-ignore-the-key
   --allow-sagemaker=false --allow-vertex-ai=false
   --http-restricted-api="$restricted:$key"
   --grpc-restricted-protocol="$restricted:$key"
   --backend-config="python,shm-default-byte-size=$shm"
   --log-verbose="${TRITON_LOG_VERBOSE:-0}"
 )
-# Without a GPU, Triton's search for one logs errors. No flag turns these two off, and a filter of the log would lose the
-# last lines of a crash, because a container ends with its first process.
+# docs/triton-faults.md#errors-without-a-gpu. A filter of the log would lose the last lines of a crash, because a container
+# ends with its first process.
 if [[ ${PROFILE:-cpu} != cuda ]]; then
-  # Triton places instances on every GPU that it sees. Only PROFILE=cuda has the packages for that.
+  # Only PROFILE=cuda has the packages for instances on GPUs.
   export CUDA_VISIBLE_DEVICES=
   flags+=(--allow-gpu-metrics=false)
   echo "serve.sh: Without a GPU, Triton logs two errors that are harmless: 'CudaDriverHelper has not been initialized'" \
@@ -73,7 +73,7 @@ if [[ ${TRACE:-0} == 1 ]]; then
 fi
 # Oracle Cloud allows one port, for requests and health.
 [[ ${CONTAINER_TYPE:-} != TRITON ]] || flags+=(--allow-grpc=false --allow-metrics=false)
-# `make` keeps the systems in a file, and revive.py loads them one after the other, so that the first answers while the
+# `make` keeps the systems in a file, and the watchdog loads them one after the other, so that the first answers while the
 # others load. Elsewhere a server that is ready has loaded all of SYSTEMS.
 if [[ -z ${SYSTEMS_FILE:-} ]]; then
   for system in ${SYSTEMS:-}; do
@@ -81,7 +81,7 @@ if [[ -z ${SYSTEMS_FILE:-} ]]; then
   done
 fi
 
-# With AIP_MODE, as on Google's Vertex AI, Triton opens a front end for it and closes the others.
+# docs/triton-faults.md#front-ends-that-ignore-the-key
 unset "${!AIP_@}"
 # ONNX Runtime 1.29 and later report usage by default.
 export ORT_DISABLE_TELEMETRY=1
@@ -90,16 +90,16 @@ export PYTHONUTF8=1
 # Model repositories and backends are read-only in containers.
 export PYTHONDONTWRITEBYTECODE=1
 
-# Loads the systems of SYSTEMS_FILE. Reloads a model whose Python process crashed, which Triton does not. $$ becomes
-# tritonserver's pid, and its start time tells it from a later process with this pid. revive.py ends without an error
-# when tritonserver has ended. The loop also ends with tritonserver if revive.py cannot run, as after `make clean`.
-revive=$(dirname "$(readlink -f "$0")")/revive.py
+# $$ becomes tritonserver's pid, and its start time tells it from a later process with this pid. The watchdog ends without
+# an error when tritonserver has ended. The loop also ends with tritonserver if the watchdog cannot run, as after
+# `make clean`.
+watchdog=$(dirname "$(readlink -f "$0")")/watchdog
 start_time() {
   local fields
   { read -ra fields <"/proc/$$/stat"; } 2>/dev/null && [[ ${fields[2]} != [ZX] ]] && echo "${fields[21]}"
 }
 started=$(start_time)
-until python3 "$revive" "$$" "$started" || [[ $(start_time) != "$started" ]]; do sleep 1; done &
+until python3 "$watchdog" "$$" "$started" || [[ $(start_time) != "$started" ]]; do sleep 1; done &
 # The Python processes of models run their code with the server's environment.
 export -n TRITON_ADMIN_KEY
 

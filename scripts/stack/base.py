@@ -419,7 +419,7 @@ class Stack(ABC):
         for model, (state, why) in sorted(index.items()):
             ready = state == "READY"
             batches = batching(self.triton.config(model)) if ready else reason(why)
-            recovered = log.count(f"revive: model '{model}' is back")
+            recovered = log.count(f"watchdog: model '{model}' is back")
             ready_engine = engine.get(model, "") if ready else ""
             table.add_row(model, _colour(state.lower(), ready), ready_engine, escape(batches), str(recovered))
         out.print(table)

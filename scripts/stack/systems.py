@@ -27,7 +27,7 @@ class StillLoadingError(UserError):
 
 
 class ServedSystems:
-    """The file that lists the systems of the running server. After a crash, revive.py loads them again.
+    """The file that lists the systems of the running server. After a crash, the watchdog loads them again.
 
     A second file lists what was requested: those systems, and others that are not loaded yet or failed to load. The
     gateway reads it. A third one lists the systems whose load began and was not seen to end, because the command was
@@ -160,7 +160,7 @@ class ModelControl:
         for system in set(systems).intersection(self.served.unfinished()):
             self._wait_for_load(system)
         stay = [system for system in self.listed() if system not in systems]
-        # Write the list first: after a crash from here on, revive.py must not load them again.
+        # Write the list first: after a crash from here on, the watchdog must not load them again.
         self.served.write(stay)
         self.served.withdraw(systems)
         used = {model for system in stay for model in self._models(system)}
@@ -264,6 +264,6 @@ class ModelControl:
         return f"{reason}: {wrong_line}" if wrong_line else reason
 
     def _hung_process(self) -> str:
-        """Return revive.py's last line about a process that it ended, or nothing."""
-        lines = re.findall(r"revive: (process \d+ of model .*)", self.log())
+        """Return the watchdog's last line about a process that it ended, or nothing."""
+        lines = re.findall(r"watchdog: (process \d+ of model .*)", self.log())
         return lines[-1] if lines else ""

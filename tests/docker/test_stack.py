@@ -226,7 +226,7 @@ def traced(stack):
 
 
 def compare_without_a_crash(traced) -> subprocess.CompletedProcess[str]:
-    """Run a comparison. Repeat it if Triton crashed: Triton 2.51 may crash while it traces (docs/tracing.md)."""
+    """Run a comparison. Repeat it if Triton crashed: docs/triton-faults.md#tracing."""
     for _ in range(3):
         crashes = traced.log.count(CRASH)
         done = traced.make("loadtest", TRACE=1, **SHORT)
@@ -352,7 +352,7 @@ def test_crashed_gateway_is_restarted(stack):
 
 def test_crashed_python_process_is_restarted(stack):
     stack.kill_inside("triton-cpu", "[b]ackend_stub.*encoder")
-    stack.wait(lambda: "revive: model 'encoder' is back" in stack.log, "encoder reloaded")
+    stack.wait(lambda: "watchdog: model 'encoder' is back" in stack.log, "encoder reloaded")
     assert embed(stack, "are you there?").shape == (1, 384)
 
 

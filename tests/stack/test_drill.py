@@ -67,7 +67,7 @@ def test_short_soak_answers_everything_and_judges_no_slope(tmp_path):
     assert not good["errors"] and not bad["errors"]
     by_name = {one["name"]: one for one in content["series"]}
     assert {one["outcome"] for one in by_name.values()} == {"too short to judge"}
-    for process in ("tritonserver", "tokenizer", "encoder", "gateway", "prometheus", "supervisord", "revive.py"):
+    for process in ("tritonserver", "tokenizer", "encoder", "gateway", "prometheus", "supervisord", "watchdog"):
         for kind in ("memory", "descriptors", "threads"):
             assert min(by_name[f"{kind} of {process}"]["values"]) > 0
     assert by_name["/dev/shm"]["values"][-1] > 100  # 64 MiB for each of two Python processes

@@ -51,7 +51,7 @@ QUEUE_DELAY_US = 20_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200 + REQUESTS // 10)]
 
-# Triton 2.51 parses JSON by recursion without a limit: values nested 200,000 deep crash it.
+# docs/triton-faults.md#bad-requests
 TRITON_DEPTH, GATEWAY_DEPTH = 10_000, 40_000
 # Answers of Triton's own front ends that are failures by their status only: port, status, message.
 # Later releases answer wrong JSON with 400.
@@ -65,7 +65,7 @@ KNOWN = {
     ("TRITON_GRPC_PORT", "INTERNAL"): rb"Unable to parse request$",  # no protobuf message
     ("TRITON_GRPC_PORT", "UNAVAILABLE"): rb"This protocol is restricted, expecting header",
 }
-# If the last text of a request is shorter than it claims, Triton 2.51 fails the batch that the request is in.
+# The answer to a text that is shorter than it claims, and to the other requests of its batch.
 FAILED_BATCH = b"incomplete string data for inference input"
 # Statuses of a server that does not listen, and of one that does not answer.
 REFUSED, TIMEOUT = "connection refused", "no answer in time"

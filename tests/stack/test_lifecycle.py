@@ -398,7 +398,7 @@ def test_system_of_a_running_comparison_is_not_removed(stack):
 def test_crashed_python_process_is_replaced(stack, model):
     for crash in (1, 2):  # twice, because Triton skips a second load of the same config
         stack.stub(model).send_signal(signal.SIGKILL)
-        stack.wait(lambda n=crash: stack.log.count(f"revive: model '{model}' is back") >= n, f"{model} reloaded")
+        stack.wait(lambda n=crash: stack.log.count(f"watchdog: model '{model}' is back") >= n, f"{model} reloaded")
         assert answers(stack)
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith(model)]
     assert line.split()[-1] == "2"
@@ -406,7 +406,7 @@ def test_crashed_python_process_is_replaced(stack, model):
 
 @pytest.mark.parametrize("model", ["encoder", "tokenizer"])
 def test_stopped_python_process_keeps_its_requests_and_goes_on(stack, model):
-    """The process stands still until revive.py continues it, long after Triton would have given up on it."""
+    """The process stands still until the watchdog continues it, long after Triton would have given up on it."""
     process = stack.stub(model)
     text = {"inputs": [{"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a text"]}]}
     expected = stack.triton.infer("embedding", text)["outputs"]
@@ -421,9 +421,9 @@ def test_recovered_model_keeps_its_override(stack):
     config = stack.triton.config("encoder")
     del config["dynamic_batching"]
     stack.triton.load("encoder", config)
-    before = stack.log.count("revive: model 'encoder' is back")
+    before = stack.log.count("watchdog: model 'encoder' is back")
     stack.stub("encoder").send_signal(signal.SIGKILL)
-    stack.wait(lambda: stack.log.count("revive: model 'encoder' is back") > before, "encoder reloaded")
+    stack.wait(lambda: stack.log.count("watchdog: model 'encoder' is back") > before, "encoder reloaded")
     assert "dynamic_batching" not in stack.triton.config("encoder")
     stack.make("down")
 

@@ -128,7 +128,7 @@ def test_crash_of_one_of_two_instances_recovers(neuron):
         assert neuron.make("up").returncode == 0
         neuron.wait(lambda: len(stubs(neuron)) == 2, "exactly two processes of the encoder")  # an old one may linger
         stubs(neuron)[0].kill()
-        neuron.wait(lambda: "revive: model 'encoder' is back" in neuron.log, "encoder reloaded", 180)
+        neuron.wait(lambda: "watchdog: model 'encoder' is back" in neuron.log, "encoder reloaded", 180)
         assert [len(embed(neuron, [text])) for text in TEXTS] == [1] * len(TEXTS)
     finally:
         config.write_text(text)

@@ -88,7 +88,7 @@ class Containers:
             group = process.pid
             process.kill()
             process.wait()
-            # revive.py ends the Python processes, and removes their shared memory, which would stay on this machine.
+            # The watchdog ends the Python processes, and removes their shared memory, which would stay on this machine.
             with contextlib.suppress(ProcessLookupError):
                 for _ in range(1200):
                     os.killpg(group, 0)

@@ -197,7 +197,7 @@ def json_bytes(rng: Random, tree: Any, depth: int) -> bytes:
 
 
 def without_crash(tree: Any) -> Any:
-    """Replace shapes that crash Triton 2.51, which allocates what the shape of numbers in JSON claims."""
+    """Replace shapes that crash Triton: docs/triton-faults.md#bad-requests."""
     inputs = tree.get("inputs") if isinstance(tree, dict) else None
     for tensor in inputs if isinstance(inputs, list) else []:
         shape = tensor.get("shape") if isinstance(tensor, dict) and tensor.get("datatype") in NUMERIC else None
@@ -242,7 +242,7 @@ def http(rng: Random, to: str, method: str, path: str, body: bytes, header: str 
     broken = seldom(rng, "", BROKEN_LINES)
     head = "\r\n".join(filter(None, [*lines, broken])) + "\r\n\r\n"
     framed = whole and not broken and method.isupper() and method not in ("CONNECT", "PRI", "X")
-    # Triton 2.51 reads 4096 bytes at a time. Some paths that do not fit get no answer, see docs/security.md.
+    # Some longer paths get no answer: docs/triton-faults.md#bad-requests.
     framed = framed and (to == "GATEWAY_PORT" or len(lines[0]) < 4096)
     return Request(to, head.encode("latin-1") + body, method, framed, leaves=one_in(rng, 20))
 
@@ -345,7 +345,7 @@ def triton_grpc(rng: Random, configs: dict[str, Any]) -> Request:
     if one_in(rng, 10):
         data = damaged(rng, data) if one_in(rng, 2) else noise(rng, 40)
     name = seldom(rng, name, ["", "Nothing", "ModelInfer/x", "a" * 5000])
-    # No client leaves: a cancellation at the moment when a request begins or ends crashes Triton 2.51.
+    # No client leaves: docs/triton-faults.md#cancellations.
     return Request("TRITON_GRPC_PORT", data, f"/{SERVICE.full_name}/{name}")
 
 
@@ -369,7 +369,7 @@ def infer_message(rng: Random, config: dict[str, Any]) -> Any:
     for output in config["output"]:
         if one_in(rng, 2):
             added = message.outputs.add(name=seldom(rng, output["name"], NAMES))
-            # If the output has texts, this crashes Triton 2.51: see docs/security.md.
+            # Not for an output of texts: docs/triton-faults.md#bad-requests.
             if one_in(rng, 20) and output["data_type"] != "TYPE_STRING":
                 added.parameters["classification"].int64_param = rng.choice([-1, 0, 1, 2**62])
     if one_in(rng, 10):

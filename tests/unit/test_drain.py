@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
+import drain
 import pytest
-
-from triton_transformers.settings import ROOT
-
-FOLDER = ROOT / "images/triton"
+from watchdog.tritonserver import Triton
 
 
-@pytest.fixture
-def drain(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location("drain", FOLDER / "drain.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "POLL_S", 0)
-    return module
-
-
-class StandIn:
+class StandIn(Triton):
     """A Triton with loaded models. An unload takes three looks at the index."""
 
     def __init__(self, **configs: dict) -> None:
@@ -53,7 +40,7 @@ def ensemble(*steps: str) -> dict:
     return {"ensemble_scheduling": {"step": [{"model_name": step} for step in steps]}}
 
 
-def test_caller_is_unloaded_before_the_models_that_it_calls(drain):
+def test_caller_is_unloaded_before_the_models_that_it_calls():
     triton = StandIn(
         step=ensemble(),
         inner=ensemble("step"),
@@ -70,19 +57,19 @@ def test_caller_is_unloaded_before_the_models_that_it_calls(drain):
     assert order("generate") < order("step")
 
 
-def test_model_that_names_itself_is_unloaded(drain):
+def test_model_that_names_itself_is_unloaded():
     triton = StandIn(echo={"parameters": {"model": {"string_value": "echo"}}})
     drain.drain(triton)
     assert triton.unloaded == ["echo"]
 
 
-def test_drain_waits_until_the_last_model_is_unloaded(drain):
+def test_drain_waits_until_the_last_model_is_unloaded():
     triton = StandIn(step={}, outer=ensemble("step"))
     drain.drain(triton)
     assert set(triton.states.values()) == {"UNAVAILABLE"}
 
 
-def test_server_that_does_not_answer_is_one_sentence(drain, monkeypatch):
+def test_server_that_does_not_answer_is_one_sentence(monkeypatch):
     monkeypatch.setenv("BIND_ADDRESS", "127.0.0.1")
     monkeypatch.setenv("TRITON_HTTP_PORT", "9")
     monkeypatch.setenv("TRITON_ADMIN_KEY", "a-key-of-the-tests")

@@ -1,4 +1,4 @@
-"""The requests that the fuzzer makes: a seed repeats them, and none is one of those that crash Triton 2.51."""
+"""The requests that the fuzzer makes: a seed repeats them, and none is one of those that crash Triton."""
 
 from __future__ import annotations
 

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
-import sys
 import urllib.error
 from collections import Counter
 from email.message import Message
-from types import ModuleType
 
+import healthcheck
 import pytest
+from wait_for_models import missing
+from watchdog.tritonserver import Triton
 
 from triton_transformers.models.record import Record
-from triton_transformers.settings import ROOT
 
 
-@pytest.fixture(scope="module")
-def scripts() -> dict[str, ModuleType]:
-    """Return the modules of images/triton, which import each other by their folder."""
-    folder = str(ROOT / "images/triton")
-    names = ("revive", "healthcheck", "wait_for_models")
-    before = {name: sys.modules.pop(name, None) for name in names}
-    sys.path.insert(0, folder)
-    modules = {name: importlib.import_module(name) for name in names}
-    sys.path.remove(folder)
-    for name, module in before.items():
-        sys.modules.pop(name)
-        if module:
-            sys.modules[name] = module
-    return modules
-
-
-class StandIn:
+class StandIn(Triton):
     """A Triton with an ensemble, a model of ONNX Runtime in C++, and two in Python with two processes each."""
 
     def __init__(self, unloaded: str = ""):
@@ -54,23 +37,23 @@ class StandIn:
 
 
 @pytest.fixture
-def short(scripts, tmp_path, monkeypatch):
+def short(tmp_path, monkeypatch):
     (tmp_path / "packed_onnx").mkdir()
     (tmp_path / "packed_onnx/model.py").touch()
-    monkeypatch.setattr(scripts["healthcheck"], "BACKENDS", tmp_path)
-    return scripts["healthcheck"].short_of_processes
+    monkeypatch.setattr(healthcheck, "BACKENDS", tmp_path)
+    return healthcheck.short_of_processes
 
 
 @pytest.fixture
-def check(scripts, short, monkeypatch):
+def check(short, monkeypatch):
     """Return a function that runs the check against a stand-in."""
     # pytest's own timeout needs the alarm.
     monkeypatch.setattr(signal, "alarm", lambda _: 0)
     before = signal.getsignal(signal.SIGALRM)
 
     def run(triton: StandIn) -> None:
-        monkeypatch.setattr(scripts["healthcheck"], "Triton", lambda: triton)
-        scripts["healthcheck"].main()
+        monkeypatch.setattr(healthcheck, "Triton", lambda: triton)
+        healthcheck.main()
 
     yield run
     signal.signal(signal.SIGALRM, before)
@@ -133,8 +116,7 @@ def test_timeout_is_reported(check):
         check(SlowStandIn())
 
 
-def test_wait_ends_with_the_last_file_of_the_export(scripts, tmp_path):
-    missing = scripts["wait_for_models"].missing
+def test_wait_ends_with_the_last_file_of_the_export(tmp_path):
     record = Record("embedding", (), "sentence-similarity", "onnx", "1", ("encoder/1/model.onnx",), "MiniLM", "1110a24")
     assert missing("embedding", tmp_path).endswith("embedding/1/assembled.json")
     record.unfinished(None).write(tmp_path)
@@ -146,7 +128,7 @@ def test_wait_ends_with_the_last_file_of_the_export(scripts, tmp_path):
     assert missing("embedding", tmp_path) == ""
 
 
-def test_wait_reads_a_record_that_is_half_written(scripts, tmp_path):
+def test_wait_reads_a_record_that_is_half_written(tmp_path):
     (tmp_path / "embedding/1").mkdir(parents=True)
     (tmp_path / "embedding/1/assembled.json").write_text(json.dumps({"recipe": "1"})[:-1])
-    assert scripts["wait_for_models"].missing("embedding", tmp_path).endswith("assembled.json")
+    assert missing("embedding", tmp_path).endswith("assembled.json")

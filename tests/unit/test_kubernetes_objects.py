@@ -142,7 +142,7 @@ def has_probes(objects: list[Object]) -> Iterator[str]:
     if "healthcheck.py" not in str(triton.get("readinessProbe")):
         yield "triton stays ready without a Python process"
     if "healthcheck.py" in str(triton.get("livenessProbe")):
-        yield "triton is restarted while revive.py reloads a model"
+        yield "triton is restarted while the watchdog reloads a model"
 
 
 def shares_memory(objects: list[Object]) -> Iterator[str]:

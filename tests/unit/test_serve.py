@@ -21,7 +21,7 @@ def serve(tmp_path):
         (tmp_path / name).mkdir(parents=True)
     programs = {
         "home/bin/tritonserver": 'printf "%s\\n" "$@" "core $(ulimit -Hc)"; env; exit ${EXIT:-0}',
-        "bin/python3": "exit ${REVIVE_EXIT:-0}",
+        "bin/python3": "exit ${WATCHDOG_EXIT:-0}",
         "bin/df": '. "$DF"',
     }
     for name, script in programs.items():
@@ -108,9 +108,9 @@ def test_exit_code_of_the_server_passes_through(serve):
     serve(EXIT="3")
 
 
-def test_watcher_that_cannot_run_ends_with_the_server(serve):
+def test_watchdog_that_cannot_run_ends_with_the_server(serve):
     """serve() returns after the last process that holds its output."""
-    serve(REVIVE_EXIT="1")
+    serve(WATCHDOG_EXIT="1")
 
 
 @pytest.mark.parametrize(("profile", "explained"), [("cpu", True), ("neuron", True), ("cuda", False)])

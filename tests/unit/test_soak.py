@@ -227,7 +227,7 @@ def test_shared_memory_counts_after_its_process_has_ended(tmp_path) -> None:
         ("/a/triton_python_backend_stub /models/tokenizer/1/model.py region 64", "tokenizer"),
         ("python3 -m gateway", "gateway"),
         ("/venv/bin/python -m supervisor.supervisord -c /a/supervisord.conf", "supervisord"),
-        ("python3 /images/triton/revive.py 7", "revive.py"),
+        ("python3 /images/triton/watchdog 7", "watchdog"),
         ("bash images/triton/serve.sh", "serve.sh"),
         ("/usr/bin/prometheus --config.file=/a", "prometheus"),
     ],

@@ -47,6 +47,22 @@ def test_links_in_the_docs_lead_to_files():
     assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
 
 
+def test_faults_of_triton_and_the_code_link_to_each_other():
+    page = (ROOT / "docs/triton-faults.md").read_text()
+    sections = {
+        re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^## (.*)", page, re.M)
+    }
+    command = ["git", "grep", "-hoE", r"triton-faults\.md#[a-z0-9-]+"]
+    linked, named = (
+        {line.partition("#")[2] for line in subprocess.check_output([*command, "--", *at], cwd=ROOT, text=True).split()}
+        for at in (["docs", "README.md"], [".", ":!docs", ":!CHANGELOG.md"])
+    )
+    assert named == sections
+    assert linked <= sections
+    # test_links_in_the_docs_lead_to_files checks the files themselves.
+    assert len(re.findall(r"^\| .* \| .* \| .*\]\(.* \| .* \| .* \|$", page, re.M)) == len(sections)
+
+
 def test_test_modules_import_no_test_module():
     imported = {}
     for path in modules():

@@ -58,7 +58,7 @@ def triton():
 def control(triton, tmp_path):
     for name in triton.steps:
         (tmp_path / name).mkdir()
-    log = "revive: process 7 of model 'spam' did not report to Triton in time; ended it"
+    log = "watchdog: process 7 of model 'spam' did not report to Triton in time; ended it"
     return ModelControl(
         triton,
         ServedSystems(tmp_path),

@@ -275,7 +275,7 @@ def test_backend_answers_a_chat(module, pb_utils, own):
 
 
 def test_failed_engine_ends_the_process_after_the_answers(module, pb_utils, assembled, monkeypatch):
-    """revive.py then loads the model again; a new process has a new engine and all of the GPU's memory."""
+    """The watchdog then loads the model again; a new process has a new engine and all of the GPU's memory."""
     ended = threading.Event()
 
     def fail() -> None:

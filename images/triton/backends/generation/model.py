@@ -35,7 +35,7 @@ class TritonPythonModel:
     auto_complete_config = staticmethod(Backend.auto_complete_config)
 
     def initialize(self, args: InstanceArgs) -> None:
-        # Triton's Python process starts in the C locale whatever PYTHONUTF8 is.
+        # docs/triton-faults.md#locale-and-pythonpath
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
         os.environ["HF_HUB_OFFLINE"] = "1"  # every file that is served is in the model repository
         folder = weights_folder(json.loads(args["model_config"]), args)

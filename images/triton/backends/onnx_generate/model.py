@@ -124,7 +124,7 @@ class TritonPythonModel(Backend):
                 serving.send_last(sender, serving.error_response(error))
 
     def load_model(self) -> None:
-        """Load the language model on the first request: a server that is starting loads nothing for a model."""
+        """Load the language model on the first request: docs/triton-faults.md#errors-of-called-models."""
         if not pb_utils.is_model_ready(self.model):
             pb_utils.load_model(self.model)
 

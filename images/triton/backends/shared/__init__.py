@@ -3,7 +3,7 @@
 import os
 import sys
 
-# The local runtime names the folder of TRANSFORMERS in PYTHONPATH, which Triton's Python processes ignore.
+# The local runtime names the folder of TRANSFORMERS there: docs/triton-faults.md#locale-and-pythonpath.
 folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 sys.path[:0] = [folder for folder in folders if folder and folder not in sys.path]
 

@@ -6,22 +6,35 @@ import atexit
 import gc
 import importlib
 import json
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
-from shared import serving, standstill, tracing
+from shared import serving, stall_guard, tracing
 from shared.metrics import Metrics
 from shared.parameters import choice_parameter
-from shared.quick_exit import skip_teardown
+from shared.stub_memory import stub_arguments
 from shared.types import InstanceArgs, ModelConfig, Tensors
 
 Job = TypeVar("Job")
 
-# Call this before a model imports torch and other libraries, so that Python still runs their exit functions.
-skip_teardown()
+
+def exit_now() -> None:
+    """End this process without Python's teardown: docs/triton-faults.md#teardown-of-a-process."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+# Before a model imports torch and other libraries, so that Python still runs their exit functions first.
+if stub_arguments("self"):  # not in a test, whose exit code would be lost
+    atexit.register(exit_now)
 
 
 class Backend(ABC):
@@ -39,7 +52,7 @@ class Backend(ABC):
         self.set_up(json.loads(args["model_config"]), args)
         tracing.start(args["model_name"])
         self.metrics = Metrics(args, *self.counters, gauges=self.gauges, engine_labels=self.engine_labels)
-        self.execute = standstill.guarded(self.execute, args["model_name"])  # type: ignore[assignment, method-assign]
+        self.execute = stall_guard.guarded(self.execute, args["model_name"])  # type: ignore[assignment, method-assign]
 
     @abstractmethod
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
@@ -53,7 +66,7 @@ class Backend(ABC):
         self.metrics.close()
         if tracing.sender:
             tracing.sender.close()
-        atexit.register(gc.disable)  # so that no library's exit function frees a response sender: quick_exit.py
+        atexit.register(gc.disable)  # so that no library's exit function frees a response sender
 
 
 class BatchBackend(Backend, Generic[Job]):

@@ -130,7 +130,7 @@ class TextGeneration(Backend):
                 self.waiting.put(row)
 
     def cancel(self, id: str) -> None:
-        """End the request with this id. Clients use this because a gRPC cancellation can crash Triton before 2.59."""
+        """End the request with this id: docs/triton-faults.md#cancellations."""
         if job := self.cancellable.get(id):
             job.end_requested = True
 

@@ -39,7 +39,7 @@ GAUGES = {
     "waiting_texts": "Texts that wait until one of the running texts has ended",
     "cache_usage_ratio": "Share of the cache for keys and values that is in use",
 }
-# Triton times a request until execute() returns. A backend that responds later counts these.
+# A backend that responds after execute() counts these: docs/triton-faults.md#counters.
 REQUEST_COUNTERS = ("requests", "request_microseconds", "waiting_microseconds")
 SEND_INTERVAL_S = 0.5
 
@@ -119,7 +119,7 @@ class Metrics:
                     values = dict(self.values)
                 for name, count in counts.items():
                     totals[name].increment(count)
-                # Triton goes on reporting the gauges of a model after it is unloaded.
+                # docs/triton-faults.md#lost-metrics
                 for name, gauge in gauges.items():
                     gauge.set(0 if closed else values[name])
                 sizes = (0, 0, 0, 0) if closed else (process_memory(), process_memory(os.getppid()), *memory())
@@ -139,8 +139,7 @@ def _metric(kind: str, name: str, description: str, labels: dict[str, str]) -> p
         name=f"transformers_{name}", description=description, kind=getattr(pb_utils.MetricFamily, kind)
     )
     metric = family.Metric(labels=labels)
-    # Keep both until the process ends. Destroying one crashes the process, or removes the metric from the process that
-    # replaces it (triton-inference-server/server #8662, #8663).
+    # Keep both until the process ends: docs/triton-faults.md#lost-metrics.
     for kept in (family, metric):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     return metric

@@ -1,6 +1,6 @@
 """Read and write the memory through which Triton talks to one of its Python processes.
 
-Standard library only, because revive.py uses it in every image.
+Standard library only, because the watchdog uses it in every image.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-# The layout of triton-inference-server/python_backend on x86-64, the same from 24.10 (Triton 2.51) to 26.07: each
-# object follows a counter of its users, and a handle is the offset of that counter.
+# The layout of python_backend on x86-64, for docs/triton-faults.md#stalled-processes: each object follows a counter of
+# its users, and a handle is the offset of that counter.
 COUNTER_BYTES = 16
 # IPCControlShm: stub_health, parent_health, and the handles of five queues, the first of which leads to the process.
 CONTROL = struct.Struct("=BB86x5q")

@@ -27,9 +27,8 @@ from shared.types import InstanceArgs, ModelConfig, Tensors
 TEXT, IMAGES = "input_text", ("image", "image_bytes")
 VECTOR = "sentence_embedding"
 TOKEN_COUNT = "token_count"  # none in an image
-# A part of the error with which Triton refuses to load a model for another one while it starts.
+# docs/triton-faults.md#errors-of-called-models: a part of Triton's error, and the patterns of our backends' messages.
 STARTING = "Server not ready"
-# The error of a called model comes without its status (Triton 2.51), so these find it in our backends' messages.
 ERRORS = (
     (re.compile(r"^(in ensemble '[^']*', )*(inputs? '|the model refused)"), BadRequest),
     (re.compile(r"wait already: try again later$"), Busy),

@@ -24,8 +24,7 @@ class TritonPythonModel(TaskBackend):
     default_task = "text-generation"
 
     def initialize(self, args: InstanceArgs) -> None:
-        # Triton's Python process starts in the C locale whatever PYTHONUTF8 is, and would read PyTorch's own files,
-        # which ModernBERT needs, as ASCII.
+        # PyTorch's own files, which ModernBERT needs, are not ASCII: docs/triton-faults.md#locale-and-pythonpath.
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
         os.environ["HF_HUB_OFFLINE"] = "1"  # every file that is served is in the model repository
         super().initialize(args)

@@ -1,6 +1,5 @@
-"""When revive.py reloads a model or ends a process, seen from its polls of the server's Python processes."""
+"""When the watchdog reloads a model or ends a process, seen from its polls of the server's Python processes."""
 
-import importlib.util
 import io
 import os
 import signal
@@ -11,14 +10,10 @@ import time
 import urllib.error
 
 import pytest
+from watchdog import crashed_processes, endless_loads, memory_regions, missing_systems, tritonserver
 
 from triton_transformers.settings import ROOT
 from triton_transformers.system_names import listed_names
-
-spec = importlib.util.spec_from_file_location("revive", ROOT / "images/triton/revive.py")
-revive = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = revive  # dataclasses look it up
-spec.loader.exec_module(revive)
 
 
 class StandIn:
@@ -35,62 +30,48 @@ class StandIn:
         self.reloads += 1
 
 
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    for module in (crashed_processes, missing_systems, memory_regions):
+        monkeypatch.setattr(module, "log", lambda message: None)
+
+
 @pytest.fixture
 def triton():
     return StandIn()
 
 
-@pytest.fixture
-def reloads(triton, monkeypatch):
-    """Return a function that polls these sets of pids one after the other, and returns the number of reloads so far."""
-    monkeypatch.setattr(revive, "log", lambda message: None)
-    watch = revive.Watch(triton)
-
-    def run(*polls):
-        for pids in polls:
-            watch.poll({pid: "m" for pid in pids})
-        return triton.reloads
-
-    return run
-
-
-def test_crashed_process_causes_one_reload(reloads):
-    assert reloads({1, 2}, {1}, {1}) == 0
-    assert reloads({1}) == 1
-    assert reloads({1, 3}, {3, 4}, {3, 4}) == 1
+# Sets of living processes in the order of the polls, and the reloads that these cause. The model needs two processes.
+POLLS = {
+    "one process crashed": ([{1, 2}, {1}, {1}, {1}], 1),
+    "the loss must last": ([{1, 2}, {1}, {1}], 0),
+    "no second reload after the first": ([{1, 2}, {1}, {1}, {1}, {1, 3}, {3, 4}, {3, 4}], 1),
+    "all processes crashed": ([{1, 2}, set(), set(), set()], 1),
+    # Process 3 completes the configuration, 4 and 5 are the new instances.
+    "another client loads the model": ([{1, 2}, set(), {3}, {3}, {3}, {3}, {4}, {4, 5}, {4, 5}], 0),
+    "the load began with the crash": ([{1, 2}, {3}, {3}, {3}, {3}, {3}, {4}, {4, 5}, {4, 5}], 0),
+    "the other client's load failed": ([{1, 2}, {1}, {1, 3}, {1, 3}, {1}, {1}, {1}], 1),
+    "a new process crashed": ([{1, 2}, set(), {3}, {4, 5}, {5}, {5}, {5}], 1),
+    "the processes were replaced": ([{1, 2}, {1, 2, 3}, {1, 2, 4, 5}, {2, 4, 5}, {4, 5}, {4, 5}, {4, 5}], 0),
+}
 
 
-def test_crash_of_all_processes_causes_a_reload(reloads):
-    assert reloads({1, 2}, set(), set(), set()) == 1
+@pytest.mark.parametrize(("polls", "reloads"), POLLS.values(), ids=POLLS)
+def test_model_is_reloaded_once_if_it_stays_short_of_processes(triton, polls, reloads):
+    crashes = crashed_processes.Crashes(triton)
+    for pids in polls:
+        crashes.poll(dict.fromkeys(pids, "m"))
+    assert triton.reloads == reloads
 
 
-def test_load_in_flight_postpones_the_reload_of_a_crashed_model(reloads):
-    """Process 3 completes the configuration, 4 and 5 are the new instances."""
-    assert reloads({1, 2}, set(), {3}, {3}, {3}, {3}, {4}, {4, 5}, {4, 5}) == 0
-
-
-def test_load_that_began_with_the_crash_postpones_the_reload(reloads):
-    """Process 3 is there when the loss is noticed."""
-    assert reloads({1, 2}, {3}, {3}, {3}, {3}, {3}, {4}, {4, 5}, {4, 5}) == 0
-
-
-def test_failed_load_ends_the_postponement(reloads):
-    assert reloads({1, 2}, {1}, {1, 3}, {1, 3}) == 0
-    assert reloads({1}, {1}, {1}) == 1
-
-
-def test_crash_of_a_new_process_causes_a_reload(reloads):
-    assert reloads({1, 2}, set(), {3}, {4, 5}, {5}, {5}, {5}) == 1
-
-
-def test_replaced_processes_cause_no_reload(reloads):
-    assert reloads({1, 2}, {1, 2, 3}, {1, 2, 4, 5}, {2, 4, 5}, {4, 5}, {4, 5}, {4, 5}) == 0
-
-
-def test_unload_causes_no_reload(reloads, triton):
-    assert reloads({1, 2}, {1}) == 0
+def test_unload_causes_no_reload(triton):
+    crashes = crashed_processes.Crashes(triton)
+    crashes.poll({1: "m", 2: "m"})
+    crashes.poll({1: "m"})
     triton.required = 0
-    assert reloads(set(), set(), set(), set()) == 0
+    for _ in range(4):
+        crashes.poll({})
+    assert triton.reloads == 0
 
 
 @pytest.fixture
@@ -108,7 +89,7 @@ class Memory:
 
     def __init__(self, arguments):
         if arguments[1] == "other":
-            raise revive.UnknownLayoutError("another layout")
+            raise memory_regions.UnknownLayoutError("another layout")
         self.reports = 0
         self.loaded = True
 
@@ -125,17 +106,18 @@ class Memory:
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
     """Return the folder of the memory of processes 1 to 8."""
-    monkeypatch.setattr(revive, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(revive, "StubMemory", Memory)
-    monkeypatch.setattr(revive, "stub_arguments", lambda pid: ["stub", "model.py", f"region_{pid}"] if pid < 9 else [])
-    monkeypatch.setattr(revive, "log", lambda message: None)
+    monkeypatch.setattr(memory_regions, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(memory_regions, "StubMemory", Memory)
+    monkeypatch.setattr(
+        memory_regions, "stub_arguments", lambda pid: ["stub", "model.py", f"region_{pid}"] if pid < 9 else []
+    )
     for name in ("region_1", "region_2", "region_3", "another"):
         (tmp_path / name).touch(0o644)
     return tmp_path
 
 
 def test_shared_memory_of_an_ended_process_is_removed(memory):
-    regions = revive.Regions()
+    regions = memory_regions.Regions()
     regions.poll([1, 2])
     regions.poll([2, 3, 4, 9])  # 4 has ended, and 9 is another program
     assert {path.name for path in memory.iterdir()} == {"region_2", "region_3", "another"}
@@ -144,17 +126,17 @@ def test_shared_memory_of_an_ended_process_is_removed(memory):
 
 
 def test_shared_memory_is_hidden_from_other_users(memory):
-    revive.Regions().poll([1, 2])
+    memory_regions.Regions().poll([1, 2])
     modes = {path.name: path.stat().st_mode & 0o777 for path in memory.iterdir()}
     assert modes == {"region_1": 0o600, "region_2": 0o600, "region_3": 0o644, "another": 0o644}
 
 
 def test_slow_search_does_not_delay_reports(memory, child, monkeypatch):
-    regions, search_began, release = revive.Regions(), threading.Event(), threading.Event()
+    regions, search_began, release = memory_regions.Regions(), threading.Event(), threading.Event()
     (memory / "region_0").touch()
-    monkeypatch.setattr(revive, "ALIVE_POLL_S", 0.01)
-    monkeypatch.setattr(revive, "Regions", lambda: regions)
-    monkeypatch.setattr(revive, "stub_arguments", lambda pid: ["stub", "model.py", "region_0"])
+    monkeypatch.setattr(memory_regions, "ALIVE_POLL_S", 0.01)
+    monkeypatch.setattr(memory_regions, "Regions", lambda: regions)
+    monkeypatch.setattr(memory_regions, "stub_arguments", lambda pid: ["stub", "model.py", "region_0"])
 
     def search(server: int) -> list[int]:
         if regions.known:
@@ -162,9 +144,9 @@ def test_slow_search_does_not_delay_reports(memory, child, monkeypatch):
             release.wait(20)
         return [child.pid]
 
-    monkeypatch.setattr(revive, "stubs_of", search)
-    monkeypatch.setattr(revive, "POLL_S", 0.01)
-    keeper = threading.Thread(target=revive.keep_regions, args=(child.pid, revive.start_time(child.pid)))
+    monkeypatch.setattr(memory_regions, "stubs_of", search)
+    monkeypatch.setattr(memory_regions, "POLL_S", 0.01)
+    keeper = threading.Thread(target=memory_regions.keep_regions, args=(child.pid, tritonserver.start_time(child.pid)))
     keeper.start()
     assert search_began.wait(20)
     region = regions.known[child.pid]
@@ -182,7 +164,7 @@ def test_slow_search_does_not_delay_reports(memory, child, monkeypatch):
 @pytest.fixture
 def region(memory, child):
     (memory / "region_0").touch()
-    return revive.Region(child.pid, ["stub", "model.py", "region_0"])
+    return memory_regions.Region(child.pid, ["stub", "model.py", "region_0"])
 
 
 def test_triton_hears_of_a_process_until_it_ends(region, child):
@@ -209,7 +191,7 @@ def test_triton_may_give_up_on_a_process_that_loads_its_model(region):
 
 def test_memory_of_an_unknown_layout_is_left_alone(memory, child):
     (memory / "region_0").touch()
-    region = revive.Region(child.pid, ["stub", "other", "region_0"])
+    region = memory_regions.Region(child.pid, ["stub", "other", "region_0"])
     region.keep_alive()
     region.remove()
     assert not (memory / "region_0").exists()
@@ -218,21 +200,21 @@ def test_memory_of_an_unknown_layout_is_left_alone(memory, child):
 def test_stopped_process_is_kept_alive_and_then_continued(region, child):
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-    for _ in range(revive.STOPPED_POLLS - 1):
+    for _ in range(memory_regions.STOPPED_POLLS - 1):
         region.keep_alive()
-    assert revive.cpu_ticks(child.pid) == revive.STOPPED
+    assert tritonserver.cpu_ticks(child.pid) == tritonserver.STOPPED
     region.keep_alive()
     os.waitid(os.P_PID, child.pid, os.WCONTINUED)
-    assert region.memory.reports == revive.STOPPED_POLLS
+    assert region.memory.reports == memory_regions.STOPPED_POLLS
 
 
 def test_stops_of_a_process_are_counted_apart(region, child):
     for _ in range(2):
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-        for _ in range(revive.STOPPED_POLLS - 1):
+        for _ in range(memory_regions.STOPPED_POLLS - 1):
             region.keep_alive()
-        assert revive.cpu_ticks(child.pid) == revive.STOPPED
+        assert tritonserver.cpu_ticks(child.pid) == tritonserver.STOPPED
         child.send_signal(signal.SIGCONT)
         os.waitid(os.P_PID, child.pid, os.WCONTINUED)
         region.keep_alive()
@@ -240,19 +222,19 @@ def test_stops_of_a_process_are_counted_apart(region, child):
 
 # --- processes that Triton waits for in vain --------------------------------------------------------------------------
 
-HUNG = revive.HUNG_POLLS + 1
+HUNG = endless_loads.HUNG_POLLS + 1
 
 
 @pytest.fixture
 def hung(triton):
     """Return a function that polls `times` with these stubs, and returns the processes to end after the last poll."""
-    search = revive.HungLoads(triton)
+    search = endless_loads.HungLoads(triton)
     seconds = iter(range(10**6))
 
     def ticks(pid, busy, stopped):
-        return revive.STOPPED if pid in stopped else next(seconds) if pid in busy else 7
+        return tritonserver.STOPPED if pid in stopped else next(seconds) if pid in busy else 7
 
-    def run(stubs, times=HUNG, awaited=(revive.ANY,), busy=(), stopped=()):
+    def run(stubs, times=HUNG, awaited=(tritonserver.ANY,), busy=(), stopped=()):
         for _ in range(times):
             ended = search.poll(stubs, {*awaited}, lambda pid: ticks(pid, busy, stopped))
         return ended
@@ -298,14 +280,14 @@ def test_new_process_is_left_alone_while_triton_waits_for_the_old_one(hung):
 def test_new_process_gets_more_time_if_the_kernel_does_not_show_for_which_triton_waits(hung):
     stubs = {1: "m", 2: "m", 3: "m"}
     assert hung({1: "m", 2: "m"}, 1) == []
-    assert hung(stubs, revive.REPLACED_POLLS) == []
+    assert hung(stubs, endless_loads.REPLACED_POLLS) == []
     assert hung(stubs, 1) == [3]
 
 
 def test_processes_of_several_versions_are_left_alone(hung):
     """A model needs two processes for each version, and Triton reports those of one."""
     both = dict.fromkeys(range(4), "m")
-    assert hung(both, revive.SETTLED_POLLS, awaited=()) == []
+    assert hung(both, endless_loads.SETTLED_POLLS, awaited=()) == []
     assert hung(both) == []
 
 
@@ -317,40 +299,40 @@ def test_pause_of_an_idle_process_starts_the_count_again(hung, triton):
 
 
 def test_wait_for_a_process_is_seen_in_a_thread(child):
-    assert not revive.awaited_by(os.getpid())
+    assert not tritonserver.awaited_by(os.getpid())
     thread = threading.Thread(target=child.wait)
     thread.start()
     try:
         deadline = time.monotonic() + 60
-        while not (awaited := revive.awaited_by(os.getpid())):
+        while not (awaited := tritonserver.awaited_by(os.getpid())):
             assert time.monotonic() < deadline
-        assert awaited <= {child.pid, revive.ANY}
+        assert awaited <= {child.pid, tritonserver.ANY}
     finally:
         child.kill()
         thread.join()
-    assert revive.cpu_ticks(os.getpid()) > 0
+    assert tritonserver.cpu_ticks(os.getpid()) > 0
 
 
 def test_end_of_a_process_is_seen(child):
     """An ended process stays in /proc until its parent has asked for its exit code."""
-    started = revive.start_time(child.pid)
-    assert started and revive.start_time(os.getpid()) != started
+    started = tritonserver.start_time(child.pid)
+    assert started and tritonserver.start_time(os.getpid()) != started
     child.kill()
     deadline = time.monotonic() + 60
-    while revive.start_time(child.pid):
+    while tritonserver.start_time(child.pid):
         assert time.monotonic() < deadline
     child.wait()
-    assert revive.start_time(child.pid) == ""
+    assert tritonserver.start_time(child.pid) == ""
 
 
 def test_stopped_process_is_seen(child):
     child.send_signal(signal.SIGSTOP)
     deadline = time.monotonic() + 60
-    while revive.cpu_ticks(child.pid) != revive.STOPPED:
+    while tritonserver.cpu_ticks(child.pid) != tritonserver.STOPPED:
         assert time.monotonic() < deadline
     child.kill()
     child.wait()
-    assert revive.cpu_ticks(child.pid) == -1
+    assert tritonserver.cpu_ticks(child.pid) == -1
 
 
 # --- systems that the server had before a crash -----------------------------------------------------------------------
@@ -370,7 +352,7 @@ class LoadingStandIn:
     def wait_until_live(self):
         pass
 
-    def load_system(self, system):
+    def load(self, system):
         self.loads.append(system)
         if self.messages:
             body = io.BytesIO(self.messages.pop(0).encode())
@@ -385,7 +367,6 @@ def listed(tmp_path, monkeypatch):
     file.write_text("spam\nham\n")
     monkeypatch.setenv("SYSTEMS_FILE", str(file))
     monkeypatch.setenv("MODEL_REPOSITORY", str(tmp_path / "models"))
-    monkeypatch.setattr(revive, "log", lambda message: None)
     return file
 
 
@@ -395,7 +376,7 @@ def load(listed):
 
     def run(*messages):
         triton = LoadingStandIn(*messages)
-        assert revive.load_systems(triton) is (not messages or "not healthy" in messages[0])
+        assert missing_systems.load_systems(triton) is (not messages or "not healthy" in messages[0])
         return triton.loads
 
     return run
@@ -423,7 +404,7 @@ def test_systems_that_the_server_loads_itself_are_loaded_again_if_a_process_did_
     triton = LoadingStandIn()
     step = {"name": "spam_encoder", "version": "1", "state": "UNAVAILABLE", "reason": reason}
     triton.index = [{"name": "ham", "state": "READY"}, {"name": "spam"}, step]
-    revive.load_systems(triton)
+    missing_systems.load_systems(triton)
     assert triton.loads == loads
 
 
@@ -436,7 +417,7 @@ def test_every_program_reads_the_list_by_one_rule(listed, content):
     listed.unlink()
     if content is not None:
         listed.write_bytes(content)
-    assert revive.listed_systems(listed) == listed_names(listed) == LISTS.get(content)
+    assert missing_systems.listed_systems(listed) == listed_names(listed) == LISTS.get(content)
 
 
 def test_requested_systems_are_loaded_while_the_list_is_damaged(listed, load):
@@ -448,17 +429,19 @@ def test_requested_systems_are_loaded_while_the_list_is_damaged(listed, load):
 def test_loaded_systems_are_not_loaded_again(listed):
     triton = LoadingStandIn()
     triton.index = [{"name": "spam", "state": "READY"}, {"name": "ham", "state": "UNAVAILABLE"}]
-    assert revive.load_systems(triton)
+    assert missing_systems.load_systems(triton)
     assert triton.loads == ["ham"]
 
 
 @pytest.fixture
 def watched(listed, monkeypatch):
     """Return a Triton that refuses one load, and the thread that tries again after a change."""
-    monkeypatch.setattr(revive, "CHANGE_POLL_S", 0.01)
+    monkeypatch.setattr(missing_systems, "CHANGE_POLL_S", 0.01)
     refused, waiting = LoadingStandIn("failed to poll"), threading.Event()
-    monkeypatch.setattr(revive, "log", lambda message: waiting.set() if message.startswith("waiting") else None)
-    thread = threading.Thread(target=revive.keep_loading, args=(refused,), daemon=True)
+    monkeypatch.setattr(
+        missing_systems, "log", lambda message: waiting.set() if message.startswith("waiting") else None
+    )
+    thread = threading.Thread(target=missing_systems.keep_loading, args=(refused,), daemon=True)
     yield refused, thread, waiting
     thread.join(60)
     assert not thread.is_alive()
@@ -492,34 +475,31 @@ def test_list_that_was_damaged_is_read_again_after_its_repair(watched, listed):
 # Replaces parts of the program that need a server, then runs it.
 PROGRAM = """
 import sys
-sys.path.append(sys.argv.pop(1))
-import revive
-revive.POLL_S, revive.keep_loading = 0.01, lambda triton: None
+from watchdog import __main__ as program
+program.POLL_S, program.keep_loading = 0.01, lambda triton: None
 {changes}
-revive.main()
+program.main()
 """
 
 
-def run_program(server: int, started: str, changes: str = "") -> subprocess.CompletedProcess[str]:
-    program = PROGRAM.format(changes=changes)
-    command = [sys.executable, "-c", program, str(ROOT / "images/triton"), str(server), started]
-    environment = os.environ | {
-        "BIND_ADDRESS": "127.0.0.1",
-        "TRITON_ADMIN_KEY": "key",
-        "TRITON_HOME": str(ROOT / "images/triton"),
-    }
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+def run_program(pid: int, started: str, changes: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM.format(changes=changes), str(pid), started]
+    environment = {"BIND_ADDRESS": "127.0.0.1", "TRITON_ADMIN_KEY": "key", "TRITON_HOME": str(ROOT / "images/triton")}
+    return subprocess.run(
+        command, cwd=ROOT / "images/triton", env=os.environ | environment, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_program_ends_after_an_unknown_error_so_that_it_is_started_again(child):
-    changes = "revive.Watch.poll = lambda watch, stubs: 1 / 0"
-    ended = run_program(child.pid, revive.start_time(child.pid), changes)
+    ended = run_program(
+        child.pid, tritonserver.start_time(child.pid), "program.Crashes.poll = lambda crashes, stubs: 1 / 0"
+    )
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr
 
 
 def test_program_ends_if_the_server_ended_before_it_started(child):
-    started = revive.start_time(child.pid)
+    started = tritonserver.start_time(child.pid)
     child.kill()
     child.wait()
     assert run_program(child.pid, started).returncode == 0

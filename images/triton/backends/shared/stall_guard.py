@@ -1,9 +1,4 @@
-"""End this process rather than answer a batch that Triton has given up.
-
-If the process stands still for a second or two, as when the machine has no time or memory for it, Triton fails the
-batch, frees its memory and sends the next one. Triton would take late responses for those to the next batch: clients
-would get the answers to other requests, or tritonserver would crash. revive.py prevents that while it runs itself.
-"""
+"""End this process rather than answer a batch that Triton has given up: docs/triton-faults.md#stalled-processes."""
 
 from __future__ import annotations
 
@@ -24,7 +19,7 @@ def guarded(
     """Return `execute` with a check before and after each batch."""
     try:
         memory = StubMemory(stub_arguments("self"))
-    except (UnknownLayoutError, OSError):  # revive.py logs it
+    except (UnknownLayoutError, OSError):  # the watchdog logs it
         return execute
 
     def execute_guarded(requests: Sequence[pb_utils.InferenceRequest]) -> Responses:

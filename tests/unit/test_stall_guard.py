@@ -1,4 +1,4 @@
-"""The memory that Triton shares with its Python processes and revive.py: how both read it and write into it."""
+"""The memory that Triton shares with its Python processes and the watchdog: how both read it and write into it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = QUEUES[0] + 16 + 120
 
 @pytest.fixture
 def region(tmp_path, monkeypatch) -> Path:
-    """Write the memory of a new process, with the offsets that Triton 2.51 chooses."""
+    """Write the memory of a new process, with offsets that Triton chooses."""
     content = bytearray(1 << 16)
     content[FLAG + 88 : FLAG + 128] = struct.pack("=5q", *QUEUES)
     for handle in QUEUES:
@@ -121,25 +121,25 @@ class Ended(BaseException):
 
 
 @pytest.fixture
-def standstill(pb_utils, arguments, monkeypatch) -> ModuleType:
+def stall_guard(pb_utils, arguments, monkeypatch) -> ModuleType:
     def end(code: int) -> None:
         raise Ended
 
-    module = importlib.import_module("shared.standstill")
+    module = importlib.import_module("shared.stall_guard")
     monkeypatch.setattr(module, "stub_arguments", lambda pid: arguments)
     monkeypatch.setattr(os, "_exit", end)
     return module
 
 
-def test_process_answers_and_reports_that_it_lives(standstill, region):
-    execute = standstill.guarded(lambda requests: requests * 2, "m")
+def test_process_answers_and_reports_that_it_lives(stall_guard, region):
+    execute = stall_guard.guarded(lambda requests: requests * 2, "m")
     assert execute([1]) == [1, 1]
     assert region.read_bytes()[FLAG] == 1
 
 
-def test_process_ends_before_a_batch_that_triton_gave_up(standstill, region):
+def test_process_ends_before_a_batch_that_triton_gave_up(stall_guard, region):
     batches: list[list[int]] = []
-    execute = standstill.guarded(batches.append, "m")
+    execute = stall_guard.guarded(batches.append, "m")
     send(region)
     with pytest.raises(Ended):
         execute([1])
@@ -147,16 +147,16 @@ def test_process_ends_before_a_batch_that_triton_gave_up(standstill, region):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_process_ends_after_a_batch_that_triton_gave_up(standstill, region, fails):
+def test_process_ends_after_a_batch_that_triton_gave_up(stall_guard, region, fails):
     def stand_still(requests: list[int]) -> list[int]:
         send(region)
         return [1 // (not fails)]
 
     with pytest.raises(Ended):
-        standstill.guarded(stand_still, "m")([1])
+        stall_guard.guarded(stand_still, "m")([1])
 
 
-def test_batches_are_answered_where_the_layout_is_unknown(standstill, region):
+def test_batches_are_answered_where_the_layout_is_unknown(stall_guard, region):
     change(region, FLAG, b"\x02")
     send(region)
-    assert standstill.guarded(list, "m")((1,)) == [1]
+    assert stall_guard.guarded(list, "m")((1,)) == [1]
