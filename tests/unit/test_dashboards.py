@@ -16,7 +16,7 @@ from loadtest.telemetry import LAST_SCRAPE_S
 from tests.support.dashboards import ALL, PANELS
 from triton_transformers.dashboards.__main__ import FOLDER, files
 from triton_transformers.dashboards.definitions.hardware import PROFILES
-from triton_transformers.dashboards.render import units
+from triton_transformers.dashboards.render import draw as units
 from triton_transformers.dashboards.render.draw import NAMED, alone, colours_of, draw
 from triton_transformers.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards, since
 from triton_transformers.dashboards.render.page import check_ours, chosen_range

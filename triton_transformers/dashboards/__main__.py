@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
@@ -23,7 +24,7 @@ def files() -> dict[Path, str]:
     return {FOLDER / name: text(builder) for name, builder in dashboards.items()}
 
 
-def text(builder) -> str:
+def text(builder: Any) -> str:
     dashboard = builder.build()
     for i, panel in enumerate(dashboard.panels, 1):
         panel.id_val = i

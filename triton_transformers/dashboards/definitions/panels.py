@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.models.common import (
@@ -55,20 +56,13 @@ class Query:
 
 
 def lines(
-    title: str,
-    description: str,
-    unit: str,
-    *queries: Query,
-    width: int = 12,
-    height: int = 8,
-    maximum: float | None = None,
-    no_value: str = NO_TRAFFIC,
+    title: str, description: str, unit: str, *queries: Query, maximum: float | None = None, **options: Any
 ) -> timeseries.Panel:
     """Draw lines over time, from zero."""
     legend = common.VizLegendOptions().show_legend(True)
     legend = legend.display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
     panel = (
-        _common(timeseries.Panel(), title, description, unit, queries, width, height, no_value)
+        described(timeseries.Panel(), title, description, unit, queries, **{"width": 12} | options)
         .min(0)
         .line_width(1.5)
         .fill_opacity(8)
@@ -82,50 +76,32 @@ def lines(
 
 
 def number(
-    title: str,
-    description: str,
-    unit: str,
-    *queries: Query,
-    width: int = 4,
-    height: int = 4,
-    decimals: int | None = None,
-    bad_from: float | None = None,
-    no_value: str = NO_TRAFFIC,
+    title: str, description: str, unit: str, *queries: Query, bad_from: float | None = None, **options: Any
 ) -> stat.Panel:
     """Show the newest value in large type, coloured only if one side of `bad_from` is bad."""
     steps = [Threshold(value=None, color="text" if bad_from is None else "green")]
     if bad_from is not None:
         steps.append(Threshold(value=bad_from, color="red"))
-    panel = (
-        _common(stat.Panel(), title, description, unit, queries, width, height, no_value)
+    return (
+        described(stat.Panel(), title, description, unit, queries, **{"width": 4, "height": 4} | options)
         .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
         .color_mode(BigValueColorMode.VALUE)
         .graph_mode(BigValueGraphMode.NONE)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
     )
-    return panel if decimals is None else panel.decimals(decimals)
 
 
-def names(title: str, description: str, query: Query, width: int = 24, height: int = 3, no_value: str = NO_TRAFFIC):
+def names(title: str, description: str, query: Query, **options: Any) -> stat.Panel:
     """Show the names of the series instead of their values."""
-    panel = number(title, description, "none", query, width=width, height=height, no_value=no_value)
+    panel = number(title, description, "none", query, width=24, height=3, **options)
     return panel.text_mode(BigValueTextMode.NAME)
 
 
-def bars(
-    title: str,
-    description: str,
-    unit: str,
-    *queries: Query,
-    width: int = 8,
-    height: int = 8,
-    decimals: int | None = None,
-    no_value: str = NO_TRAFFIC,
-) -> bargauge.Panel:
+def bars(title: str, description: str, unit: str, *queries: Query, **options: Any) -> bargauge.Panel:
     """Draw one bar for each series."""
-    panel = (
-        _common(bargauge.Panel(), title, description, unit, queries, width, height, no_value)
+    return (
+        described(bargauge.Panel(), title, description, unit, queries, **{"width": 8} | options)
         .min(0)
         .orientation(VizOrientation.HORIZONTAL)
         .display_mode(BarGaugeDisplayMode.BASIC)
@@ -134,43 +110,43 @@ def bars(
         .show_unfilled(False)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     )
-    return panel if decimals is None else panel.decimals(decimals)
 
 
+# fmt: off
 def locust(which: str, no_value: str, width: int = 6) -> list[timeseries.Panel]:
     """Show the load generator itself, in two panels beside each other."""
     return [
-        lines(
-            "Users",
-            "Locust's users. Without RATE, each waits for its response before it sends the next request.",
-            "none",
-            Query(f"max(loadtest_users{which})", "users"),
-            width=width,
-            no_value=no_value,
-        ),
-        lines(
-            "Locust's own core",
+        lines("Users", "Locust's users. Without RATE, each waits for its response before it sends the next request.",
+            "none", Query(f"max(loadtest_users{which})", "users"), width=width, no_value=no_value),
+        lines("Locust's own core",
             "Share of a core that Locust's busiest process uses. From 90 % on, the figures measure Locust itself.",
-            "percentunit",
-            Query(f"max(loadtest_cpu_cores{which})", "busiest process"),
-            width=width,
-            maximum=1,
-            no_value=no_value,
-        ),
+            "percentunit", Query(f"max(loadtest_cpu_cores{which})", "busiest process"),
+            width=width, maximum=1, no_value=no_value),
     ]
+# fmt: on
 
 
-def _common(panel, title: str, description: str, unit: str, queries, width: int, height: int, no_value: str):
+def described(
+    panel: Any,
+    title: str,
+    description: str,
+    unit: str,
+    queries: Iterable[Query],
+    width: int,
+    height: int = 8,
+    decimals: int | None = None,
+    no_value: str = NO_TRAFFIC,
+    modes: str | None = None,
+) -> Any:
+    """Set what all kinds of panels have. `modes` gives each mode its colour: series are named by it and their mode."""
     panel = panel.title(title).description(description).unit(unit).span(width).height(height).datasource(SOURCE)
     panel = panel.no_value(no_value).color_scheme(dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+    panel = panel if decimals is None else panel.decimals(decimals)
     for i, query in enumerate(queries):
         panel = panel.with_target(query.build(i))
-    return panel
-
-
-def by_mode(panel, prefix: str = ""):
-    """Give each mode its colour, on a panel with one series for each mode: its name is the prefix and the mode."""
-    start = f"^{prefix}" if prefix else "\\b"
+    if modes is None:
+        return panel
+    start = f"^{modes}" if modes else "\\b"
     for mode, colour in (MODE_COLOURS | {"as configured": OTHER_MODE_COLOUR}).items():
         value = DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": colour})
         # Without slashes Grafana matches whole names.
@@ -179,7 +155,7 @@ def by_mode(panel, prefix: str = ""):
 
 
 def new_dashboard(
-    uid: str, title: str, description: str, since: str, panels: Iterable, variables: Iterable = ()
+    uid: str, title: str, description: str, since: str, panels: Iterable[Any], variables: Iterable[Any] = ()
 ) -> dashboard.Dashboard:
     links = dashboard.DashboardLink("Triton").type(DashboardLinkType.DASHBOARDS).tags([TAG]).keep_time(True)
     new = (

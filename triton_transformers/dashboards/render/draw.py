@@ -6,13 +6,13 @@ import math
 import re
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from triton_transformers.dashboards.render.evaluate import Evaluator, Line, Range
-from triton_transformers.dashboards.render.units import scale, text
+from triton_transformers.dashboards.render.evaluate import Evaluator, Line, Range, Region
 from triton_transformers.figures import MODE_COLOURS, Palette, svg_data_urls
 from triton_transformers.pages import page
 from triton_transformers.prometheus import Prometheus
@@ -25,16 +25,28 @@ COLOURS = ("#3274d9", "#e0752d", "#56a64b", "#b877d9", "#d64a4a", "#2a9d9d", "#c
 # A graph names this many lines, the largest. The others are thin and grey.
 NAMED = 5
 TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800]
+# Unit -> (size, name) in rising order. A value is shown in the largest size that is not above it.
+SCALES: dict[str, list[tuple[float, str]]] = {
+    "s": [(1e-6, "µs"), (1e-3, "ms"), (1, "s")],  # of latencies, which nobody compares in minutes
+    "bytes": [(2.0 ** (10 * n), unit) for n, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))],
+    "watt": [(1, "W"), (1000, "kW")],
+    "joule": [(1e-3, "mJ"), (1, "J"), (1000, "kJ")],
+    "reqps": [(1, "req/s"), (1000, "K req/s")],
+    "short": [(1, ""), (1000, "K"), (1e6, "Mil")],
+    "none": [(1, "")],
+}
 
 
-def draw(prometheus: Prometheus, dashboard: dict, time: Range, chosen: dict[str, str] | None = None) -> Markup:
+def draw(
+    prometheus: Prometheus, dashboard: dict[str, Any], time: Range, chosen: dict[str, str] | None = None
+) -> Markup:
     evaluator = Evaluator(prometheus, dashboard, time, chosen)
     regions = evaluator.regions()
     panels = [drawn(panel, evaluator.lines(panel), regions, time) for panel in dashboard["panels"]]
     return page("triton_transformers.dashboards.render", "dashboard.html.j2", panels=panels)
 
 
-def drawn(panel: dict, lines: list[Line], regions: list, time: Range) -> dict:
+def drawn(panel: dict[str, Any], lines: list[Line], regions: list[Region], time: Range) -> dict[str, Any]:
     """Return what the template needs to show a panel."""
     defaults = panel["fieldConfig"]["defaults"]
     unit, decimals = defaults["unit"], defaults.get("decimals")
@@ -90,10 +102,10 @@ def largest(line: Line) -> float:
 
 
 def draw_lines(
-    panel: dict,
+    panel: dict[str, Any],
     lines: list[Line],
     colours: dict[str, str],
-    regions: list,
+    regions: list[Region],
     time: Range,
     figure: Figure,
     palette: Palette,
@@ -146,7 +158,7 @@ def alone(times: list[float], values: list[float]) -> tuple[list[float], list[fl
     return [time for time, _ in points], [value for _, value in points]
 
 
-def colours_of(panel: dict, names: list[str]) -> dict[str, str]:
+def colours_of(panel: dict[str, Any], names: list[str]) -> dict[str, str]:
     """Return a colour for each series: the panel's own, its mode's, or one that no other has, if any is left."""
     own = {name: colour for name in names if (colour := own_colour(panel, name))}
     for name in names:
@@ -157,7 +169,7 @@ def colours_of(panel: dict, names: list[str]) -> dict[str, str]:
     return {name: own.get(name) or next(free, COLOURS[-1]) for name in names}
 
 
-def own_colour(panel: dict, name: str) -> str | None:
+def own_colour(panel: dict[str, Any], name: str) -> str | None:
     """Return the colour that the panel's overrides give a series."""
     for override in panel["fieldConfig"]["overrides"]:
         if re.search(override["matcher"]["options"].strip("/"), name):
@@ -167,10 +179,40 @@ def own_colour(panel: dict, name: str) -> str | None:
     return None
 
 
-def stat_colour(panel: dict, line: Line) -> str:
+def stat_colour(panel: dict[str, Any], line: Line) -> str:
     """Return the colour by the panel's overrides, else by its thresholds, else the page's own."""
     if colour := own_colour(panel, line.name):
         return colour
     steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
     reached = [step["color"] for step in steps if step["value"] is None or line.last >= step["value"]]
     return {"text": "inherit", "green": "#56a64b", "red": "#d64a4a"}[reached[-1]]
+
+
+# --- numbers with their units, as Grafana formats them, except that seconds stay seconds ------------------------------
+
+
+def scale(unit: str, largest: float) -> tuple[float, str]:
+    """Return (divisor, name) for values up to this one, on an axis or alone."""
+    if unit == "percentunit":
+        return 0.01, "%"
+    if unit.startswith("suffix:"):
+        return 1, unit.removeprefix("suffix:").strip()
+    if unit not in SCALES:
+        raise UserError(f"unknown unit '{unit}'; known are percentunit, suffix:..., {', '.join(SCALES)}")
+    fitting = [(size, name) for size, name in SCALES[unit] if size <= abs(largest)]
+    # Zero is shown in the plain unit.
+    return fitting[-1] if fitting else next((size, name) for size, name in SCALES[unit] if size >= 1 or largest)
+
+
+def text(value: float, unit: str, decimals: int | None = None) -> str:
+    if not math.isfinite(value):
+        return "-"
+    size, name = scale(unit, value)
+    shown = value / size
+    if decimals is None:
+        decimals = 0 if shown == 0 or abs(shown) >= 100 else 1 if abs(shown) >= 10 else 2
+        number = f"{shown:.{decimals}f}"
+        number = number.rstrip("0").rstrip(".") if "." in number else number
+    else:
+        number = f"{shown:.{decimals}f}"
+    return f"{number}{'' if name in ('%', '') else ' '}{name}"

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from triton_transformers.prometheus import Prometheus, Series
 from triton_transformers.settings import ROOT, UserError
@@ -18,6 +19,7 @@ POINTS = 300
 # Prometheus refuses a query of more than 11000 points.
 MAX_POINTS = 10_000
 SCRAPE_S = 1  # prometheus.yml's scrape_interval, Grafana's timeInterval
+Region = tuple[str, float, float]  # colour, start, end
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Line:
         return self.finite[-1]
 
 
-def dashboards(profile: str) -> list[dict]:
+def dashboards(profile: str) -> list[dict[str, Any]]:
     """Return the dashboards that Grafana shows in this profile."""
     paths = [
         *sorted((FOLDER / "dashboards").glob("*.json"), reverse=True),
@@ -57,7 +59,7 @@ def dashboards(profile: str) -> list[dict]:
     return [load(path) for path in paths]
 
 
-def load(path: Path) -> dict:
+def load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
@@ -65,7 +67,7 @@ class Evaluator:
     """Evaluates one dashboard over one range. `chosen` overrides the defaults of its variables."""
 
     def __init__(
-        self, prometheus: Prometheus, dashboard: dict, time: Range, chosen: dict[str, str] | None = None
+        self, prometheus: Prometheus, dashboard: dict[str, Any], time: Range, chosen: dict[str, str] | None = None
     ) -> None:
         self.prometheus = prometheus
         self.dashboard = dashboard
@@ -78,7 +80,7 @@ class Evaluator:
         for variable in dashboard.get("templating", {}).get("list", []):
             self.values[variable["name"]] = (chosen or {}).get(variable["name"]) or self.default(variable)
 
-    def default(self, variable: dict) -> str:
+    def default(self, variable: dict[str, Any]) -> str:
         """Return the value for all values of the label, or else the last in the alphabet: the newest comparison."""
         if variable["includeAll"]:
             return variable["allValue"]
@@ -91,7 +93,7 @@ class Evaluator:
     def filled_in(self, expr: str) -> str:
         return re.sub(r"\$(\w+)", lambda match: self.values[match[1]], expr)
 
-    def lines(self, panel: dict) -> list[Line]:
+    def lines(self, panel: dict[str, Any]) -> list[Line]:
         lines: list[Line] = []
         for target in panel["targets"]:
             expr = self.filled_in(target["expr"])
@@ -103,8 +105,8 @@ class Evaluator:
             lines += sorted((line for line in named if line.finite), key=lambda line: line.name)
         return lines
 
-    def regions(self) -> list[tuple[str, float, float]]:
-        """Return (colour, start, end) of what the dashboard's annotations mark.
+    def regions(self) -> list[Region]:
+        """Return what the dashboard's annotations mark.
 
         A window is shorter than a step of a long range, so this asks for the smallest step that Prometheus allows.
         """
