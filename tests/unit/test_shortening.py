@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from shared.shortening import GROWTH, Shortener
+from shared.long_texts import GROWTH, Shortener
 from triton_transformers.corpus import MIXED
 
 MAX_LENGTH = 8

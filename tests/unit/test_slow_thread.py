@@ -7,7 +7,7 @@ import time
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from shared.slow_thread import encode, slow_thread
+from shared.long_texts import encode, slow_thread
 
 
 @pytest.fixture

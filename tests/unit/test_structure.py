@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from triton_transformers.settings import ROOT
@@ -75,6 +76,19 @@ def test_test_modules_import_no_test_module():
             if wrong := {name for name in names if name.rpartition(".")[2].startswith("test_")}:
                 imported[str(path)] = wrong
     assert imported == {}
+
+
+def test_backends_import_each_other_in_one_direction():
+    backends = ROOT / "images/triton/backends"
+    imported = {}
+    for path in backends.rglob("*.py"):
+        code = path.read_text()
+        names = re.findall(r"^\s*from ((?:shared|neuron)\.\w+) import", code, re.M)
+        for package, several in re.findall(r"^\s*from (shared|neuron) import (.+)", code, re.M):
+            names += [f"{package}.{name.strip()}" for name in several.split(",")]
+        imported[".".join(path.relative_to(backends).with_suffix("").parts)] = names
+    order = [*TopologicalSorter(imported).static_order()]  # raises CycleError
+    assert order.index("shared.types") < order.index("shared.backend") < order.index("packed_onnx.model")
 
 
 def test_backends_import_transformers_without_scikit_learn():

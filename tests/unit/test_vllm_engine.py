@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 
 from shared.continuation import Options
 from shared.errors import ConfigError
-from shared.token_engine import EngineFailed
 from tests.support.checkpoints import language
 from triton_transformers.models import backends
 from triton_transformers.models.catalogue import Job
@@ -226,7 +225,7 @@ def test_failing_step_is_the_end_of_the_engine(module, assembled, monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might ...")
 
     monkeypatch.setattr(engine.engine, "step", fail)
-    with pytest.raises(EngineFailed, match="vLLM failed: CUDA error: an illegal memory access"):
+    with pytest.raises(module.EngineFailed, match="vLLM failed: CUDA error: an illegal memory access"):
         engine.step()
 
 

@@ -43,7 +43,7 @@ def export(job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, fo
         texts = token_windows(tokenizer, context)
         before = torch_perplexity(model, texts)
         with backends():
-            from shared.rotary import rotary_context
+            from shared.pretrained import rotary_context
         rotary_limit, kind = rotary_context(model.config), model.config.model_type
         graph = convert(model)
         del model

@@ -253,7 +253,7 @@ def served_tokens(model: Path, route: str, names: list[str], requests: list[Tens
         config, args = backend_config(path), {"model_repository": str(model), "model_version": "1"}
         if route:
             config, args = importlib.import_module("shared.routed_encoder").of_route(route, config, args)
-        tokenization, _ = importlib.import_module("shared.text_answers").text_model(
+        tokenization, _ = importlib.import_module("shared.packed_encoder").text_model(
             config, args, dict.fromkeys(names, np.int64)
         )
         return [

@@ -15,10 +15,9 @@ import numpy as np
 
 from neuron.cores import Cores
 from neuron.libraries import imported, loading, running
-from shared.dtypes import BY_ONNX
 from shared.errors import ConfigError
 from shared.parameters import int_parameter, parameter
-from shared.types import Tensors
+from shared.types import BY_ONNX, Tensors
 
 # numpy has no bfloat16; such tensors are float32 outside of the model.
 BFLOAT16 = "TYPE_BF16"

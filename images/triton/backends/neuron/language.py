@@ -5,26 +5,19 @@ It imports torch only after the instance has claimed its cores, because torch-ne
 
 from __future__ import annotations
 
-import json
-import os
-
 import triton_python_backend_utils as pb_utils
 
 from neuron import llm
 from neuron.cores import Cores
 from neuron.llm import CompiledLLM
-from shared.backend import Backend
+from shared.backend import DelegatingBackend
 from shared.parameters import parameter
 
 
-class LanguageModel:
+class LanguageModel(DelegatingBackend):
     """A TritonPythonModel. A subclass may override load() to load the model in another way."""
 
-    auto_complete_config = staticmethod(Backend.auto_complete_config)
-
-    def initialize(self, args):
-        os.environ["HF_HUB_OFFLINE"] = "1"  # every file is in the model's folder
-        config = json.loads(args["model_config"])
+    def chosen_backend(self, config, args):
         self.cores = Cores.of_instance(config, args)
         self.cores.claim()
         self.model_class = parameter(config, "MODEL_CLASS")
@@ -37,15 +30,8 @@ class LanguageModel:
             )
         from neuron.generation import NeuronGeneration
 
-        self.task = NeuronGeneration(self.compiled, self.cores, self.load)
-        self.task.initialize(args)
+        return NeuronGeneration(self.compiled, self.cores, self.load)
 
     def load(self):
         """Return the loaded model: of one of the three libraries, or any object with Hugging Face's generate()."""
         return llm.load(self.model_class, self.compiled, self.cores)
-
-    def execute(self, requests):
-        return self.task.execute(requests)
-
-    def finalize(self):
-        self.task.finalize()

@@ -6,6 +6,7 @@ import atexit
 import gc
 import importlib
 import json
+import locale
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -91,23 +92,39 @@ class BatchBackend(Backend, Generic[Job]):
         return serving.tensors_response(result, request.requested_output_names())
 
 
-class TaskBackend:
-    """A backend whose parameter `task` chooses the class that serves the model."""
-
-    # task -> (module, class). The module is imported only for its own task, because torch takes seconds to import.
-    tasks: ClassVar[dict[str, tuple[str, str]]]
-    default_task: ClassVar[str]
+class DelegatingBackend(ABC):
+    """A backend that leaves everything to another one, which it chooses when Triton loads the model."""
 
     auto_complete_config = staticmethod(Backend.auto_complete_config)
 
     def initialize(self, args: InstanceArgs) -> None:
-        task = choice_parameter(json.loads(args["model_config"]), "task", tuple(self.tasks), self.default_task)
-        module, name = self.tasks[task]
-        self.backend: Backend = getattr(importlib.import_module(module), name)()
+        # PyTorch's own files, which ModernBERT needs, are not ASCII: docs/triton-faults.md#locale-and-pythonpath
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+        os.environ["HF_HUB_OFFLINE"] = "1"  # every file that is served is in the model repository
+        self.backend = self.chosen_backend(json.loads(args["model_config"]), args)
         self.backend.initialize(args)
+
+    @abstractmethod
+    def chosen_backend(self, config: ModelConfig, args: InstanceArgs) -> Backend: ...
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None] | None:
         return self.backend.execute(requests)
 
     def finalize(self) -> None:
         self.backend.finalize()
+
+
+def new_backend(module: str, name: str) -> Backend:
+    """Return an object of this class. Import its module only now, because torch takes seconds to import."""
+    backend: Backend = getattr(importlib.import_module(module), name)()
+    return backend
+
+
+class TaskBackend(DelegatingBackend):
+    """A backend whose parameter `task` chooses the class that serves the model."""
+
+    tasks: ClassVar[dict[str, tuple[str, str]]]  # task -> (module, class)
+    default_task: ClassVar[str]
+
+    def chosen_backend(self, config: ModelConfig, args: InstanceArgs) -> Backend:
+        return new_backend(*self.tasks[choice_parameter(config, "task", tuple(self.tasks), self.default_task)])

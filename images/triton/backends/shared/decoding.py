@@ -18,7 +18,7 @@ from shared.chat_template import ChatTemplate
 from shared.continuation import Options, Owner, Row
 from shared.lean_transformers import transformers
 from shared.packing import RunCost, cheapest_cut
-from shared.rotary import rotary_context
+from shared.pretrained import rotary_context
 
 # Lengths of the prompts that are timed, in tokens.
 SHORT, LONG = 8, 64

@@ -15,11 +15,12 @@ from tokenizers import Encoding
 
 from shared import serving
 from shared.errors import BadRequest, ConfigError
-from shared.text_answers import SPANS, Answers
 from shared.token_ids import TokenIds
-from shared.tokenization import Rows, Tokenization, is_set
+from shared.tokenization import Answers, Rows, Tokenization, is_set
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
+# Optional input: the characters of each text's spans.
+SPANS = "spans"
 # The output of a request with spans, and the encoder's output that it is made of.
 VECTORS, HIDDEN = "span_embeddings", "last_hidden_state"
 # Tensor of a request that the model does not take: [texts, spans, 2], the tokens [start, end) of each span.

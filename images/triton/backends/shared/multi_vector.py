@@ -19,13 +19,14 @@ from tokenizers import Encoding, Tokenizer
 
 from shared import answers
 from shared.errors import BadRequest
+from shared.long_texts import encode
 from shared.parameters import version_file
-from shared.slow_thread import encode
-from shared.text_answers import MULTI_VECTOR, Answers
 from shared.token_ids import TokenIds
-from shared.tokenization import PRESENT, TOKEN_COUNT, Rows, Tokenization, is_set, row_texts
+from shared.tokenization import PRESENT, TOKEN_COUNT, Answers, Rows, Tokenization, is_set, row_texts
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
+# The file of a multi-vector model, beside its tokenizer.json.
+MULTI_VECTOR = "multi_vector.json"
 # Optional input: the query that each text is scored for.
 QUERY = "query"
 # Outputs: a vector for each token that has one, their number, and the score of the text for its query.

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache, partial
-from typing import NamedTuple, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -24,13 +25,14 @@ import triton_python_backend_utils as pb_utils
 from shared import serving, tracing
 from shared.backend import BatchBackend
 from shared.errors import BadRequest, ConfigError
+from shared.late_chunking import SPANS, SpanAnswers, SpanTokenization
 from shared.long_requests import LongRequest, LongRequests
 from shared.measurements import Measured, recall_or_measure
+from shared.multi_vector import MULTI_VECTOR, MultiVectorAnswers, MultiVectorTokenization
 from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths, spread_cut
 from shared.parameters import choice_parameter, int_parameter, parameter
-from shared.text_answers import SPANS, Answers, text_model
 from shared.token_ids import TOKENIZED, TokenIds
-from shared.tokenization import NUMBERS, PRESENT, REQUEST_CHARACTERS, TOKEN_COUNT, Rows, Tokenization, Tokens
+from shared.tokenization import NUMBERS, PRESENT, REQUEST_CHARACTERS, TOKEN_COUNT, Answers, Rows, Tokenization, Tokens
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Increase it when a new version of this project may measure another cost.
@@ -423,6 +425,18 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             end = texts.lengths[i]
             out[i, :end] = result[:end]
         return out
+
+
+def text_model(
+    config: ModelConfig, args: InstanceArgs, dtypes: dict[str, Any], padding: str = "none"
+) -> tuple[Tokenization, Answers]:
+    """Return the model's tokenization, and the object that makes answers from its encoder's outputs."""
+    if any(tensor["name"] == SPANS for tensor in config["input"]):
+        return SpanTokenization(config, args, dtypes, padding), SpanAnswers(config)
+    if (Path(args["model_repository"]) / args["model_version"] / MULTI_VECTOR).is_file():
+        tokenization = MultiVectorTokenization(config, args, dtypes, padding)
+        return tokenization, MultiVectorAnswers(tokenization)
+    return Tokenization(config, args, dtypes, padding), Answers()
 
 
 def traced_steps(

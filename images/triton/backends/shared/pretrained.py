@@ -88,6 +88,21 @@ def trusts_remote_code(config: ModelConfig) -> bool:
     return choice_parameter(config, "trust_remote_code", ("0", "1"), "0") == "1"
 
 
+def rotary_context(config: Any) -> int | None:
+    """Return the length up to which a text does not change the positions of others, or None if there is no limit.
+
+    The scaling `longrope` turns all positions of a batch in another way once one text passes this length.
+    """
+    parameters = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    nested = [values for values in parameters.values() if isinstance(values, dict)]
+    lengths = [
+        int(values["original_max_position_embeddings"])
+        for values in (parameters, *nested)
+        if values.get("rope_type") == "longrope"
+    ]
+    return min(lengths, default=None)
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 

@@ -17,9 +17,8 @@ from tokenizers import Encoding, Tokenizer
 from shared import serving, token_ids, tracing
 from shared.embedding_prompts import NAME, OWN, Prompts
 from shared.errors import BadRequest, Busy, ConfigError
+from shared.long_texts import CHARACTERS, Shortener, encode, slow_thread
 from shared.parameters import choice_parameter, int_parameter, parameter, version_file
-from shared.shortening import CHARACTERS, Shortener
-from shared.slow_thread import encode, slow_thread
 from shared.token_ids import TokenIds
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
@@ -89,6 +88,25 @@ class Tokens(NamedTuple):
     truncated_texts: int
     tokens: int
     padding_tokens: int
+
+
+class Answers:
+    """Makes the outputs of a request from those of the encoder; this one returns them as they are."""
+
+    def encoder_outputs(self, outputs: list[Any]) -> list[Any]:
+        """Return the outputs of the encoder that these outputs of the configuration are made of."""
+        return outputs
+
+    def use_head(self, head: Callable[[Array], Array] | None) -> None:
+        """Take the encoder's layers after its pooling, if it has them apart."""
+
+    def needed(self, names: list[str], rows: Rows) -> list[str]:
+        """Return the names of the encoder's outputs that these outputs are made of."""
+        return names
+
+    def finished(self, names: list[str], rows: Rows, tokens: Tensors, outputs: Tensors) -> Tensors:
+        """Return these outputs of a request, given its tokens and the encoder's outputs."""
+        return outputs
 
 
 class GivenTokens:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shared.continuation import Options
-from shared.continuous_generation import ContinuousGeneration
+from shared.continuous_generation import ContinuousGeneration, EngineFailed, EngineStats, NewTokens, TokenEngine
 from shared.errors import ConfigError
 from shared.memory import HEADROOM, one_load_at_a_time
 from shared.parameters import DEVICES, choice_parameter, parameter
 from shared.text_tokenizer import TextTokenizer
-from shared.token_engine import EngineFailed, EngineStats, NewTokens, TokenEngine
 from shared.types import InstanceArgs, ModelConfig
 
 # Arguments of the engine, which `make models` writes and users edit.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import locale
-import os
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -11,7 +9,6 @@ from typing import ClassVar
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared.backend import TaskBackend
-from shared.types import InstanceArgs
 
 
 class TritonPythonModel(TaskBackend):
@@ -22,9 +19,3 @@ class TritonPythonModel(TaskBackend):
         "image-classification": ("shared.vision", "ImageTask"),
     }
     default_task = "text-generation"
-
-    def initialize(self, args: InstanceArgs) -> None:
-        # PyTorch's own files, which ModernBERT needs, are not ASCII: docs/triton-faults.md#locale-and-pythonpath.
-        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
-        os.environ["HF_HUB_OFFLINE"] = "1"  # every file that is served is in the model repository
-        super().initialize(args)

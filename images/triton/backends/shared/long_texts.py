@@ -1,19 +1,25 @@
-"""Shortens long texts before they are tokenized, if their first tokens provably stay the same.
+"""Tokenize texts of any length: in a thread of low priority, and only the part whose tokens the model reads.
 
 The library tokenizes a text whole and truncates it then: 3.9 MB of words take 2 to 5 s.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import threading
 import unicodedata
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from shared.slow_thread import encode
-
+# The thread takes the CPU time that batches leave: a tenth of a core if they need all.
+NICENESS = 10
+HELD = 10_000  # characters: so many may hold up the other threads, for some milliseconds
+_thread = threading.local()
 # The first part has this many characters for each token. English has 4 to 5.
 CHARACTERS = 8
 GROWTH = 4  # from one part to the next
@@ -29,6 +35,33 @@ PRE_TOKENIZERS = {
     "UnicodeScripts", "Whitespace", "WhitespaceSplit",
 }  # fmt: skip
 SPACES = {r"\s+", " +", " {2,}"}  # patterns that match a run of spaces
+
+
+def slow_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, initializer=_begin)
+
+
+def encode(tokenizer: Tokenizer, *texts: str, add_special_tokens: bool = True) -> Encoding:
+    """Tokenize a text, or a pair. In the slow thread, other threads may run meanwhile.
+
+    `Tokenizer.encode` holds Python's lock until it ends, and `encode_batch` uses the threads of the batches.
+    """
+    first, second = texts[0], texts[1] if len(texts) > 1 else None
+    if not hasattr(_thread, "is_slow") or sum(map(len, texts)) <= HELD:
+        return tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
+    return asyncio.run(_encode(tokenizer, first, second, add_special_tokens))
+
+
+async def _encode(tokenizer: Tokenizer, first: str, second: str | None, add_special_tokens: bool) -> Encoding:
+    # It runs in threads that inherit the priority of the slow thread, which alone calls this.
+    encoding: Encoding = await tokenizer.async_encode(first, second, add_special_tokens=add_special_tokens)
+    return encoding
+
+
+def _begin() -> None:
+    niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    _thread.is_slow = True
 
 
 class Shortener:
