@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ class CompiledEncoder:
         manifest = {"inputs": self.inputs, "shapes": shapes}
         (self.folder / "neuron.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
-    def run(self, feeds: list[dict[str, np.ndarray]]) -> Iterator[list[np.ndarray]]:
+    def run(self, feeds: list[dict[str, Any]]) -> Iterator[list[Any]]:
         """Yield the outputs for each text. The texts take turns through the artifacts that they fit."""
         artifacts = {shape: torch.jit.load(path) for shape, path in self.files.items()}
         for number, feed in enumerate(feeds):
@@ -88,7 +88,7 @@ def core_errors() -> Iterator[None]:
         raise
 
 
-def torch_neuronx() -> ModuleType:
+def torch_neuronx() -> Any:
     try:
         import torch_neuronx
     except ImportError as error:

@@ -57,7 +57,7 @@ class Query:
 
 def lines(
     title: str, description: str, unit: str, *queries: Query, maximum: float | None = None, **options: Any
-) -> timeseries.Panel:
+) -> Any:
     """Draw lines over time, from zero."""
     legend = common.VizLegendOptions().show_legend(True)
     legend = legend.display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
@@ -77,7 +77,7 @@ def lines(
 
 def number(
     title: str, description: str, unit: str, *queries: Query, bad_from: float | None = None, **options: Any
-) -> stat.Panel:
+) -> Any:
     """Show the newest value in large type, coloured only if one side of `bad_from` is bad."""
     steps = [Threshold(value=None, color="text" if bad_from is None else "green")]
     if bad_from is not None:
@@ -92,13 +92,13 @@ def number(
     )
 
 
-def names(title: str, description: str, query: Query, **options: Any) -> stat.Panel:
+def names(title: str, description: str, query: Query, **options: Any) -> Any:
     """Show the names of the series instead of their values."""
     panel = number(title, description, "none", query, width=24, height=3, **options)
     return panel.text_mode(BigValueTextMode.NAME)
 
 
-def bars(title: str, description: str, unit: str, *queries: Query, **options: Any) -> bargauge.Panel:
+def bars(title: str, description: str, unit: str, *queries: Query, **options: Any) -> Any:
     """Draw one bar for each series."""
     return (
         described(bargauge.Panel(), title, description, unit, queries, **{"width": 8} | options)
@@ -113,7 +113,7 @@ def bars(title: str, description: str, unit: str, *queries: Query, **options: An
 
 
 # fmt: off
-def locust(which: str, no_value: str, width: int = 6) -> list[timeseries.Panel]:
+def locust(which: str, no_value: str, width: int = 6) -> list[Any]:
     """Show the load generator itself, in two panels beside each other."""
     return [
         lines("Users", "Locust's users. Without RATE, each waits for its response before it sends the next request.",

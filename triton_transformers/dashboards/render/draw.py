@@ -175,7 +175,7 @@ def own_colour(panel: dict[str, Any], name: str) -> str | None:
         if re.search(override["matcher"]["options"].strip("/"), name):
             for setting in override["properties"]:
                 if setting["id"] == "color":
-                    return setting["value"]["fixedColor"]
+                    return str(setting["value"]["fixedColor"])
     return None
 
 

@@ -60,7 +60,8 @@ def dashboards(profile: str) -> list[dict[str, Any]]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    dashboard: dict[str, Any] = json.loads(path.read_text())
+    return dashboard
 
 
 class Evaluator:
@@ -83,7 +84,7 @@ class Evaluator:
     def default(self, variable: dict[str, Any]) -> str:
         """Return the value for all values of the label, or else the last in the alphabet: the newest comparison."""
         if variable["includeAll"]:
-            return variable["allValue"]
+            return str(variable["allValue"])
         query = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
         assert query, "the definitions use no other kind of variable"
         selector, label = query.groups()
