@@ -283,9 +283,9 @@ def test_ensemble_loads_its_model(served, original):
         ("gpt2_ensemble", ["a b " * 200], None, "tokens; it must have 1 to 256"),
         ("gpt2_ensemble", ["I am"] * 33, None, "batch-size must be <= 32"),
         ("gpt2_generate", [], None, "input 'TEXT' holds no prompt: send at least one"),
-        ("gpt2_generate", ["I am", ""], None, "input 'TEXT': text 1 is empty"),
-        ("gpt2_generate", ["I am"], 254, "text 0 has 3 tokens; of the model's 256 positions that leaves 253, and 254"),
-        ("gpt2_generate", ["a" * 256], None, "text 0 has 256 tokens; of the model's 256 positions that leaves 0"),
+        ("gpt2_generate", ["I am", ""], None, "input 'TEXT' is empty, and this model has no token"),
+        ("gpt2_generate", ["I am"], 254, "context of 256 that leaves room for 253 new ones"),
+        ("gpt2_generate", ["a" * 256], None, "in the model's context of 256 that leaves no room for new ones"),
         ("gpt2_generate", ["I am"], 0, "input 'max_new_tokens' must be a whole number of at least 1"),
     ],
 )

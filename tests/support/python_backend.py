@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -97,6 +98,24 @@ class Metric:
 
     def set(self, value: float) -> None:
         self.values[self.name] = value
+
+
+def parameters(**values: object) -> dict[str, dict]:
+    """Return the parameters of a configuration."""
+    return {"parameters": {name: {"string_value": str(value)} for name, value in values.items()}}
+
+
+def instance_args(folder: Path | str, config: dict | None = None, name: str = "m", **changes: str) -> dict[str, str]:
+    """Return what Triton passes to an instance of the model in this folder."""
+    return {
+        "model_config": json.dumps(config or {}),
+        "model_name": name,
+        "model_version": "1",
+        "model_repository": str(folder),
+        "model_instance_name": f"{name}_0",
+        "model_instance_kind": "CPU",
+        "model_instance_device_id": "0",
+    } | changes
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import time
@@ -15,7 +14,7 @@ import psutil
 import pytest
 
 from shared.errors import BadRequest, Busy, ConfigError
-from tests.support.python_backend import InferenceRequest
+from tests.support.python_backend import InferenceRequest, instance_args, parameters
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +46,9 @@ def doubler(backend):
             return [Busy("try again later") if x == 99 else {"twice": np.array(2 * x), "x": np.array(x)} for x in jobs]
 
     model = Doubler()
-    model.initialize(instance_args({}))
+    model.initialize(instance_args(""))
     yield model
     model.finalize()
-
-
-def instance_args(config: dict) -> dict[str, str]:
-    return {
-        "model_config": json.dumps(config),
-        "model_name": "m",
-        "model_version": "1",
-        "model_instance_name": "m_0",
-    }
 
 
 def results(model, *numbers: int) -> list:
@@ -118,8 +108,8 @@ def test_task_parameter_chooses_the_class(backend, doubler, monkeypatch):
         default_task = "double"
 
     model = Tasks()
-    model.initialize(instance_args({}))
+    model.initialize(instance_args(""))
     assert results(model, 4) == [{"twice": 8}]
     model.finalize()
     with pytest.raises(ConfigError, match="parameter 'task' must be one of double, not 'triple'"):
-        model.initialize(instance_args({"parameters": {"task": {"string_value": "triple"}}}))
+        model.initialize(instance_args("", parameters(task="triple")))

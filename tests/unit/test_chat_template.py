@@ -18,7 +18,7 @@ from shared.decoding import Decoder
 from shared.errors import BadRequest
 from shared.text_tokenizer import TextTokenizer
 from tests.support.checkpoints import language
-from tests.support.python_backend import InferenceRequest, InferenceResponse
+from tests.support.python_backend import InferenceRequest, InferenceResponse, instance_args, parameters
 from triton_transformers.models.catalogue import Job
 from triton_transformers.models.exporters.generation import assemble
 
@@ -249,15 +249,10 @@ def serve(pb_utils, weights, tmp_path_factory):
 
 
 def start(model: Path, form: str, streams: bool):
-    config = {
-        "model_transaction_policy": {"decoupled": streams},
-        "parameters": {"cache_gigabytes": {"string_value": "1"}, "max_new_tokens": {"string_value": "3"}},
-    }
-    args = {"model_name": model.name, "model_version": "1", "model_repository": str(model)}
-    args |= {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": "mine_0"}
+    config = {"model_transaction_policy": {"decoupled": streams}, **parameters(cache_gigabytes=1, max_new_tokens=3)}
     module, name = ("batched_generation", "BatchedGeneration") if form == "python" else GENAI
     backend = getattr(importlib.import_module(f"shared.{module}"), name)()
-    backend.initialize(args | {"model_config": json.dumps(config)})
+    backend.initialize(instance_args(model, config))
     return backend
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
 import json
 import os
@@ -21,8 +21,7 @@ from shared import engine_choice, engines, measurements, onnx_model
 from shared.errors import BadRequest, ConfigError
 from shared.packing import RunCost
 from tests.support.onnx_models import save, save_identity, value
-from tests.support.python_backend import InferenceRequest
-from triton_transformers.models.exporters.served import BACKENDS
+from tests.support.python_backend import InferenceRequest, instance_args, parameters
 
 needs_bf16 = pytest.mark.skipif(not engine_choice.has_bf16(), reason="this CPU has no bf16 instructions")
 ROWS, SIZE, POSITIONS = 50, 16, 100
@@ -102,18 +101,6 @@ MATRICES = {"max_batch_size": 8, "input": tensors(x=[SIZE]), "output": tensors(y
 DISTANCES = {"max_batch_size": 0, "input": tensors(x=[-1, SIZE]), "output": tensors(y=[-1, -1])}
 
 
-def instance_args(folder: Path) -> dict[str, str]:
-    """Return what Triton passes to an instance, without its configuration."""
-    return {
-        "model_name": "model",
-        "model_version": "1",
-        "model_instance_name": "model_0",
-        "model_repository": str(folder),
-        "model_instance_kind": "CPU",
-        "model_instance_device_id": "0",
-    }
-
-
 class Loader:
     """Loads models as a backend does, and keeps what it logs."""
 
@@ -121,12 +108,12 @@ class Loader:
         self.folder = folder
         self.messages: list[str] = []
 
-    def load(self, config: dict[str, Any], ragged: bool = False, **parameters: str) -> onnx_model.OnnxModel:
-        config = config | {"parameters": {name: {"string_value": text} for name, text in parameters.items()}}
-        return onnx_model.OnnxModel.load(config, instance_args(self.folder), self.messages.append, ragged)
+    def load(self, config: dict[str, Any], ragged: bool = False, **values: str) -> onnx_model.OnnxModel:
+        args = instance_args(self.folder, name="model")
+        return onnx_model.OnnxModel.load(config | parameters(**values), args, self.messages.append, ragged)
 
-    def engine(self, config: dict[str, Any], **parameters: str) -> str:
-        model = self.load(config, **parameters)
+    def engine(self, config: dict[str, Any], **values: str) -> str:
+        model = self.load(config, **values)
         return f"{model.engine.name} {model.precision}"
 
 
@@ -298,7 +285,7 @@ F32 = "openvino-f32"
 
 
 @pytest.mark.parametrize(
-    ("setting", "config", "parameters", "choices"),
+    ("setting", "config", "values", "choices"),
     [
         ("", {}, {}, ("onnxruntime", F32, "openvino-bf16")),
         ("onnxruntime", {}, {}, ("onnxruntime",)),
@@ -311,18 +298,17 @@ F32 = "openvino-f32"
         ("openvino-bf16", {}, {"precision": "f32"}, (F32,)),
     ],
 )
-def test_config_overrides_the_servers_setting(monkeypatch, setting, config, parameters, choices):
+def test_config_overrides_the_servers_setting(monkeypatch, setting, config, values, choices):
     monkeypatch.setattr(engine_choice, "has_bf16", lambda: True)
     monkeypatch.setenv("TRITON_ENGINE", setting)
-    strings = {name: {"string_value": text} for name, text in parameters.items()}
-    assert engine_choice.engine_choices(config | {"parameters": strings}) == choices
+    assert engine_choice.engine_choices(config | parameters(**values)) == choices
 
 
 @pytest.mark.parametrize(
     ("setting", "config", "message"),
     [
         ("tensorrt", {}, "TRITON_ENGINE must be one of auto, openvino, onnxruntime, .*, not 'tensorrt'"),
-        ("", {"parameters": {"engine": {"string_value": "abacus"}}}, "parameter 'engine' must be one of .* 'abacus'"),
+        ("", parameters(engine="abacus"), "parameter 'engine' must be one of .* 'abacus'"),
         ("", accelerator("tensorrt"), "cpu_execution_accelerator must be 'openvino', not 'tensorrt'"),
         ("", accelerator(precision="FP16"), "parameter 'precision' of openvino must be f32 or bf16, not 'f16'"),
     ],
@@ -403,18 +389,16 @@ def packed(pb_utils, tmp_path):
 
     The instances end with the test, because they all report the same metrics.
     """
-    spec = importlib.util.spec_from_file_location("packed_onnx_of_tests", BACKENDS / "packed_onnx/model.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module("packed_onnx.model")
     started = []
 
     def start(engine: str, threads: str = "2") -> Any:
         config = POOLED | {
             "output": [*tensors(per_token=[-1, SIZE]), *tensors(begin=[SIZE])],
-            "parameters": {"engine": {"string_value": engine}, "intra_op_thread_count": {"string_value": threads}},
+            **parameters(engine=engine, intra_op_thread_count=threads),
         }
         started.append(module.TritonPythonModel())
-        started[-1].initialize(instance_args(tmp_path) | {"model_config": json.dumps(config)})
+        started[-1].initialize(instance_args(tmp_path, config, "model"))
         return started[-1]
 
     yield start

@@ -12,7 +12,7 @@ import torch
 
 from shared.errors import BadRequest
 from tests.support.checkpoints import language
-from tests.support.python_backend import InferenceRequest, InferenceResponse
+from tests.support.python_backend import InferenceRequest, InferenceResponse, instance_args
 from triton_transformers.model_config import read_config
 from triton_transformers.settings import ROOT
 
@@ -197,11 +197,9 @@ def serve(pb_utils, tmp_path_factory):
     torch.set_num_threads(1)  # a model this small gains nothing from a second one
     models = {}
     for streams in (False, True):
-        args = {"model_name": "mine", "model_version": "1", "model_repository": str(repository / "mine")}
-        args |= {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": "mine_0"}
-        config = {"model_transaction_policy": {"decoupled": streams}, "parameters": {}}
+        config = {"model_transaction_policy": {"decoupled": streams}}
         models[streams] = importlib.import_module("shared.batched_generation").BatchedGeneration()
-        models[streams].initialize(args | {"model_config": json.dumps(config)})
+        models[streams].initialize(instance_args(repository / "mine", config))
 
     def send(streams: bool, parameters: dict | None = None, **inputs: object) -> list[InferenceResponse]:
         request = InferenceRequest(OUTPUTS, {"max_tokens": 12} | (parameters or {}), **inputs)

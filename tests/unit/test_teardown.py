@@ -10,7 +10,7 @@ from triton_transformers.settings import ROOT
 
 SCRIPT = """
 import atexit
-from tests.support.python_backend import python_backend
+from tests.support.python_backend import instance_args, python_backend
 
 class Sender:
     def __del__(self):
@@ -30,7 +30,7 @@ with python_backend():
         def execute(self, requests): ...
 
     model = Model()
-    model.initialize({"model_config": "{}", "model_name": "m", "model_instance_name": "m_0", "model_version": "1"})
+    model.initialize(instance_args(""))
     model.finalize()
 print("served")
 sender = Sender()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import importlib
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tests.support.python_backend import instance_args
 from triton_transformers.models.exporters import served
 
 INPUTS = {"input_text": "TYPE_STRING", "image": "TYPE_FP32", "image_bytes": "TYPE_STRING"}
@@ -71,13 +71,9 @@ def server():
 
 
 def front(config: dict = CONFIG):
-    path = served.BACKENDS / "text_or_image/model.py"
-    spec = importlib.util.spec_from_file_location("text_or_image", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    model = module.TritonPythonModel()
-    args = {"model_config": json.dumps(config), "model_name": "m", "model_version": "1", "model_instance_name": "m_0"}
-    model.initialize(args)
+    sys.modules.pop("text_or_image.model", None)  # with the stand-in of another test
+    model = importlib.import_module("text_or_image.model").TritonPythonModel()
+    model.initialize(instance_args("", config))
     return model
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from shared import tracing
 from shared.packing import RunCost
-from tests.support.python_backend import InferenceRequest
+from tests.support.python_backend import InferenceRequest, instance_args, parameters
 from triton_transformers.traces import receiver
 from triton_transformers.traces.receiver import TraceFiles
 
@@ -62,13 +62,11 @@ def encoder(pb_utils, monkeypatch, port):
     monkeypatch.setattr(tracing, "sender", None)
     config = {
         "input": [{"name": "mask", "data_type": "TYPE_INT64"}],
-        "parameters": {"mask": {"string_value": "mask"}},
+        **parameters(mask="mask"),
         "max_batch_size": 8,
     }
     model = Lengths()
-    model.initialize(
-        {"model_config": json.dumps(config), "model_name": "m", "model_instance_name": "m_0", "model_version": "1"}
-    )
+    model.initialize(instance_args("", config))
     return model
 
 

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from shared.continuation import Options
 from shared.errors import ConfigError
 from tests.support.checkpoints import language
+from tests.support.python_backend import instance_args, parameters
 from triton_transformers.models import backends
 from triton_transformers.models.catalogue import Job
 from triton_transformers.models.exporters.generation import assemble
@@ -32,7 +33,6 @@ STAND_IN = Path(__file__).resolve().parents[1] / "support/vllm_stand_in"
 PROMPTS = ["I am going", "Which battery", "비 그친 뒤", "Grüße 🥖 aus München: schönes Wetter,", "It"]
 SAVE = {"mistral": language.save_mistral, "gpt2": language.save_gpt2, "falcon": language.save_falcon}
 GPU = {"free": 80e9, "total": 80e9}
-KIND = {"model_instance_kind": "GPU", "model_instance_device_id": "0"}
 
 
 def options(**values) -> Options:
@@ -87,13 +87,8 @@ def edit(folder: Path, **settings) -> None:
     path.write_text(json.dumps(kept | {name: value for name, value in settings.items() if value is not None}))
 
 
-def instance(folder: Path, **changes) -> dict[str, str]:
-    own = {"model_name": folder.parent.name, "model_repository": str(folder.parent), "model_version": folder.name}
-    return own | {"model_instance_name": f"{folder.parent.name}_0_0", **KIND, **changes}
-
-
-def configured(**parameters) -> dict:
-    return {"parameters": {name: {"string_value": str(value)} for name, value in parameters.items()}}
+def instance(folder: Path, config: dict | None = None, **changes) -> dict[str, str]:
+    return instance_args(folder.parent, config, folder.parent.name, **{"model_instance_kind": "GPU", **changes})
 
 
 def load(module, folder: Path, config: dict | None = None, max_batch: int = 32, **changes):
@@ -235,8 +230,8 @@ def test_failing_step_is_the_end_of_the_engine(module, assembled, monkeypatch):
 def test_backend_answers_requests(module, pb_utils, assembled):
     folder = assembled["mistral"]
     backend = module.VllmGeneration()
-    config = configured(max_new_tokens=12, max_batch=8)
-    backend.initialize(instance(folder, model_config=json.dumps(config)))
+    config = parameters(max_new_tokens=12, max_batch=8)
+    backend.initialize(instance(folder, config))
     requests = [pb_utils.InferenceRequest(["text"], prompt=[prompt.encode()]) for prompt in PROMPTS]
     backend.execute(requests)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -253,7 +248,7 @@ def test_backend_answers_requests(module, pb_utils, assembled):
 def test_backend_answers_a_chat(module, pb_utils, own):
     (own / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}")
     backend = module.VllmGeneration()
-    backend.initialize(instance(own, model_config="{}"))
+    backend.initialize(instance(own))
     outputs = ["text", "finish_reason", "num_input_tokens", "num_output_tokens"]
     messages = [json.dumps([{"role": "user", "content": "Which battery"}]).encode()]
     request = pb_utils.InferenceRequest(outputs, {"max_tokens": 12}, messages=messages)
@@ -283,7 +278,7 @@ def test_failed_engine_ends_the_process_after_the_answers(module, pb_utils, asse
     monkeypatch.setattr("os._exit", lambda code: ended.set())
     monkeypatch.setattr(pb_utils.Logger, "log_warn", lambda message: None)
     backend = module.VllmGeneration()
-    backend.initialize(instance(assembled["mistral"], model_config=json.dumps(configured(max_batch=1))))
+    backend.initialize(instance(assembled["mistral"], parameters(max_batch=1)))
     monkeypatch.setattr(backend.engine.engine, "step", fail)
     requests = [pb_utils.InferenceRequest(["text"], prompt=[prompt.encode()]) for prompt in PROMPTS]
     backend.execute(requests)
@@ -296,7 +291,7 @@ def test_failed_engine_ends_the_process_after_the_answers(module, pb_utils, asse
 
 def test_cancelled_request_ends_its_text(module, pb_utils, assembled, monkeypatch):
     backend = module.VllmGeneration()
-    backend.initialize(instance(assembled["mistral"], model_config=json.dumps(configured(max_batch=1))))
+    backend.initialize(instance(assembled["mistral"], parameters(max_batch=1)))
     first, second = (pb_utils.InferenceRequest(["text"], prompt=[b"It"], max_new_tokens=[n]) for n in (200, 2))
     monkeypatch.setattr(first.sender, "is_cancelled", lambda: True)
     backend.execute([first, second])
@@ -352,7 +347,7 @@ def test_edited_settings_are_the_engines_arguments(module, own):
 
 def test_dtype_of_the_config_is_used_if_the_settings_have_none(module, own):
     edit(own, dtype=None)
-    assert load(module, own, configured(dtype="bfloat16"))[0].precision == "bfloat16"
+    assert load(module, own, parameters(dtype="bfloat16"))[0].precision == "bfloat16"
 
 
 def test_weights_may_be_in_another_folder(module, own, tmp_path):
@@ -378,7 +373,7 @@ def test_wrong_setting_is_one_sentence(module, own, settings, message):
     edit(own, dtype=None)
     edit(own, **settings)
     with pytest.raises(ConfigError, match=message):
-        load(module, own, configured(dtype="bfloat16"))
+        load(module, own, parameters(dtype="bfloat16"))
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "is not valid JSON: Expecting"), ("[]", "must hold one JSON obj")])
@@ -393,7 +388,7 @@ def test_settings_that_are_no_object_are_an_error(module, own, text, message):
 
 @pytest.mark.parametrize("place", [{"model_instance_kind": "CPU"}, {}])
 def test_cpu_is_an_error(module, assembled, place):
-    config = {} if place else configured(device="cpu")
+    config = {} if place else parameters(device="cpu")
     with pytest.raises(ConfigError, match=r"this instance was placed on a CPU\. `make models FORMAT=python`"):
         load(module, assembled["mistral"], config, **place)
 

@@ -74,18 +74,22 @@ class TokenEngine(ABC):
 class ContinuousGeneration(TextGeneration):
     def load_model(self, config: ModelConfig, args: InstanceArgs) -> TextTokenizer:
         folder = weights_folder(config, args)
-        self.tokenizer = TextTokenizer(folder)
-        self.engine = self.load_engine(folder, config, args)
-        self.engine_labels = {"engine": self.engine.name, "precision": self.engine.precision}
+        tokenizer = self.tokenizer = TextTokenizer(folder)
+        engine = self.load_engine(folder, config, args)
+        self.engine_labels = {"engine": engine.name, "precision": engine.precision}
+        return self.use(tokenizer, engine)
+
+    def use(self, tokenizer: TextTokenizer, engine: TokenEngine) -> TextTokenizer:
+        self.tokenizer, self.engine = tokenizer, engine
         self.rows: dict[int, Row[Job]] = {}
         self.keys = itertools.count()
         self.next_check = 0.0
         self.prefix_tokens = 0
-        return self.tokenizer
+        return tokenizer
 
-    @abstractmethod
     def load_engine(self, folder: Path, config: ModelConfig, args: InstanceArgs) -> TokenEngine:
         """Load the weights of the folder. Raise ConfigError if the engine cannot serve them."""
+        raise NotImplementedError
 
     def placement(self) -> str:
         return f"{self.engine.name} in {self.engine.precision}"

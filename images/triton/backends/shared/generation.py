@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import triton_python_backend_utils as pb_utils
@@ -25,11 +25,10 @@ from shared.continuation import Options, Row
 from shared.errors import BadRequest, Busy, ConfigError
 from shared.metrics import REQUEST_COUNTERS, Metrics
 from shared.parameters import int_parameter, parameter
-from shared.prompts import NUMBERS, Piece, PromptRequest, Rule, read_option, read_request
+from shared.prompts import NUMBERS, RULES, Piece, PromptRequest, Rule, read_option, read_request
 from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
 from shared.types import InstanceArgs, ModelConfig
 
-CANCELLED = pb_utils.TritonError.CANCELLED
 # The default limit of an answer in a chat, for models whose context is unlimited.
 CHAT_TOKENS = 1024
 
@@ -68,6 +67,8 @@ class TextGeneration(Backend):
     )
     gauges = ("running_texts", "waiting_texts", "cache_usage_ratio")
     default_max_batch = 32
+    names: ClassVar[tuple[str, str]] = ("prompt", "text")  # of the input with prompts, and of the output
+    rules: ClassVar[Mapping[str, Rule]] = RULES  # of the options that requests may set
 
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.streams = config.get("model_transaction_policy", {}).get("decoupled", False)
@@ -112,7 +113,7 @@ class TextGeneration(Backend):
         for request in requests:
             sender = request.get_response_sender()
             try:
-                read = read_request(request, "prompt", "text")
+                read = read_request(request, *self.names, self.rules)
                 if id := read.options.get("cancel"):
                     self.cancel(id)
                     serving.send_last(sender, read.response([Piece("", "", 0, 0)] * math.prod(read.shape)))
@@ -140,15 +141,17 @@ class TextGeneration(Backend):
             raise BadRequest("option 'stream' is true, but this model answers once: send it to <this model>_stream")
         if streams and len(read.prompts) > 1:
             raise BadRequest(f"input '{read.name}' holds {len(read.prompts)} prompts; streaming takes one per request")
-        # Clients of vLLM's backend, which ask for a stream, expect it without the prompt.
-        echoes = read.echoes(default="stream" not in read.options or not streams)
-        job = Job(read, sender, streams, echoes, self.metrics)
+        job = Job(read, sender, streams, self.echoes(read, streams), self.metrics)
         job.rows = [self.row(job, prompt, number) for number, prompt in enumerate(self.prompts(read))]
         if len(job.rows) > self.max_waiting:
             raise BadRequest(f"input '{read.name}' holds {len(job.rows)} prompts; at most {self.max_waiting} may wait")
         if self.waiting.qsize() + len(job.rows) > self.max_waiting:
             raise Busy(f"{self.waiting.qsize()} texts wait already: try again later")
         return job
+
+    def echoes(self, read: PromptRequest, streams: bool) -> bool:
+        """Return whether texts begin with their prompts. Clients of vLLM's backend ask for a stream, without them."""
+        return read.echoes(default="stream" not in read.options or not streams)
 
     def prompts(self, read: PromptRequest) -> list[str | TokenIds]:
         return read.prompts if read.messages is None else [self.model.chat_template.prompt(read.messages)]
@@ -247,7 +250,7 @@ class Job:
 
     def end_if_cancelled(self) -> None:
         if not self.finished and (self.end_requested or self.sender.is_cancelled()):
-            error = pb_utils.TritonError("the client cancelled the request", CANCELLED)
+            error = pb_utils.TritonError("the client cancelled the request", pb_utils.TritonError.CANCELLED)
             self.finish(pb_utils.InferenceResponse(error=error))
 
     def unsent(self, row: Row[Job]) -> Piece:

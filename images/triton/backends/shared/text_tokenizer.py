@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -17,21 +18,22 @@ CHAT_TEMPLATE = "chat_template.jinja"
 
 
 class TextTokenizer:
-    def __init__(self, folder: Path) -> None:
-        for name in (LIMITS, "tokenizer.json"):
+    def __init__(self, folder: Path, limits: dict[str, Any] | None = None) -> None:
+        """Take the limits from the file of the folder, or those of a model that has no such file."""
+        for name in ("tokenizer.json", *([] if limits else [LIMITS])):
             if not (folder / name).is_file():
                 raise ConfigError(f"{folder} has no {name}: `make models` writes it")
-        limits = json.loads((folder / LIMITS).read_text())
-        self.vocabulary: int = limits["vocabulary"]
-        self.context: int | None = limits["context"]
-        self.end_tokens = frozenset(limits["end_tokens"])
-        self.start: list[int] = limits["start"]  # the tokens of an empty prompt
-        template = folder / CHAT_TEMPLATE
-        source = template.read_text() if template.is_file() else ""
-        self.chat_template = ChatTemplate(source, limits["special_tokens"])
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        limits = limits or json.loads((folder / LIMITS).read_text())
+        self.vocabulary: int = limits.get("vocabulary") or self.tokenizer.get_vocab_size()
+        self.context: int | None = limits["context"]
+        self.end_tokens = frozenset(limits["end_tokens"])
+        self.start: list[int] = limits.get("start", [])  # the tokens of an empty prompt
+        template = folder / CHAT_TEMPLATE
+        source = template.read_text() if template.is_file() else ""
+        self.chat_template = ChatTemplate(source, limits.get("special_tokens", {}))
 
     def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
         """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with."""

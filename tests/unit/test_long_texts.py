@@ -1,15 +1,16 @@
-"""Long texts that are shortened before they are tokenized: the truncated tokens are those of the whole text."""
+"""Long texts: they are shortened, with the truncated tokens of the whole text, and tokenized beside other threads."""
 
 from __future__ import annotations
 
 import importlib
 import random
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from shared.long_texts import GROWTH, Shortener
+from shared.long_texts import GROWTH, Shortener, encode, slow_thread
 from triton_transformers.corpus import MIXED
 
 MAX_LENGTH = 8
@@ -175,3 +176,42 @@ def test_windows_of_second_texts_are_counted_with_their_overlap():
     windows = [[window.ids for window in (encoding, *encoding.overflowing)] for encoding in (whole, cut)]
     assert windows[0][:4] == windows[1][:4]
     assert len(windows[1]) > 4
+
+
+# --- the slow thread --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(tokenizer):
+    turns = 0
+    with slow_thread() as thread:
+        future = thread.submit(encode, tokenizer, "one two " * 200_000)
+        while not future.done():
+            time.sleep(0.001)
+            turns += 1
+    assert turns > 20
+    assert len(future.result()) == 400_000
+
+
+@pytest.mark.parametrize("texts", [("one " * 9000,), ("one", "two " * 9000)])
+def test_tokens_are_those_of_any_thread(tokenizer, texts):
+    tokenizer.enable_truncation(8, strategy="longest_first")
+    with slow_thread() as thread:
+        slow = thread.submit(encode, tokenizer, *texts, add_special_tokens=False).result()
+    quick = encode(tokenizer, *texts, add_special_tokens=False)
+    assert (slow.ids, slow.offsets, slow.sequence_ids) == (quick.ids, quick.offsets, quick.sequence_ids)
+    assert len(slow.overflowing) == len(quick.overflowing)
+
+
+def test_error_of_the_tokenizer_keeps_its_message(tokenizer):
+    tokenizer.enable_truncation(3, strategy="only_second")
+    with slow_thread() as thread:
+        future = thread.submit(encode, tokenizer, "one " * 9000, "two")
+    with pytest.raises(Exception, match="Truncation error"):
+        future.result()
