@@ -48,7 +48,7 @@ ASK_AGAIN_S = 1.0
 CLOSE_S = 3.0
 # The optional input of our backends that generate text: the id of a request to end.
 CANCEL = "cancel"
-# These find the status of an error in a stream in its message: of Triton, and of our backends (shared/errors.py).
+# These find the status of an error in a stream in its message: of Triton, and of our backends (shared/types.py).
 # docs/triton-faults.md#errors-in-streams
 STREAM_ERRORS = (
     (re.compile(r"unknown model"), grpc.StatusCode.NOT_FOUND),

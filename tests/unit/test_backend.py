@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from shared.errors import BadRequest, Busy, ConfigError
+from shared.types import BadRequest, Busy, ConfigError
 from tests.support.python_backend import InferenceRequest, instance_args, parameters
 
 

@@ -15,8 +15,8 @@ from gateway.inference import Tensor
 from shared import chat_template
 from shared.chat_template import ChatTemplate
 from shared.decoding import Decoder
-from shared.errors import BadRequest
 from shared.text_tokenizer import TextTokenizer
+from shared.types import BadRequest
 from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, InferenceResponse, instance_args, parameters
 from triton_transformers.models.catalogue import Job

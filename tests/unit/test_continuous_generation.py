@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shared.errors import ConfigError
 from shared.text_tokenizer import TextTokenizer
+from shared.types import ConfigError
 from tests.support import python_backend
 from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, ResponseSender

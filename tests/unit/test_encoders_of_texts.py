@@ -14,8 +14,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gateway.inference import Tensor
-from shared.errors import ConfigError
 from shared.packing import RunCost
+from shared.types import ConfigError
 from tests.support.python_backend import InferenceRequest, instance_args, parameters
 
 TEXT = {"name": "input_text", "data_type": "TYPE_STRING", "dims": [1]}

@@ -18,8 +18,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from shared import engine_choice, engines, measurements, onnx_model
-from shared.errors import BadRequest, ConfigError
 from shared.packing import RunCost
+from shared.types import BadRequest, ConfigError
 from tests.support.onnx_models import save, save_identity, value
 from tests.support.python_backend import InferenceRequest, instance_args, parameters
 

@@ -16,9 +16,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from shared import pretrained
 from shared.continuation import Options, Row, partial_stop_length
 from shared.decoding import Decoder, draw
-from shared.errors import ConfigError
 from shared.memory import check_it_fits
 from shared.pretrained import chosen_dtype, size, stored_weights
+from shared.types import ConfigError
 from tests.support.checkpoints import language
 from triton_transformers.models.catalogue import Job
 from triton_transformers.models.exporters.generation import assemble

@@ -15,8 +15,8 @@ import transformers
 from PIL import Image, PngImagePlugin
 from transformers.image_utils import load_image
 
-from shared.errors import BadRequest, ConfigError
 from shared.images import ImageProcessor, InputImage, input_images
+from shared.types import BadRequest, ConfigError
 
 SIDE = 16
 

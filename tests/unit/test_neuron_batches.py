@@ -14,7 +14,7 @@ from neuron import batches, frameworks
 from neuron.cores import Cores
 from neuron.frameworks import FRAMEWORKS, TensorFlow, TorchNeuron, TorchNeuronX
 from neuron.libraries import ModelFailed, imported, loading
-from shared.errors import BadRequest, ConfigError
+from shared.types import BadRequest, ConfigError
 
 
 def rows(count: int, first: int = 0) -> batches.Tensors:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from neuron.cores import Cores
-from shared.errors import ConfigError
+from shared.types import ConfigError
 
 
 def config(first: int, last: int, instances: int = 1, threads: int = 1) -> dict:

@@ -23,7 +23,7 @@ from neuron.cores import Cores
 from neuron.decoding import NeuronDecoder, padding_side, with_generate
 from neuron.llm import CompiledLLM, load
 from shared.continuation import Options, Row
-from shared.errors import ConfigError
+from shared.types import ConfigError
 from tests.support.checkpoints import language
 
 STAND_INS = Path(__file__).resolve().parents[1] / "support/neuron_stand_in"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from neuron.shapes import Shapes
-from shared.errors import BadRequest
 from shared.packing import cheapest_cut
+from shared.types import BadRequest
 from triton_transformers.neuron.target import Target
 from triton_transformers.settings import Settings, UserError
 

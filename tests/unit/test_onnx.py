@@ -5,8 +5,8 @@ import onnxruntime as ort
 import pytest
 
 from shared import onnx_model
-from shared.errors import BadRequest, ConfigError
 from shared.parameters import usable_cpus
+from shared.types import BadRequest, ConfigError
 from tests.support.onnx_models import save_identity
 
 

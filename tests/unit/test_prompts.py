@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.errors import BadRequest
+from shared.types import BadRequest
 from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, InferenceResponse, instance_args
 from triton_transformers.model_config import read_config

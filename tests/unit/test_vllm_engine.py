@@ -19,7 +19,7 @@ import transformers
 from safetensors.torch import save_file
 
 from shared.continuation import Options
-from shared.errors import ConfigError
+from shared.types import ConfigError
 from tests.support.checkpoints import language
 from tests.support.python_backend import instance_args, parameters
 from triton_transformers.models import backends

@@ -13,9 +13,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import serving
 from shared.backend import BatchBackend
-from shared.errors import BadRequest
 from shared.parameters import version_file
-from shared.types import InstanceArgs, ModelConfig, Tensors
+from shared.types import BadRequest, InstanceArgs, ModelConfig, Tensors
 
 
 class TritonPythonModel(BatchBackend[list[int]]):

@@ -8,9 +8,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared.backend import Backend, DelegatingBackend, new_backend
-from shared.errors import ConfigError
 from shared.parameters import weights_folder
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # A file of the weights' folder -> (module, class). The first of these files that the folder has decides.
 ENGINES = {

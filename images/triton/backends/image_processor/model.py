@@ -14,8 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 os.environ |= {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
 
 from shared.backend import BatchBackend
-from shared.errors import ConfigError
-from shared.types import InstanceArgs, ModelConfig, Tensors
+from shared.types import ConfigError, InstanceArgs, ModelConfig, Tensors
 
 try:
     from shared import images

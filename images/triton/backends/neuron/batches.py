@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.errors import BadRequest
-from shared.types import Tensors
+from shared.types import BadRequest, Tensors
 
 
 def row_count(tensors: Tensors) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from shared.errors import ConfigError
 from shared.parameters import int_parameter
+from shared.types import ConfigError
 
 
 @dataclass(frozen=True)

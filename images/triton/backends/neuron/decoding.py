@@ -10,8 +10,8 @@ from neuron.libraries import imported_class
 from neuron.llm import CompiledLLM
 from shared.continuation import Row
 from shared.decoding import Decoder, Traits
-from shared.errors import ConfigError
 from shared.lean_transformers import transformers
+from shared.types import ConfigError
 
 
 class NeuronDecoder(Decoder):

@@ -15,9 +15,8 @@ import numpy as np
 
 from neuron.cores import Cores
 from neuron.libraries import imported, loading, running
-from shared.errors import ConfigError
 from shared.parameters import int_parameter, parameter
-from shared.types import BY_ONNX, Tensors
+from shared.types import BY_ONNX, ConfigError, Tensors
 
 # numpy has no bfloat16; such tensors are float32 outside of the model.
 BFLOAT16 = "TYPE_BF16"

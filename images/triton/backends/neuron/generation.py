@@ -12,8 +12,8 @@ from neuron.llm import CompiledLLM
 from shared.batched_generation import BatchedGeneration
 from shared.continuation import Row
 from shared.decoding import Decoder
-from shared.errors import BadRequest, ConfigError
 from shared.lean_transformers import transformers
+from shared.types import BadRequest, ConfigError
 
 # The first release whose stopping criteria return a value for each row.
 MIN_TRANSFORMERS = (4, 39)

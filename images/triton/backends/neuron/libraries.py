@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 
 from neuron.cores import Cores
-from shared.errors import ConfigError
+from shared.types import ConfigError
 
 _INF2_IMAGE = "the image of NEURON_CHIP=inf2 and trn1 has it"
 _OWN_IMAGE = (

@@ -12,8 +12,8 @@ from typing import Any
 
 from neuron.cores import Cores
 from neuron.libraries import imported_class, loading
-from shared.errors import ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter
+from shared.types import ConfigError
 
 # Names of transformers-neuronx for the types of weights.
 AMPS = ("f32", "f16", "bf16", "s8", "f8e4m3fn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.errors import BadRequest
+from shared.types import BadRequest
 
 
 class Shapes:

@@ -16,9 +16,8 @@ from neuron.frameworks import BFLOAT16, FRAMEWORKS, numpy_types
 from neuron.libraries import ModelFailed
 from shared import serving
 from shared.backend import BatchBackend
-from shared.errors import ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter
-from shared.types import Tensors
+from shared.types import ConfigError, Tensors
 
 
 class TensorModel(BatchBackend):

@@ -15,10 +15,9 @@ from neuron.cores import Cores
 from neuron.frameworks import call_torchscript, load_torchscript
 from neuron.libraries import imported, loading
 from neuron.shapes import Shapes
-from shared.errors import ConfigError
 from shared.packed_encoder import SHORT, Encoder, PackedEncoder
 from shared.parameters import version_file
-from shared.types import Tensors
+from shared.types import ConfigError, Tensors
 
 TIMED_RUNS = 3  # of each shape; the fastest counts
 

@@ -12,11 +12,10 @@ import triton_python_backend_utils as pb_utils
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import onnx_model
-from shared.errors import ConfigError
 from shared.packed_encoder import Encoder
 from shared.parameters import parameter
 from shared.routed_encoder import RoutedEncoder
-from shared.types import Array, InstanceArgs, ModelConfig
+from shared.types import Array, ConfigError, InstanceArgs, ModelConfig
 
 HEAD = "head.onnx"
 

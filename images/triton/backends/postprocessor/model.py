@@ -19,9 +19,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import answers, serving
 from shared.backend import BatchBackend
-from shared.errors import ConfigError
 from shared.parameters import choice_parameter, int_parameter, parameter
-from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+from shared.types import Array, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -9,11 +9,10 @@ import time
 from shared import pretrained
 from shared.continuation import Row
 from shared.decoding import Decoder
-from shared.errors import ConfigError
 from shared.generation import Job, TextGeneration
 from shared.lean_transformers import transformers
 from shared.parameters import int_parameter, weights_folder
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # Each check whether a client still waits is a round trip to Triton.
 CANCEL_CHECK_S = 0.25

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import BadRequest
+from shared.types import BadRequest
 
 if TYPE_CHECKING:
     from jinja2 import Template

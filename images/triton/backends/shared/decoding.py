@@ -38,7 +38,7 @@ class Traits:
 
 
 class Decoder:
-    """A model with Hugging Face's generate(), and its tokenizer."""
+    """A model with Hugging Face's generate(), and its tokenizer, with the methods of TextTokenizer."""
 
     padding_side = "left"
 
@@ -71,7 +71,6 @@ class Decoder:
         return Traits(vocabulary, context, self.model.device, rotary_context(config))
 
     def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
-        """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with."""
         if not prompt:
             return self.start
         tokens: list[int] = self.tokenizer(prompt, add_special_tokens=special_tokens).input_ids

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.chat_template import ChatTemplate
-from shared.errors import BadRequest
+from shared.types import BadRequest
 
 # Optional inputs, with a value for each text: the name of one of the model's prompts, or a prompt of the client's own.
 NAME, OWN = "prompt_name", "prompt"

@@ -16,9 +16,8 @@ import onnxruntime as ort
 
 from shared import measurements
 from shared.engines import Engine, EngineError, OnnxRuntimeEngine, OpenVinoGraph, check_openvino
-from shared.errors import ConfigError
 from shared.parameters import choice_parameter
-from shared.types import Array, ModelConfig, Tensors
+from shared.types import Array, ConfigError, ModelConfig, Tensors
 
 ONNX_RUNTIME, F32, BF16 = "onnxruntime", "openvino-f32", "openvino-bf16"
 # Value of the setting TRITON_ENGINE or of a model's parameter `engine` -> the engines that the model may run on.

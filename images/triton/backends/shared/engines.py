@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import onnxruntime as ort
 
-from shared.errors import BadRequest
-from shared.types import Array, Tensors
+from shared.types import Array, BadRequest, Tensors
 
 if TYPE_CHECKING:
     import openvino

@@ -9,12 +9,11 @@ import openvino_genai as genai
 
 from shared.continuation import Options
 from shared.continuous_generation import ContinuousGeneration, EngineStats, NewTokens, TokenEngine
-from shared.errors import ConfigError
 from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, NO_TOKEN, load_pipeline, tensor
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from shared.parameters import choice_parameter, instance_count, int_parameter, usable_cpus
 from shared.text_tokenizer import LIMITS
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # The engine computes probabilities in float32. It refuses a temperature or top_p that is 0 there.
 SMALLEST = 1e-30

@@ -14,42 +14,25 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import triton_python_backend_utils as pb_utils
 
 from shared import serving
 from shared.backend import Backend
-from shared.chat_template import ChatTemplate
 from shared.continuation import Options, Row
-from shared.errors import BadRequest, Busy, ConfigError
 from shared.metrics import REQUEST_COUNTERS, Metrics
 from shared.parameters import int_parameter, parameter
 from shared.prompts import NUMBERS, RULES, Piece, PromptRequest, Rule, read_option, read_request
 from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
+
+if TYPE_CHECKING:
+    from shared.decoding import Decoder
+    from shared.text_tokenizer import TextTokenizer
 
 # The default limit of an answer in a chat, for models whose context is unlimited.
 CHAT_TOKENS = 1024
-
-
-class LanguageModel(Protocol):
-    """The limits of a model, and its tokenizer."""
-
-    vocabulary: int
-    context: int | None
-    chat_template: ChatTemplate
-
-    def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
-        """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with.
-
-        Without `special_tokens`, add none around the prompt: a chat template writes them itself.
-        """
-        ...
-
-    def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of tokens."""
-        ...
 
 
 class TextGeneration(Backend):
@@ -83,7 +66,7 @@ class TextGeneration(Backend):
         self.model = self.load_model(config, args)
 
     @abstractmethod
-    def load_model(self, config: ModelConfig, args: InstanceArgs) -> LanguageModel:
+    def load_model(self, config: ModelConfig, args: InstanceArgs) -> Decoder | TextTokenizer:
         """Load the model. Raise ConfigError if it cannot be served."""
 
     @abstractmethod

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from shared.errors import BadRequest, ConfigError
 from shared.lean_transformers import transformers
 from shared.parameters import int_parameter, usable_cpus
-from shared.types import Array, ModelConfig, Tensors
+from shared.types import Array, BadRequest, ConfigError, ModelConfig, Tensors
 
 PIXELS, ENCODED = "image", "image_bytes"  # the inputs
 FORMATS = ("JPEG", "PNG", "WEBP")

@@ -14,10 +14,9 @@ import triton_python_backend_utils as pb_utils
 from tokenizers import Encoding
 
 from shared import serving
-from shared.errors import BadRequest, ConfigError
 from shared.token_ids import TokenIds
 from shared.tokenization import Answers, Rows, Tokenization, is_set
-from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+from shared.types import Array, BadRequest, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 # Optional input: the characters of each text's spans.
 SPANS = "spans"

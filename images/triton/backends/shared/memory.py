@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.errors import ConfigError
+from shared.types import ConfigError
 
 # The weights, and a tenth for the library itself and what a batch stores.
 HEADROOM = 1.1

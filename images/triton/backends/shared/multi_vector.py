@@ -18,12 +18,11 @@ import triton_python_backend_utils as pb_utils
 from tokenizers import Encoding, Tokenizer
 
 from shared import answers
-from shared.errors import BadRequest
 from shared.long_texts import encode
 from shared.parameters import version_file
 from shared.token_ids import TokenIds
 from shared.tokenization import PRESENT, TOKEN_COUNT, Answers, Rows, Tokenization, is_set, row_texts
-from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+from shared.types import Array, BadRequest, InstanceArgs, ModelConfig, Tensors
 
 # The file of a multi-vector model, beside its tokenizer.json.
 MULTI_VECTOR = "multi_vector.json"

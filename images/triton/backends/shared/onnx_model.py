@@ -20,11 +20,10 @@ import onnxruntime as ort
 
 from shared.engine_choice import Subject, choose_engine, engine_choices
 from shared.engines import Engine, OnnxRuntimeEngine
-from shared.errors import BadRequest, ConfigError
 from shared.measurements import Measured, model_and_machine
 from shared.parameters import choice_parameter, instance_count, int_parameter, parameter, usable_cpus
 from shared.sample_inputs import InputSpec, batch_samples, packed_samples
-from shared.types import BY_ONNX, Array, ElementType, InstanceArgs, ModelConfig
+from shared.types import BY_ONNX, Array, BadRequest, ConfigError, ElementType, InstanceArgs, ModelConfig
 
 # The C++ backend sets this for a model that batches and has no max_batch_size.
 DEFAULT_MAX_BATCH_SIZE = 4

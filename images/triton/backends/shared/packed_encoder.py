@@ -24,7 +24,6 @@ import triton_python_backend_utils as pb_utils
 
 from shared import serving, tracing
 from shared.backend import BatchBackend
-from shared.errors import BadRequest, ConfigError
 from shared.late_chunking import SPANS, SpanAnswers, SpanTokenization
 from shared.long_requests import LongRequest, LongRequests
 from shared.measurements import Measured, recall_or_measure
@@ -33,7 +32,7 @@ from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengt
 from shared.parameters import choice_parameter, int_parameter, parameter
 from shared.token_ids import TOKENIZED, TokenIds
 from shared.tokenization import NUMBERS, PRESENT, REQUEST_CHARACTERS, TOKEN_COUNT, Answers, Rows, Tokenization, Tokens
-from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+from shared.types import Array, BadRequest, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 # Increase it when a new version of this project may measure another cost.
 COST_VERSION = 2

@@ -14,8 +14,7 @@ from typing import overload
 
 import numpy as np
 
-from shared.errors import ConfigError
-from shared.types import Array
+from shared.types import Array, ConfigError
 
 # Seconds of a run, for several numbers of rows at once, all padded to one length.
 Cost = Callable[[Array, int], Array]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shared.errors import ConfigError
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # The values of the parameter `device`.
 DEVICES = ("auto", "cpu", "cuda")

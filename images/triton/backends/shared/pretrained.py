@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from shared.errors import ConfigError
 from shared.lean_transformers import transformers
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from shared.parameters import DEVICES, choice_parameter, instance_count, parameter, usable_cpus, weights_folder
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # safetensors' names of the types that models compute in.
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

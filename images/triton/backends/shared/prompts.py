@@ -13,8 +13,8 @@ import triton_python_backend_utils as pb_utils
 
 from shared import serving
 from shared.chat_template import Message
-from shared.errors import BadRequest
 from shared.token_ids import TOKENIZED, TokenIds, read_rows
+from shared.types import BadRequest
 
 # The name that NVIDIA's tutorial and vLLM's backend give to the prompts, and to the output with their texts.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"

@@ -11,11 +11,10 @@ import triton_python_backend_utils as pb_utils
 from shared import serving
 from shared.backend import BatchBackend
 from shared.embedding_prompts import NAME, alternatives
-from shared.errors import BadRequest
 from shared.packed_encoder import PackedEncoder
 from shared.parameters import parameter
 from shared.tokenization import is_set
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import BadRequest, InstanceArgs, ModelConfig
 
 # The name of a prompt -> the parameter that names its route; the last one is for all other requests.
 ROUTES = {"query": "query_route", "document": "document_route", "": "default_route"}

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
-from shared.errors import BadRequest, Busy
-from shared.types import Array
+from shared.types import Array, BadRequest, Busy
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from shared import pooling, pretrained
-from shared.errors import ConfigError
 from shared.lean_transformers import transformers
 from shared.packed_encoder import Encoder, PackedEncoder
 from shared.parameters import choice_parameter, int_parameter, parameter, weights_folder
-from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+from shared.types import Array, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 POOLING_MASK = "pooling_mask"  # the attention mask without the tokens that are not pooled
 

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shared.chat_template import ChatTemplate
-from shared.errors import ConfigError
+from shared.types import ConfigError
 
 # Written by `make models`, from what transformers derives from the checkpoint's many files.
 LIMITS = "limits.json"
@@ -36,7 +36,10 @@ class TextTokenizer:
         self.chat_template = ChatTemplate(source, limits.get("special_tokens", {}))
 
     def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
-        """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with."""
+        """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with.
+
+        Without `special_tokens`, add none around the prompt: a chat template writes them itself.
+        """
         if not prompt:
             return list(self.start)
         tokens: list[int] = self.tokenizer.encode(prompt, add_special_tokens=special_tokens).ids

@@ -14,8 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from shared import serving
-from shared.errors import BadRequest
-from shared.types import Array
+from shared.types import Array, BadRequest
 
 MARK = b"\xff"
 # The output with each row in the other form, as JSON: of a text its ids, of ids their text. Rows are empty if the

@@ -16,11 +16,10 @@ from tokenizers import Encoding, Tokenizer
 
 from shared import serving, token_ids, tracing
 from shared.embedding_prompts import NAME, OWN, Prompts
-from shared.errors import BadRequest, Busy, ConfigError
 from shared.long_texts import CHARACTERS, Shortener, encode, slow_thread
 from shared.parameters import choice_parameter, int_parameter, parameter, version_file
 from shared.token_ids import TokenIds
-from shared.types import Array, InstanceArgs, ModelConfig, Tensors
+from shared.types import Array, BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 # Output tensor -> the values of one text.
 FIELDS: dict[str, Callable[[Encoding], Any]] = {

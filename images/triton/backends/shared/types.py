@@ -1,4 +1,4 @@
-"""Types that the backends share, and one table of element types: ONNX's name, config.pbtxt's name, numpy's type."""
+"""Types that the backends share, and the errors that users see: why a model does not load, or a response."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,21 @@ ModelConfig = dict[str, Any]  # config.pbtxt as Triton passes it: parsed JSON
 InstanceArgs = dict[str, str]  # what Triton passes to initialize()
 
 
+class ConfigError(ValueError):
+    """Raised when a model cannot be served as its config.pbtxt asks; Triton reports the message."""
+
+
+class Busy(RuntimeError):
+    """Raised when too many requests wait: HTTP status 503."""
+
+
+class BadRequest(ValueError):
+    """Raised for a wrong request: HTTP status 400. The message names the input and never quotes its content."""
+
+
 class ElementType(NamedTuple):
+    """The names of one type: ONNX's, config.pbtxt's and numpy's."""
+
     onnx: str
     config: str
     numpy: type

@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 from shared.continuation import Options
 from shared.continuous_generation import ContinuousGeneration, EngineFailed, EngineStats, NewTokens, TokenEngine
-from shared.errors import ConfigError
 from shared.memory import HEADROOM, one_load_at_a_time
 from shared.parameters import DEVICES, choice_parameter, parameter
 from shared.text_tokenizer import TextTokenizer
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # Arguments of the engine, which `make models` writes and users edit.
 SETTINGS = "model.json"

@@ -20,9 +20,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import serving
 from shared.backend import BatchBackend
-from shared.errors import BadRequest, Busy, ConfigError
 from shared.parameters import parameter
-from shared.types import InstanceArgs, ModelConfig, Tensors
+from shared.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 TEXT, IMAGES = "input_text", ("image", "image_bytes")
 VECTOR = "sentence_embedding"
