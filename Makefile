@@ -116,7 +116,7 @@ locust: packages ## Serve SYSTEM and Locust's own web page, for tests against th
 dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE, UNTIL
 	@$(stack) dashboards
 
-bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generation, gpt2, text-formats, vision-formats, architectures, peers, gateway, tracing, autoscaling
+bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generation, text-formats, vision-formats, architectures, peers, gateway, tracing
 	@$(python) -m bench $(or $(BENCH),embedding)
 
 ##@ Working on it

@@ -6,29 +6,18 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from bench import (
-    architectures,
-    comparisons,
-    engine_rates,
-    gateway_overhead,
-    generation_rates,
-    token_rates,
-    tracing_cost,
-)
-from bench.autoscaling import benchmark as autoscaling
+from bench import architectures, comparisons, engine_rates, gateway_overhead, generation_rates, tracing_cost
 from bench.peers import rotation
 from triton_transformers.cli import run
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
     **{name: partial(comparisons.run, subject) for name, subject in comparisons.SUBJECTS.items()},
     "generation": generation_rates.run,
-    "gpt2": token_rates.client_or_server_loop,
     "architectures": architectures.run,
     "peers": rotation.run,
     "engines": engine_rates.run,
     "gateway": gateway_overhead.run,
     "tracing": tracing_cost.run,
-    "autoscaling": autoscaling.run,
 }
 
 

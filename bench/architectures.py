@@ -19,12 +19,12 @@ from pathlib import Path
 
 from bench.recorded_models import recorded_models
 from bench.reference_answers import Outputs, largest_difference, reference, requests, served_outputs
-from bench.server import environment, folder, server
 from bench.small_models import SMALL_MODELS, SmallModel
 from loadtest.host import host
 from triton_transformers.cli import err, out
 from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.record import models_of
+from triton_transformers.own_stack import environment, folder, server
 from triton_transformers.settings import ROOT, Settings, UserError
 from triton_transformers.triton import Triton, TritonError
 

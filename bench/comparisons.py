@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import model_alone
-from bench.server import command, environment, folder, server, with_names
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.models.catalogue import SYSTEMS
 from triton_transformers.models.sources import Package
+from triton_transformers.own_stack import command, environment, folder, server, with_names
 from triton_transformers.settings import MODES, ROOT, Settings, UserError
+from triton_transformers.triton import engines
 
 
 def save_vit(folder: Path) -> Path:
@@ -60,7 +61,7 @@ def run(subject: Subject) -> None:
     pins = {"TRITON_CPUS": str(cpu), "LOADTEST_CPUS": str(client)} if subject.one_core else {}
     reports = Settings.load().reports / "bench"
     results: Results = {}
-    alone: list[dict[str, float]] = []
+    alone: list[model_alone.Figures] = []
     with folder() as work:
         variables = environment(work, **subject.load, **pins, REPORTS=str(reports))
         weights = {"SOURCE": str(subject.weights(work / "weights"))} if subject.weights else {}
@@ -71,7 +72,9 @@ def run(subject: Subject) -> None:
                 range(subject.turns), itertools.product(subject.formats, subject.users)
             ):
                 if subject.one_core:
-                    alone.append(model_alone.measure(cpu, variables))
+                    engine = engines(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")["encoder"]
+                    with err.status("the model alone, in a process of its own"):
+                        alone.append(model_alone.measure(cpu, variables["MODEL_REPOSITORY"], engine))
                 with err.status(f"turn {turn + 1} of {subject.turns}: {system}, {users} user(s)"):
                     result = compare(variables | {"SYSTEM": system, "USERS": str(users)})
                 results.setdefault((system, users), []).append(result)
@@ -82,8 +85,9 @@ def run(subject: Subject) -> None:
     out.print(f"\nnumbers  {os.path.relpath(path)}")
 
 
-def show(subject: Subject, results: Results, alone: list[dict[str, float]]) -> None:
-    rates = {batch: statistics.median(one[batch] for one in alone) for batch in (alone[0] if alone else {})}
+def show(subject: Subject, results: Results, alone: list[model_alone.Figures]) -> None:
+    batches = map(str, model_alone.BATCHES if alone else ())
+    rates = {batch: statistics.median(figures[batch] for figures in alone) for batch in batches}
     columns = ["system", "FORMAT", "users", *MODES, "ratio", "p95 none", "p95 dyn", "batch", "Locust"]
     columns += ["served/alone"] if alone else []
     rows = []
@@ -103,7 +107,10 @@ def show(subject: Subject, results: Results, alone: list[dict[str, float]]) -> N
     )
     if alone:
         by_batch = ", ".join(f"{batch}: {rate:.1f}" for batch, rate in rates.items())
-        out.print(f"\nthe model alone, one core, texts sorted by length, texts per second at each batch: {by_batch}")
+        out.print(
+            f"\nthe engine alone, one core, groups of {model_alone.GROUP} texts sorted by length, texts per second at "
+            f"each batch: {by_batch}"
+        )
 
 
 def two_cpus() -> tuple[int, int]:

@@ -7,15 +7,15 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from bench.clients import Clients, Window, measure, percentile
 from bench.generation_rates import prompts, save_checkpoint
-from bench.light_clients import Load, Window, measure
-from bench.server import command, environment, folder, server
-from bench.token_rates import spread
+from bench.tables import ratios, spread, total
 from triton_transformers.cli import err, out, print_table
+from triton_transformers.own_stack import command, environment, folder, server
 from triton_transformers.settings import UserError
 from triton_transformers.triton import metrics_page
 
@@ -48,11 +48,6 @@ class Site:
         return total(page, 'nv_inference_count{model="encoder"'), total(page, 'nv_inference_exec_count{model="encoder"')
 
 
-def total(page: str, series: str) -> float:
-    """Return the sum of the series whose line on a metrics page begins with this text."""
-    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(series))
-
-
 def run() -> None:
     with folder() as work:
         variables = environment(work, SYSTEMS="embedding", GATEWAY_IN_FLIGHT=str(CLIENTS))
@@ -83,7 +78,7 @@ def compare_throughput(site: Site) -> None:
             with err.status(f"round {number + 1} of {ROUNDS}: {CLIENTS} clients, {way}"):
                 texts, runs = site.batches()
                 before = metrics_page(site.gateway_metrics)
-                window = only_successes(measure(Load(url, form, CLIENTS, WARMUP_S, WINDOW_S)))
+                window = measure(Clients(url, form, CLIENTS, WARMUP_S, WINDOW_S)).check()
                 after = metrics_page(site.gateway_metrics)
                 texts, runs = (later - earlier for later, earlier in zip(site.batches(), (texts, runs), strict=True))
             rates[way].append(window.rate)
@@ -105,17 +100,6 @@ def compare_throughput(site: Site) -> None:
     )
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    return [own / other for own, other in zip(ours, theirs, strict=True)]
-
-
-def only_successes(window: Window) -> Window:
-    if window.failures or window.refused or not window.accepted:
-        problem = window.failures[0] if window.failures else f"{len(window.refused)} requests were refused"
-        raise UserError(f"not every request of a window got its answer: {problem}")
-    return window
-
-
 # --- overload ---------------------------------------------------------------------------------------------------------
 
 
@@ -126,13 +110,13 @@ def overload(site: Site) -> None:
     for number in range(ROUNDS):
         for clients in (CLIENTS, MANY_CLIENTS):
             with err.status(f"round {number + 1} of {ROUNDS}: {clients} clients, {CLIENTS} requests in flight at most"):
-                windows[clients].append(measure(Load(site.gateway, "gateway", clients, WARMUP_S, WINDOW_S)))
+                windows[clients].append(measure(Clients(site.gateway, "gateway", clients, WARMUP_S, WINDOW_S)))
         memory.append(memory_mb(site))
     figures: dict[str, Callable[[Window], float]] = {
         "accepted/s": lambda window: window.rate,
-        "accepted, p95 ms": lambda window: p95(window.accepted),
+        "accepted, p95 ms": lambda window: window.p95_ms,
         "refused/s": lambda window: len(window.refused) / window.seconds,
-        "refused, p95 ms": lambda window: p95(window.refused),
+        "refused, p95 ms": lambda window: percentile(window.refused, 95),
         "refused, maximum ms": lambda window: max(window.refused, default=0.0),
         "failed": lambda window: len(window.failures),
         "maximum wait at the end, s": lambda window: window.oldest_s,
@@ -142,7 +126,7 @@ def overload(site: Site) -> None:
         for name, figure in figures.items()
     ]
     print_table(("", *(f"{clients} clients" for clients in windows)), rows, text_columns=("",))
-    few, many = ([p95(window.accepted) for window in own] for own in windows.values())
+    few, many = ([window.p95_ms for window in own] for own in windows.values())
     out.print(
         f"at most {CLIENTS} requests in flight; p95 of accepted requests, {MANY_CLIENTS} clients / {CLIENTS}: "
         f"{spread(ratios(many, few), 2)}\nmemory of the gateway at the start and after each round: "
@@ -152,10 +136,6 @@ def overload(site: Site) -> None:
 
 def memory_mb(site: Site) -> float:
     return total(metrics_page(site.gateway_metrics), "process_resident_memory_bytes") / 1e6
-
-
-def p95(latencies: Sequence[float]) -> float:
-    return statistics.quantiles(latencies, n=20)[-1] if len(latencies) > 1 else 0.0
 
 
 # --- the first token --------------------------------------------------------------------------------------------------

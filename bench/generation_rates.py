@@ -13,17 +13,15 @@ import secrets
 import statistics
 import time
 import urllib.request
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.server import command, environment, folder, server
-from bench.token_rates import spread
+from bench.tables import ratios, spread
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.corpus import MIXED
-from triton_transformers.models.silence import quiet
+from triton_transformers.own_stack import command, environment, folder, server
 from triton_transformers.triton import Triton
 
 NEW_TOKENS = 32  # of each text: none ends by itself
@@ -65,7 +63,6 @@ def run() -> None:
             show_arrival(triton)
             show_differences(triton)
             show_fairness(triton)
-        show_library(work / "checkpoint")
 
 
 # --- throughput -------------------------------------------------------------------------------------------------------
@@ -109,17 +106,14 @@ def show_rates(rates: Rates) -> None:
     rows = []
     for clients in CLIENTS:
         best = max(TRANSFORMERS, key=lambda way: statistics.median(rates[clients, way]))
-        ratios = (ratio(rates[clients, TOGETHER], rates[clients, way]) for way in (ONE_AT_A_TIME, best))
-        rows.append([str(clients), *(spread(rates[clients, way]) for way in WAYS), *ratios])
+        gains = [ratios(rates[clients, TOGETHER], rates[clients, way]) for way in (ONE_AT_A_TIME, best)]
+        medians = (f"{statistics.median(gain):.2f}" for gain in gains)
+        rows.append([str(clients), *(spread(rates[clients, way]) for way in WAYS), *medians])
     print_table(("clients", *WAYS, f"/ {ONE_AT_A_TIME}", "/ best transformers"), rows)
     out.print(
         f"new tokens per second: median (minimum to maximum) of {ROUNDS} interleaved rounds; {NEW_TOKENS} new tokens "
         f"per text; transformers: its generate(), up to 32 texts padded together"
     )
-
-
-def ratio(fast: Sequence[float], slow: Sequence[float]) -> str:
-    return f"{statistics.median(f / s for f, s in zip(fast, slow, strict=True)):.2f}"
 
 
 # --- the others of a batch --------------------------------------------------------------------------------------------
@@ -172,33 +166,7 @@ def show_fairness(triton: Triton) -> None:
     )
 
 
-# --- transformers alone -----------------------------------------------------------------------------------------------
-
-
-def show_library(checkpoint: Path) -> None:
-    """Print the rates of transformers' generate() and of its continuous batching, which no engine here uses."""
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint, padding_side="left", pad_token=UNKNOWN)
-    cache = transformers.ContinuousBatchingConfig(page_size=32, num_blocks=256)  # else most of the memory
-    rates: Rates = {}
-    for number, requests, sampled in itertools.product(range(ROUNDS + 1), CLIENTS, (False, True)):
-        settings = transformers.GenerationConfig(do_sample=sampled, max_new_tokens=NEW_TOKENS, pad_token_id=0)
-        batch = tokenizer(prompts(requests, f"{number} alone"), padding=True, return_tensors="pt")
-        inputs = [row[mask.bool()].tolist() for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)]
-        for way in ("generate", "generate_batch"):
-            with quiet(), err.status(f"transformers' {way}, {requests} request(s)"):
-                start = time.perf_counter()
-                if way == "generate":
-                    model.generate(**batch, generation_config=settings)
-                else:
-                    model.generate_batch(inputs, settings, cache)
-            if number:  # the first round warms up
-                rate = requests * NEW_TOKENS / (time.perf_counter() - start)
-                rates.setdefault((requests, f"{'sampled' if sampled else 'greedy'}, {way}"), []).append(rate)
-    ways = list(dict.fromkeys(way for _, way in rates))
-    print_table(("requests", *ways), [[str(n), *(spread(rates[n, way]) for way in ways)] for n in CLIENTS])
+# --- requests and the model -------------------------------------------------------------------------------------------
 
 
 def ask(triton: Triton, system: str, prompt: str, new_tokens: int = NEW_TOKENS, stream: bool = True) -> Answer:

@@ -1,65 +1,68 @@
-"""The embedding model in a process of its own: ONNX Runtime alone, without tokenizing and without a server."""
+"""The model `embedding` in a process of its own, on one core: the engine without server and tokenizer.
+
+Run python -m bench.model_alone with the options of an Embedder as JSON in the environment.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
-from triton_transformers.cli import err
-from triton_transformers.settings import ROOT, Settings
+from bench.embedder import VARIABLE, Embedder, Options
+from triton_transformers.corpus import MIXED
+from triton_transformers.settings import ROOT
 
+GROUP = 64  # texts that are sorted together, as many as clients wait
 BATCHES = (1, 4, 8, 16, 32, 64)
-TURNS = 2
+Figures = dict[str, float]  # by batch: texts per second; "one_text_ms"
 
 
-def measure(cpu: int, variables: dict[str, str]) -> dict[str, float]:
-    """Return texts per second at each batch size, on this CPU."""
-    with err.status("the model alone, in a process of its own"):
-        command = ["taskset", "-c", str(cpu), sys.executable, "-m", "bench.model_alone"]
-        done = subprocess.run(command, cwd=ROOT, env=variables, check=True, stdout=subprocess.PIPE, text=True)
+def measure(cpu: int, repository: str, engine: str) -> Figures:
+    """Measure the engine, as Triton's metrics name it, on this CPU."""
+    options = json.dumps({"repository": repository, "port": 0, "engine": engine.partition(" ")[0]})
+    program = ["taskset", "-c", str(cpu), sys.executable, "-m", "bench.model_alone"]
+    done = subprocess.run(
+        program, cwd=ROOT, env=os.environ | {VARIABLE: options}, check=True, stdout=subprocess.PIPE, text=True
+    )
     return json.loads(done.stdout)
 
 
-def rates() -> dict[str, float]:
-    """Return texts per second of the committed texts, sorted by length, on the CPUs that this process may use."""
-    import numpy as np
-    import onnxruntime as ort
-    from tokenizers import Tokenizer
+def best(figures: Figures) -> float:
+    """Return the texts per second at the best size of a batch."""
+    return max(figures[str(batch)] for batch in BATCHES)
 
-    from triton_transformers.corpus import MIXED
 
-    repository = Settings.load().model_repository
-    tokenizer = Tokenizer.from_file(str(repository / "tokenizer/1/tokenizer.json"))
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = len(os.sched_getaffinity(0))
-    session = ort.InferenceSession(str(repository / "encoder/1/model.onnx"), options)
-    tokenizer.no_padding()
-    texts = MIXED.texts * 4  # as many as a window holds: the more there are, the tighter they sort
-    texts.sort(key=lambda text: len(tokenizer.encode(text)))
-    tokenizer.enable_padding()
-    feeds = {}
+def run() -> Figures:
+    embedder = Embedder(Options.read())
+    texts = random.Random(0).sample(MIXED.texts, len(MIXED.texts))
+    lengths = {text: len(embedder.tokenizer.encode(text).ids) for text in texts}
+    groups = [sorted(texts[i : i + GROUP], key=lengths.__getitem__) for i in range(0, len(texts), GROUP)]
+    figures = {}
     for batch in BATCHES:
-        groups = [tokenizer.encode_batch(texts[i : i + batch]) for i in range(0, len(texts), batch)]
-        feeds[batch] = [
-            {
-                "input_ids": np.array([encoding.ids for encoding in group], np.int64),
-                "attention_mask": np.array([encoding.attention_mask for encoding in group], np.int64),
-            }
-            for group in groups
-        ]
-    measured: dict[int, list[float]] = {batch: [] for batch in feeds}
-    for _ in range(TURNS):
-        for batch, runs in feeds.items():
+        feeds = [embedder.feed(group[i : i + batch]) for group in groups for i in range(0, len(group), batch)]
+        taken = seconds(embedder, feeds)
+        figures[str(batch)] = len(texts) / sum(taken)
+        if batch == 1:
+            figures["one_text_ms"] = 1e3 * statistics.median(taken)
+    return figures
+
+
+def seconds(embedder: Embedder, feeds: list[dict[str, Any]]) -> list[float]:
+    """Return the seconds of each run, in the second of two turns: the first of a shape takes longer."""
+    for _ in range(2):
+        taken = []
+        for feed in feeds:
             start = time.perf_counter()
-            for feed in runs:
-                session.run(None, feed)
-            measured[batch].append(len(texts) / (time.perf_counter() - start))
-    return {str(batch): statistics.median(values) for batch, values in measured.items()}
+            embedder.run_feed(feed)
+            taken.append(time.perf_counter() - start)
+    return taken
 
 
 if __name__ == "__main__":
-    print(json.dumps(rates()))
+    print(json.dumps(run()))

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import psutil
 
-from bench.gateway_overhead import only_successes, ratios, total
-from bench.light_clients import Load, measure
-from bench.server import command, environment, folder, server
-from bench.token_rates import spread
+from bench.clients import Clients, measure
+from bench.tables import ratios, spread, total
 from scripts.stack.systems import ServedSystems
 from triton_transformers.cli import err, out, print_table
+from triton_transformers.own_stack import command, environment, folder, server
 from triton_transformers.triton import metrics_page
 
 ROUNDS = 6
@@ -70,7 +69,7 @@ def compare(servers: dict[str, Server]) -> None:
             with err.status(f"round {number + 1} of {ROUNDS}: {CLIENTS} clients, {name}"):
                 measured = servers[name]
                 requests, cpu_s = measured.requests(), measured.cpu_s()
-                window = only_successes(measure(Load(measured.url, "triton", CLIENTS, WARMUP_S, WINDOW_S)))
+                window = measure(Clients(measured.url, "triton", CLIENTS, WARMUP_S, WINDOW_S)).check()
                 rates[name].append(window.rate)
                 cpu_ms[name].append(1000 * (measured.cpu_s() - cpu_s) / (measured.requests() - requests))
     rows = [

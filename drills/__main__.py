@@ -14,17 +14,16 @@ from textwrap import fill
 
 from rich.markup import escape
 
-from drills import attacks, clock, commands, crashes, shortages
+from drills import attacks, commands, crashes, shortages
 from drills.drill_stack import DrillStack, repository_of
-from drills.harness import DRILLS, Drill, result
-from drills.outcomes import Result
+from drills.harness import DRILLS, Drill, Result, result
 from drills.soak.soaking import soak
 from loadtest.host import host
 from triton_transformers.cli import one_interrupt, out, print_table, run
 from triton_transformers.files import write_atomically
 from triton_transformers.settings import Settings, UserError
 
-MODULES = (crashes, commands, shortages, attacks, clock)  # their import adds the drills
+MODULES = (crashes, commands, shortages, attacks)  # their import adds the drills
 COLUMNS = ("drill", "what is done", "requests", "failed", "wrong", "lost", "recovery", "bound", "held")
 CELL_WIDTH = 40
 
@@ -34,12 +33,6 @@ def chosen(names: list[str]) -> list[Drill]:
     if unknown := [name for name in names if name not in DRILLS]:
         raise UserError(f"no drill {', '.join(unknown)}; make drill LIST=1 lists them")
     return [DRILLS[name] for name in names] if names else list(DRILLS.values())
-
-
-def not_named(drill: Drill) -> Result:
-    """Return the result of a drill that runs only if it is named."""
-    reason = f"it concerns every program of this machine; name it: make drill DRILL={drill.name}"
-    return Result(drill.name, drill.done, drill.bound, not_run=reason)
 
 
 def row(result: Result) -> list[str]:
@@ -98,8 +91,7 @@ def main() -> int:
     results: list[Result] = []
     with one_interrupt(), DrillStack(repository_of(settings), settings.local_state) as stack:
         for drill in drills:
-            skipped = drill.named_only and not arguments.names
-            results.append(not_named(drill) if skipped else result(drill, stack))
+            results.append(result(drill, stack))
             report(results[-1])
     out.print()
     rows = [[escape(fill(cell, CELL_WIDTH, break_on_hyphens=False)) for cell in row(one)] for one in results]

@@ -8,9 +8,10 @@ import json
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from drills.clients import post_json
 from drills.drill_stack import BrokenError, DrillStack
 from drills.harness import add, drill
-from drills.steady_load import RefusedError, post
+from triton_transformers.load import Connection, outcome, post
 
 # Clients of each attack, and how long they hold their connections.
 IDLE, SLOW, LEAVING, WRONG = 500, 200, 100, 100
@@ -77,8 +78,7 @@ def request_to(port_name: str) -> bytes:
     path, body = "/v2/models/embedding/infer", json.dumps({"inputs": [tensor]})
     if port_name == "GATEWAY_PORT":
         path, body = "/v1/embeddings", json.dumps({"model": "embedding", "input": text})
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    return post("localhost", path, body.encode())
 
 
 def attack(stack: DrillStack, port_name: str, count: int, client: Client) -> None:
@@ -132,17 +132,12 @@ def check_refusals(port: int, path: str, body: dict[str, object], count: int, st
 
     async def one(limit: asyncio.Semaphore) -> str:
         async with limit:
-            try:
-                await post(port, path, body)
-            except RefusedError as error:
-                return str(error)[:3]
-            except OSError as error:
-                return str(error)
-            return "200"
+            return (await outcome(path, post_json(Connection(f"127.0.0.1:{port}"), path, body))).error
 
     async def together() -> set[str]:
         limit = asyncio.Semaphore(10)
-        return set(await asyncio.gather(*(one(limit) for _ in range(count))))
+        errors = await asyncio.gather(*(one(limit) for _ in range(count)))
+        return {error[:3] if error[:3].isdigit() else error or "200" for error in errors}
 
     if (statuses := asyncio.run(together())) != {status}:
         raise BrokenError(f"{path} answered {', '.join(sorted(statuses))} instead of {status}")

@@ -9,12 +9,12 @@ import signal
 import socket
 from collections.abc import Iterator
 
+from drills.clients import RATE
 from drills.crashes import DOOR
 from drills.drill_stack import COMMAND_S, SHORT, BrokenError, DrillStack
-from drills.harness import drill
-from drills.outcomes import RATE, RECOVERY_S, Bound
-from triton_transformers.make_process import Make
+from drills.harness import RECOVERY_S, Bound, drill
 from triton_transformers.model_config import NO_CONFIGURATION
+from triton_transformers.own_stack import Make
 
 # Everything fails from `make down`, which waits for requests, until `make up` has ended.
 DOWN = Bound(gateway=int(RATE * (30 + RECOVERY_S)), direct=int(2 * RATE * (30 + RECOVERY_S)), reloads=True)

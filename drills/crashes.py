@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 
+from drills.clients import RATE
 from drills.drill_stack import DrillStack
-from drills.harness import drill
-from drills.outcomes import RATE, RECOVERY_S, Bound
+from drills.harness import NOTHING_FAILS, RECOVERY_S, Bound, add, drill
 
 # Both of Triton's own routes fail while the server or a step is down. The gateway holds what arrives meanwhile, and
 # may lose what Triton was working on.
@@ -16,36 +17,46 @@ SERVER = Bound(gateway=RATE // 2, direct=int(2 * RATE * RECOVERY_S), reloads=Tru
 # The gateway is the door: while it restarts, its clients are refused, and those of Triton are not.
 DOOR = Bound(gateway=int(RATE * RECOVERY_S))
 
+STEPS = ("tokenizer", "encoder")
+# Name of the drill and of the program or step -> what it is, and what its end may cost; None: it is not killed alone.
+PROCESSES: dict[str, tuple[str, str, Bound | None]] = {
+    "tokenizer": ("tokenizer", "the Python process of the tokenizer", SERVER),
+    "encoder": ("encoder", "the Python process of the encoder", SERVER),
+    "server": ("triton", "tritonserver", SERVER),
+    "gateway": ("gateway", "the gateway", DOOR),
+    "prometheus": ("prometheus", "Prometheus", NOTHING_FAILS),
+    "supervisord": ("supervisord", "supervisord", None),
+}
 
-@drill("kill -9 of the Python process of the tokenizer", SERVER)
-def tokenizer_killed(stack: DrillStack) -> None:
-    stack.stub("tokenizer").kill()
+
+def send(stack: DrillStack, name: str, number: int) -> None:
+    """Send a signal to a step or a program."""
+    (stack.stub(name) if name in STEPS else stack.program(name)).send_signal(number)
 
 
-@drill("kill -9 of the Python process of the encoder", SERVER)
-def encoder_killed(stack: DrillStack) -> None:
-    stack.stub("encoder").kill()
+def stop(stack: DrillStack, name: str) -> None:
+    stack.pause(stack.stub(name) if name in STEPS else stack.program(name))
 
 
-@drill("kill -9 of tritonserver", SERVER)
-def server_killed(stack: DrillStack) -> None:
-    stack.program("triton").kill()
+for drill_name, (name, noun, bound) in PROCESSES.items():
+    if bound:
+        add(f"{drill_name}-killed", f"kill -9 of {noun}", partial(send, name=name, number=signal.SIGKILL), bound)
+    add(f"{drill_name}-stopped", f"{noun} stands still for 3 s", partial(stop, name=name))
+TERMINATED = "gets SIGTERM from another program"
+add("server-terminated", f"tritonserver {TERMINATED}", partial(send, name="triton", number=signal.SIGTERM), SERVER)
+add("gateway-terminated", f"the gateway {TERMINATED}", partial(send, name="gateway", number=signal.SIGTERM), DOOR)
+add("server-aborted", "tritonserver crashes (SIGSEGV)", partial(send, name="triton", number=signal.SIGSEGV), SERVER)
+add(
+    "encoder-left-stopped",
+    "the Python process of the encoder is stopped (SIGSTOP), and nobody continues it",
+    partial(send, name="encoder", number=signal.SIGSTOP),
+)
 
 
 @drill("kill -9 of the Python processes of both steps at once", SERVER)
 def steps_killed(stack: DrillStack) -> None:
-    for stub in [stack.stub("tokenizer"), stack.stub("encoder")]:
+    for stub in [stack.stub(name) for name in STEPS]:
         stub.kill()
-
-
-@drill("tritonserver crashes (SIGSEGV)", SERVER)
-def server_aborted(stack: DrillStack) -> None:
-    stack.program("triton").send_signal(signal.SIGSEGV)
-
-
-@drill("tritonserver gets SIGTERM from another program", SERVER)
-def server_terminated(stack: DrillStack) -> None:
-    stack.program("triton").terminate()
 
 
 @drill("kill -9 of the watchdog, which reloads models, and 5 s later of the Python process of the encoder", SERVER)
@@ -63,21 +74,6 @@ def server_and_gateway_killed(stack: DrillStack) -> None:
     server.kill()
 
 
-@drill("kill -9 of the gateway", DOOR)
-def gateway_killed(stack: DrillStack) -> None:
-    stack.program("gateway").kill()
-
-
-@drill("the gateway gets SIGTERM from another program", DOOR)
-def gateway_terminated(stack: DrillStack) -> None:
-    stack.program("gateway").terminate()
-
-
-@drill("kill -9 of Prometheus")
-def prometheus_killed(stack: DrillStack) -> None:
-    stack.program("prometheus").kill()
-
-
 @drill(
     "kill -9 of supervisord, with which all programs end, then `make up`, from which the recovery counts",
     Bound(gateway=int(2 * RATE * RECOVERY_S), direct=int(4 * RATE * RECOVERY_S), reloads=True),
@@ -87,38 +83,3 @@ def supervisord_killed(stack: DrillStack) -> None:
     stack.until(lambda: not stack.processes("tritonserver"), "the end of tritonserver")
     stack.mark()
     stack.make("up")
-
-
-@drill("tritonserver stands still for 3 s")
-def server_stopped(stack: DrillStack) -> None:
-    stack.pause(stack.program("triton"))
-
-
-@drill("the Python process of the tokenizer stands still for 3 s")
-def tokenizer_stopped(stack: DrillStack) -> None:
-    stack.pause(stack.stub("tokenizer"))
-
-
-@drill("the Python process of the encoder stands still for 3 s")
-def encoder_stopped(stack: DrillStack) -> None:
-    stack.pause(stack.stub("encoder"))
-
-
-@drill("the Python process of the encoder is stopped (SIGSTOP), and nobody continues it")
-def encoder_left_stopped(stack: DrillStack) -> None:
-    stack.stub("encoder").suspend()
-
-
-@drill("the gateway stands still for 3 s")
-def gateway_stopped(stack: DrillStack) -> None:
-    stack.pause(stack.program("gateway"))
-
-
-@drill("Prometheus stands still for 3 s")
-def prometheus_stopped(stack: DrillStack) -> None:
-    stack.pause(stack.program("prometheus"))
-
-
-@drill("supervisord stands still for 3 s")
-def supervisord_stopped(stack: DrillStack) -> None:
-    stack.pause(stack.program("supervisord"))

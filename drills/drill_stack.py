@@ -16,11 +16,11 @@ from typing import TypeVar
 
 import psutil
 
-from bench.server import environment, with_names
-from drills.steady_load import Clients, Vector, answers_on_every_route, known_answers
+from drills.clients import Clients
 from scripts.stack.local.supervisor import Supervisor
 from triton_transformers.http import answers as is_up
-from triton_transformers.make_process import Make
+from triton_transformers.load import KnownVectors
+from triton_transformers.own_stack import Make, environment, with_names
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.triton import Triton, TritonError
 
@@ -166,25 +166,19 @@ class DrillStack:
     def learn(self) -> None:
         """Learn the right answers from the stack, which nothing disturbs yet."""
 
-        async def ask() -> list[Vector]:
-            clients = self.clients()
-            try:
-                return await known_answers(clients)
-            finally:
-                await clients.close()
+        async def ask() -> KnownVectors:
+            async with contextlib.aclosing(self.clients()) as clients:
+                return await clients.learn()
 
-        self.answers = asyncio.run(ask())
+        self.known = asyncio.run(ask())
         self.until(self.is_whole, "right answers on every route")
 
     def is_whole(self) -> bool:
         """Return whether every program runs and every route gives a right answer."""
 
         async def ask() -> bool:
-            clients = self.clients()
-            try:
-                return await answers_on_every_route(clients, self.answers, timeout=3)
-            finally:
-                await clients.close()
+            async with contextlib.aclosing(self.clients()) as clients:
+                return await clients.are_answered(self.known, timeout=3)
 
         if not self.supervisor.answers():
             return False

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 
+from drills.clients import RATE
 from drills.commands import batcher_of, check_restored, started_comparison
 from drills.crashes import SERVER
 from drills.drill_stack import BrokenError, DrillStack, NotRunError
-from drills.harness import drill
-from drills.outcomes import RATE, Bound
+from drills.harness import Bound, drill
 from triton_transformers.corpus import MIXED
 from triton_transformers.triton import TritonError
 

@@ -3,8 +3,5 @@
 rotation.py       the command: installs, starts and measures the servers in turn
 known_peers.py    the servers: how each starts, and the settings that are tried
 running.py        a started server: wait for it, check its answers, pause it, stop it
-load.py           the client, in a process of its own
-request_forms.py  what each server's requests and responses look like
-embedder.py       the model as the servers below run it
 *_server.py, tei_policy.py, requirements/: the sources and the packages of the servers
 """

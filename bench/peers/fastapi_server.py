@@ -11,8 +11,7 @@ import uvicorn
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
-from bench.peers.embedder import Embedder
-from bench.peers.peer_options import Options
+from bench.embedder import Embedder, Options
 
 
 class Text(BaseModel):

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.peers.peer_options import VARIABLE
-from bench.peers.request_forms import DIMENSIONS
+from bench.clients import DIMENSIONS
+from bench.embedder import VARIABLE
 from bench.peers.running import Running, started
-from bench.server import environment, server
+from triton_transformers.own_stack import environment, server
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import Settings, UserError
 

@@ -8,8 +8,7 @@ import litserve
 import orjson
 from fastapi import Response
 
-from bench.peers.embedder import Embedder
-from bench.peers.peer_options import Options
+from bench.embedder import Embedder, Options
 
 
 class EmbedApi(litserve.LitAPI):

@@ -8,8 +8,7 @@ from typing import Any
 import orjson
 from mosec import Server, Worker
 
-from bench.peers.embedder import Embedder
-from bench.peers.peer_options import Options
+from bench.embedder import Embedder, Options
 
 
 class EmbedWorker(Worker):

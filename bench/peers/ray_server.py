@@ -12,8 +12,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bench.peers.embedder import Embedder
-from bench.peers.peer_options import Options
+from bench.embedder import Embedder, Options
 
 OPTIONS = Options.read()
 

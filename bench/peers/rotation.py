@@ -1,32 +1,76 @@
-"""Measure the servers in turn: in every round each gets a short window, while all others are paused."""
+"""Measure the servers in turn: in every round each gets a short window, while all others are paused.
+
+The result has a row for each, on the terminal and in Markdown.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import fill
 
+from rich.markup import escape
+
+from bench.clients import Clients, Window, measure
 from bench.comparisons import fetch_embedding
 from bench.peers.known_peers import PEERS, OwnStack, Peer, Site, Variant, weights_with_graph
-from bench.peers.load import Load, Window, measure
-from bench.peers.peer_table import Row, markdown, show, summary
 from bench.peers.running import Running, reference
-from bench.server import command, environment, folder
-from triton_transformers.cli import err, one_interrupt, out
+from bench.tables import spread
+from loadtest.host import host
+from triton_transformers.cli import err, one_interrupt, out, print_table
 from triton_transformers.corpus import MIXED
+from triton_transformers.own_stack import command, environment, folder
 from triton_transformers.settings import Settings, UserError
 
+COLUMNS = ("cores", "server", "requests/s", "p50 ms", "p95 ms", "settings")
+CELL_WIDTH = 40
 CORES = (1, 2)
 CLIENTS = 64
 ROUNDS = 3
 WARMUP_S, TRIAL_S, WINDOW_S = 1.0, 2.0, 4.0
 CHECKED_TEXTS = 32
 ATTEMPTS = 3  # of a window with failures
+
+
+@dataclass
+class Row:
+    """One server on some cores: its windows, or the sentence that explains why it has none."""
+
+    cores: int
+    name: str
+    is_rival: bool
+    variant: Variant = field(default_factory=dict)
+    windows: list[Window] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(window.rate for window in self.windows) if self.windows else 0.0
+
+    @property
+    def cells(self) -> list[str]:
+        if not self.windows:
+            return [str(self.cores), self.name, "–", "–", "–", self.problem]
+        rates = [window.rate for window in self.windows]
+        p50, p95 = (statistics.median(getattr(window, key) for window in self.windows) for key in ("p50_ms", "p95_ms"))
+        settings = "; ".join([*self.settings, *self.failures])
+        return [str(self.cores), self.name, spread(rates, 0), f"{p50:.0f}", f"{p95:.0f}", settings]
+
+    @property
+    def settings(self) -> list[str]:
+        return [", ".join(f"{name} {value}" for name, value in self.variant.items()) or "default"]
+
+    @property
+    def failures(self) -> list[str]:
+        failures = [failure for window in self.windows for failure in (*window.failures, *window.refused)]
+        return [f"{len(failures)} requests failed, the first with: {failures[0]}"] if failures else []
 
 
 def run() -> None:
@@ -47,7 +91,7 @@ def run() -> None:
 
 def compare(peers: Sequence[Peer | OwnStack], site: Site, client_cpus: tuple[int, ...], expected: dict) -> list[Row]:
     """Measure all servers on the CPUs of the site, and the clients on theirs."""
-    clients = Clients(site, client_cpus)
+    clients = SiteClients(site, client_cpus)
     rows = [Row(len(site.cpus), peer.name, peer.is_rival) for peer in peers]
     servers: list[tuple[Row, Running]] = []
     with contextlib.ExitStack() as stack:
@@ -66,7 +110,7 @@ def compare(peers: Sequence[Peer | OwnStack], site: Site, client_cpus: tuple[int
     return rows
 
 
-class Clients:
+class SiteClients:
     """The clients of one site."""
 
     def __init__(self, site: Site, cpus: tuple[int, ...]) -> None:
@@ -82,7 +126,7 @@ class Clients:
             running.resume()
             try:
                 for _ in range(ATTEMPTS):
-                    window = measure(Load(running.url, running.form, CLIENTS, WARMUP_S, seconds), self.cpus)
+                    window = measure(Clients(running.url, running.form, CLIENTS, WARMUP_S, seconds), self.cpus)
                     if not window.failures:
                         break
                 return window
@@ -91,7 +135,7 @@ class Clients:
 
 
 def start_fastest(
-    peer: Peer | OwnStack, clients: Clients, expected: dict, kept: contextlib.ExitStack
+    peer: Peer | OwnStack, clients: SiteClients, expected: dict, kept: contextlib.ExitStack
 ) -> tuple[Running, Variant]:
     """Start the peer with each of its settings, and leave it running, paused, with the fastest; `kept` stops it."""
     fastest: tuple[float, Running, Variant] | None = None
@@ -127,3 +171,34 @@ def report(rows: list[Row]) -> None:
     out.print(summary(rows))
     for suffix in (".md", ".json"):
         out.print(os.path.relpath(path.with_suffix(suffix)))
+
+
+def ordered(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row.cores, -row.rate))
+
+
+def show(rows: list[Row]) -> None:
+    """Print the table, and long settings or problems in several lines."""
+    cells = [[escape(fill(cell, CELL_WIDTH)) for cell in row.cells] for row in ordered(rows)]
+    print_table(COLUMNS, cells, text_columns=("server", "settings"))
+
+
+def markdown(rows: list[Row]) -> str:
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *(row.cells for row in ordered(rows))]
+    table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in lines)
+    return f"{summary(rows)}\n\n{table}\n"
+
+
+def summary(rows: list[Row]) -> str:
+    """Return the machine, and for each number of cores the quotient of this project and the fastest rival."""
+    lines = [f"CPU: {host()['cpu']}. Command: `make bench BENCH=peers`."]
+    for cores in sorted({row.cores for row in rows}):
+        own = next((row for row in rows if row.cores == cores and row.windows and not row.is_rival), None)
+        rivals = [row for row in rows if row.cores == cores and row.windows and row.is_rival]
+        if own and rivals:
+            best = max(rivals, key=lambda row: row.rate)
+            lines.append(
+                f"{cores} core(s): {own.name} {own.rate:.0f} requests/s, {own.rate / best.rate:.1f} times the fastest "
+                f"other server ({best.name}, {best.rate:.0f})."
+            )
+    return "\n".join(lines)

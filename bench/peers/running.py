@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.peers.request_forms import FORMS, RequestForm
+from bench.clients import FORMS, RequestForm
 from triton_transformers.http import opener
 from triton_transformers.settings import ROOT, UserError
 

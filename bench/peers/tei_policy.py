@@ -10,8 +10,7 @@ import asyncio
 import orjson
 import uvicorn
 
-from bench.peers.embedder import Embedder
-from bench.peers.peer_options import Options
+from bench.embedder import Embedder, Options
 
 
 class Server:

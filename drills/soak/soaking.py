@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 import numpy as np
 from rich.markup import escape
 
+from drills.clients import ManyClients, Pace
 from drills.drill_stack import DrillStack, repository_of
-from drills.outcomes import RIGHT, Outcome, counted
-from drills.soak.many_clients import Load, ManyClients
+from drills.harness import counted
 from drills.soak.process_samples import Watch
+from drills.soak.report import COLUMNS, Results, SoakRun, cells, headline, results_of, write
 from drills.soak.series import (
     BY_PROCESS,
     LATENCY,
@@ -27,8 +28,8 @@ from drills.soak.series import (
     Kind,
     Series,
 )
-from drills.soak.soak_report import COLUMNS, Results, SoakRun, cells, headline, results_of, write
 from triton_transformers.cli import err, one_interrupt, out, print_table
+from triton_transformers.load import RIGHT, Outcome
 from triton_transformers.settings import Settings
 from triton_transformers.triton import metrics_page
 
@@ -40,12 +41,8 @@ REPORT_EVERY_S = 60.0
 INTERRUPTED = 130
 
 
-def load_of(settings: Settings) -> Load:
-    return Load(
-        settings.users or CLIENTS,
-        settings.wait or WAIT,
-        settings.seed,
-    )
+def pace_of(settings: Settings) -> Pace:
+    return Pace(settings.users or CLIENTS, settings.wait or WAIT, settings.seed)
 
 
 class Soak:
@@ -113,23 +110,23 @@ class Soak:
 
 def soak(settings: Settings) -> int:
     """Run the soak, print and write its results, and return the exit code."""
-    load, seconds = load_of(settings), (settings.soak or 0.0) * 60
+    pace, seconds = pace_of(settings), (settings.soak or 0.0) * 60
     began, stopped = datetime.now(UTC), ""
     with one_interrupt():
         with DrillStack(repository_of(settings), settings.local_state) as stack:
             run = Soak(stack)
-            clients = ManyClients(load, lambda: stack.clients(keep=True), stack.answers)
-            minimum, maximum = load.wait
+            clients = ManyClients(pace, lambda: stack.clients(keep=True), stack.known)
+            minimum, maximum = pace.wait
             try:
                 out.print(
-                    f"{load.clients} clients for {seconds / 60:g} minutes; each thinks {minimum:g} to {maximum:g} s"
+                    f"{pace.clients} clients for {seconds / 60:g} minutes; each thinks {minimum:g} to {maximum:g} s"
                 )
                 with clients:
                     run.sample_for(seconds, clients)
             except KeyboardInterrupt:
                 stopped = f"stopped early, after {run.seconds / 60:.1f} of {seconds / 60:g} minutes"
         problems = [*run.watch.problems, *clients.problems]
-        results = results_of(SoakRun(load, seconds / 60, run.series, clients, run.seconds, began, problems, stopped))
+        results = results_of(SoakRun(pace, seconds / 60, run.series, clients, run.seconds, began, problems, stopped))
         show(results)
         for complaint in results["complaints"]:
             err.print(f"[red]error:[/] {escape(complaint)}")

@@ -11,9 +11,8 @@ import subprocess
 import psutil
 import pytest
 
-from drills.outcomes import GATEWAY
-from drills.steady_load import GRPC, HTTP
-from triton_transformers.make_process import Make
+from drills.clients import GATEWAY, GRPC, HTTP
+from triton_transformers.own_stack import Make
 from triton_transformers.settings import ROOT
 
 # They take half a minute each at most.

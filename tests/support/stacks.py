@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from tests.support import onnx_models as models
-from triton_transformers.make_process import Make
+from triton_transformers.own_stack import Make
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import DEFAULTS, ROOT
 from triton_transformers.triton import Triton

@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import grpc
-import numpy as np
 import psutil
 import pytest
 
-from drills import harness, steady_load
-from drills.__main__ import chosen, markdown, not_named, write
+from drills import harness
+from drills.__main__ import chosen, markdown, write
+from drills.clients import GATEWAY, HTTP
 from drills.crashes import SERVER
 from drills.drill_stack import BrokenError, NotRunError
-from drills.harness import DRILLS, Drill
-from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Bound, Outcome, Result, counted, recovery_s
-from drills.steady_load import GRPC, HTTP, RefusedError, SteadyLoad, outcome
-from gateway.inference import rpc_error
-from tests.support.awaitables import answered, never
+from drills.harness import DRILLS, Bound, Drill, Result, counted, recovery_s
+from triton_transformers.load import FAILED, LOST, RIGHT, WRONG, Outcome
 from triton_transformers.settings import UserError
 
-ANSWER = np.array([0.6, 0.8])
 BOUND = Bound(gateway=1, direct=2)
 GOOD = Result("a", "a fault", BOUND, requests=10, failed_gateway=1, failed_direct=2, recovery_s=10.0)
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind"),
-    [
-        (answered(ANSWER), RIGHT),
-        (answered(ANSWER + 1e-4), RIGHT),
-        (answered(ANSWER[::-1]), WRONG),
-        (answered(np.array([0.6, math.nan])), WRONG),
-        (answered(np.ones(3)), WRONG),
-        (answered(KeyError("data")), WRONG),
-        (answered(RefusedError("503 restarting")), FAILED),
-        (answered(ConnectionResetError("reset")), FAILED),
-        (answered(rpc_error(grpc.StatusCode.UNAVAILABLE, "gone")), FAILED),
-        (never(), LOST),
-    ],
-)
-def test_kind_of_an_answer(answer: Awaitable, kind: str) -> None:
-    result, error = asyncio.run(outcome(answer, ANSWER, timeout=0.05 if kind == LOST else 60))
-    assert (result, bool(error)) == (kind, kind != RIGHT)
 
 
 def outcomes(*kinds: str, route: str = HTTP, first_at: float = 0.0) -> list[Outcome]:
@@ -126,40 +99,10 @@ def test_every_drill_is_stated_and_bounded() -> None:
         chosen(["prometheus-killed", "nothing"])
 
 
-class FakeClients:
-    """Clients of which one is answered, one is refused, and one gets another text's answer."""
-
-    def __init__(self) -> None:
-        self.routes: dict[str, Callable[[str], Awaitable]] = {
-            GATEWAY: lambda text: answered(ANSWER),
-            HTTP: lambda text: answered(RefusedError("500")),
-            GRPC: lambda text: answered(ANSWER[::-1]),
-        }
-
-    async def close(self) -> None:
-        pass
-
-
-def test_load_sends_on_every_route_and_ends_with_all_outcomes() -> None:
-    sent = []
-
-    class Counting(FakeClients):
-        def __init__(self) -> None:
-            super().__init__()
-            for route, send in self.routes.items():
-                self.routes[route] = lambda text, send=send, route=route: sent.append(route) or send(text)
-
-    with SteadyLoad(Counting, [ANSWER] * len(steady_load.TEXTS)) as load:
-        while len(load.outcomes) < 6:
-            time.sleep(0.01)
-    assert len(load.outcomes) == len(sent)
-    assert {(one.route, one.kind) for one in load.outcomes} == {(GATEWAY, RIGHT), (HTTP, FAILED), (GRPC, WRONG)}
-
-
 class FakeStack:
     """A stack with a clock of its own, which is whole again two seconds after a drill."""
 
-    clients, answers = None, ()
+    clients, known = None, None
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -187,7 +130,7 @@ class FakeStack:
 class FakeLoad:
     """A load with one failed request, one second after the beginning of the drill's function."""
 
-    def __init__(self, clients: None, answers: object) -> None:
+    def __init__(self, clients: None, known: None) -> None:
         self.outcomes = [Outcome(HTTP, 101 + harness.BEFORE_S, 0.1, FAILED, "why")]
 
     def __enter__(self) -> FakeLoad:
@@ -206,7 +149,7 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStack]:
 
     monkeypatch.setattr(harness.time, "monotonic", lambda: stack.now)
     monkeypatch.setattr(harness.time, "sleep", sleep)
-    monkeypatch.setattr(harness, "SteadyLoad", FakeLoad)
+    monkeypatch.setattr(harness, "steady_load", FakeLoad)
     yield stack
     monkeypatch.undo()
 
@@ -284,11 +227,3 @@ def test_drill_does_not_begin_on_a_broken_stack(stack: FakeStack) -> None:
     stack.settled = False
     result = run(stack, lambda stack: pytest.fail("it began"))
     assert "was not whole before: `make up` failed" in result.problem
-
-
-def test_drill_that_concerns_the_whole_machine_runs_only_by_name() -> None:
-    assert [name for name, one in DRILLS.items() if one.named_only] == ["clock-set-back"]
-    result = not_named(DRILLS["clock-set-back"])
-    assert not result.held
-    assert not result.broken
-    assert "name it: make drill DRILL=clock-set-back" in result.not_run

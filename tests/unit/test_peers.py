@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -14,18 +13,15 @@ import numpy as np
 import psutil
 import pytest
 
-from bench import engine_rates
+from bench.clients import FORMS, Clients, Window, measure
 from bench.peers import known_peers, rotation, running
 from bench.peers.known_peers import PEERS, REQUIREMENTS, OwnStack, Peer, Site
-from bench.peers.load import Load, Window, measure
-from bench.peers.peer_table import Row, markdown, show, summary
-from bench.peers.request_forms import FORMS
-from bench.peers.rotation import compare
+from bench.peers.rotation import Row, compare, markdown, show, summary
 from bench.peers.running import started
 from tests.support.peer_stand_in import vector_of
 from triton_transformers.cli import one_interrupt, out
 from triton_transformers.ports import free_ports
-from triton_transformers.settings import ROOT, UserError
+from triton_transformers.settings import UserError
 
 CPU = str(min(os.sched_getaffinity(0)))
 EXPECTED = {text: np.array(vector_of(text)) for text in ("hello", "good morning", "zebra", "a")}
@@ -77,10 +73,10 @@ def measured(monkeypatch):
             servers.append(server)
             yield server
 
-    def window(load, cpus):
+    def window(clients, cpus):
         running_now = [server for server in servers if server.processes]
         states.append({server.url: server.processes[0].status() for server in running_now})
-        return Window(100.0 + load.window_s * len(servers), 10, 20, 0, "", 0.1)
+        return Window(1.0, [10.0] * int(100 + clients.window_s * len(servers)))
 
     monkeypatch.setattr(sys.modules[__name__], "started", recorded)
     monkeypatch.setattr(rotation, "measure", window)
@@ -196,14 +192,18 @@ def test_failed_install_is_refused_and_tried_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("behaviour", "fails"), [("right", False), ("fails", True)])
 def test_clients_count_responses_and_failures(behaviour, fails):
     with stand_in(behaviour) as server:
-        window = measure(Load(server.url, "embed", 4, 0.1, 1.0), CPU)
-    assert (window.rate > 0, window.failures > 0) == (not fails, fails)
-    assert ("500" in window.first_failure) == fails
-    assert (0 < window.p50_ms <= window.p95_ms) or fails
+        window = measure(Clients(server.url, "embed", 4, 0.1, 1.0), CPU)
+    assert (window.rate > 0, bool(window.failures)) == (not fails, fails)
+    if fails:
+        with pytest.raises(UserError, match="not every request of a window got its answer: 500"):
+            window.check()
+    else:
+        assert 0 < window.check().p50_ms <= window.p95_ms
 
 
 def window(rate, p50=10.0, failures=0):
-    return Window(rate, p50, 2 * p50, failures, "500 no" if failures else "", 0.1)
+    half = int(rate) // 2
+    return Window(1.0, [p50] * half + [2 * p50] * (int(rate) - half), failures=["500 no"] * failures)
 
 
 ROWS = [
@@ -214,31 +214,13 @@ ROWS = [
 ]
 
 
-def test_lone_client_of_the_engines_is_measured_without_locust(monkeypatch):
-    monkeypatch.setattr(engine_rates, "WARMUP_S", 0.2)
-    monkeypatch.setattr(engine_rates, "WINDOW_S", 0.5)
-    monkeypatch.setattr(engine_rates.load, "measure", None)  # Locust's
-    with stand_in() as server:
-        window = engine_rates.window(server.url, 1, CPU, "embed")
-    assert (window.failures, window.first_failure) == (0, "")
-    assert window.rate > 0
-    assert 0 < window.p50_ms <= window.p95_ms
-
-
-def test_error_responses_to_a_lone_client_are_an_error(monkeypatch):
-    monkeypatch.setattr(engine_rates, "WARMUP_S", 0.1)
-    monkeypatch.setattr(engine_rates, "WINDOW_S", 0.2)
-    with stand_in("fails") as server, pytest.raises(UserError, match="answered no request: 500"):
-        engine_rates.window(server.url, 1, CPU, "embed")
-
-
 def test_markdown_has_medians_settings_and_reasons():
     lines = markdown(ROWS).splitlines()
     assert lines[-4:] == [
-        "| 1 | this project | 300 (250 to 350) | 10 | 20 | default |",
-        "| 1 | FastAPI | 100 (90 to 110) | 11 | 22 | pool 1 |",
+        "| 1 | this project | 300 (250 to 350) | 15 | 20 | default |",
+        "| 1 | FastAPI | 100 (90 to 110) | 16 | 22 | pool 1 |",
         "| 1 | mosec | – | – | – | could not be installed: no matching / distribution |",
-        "| 2 | FastAPI | 50 (50 to 50) | 10 | 20 | processes 2; 3 requests failed, the first with: 500 no |",
+        "| 2 | FastAPI | 50 (50 to 50) | 15 | 20 | processes 2; 3 requests failed, the first with: 500 no |",
     ]
 
 
@@ -267,9 +249,3 @@ def test_packages_of_every_peer_are_pinned():
     assert {path.stem for path in REQUIREMENTS.iterdir()} == needed
     for path in REQUIREMENTS.iterdir():
         assert all("==" in line for line in path.read_text().splitlines()), path
-
-
-def test_locust_stays_out_of_the_other_benchmarks():
-    """An import of Locust replaces Python's sockets and threads."""
-    code = "import sys, bench.peers.rotation; sys.exit('locust' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -7,11 +7,11 @@ import stat
 import pytest
 from dotenv import dotenv_values
 
-from bench.server import with_names
 from loadtest.users import LIGHT, USERS
 from loadtest.workload import WORKLOADS
 from scripts.stack.neuron_cores import PER_DEVICE
 from triton_transformers import settings as module
+from triton_transformers.own_stack import with_names
 from triton_transformers.settings import DEFAULTS, ROOT, TABLE, Settings, UserError, pins, save, saved, with_secrets
 
 

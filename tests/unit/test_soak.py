@@ -21,10 +21,11 @@ import pytest
 from scipy import stats
 
 from drills import __main__ as drill_command
-from drills.outcomes import FAILED, GATEWAY, LOST, RIGHT, WRONG, Outcome
-from drills.soak import many_clients, soaking
-from drills.soak.many_clients import Load, ManyClients, refusal
+from drills.clients import GATEWAY, GRPC, HTTP, Clients, ManyClients, Pace, refusal, steady_load
+from drills.soak import soaking
 from drills.soak.process_samples import Watch, name_of, usage_of
+from drills.soak.report import SoakRun, cells, command, complaints, headline, number, results_of, write
+from drills.soak.report import outcome as outcome_of
 from drills.soak.series import (
     BY_DESIGN,
     DESCRIPTORS,
@@ -40,20 +41,20 @@ from drills.soak.series import (
     SHORT,
     Series,
     Verdict,
+    student_t,
+    trend,
     verdict,
 )
-from drills.soak.soak_report import SoakRun, cells, command, complaints, headline, number, outcome, results_of, write
 from drills.soak.soaking import Soak
-from drills.soak.trend import student_t, trend
-from drills.steady_load import GRPC, HTTP, TEXTS, RefusedError
 from gateway.inference import rpc_error
-from tests.support.awaitables import answered, never
+from tests.support.awaitables import answered
+from triton_transformers.load import FAILED, LOST, RIGHT, TEXTS, WRONG, KnownVectors, Outcome, RefusedError, outcome
 from triton_transformers.settings import Settings, UserError
 
 SEEDS = range(100)
 # Thirty minutes, of which twenty are judged.
 SAMPLES = int(1800 / SAMPLE_S)
-LOAD = Load(clients=6, wait=(0.0, 0.001), seed=1)
+PACE = Pace(clients=6, wait=(0.0, 0.001), seed=1)
 
 
 def wandering(chance: np.random.Generator, persistence: float) -> np.ndarray:
@@ -249,23 +250,21 @@ def test_process_is_named_for_its_program(line: str, name: str) -> None:
         (answered(rpc_error(grpc.StatusCode.INTERNAL, "crashed")), FAILED),
         (answered(ConnectionResetError("reset")), FAILED),
         (answered({"data": []}), WRONG),
-        (never(), LOST),
     ],
 )
 def test_bad_request_must_be_refused_as_one(answer: Awaitable, kind: str) -> None:
-    result, error = asyncio.run(refusal(answer, timeout=0.05 if kind == LOST else 60))
-    assert (result, bool(error)) == (kind, kind != RIGHT)
+    assert asyncio.run(outcome(HTTP, refusal(answer))).kind == kind
 
 
-ANSWERS = [np.eye(len(TEXTS))[[i]] for i in range(len(TEXTS))]
+KNOWN = KnownVectors(np.eye(len(TEXTS)))
 
 
-class FakeClients:
+class FakeClients(Clients):
     """Clients whose gateway is right, whose HTTP route gives the answers in the wrong order, whose gRPC route fails."""
 
     def __init__(self) -> None:
         def right(texts: list[str]) -> np.ndarray:
-            return np.concatenate([ANSWERS[TEXTS.index(text)] for text in texts])
+            return np.eye(len(TEXTS))[[TEXTS.index(text) for text in texts]]
 
         self.routes: dict[str, Callable[[list[str]], Awaitable]] = {
             GATEWAY: lambda texts: answered(right(texts)),
@@ -273,25 +272,35 @@ class FakeClients:
             GRPC: lambda texts: answered(rpc_error(grpc.StatusCode.UNAVAILABLE, "gone")),
         }
 
-    async def close(self) -> None:
+    def bad_requests(self, route: str) -> list[Callable[[], Awaitable]]:
+        return [lambda: answered(RefusedError("400"))]
+
+    async def aclose(self) -> None:
         pass
 
 
-def test_clients_send_good_and_bad_requests_on_every_route_and_check_each_text(monkeypatch) -> None:
-    refused = {route: [lambda: answered(RefusedError("400"))] for route in (GATEWAY, HTTP, GRPC)}
-    monkeypatch.setattr(many_clients, "bad_requests", lambda clients: refused)
-    with ManyClients(LOAD, FakeClients, ANSWERS) as clients:
+KINDS = {(GATEWAY, RIGHT), (HTTP, WRONG), (GRPC, FAILED)}
+
+
+def test_steady_load_sends_on_every_route_and_checks_each_text() -> None:
+    with steady_load(FakeClients, KNOWN) as load:
+        while len(load.outcomes) < 6:
+            time.sleep(0.01)
+    assert {(one.route, one.kind) for one in load.outcomes} == KINDS
+
+
+def test_clients_send_good_and_bad_requests_on_every_route_and_check_each_text() -> None:
+    with ManyClients(PACE, FakeClients, KNOWN) as clients:
         while not (clients.refusals and len(clients.outcomes) > 100):
             time.sleep(0.01)
-    kinds = {(one.route, one.kind) for one in clients.outcomes}
-    assert kinds == {(GATEWAY, RIGHT), (HTTP, WRONG), (GRPC, FAILED)}
+    assert {(one.route, one.kind) for one in clients.outcomes} == KINDS
     assert {one.kind for one in clients.refusals} == {RIGHT}
 
 
 class FakeStack:
     """A stack of this process, whose clients meet an error that they do not expect."""
 
-    answers = ANSWERS
+    known = KNOWN
 
     def __init__(self, *_: object) -> None: ...
 
@@ -330,7 +339,7 @@ def results(*series: Series, outcomes: tuple[Outcome, ...] = (), refusals: tuple
     good = Outcome(GATEWAY, 0, 0.1, RIGHT)
     clients = SimpleNamespace(outcomes=[good, *outcomes], refusals=list(refusals))
     arguments = {"problems": [], "stopped": ""} | changes
-    return results_of(SoakRun(LOAD, 30, series, clients, 1800, datetime(2026, 1, 2, tzinfo=UTC), **arguments))
+    return results_of(SoakRun(PACE, 30, series, clients, 1800, datetime(2026, 1, 2, tzinfo=UTC), **arguments))
 
 
 def series_of(values: np.ndarray, kind=MEMORY, process: str = "gateway") -> Series:
@@ -363,7 +372,7 @@ BRIEF = series_of(np.full(3, 40.0))
     ],
 )
 def test_complaints_decide_the_exit_code(content: dict, expected: str, reasons: list[str]) -> None:
-    assert (outcome(content), complaints(content), content["complaints"]) == (expected, reasons, reasons)
+    assert (outcome_of(content), complaints(content), content["complaints"]) == (expected, reasons, reasons)
 
 
 def test_soak_without_requests_fails() -> None:
@@ -384,7 +393,7 @@ def test_report_has_every_series(tmp_path) -> None:
     assert written["good_by_route"] == {GATEWAY: 1}
     assert [one["outcome"] for one in written["series"]] == [FLAT, RISES, FLAT, FLAT, FLAT]
     page = (folder / "soak.html").read_text()
-    assert headline(content) in page and "memory of encoder" in page and command(LOAD, 30) in page
+    assert headline(content) in page and "memory of encoder" in page and command(PACE, 30) in page
     assert page.count('class="fails"') == 1
     assert {path.stem for path in folder.glob("*.png")} == {"stack", "memory", "descriptors", "threads"}
     assert (tmp_path / "latest-soak").resolve() == folder

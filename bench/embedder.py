@@ -1,19 +1,42 @@
-"""The model as the small servers run it: one batch, padded to its longest text."""
+"""The model `embedding` in this process: one batch, padded to its longest text."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from tokenizers import Tokenizer
 
-from bench.peers.peer_options import Options
 from triton_transformers.settings import ROOT
 
 OUTPUT = "sentence_embedding"
+VARIABLE = "BENCH_PEER"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a server whose source is here.
+
+    They travel in an environment variable, so a server's own workers have them too.
+    """
+
+    repository: str
+    port: int
+    engine: str = "onnxruntime"
+    processes: int = 1
+    pool: int = 1  # threads that run the model side by side, in each process
+    threads: int = 1  # of one run
+    batch: int = 1
+    wait_ms: int = 0
+
+    @classmethod
+    def read(cls) -> Options:
+        return cls(**json.loads(os.environ[VARIABLE]))
 
 
 class Embedder:
@@ -42,6 +65,8 @@ class Embedder:
 
 
 def onnx_runtime(path: Path, threads: int) -> Any:
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run
