@@ -18,9 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 try:
-    from generator.arguments import Arguments
-    from generator.folder_writer import write_folder
-    from generator.options import build_parser
+    from generator.folder import write_folder
+    from generator.options import Arguments, build_parser
     from generator.specification import Specification, specify
 except ModuleNotFoundError as error:
     sys.exit(f"error: {error}; copy the folder generator/ beside gen_triton_model.py")

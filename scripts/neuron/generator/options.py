@@ -1,19 +1,95 @@
-"""The options: what each takes, what it is for, and the kinds of models that it applies to."""
+"""The options: what each takes, what it is for, the kinds of models that it applies to, and their values.
+
+All wrong arguments are collected, so that one run reports every one of them.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from generator.value_types import DATA_TYPES, INT64, core_range, matching, one_of, tensor, whole_number
-
+INT32, INT64 = 2**31 - 1, 2**63 - 1
+INTEGERS = ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")
+DATA_TYPES = ("BOOL", *INTEGERS, "FP16", "BF16", "FP32", "FP64", "STRING")
 PYTORCH, TENSORFLOW, TRANSFORMERS = KINDS = ("pytorch", "tensorflow", "transformers")
 AMPS = ("f32", "f16", "bf16", "s8", "f8e4m3fn")
 CLASS = "transformers_neuronx.opt.model.OPTForSampling"
 EXAMPLES = {"triton_input": "INPUT__0,INT64,4x384", "triton_output": "OUTPUT__0,FP32,4x384"}
+
+
+# --- types of values: a text becomes a value, or ValueError names what is wrong ---------------------------------------
+
+
+def whole_number(minimum: int, maximum: int = INT32) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        number = int(text) if re.fullmatch("-?[0-9]{1,19}", text) else minimum - 1
+        if not minimum <= number <= maximum:
+            limit = f"at most {maximum}" if number > maximum else f"at least {minimum}"
+            raise ValueError(f"must be a whole number, {limit}")
+        return number
+
+    return convert
+
+
+def matching(pattern: str, description: str) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise ValueError(f"must be {description}")
+        return text
+
+    return convert
+
+
+def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+    return matching("|".join(choices), f"one of {', '.join(choices)}")
+
+
+def core_range(text: str) -> range:
+    match = re.fullmatch("(-?[0-9]{1,19}):(-?[0-9]{1,19})", text)
+    if not match:
+        raise ValueError("must be the first and the last core, such as 0:3")
+    first, last = map(int, match.groups())
+    if min(first, last) < 0 or max(first, last) > INT32:
+        raise ValueError("cores are counted from 0, such as 0:3")
+    if last < first:
+        raise ValueError(f"ends before it starts; did you mean {last}:{first}?")
+    return range(first, last + 1)
+
+
+@dataclass
+class Tensor:
+    """An input or an output of the model."""
+
+    name: str
+    data_type: str
+    dims: list[int] | None  # None: the model does not know how many dimensions there are
+    optional: bool = False
+
+
+def tensor(text: str) -> Tensor:
+    """Return the tensor, or raise ValueError with one argument per mistake."""
+    parts = text.split(",")
+    if len(parts) != 3 or not parts[0]:
+        raise ValueError("must be a name, a data type and a shape, such as INPUT__0,INT64,4x384")
+    name, data_type, shape = parts
+    data_type = "STRING" if data_type == "BYTES" else data_type
+    mistakes = []
+    if data_type not in DATA_TYPES:
+        mistakes.append(f"unknown data type '{data_type}'; must be one of {', '.join(DATA_TYPES)}")
+    if not all(re.fullmatch("-1|0*[1-9][0-9]{0,17}", size) for size in shape.split("x")):
+        mistakes.append(f"invalid shape '{shape}'; must be sizes of at least 1, or -1 for any size, such as 4x384")
+    if mistakes:
+        raise ValueError(*mistakes)
+    return Tensor(name, data_type, [int(size) for size in shape.split("x")])
+
+
+# --- the options ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -147,3 +223,110 @@ def build_parser(single: str | None = None, many: str = "+") -> argparse.Argumen
                 values["metavar"] = option.metavar
             arguments.add_argument(f"--{option.name}", help=text, **values)
     return parser
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+class InvalidArgument(Exception):
+    """An argument is wrong. `Arguments.errors` has the message already."""
+
+
+class Arguments:
+    """The options' values: `arguments["max_batch_size"]` raises InvalidArgument if that value is wrong or missing."""
+
+    def __init__(self, command_line: list[str]) -> None:
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+        self.values: dict[str, Any] = {}
+        self.texts = self.parse(command_line)
+        kind = self.text("model_type")
+        self.kind = kind if kind in KINDS else None
+        for group in GROUPS:
+            for option in group.options:
+                if self.kind and self.kind not in group.kinds:
+                    self.reject(option, group)
+                else:
+                    self.convert(option, required=option.required and bool(self.kind or group.kinds == KINDS))
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.values:
+            raise InvalidArgument
+        return self.values[name]
+
+    def given(self, name: str) -> bool:
+        return name in self.texts
+
+    def text(self, name: str) -> str:
+        """Return the value as the user wrote it, or the default."""
+        return " ".join(self.texts[name]) if self.given(name) else str(self.values.get(name, ""))
+
+    def error(self, name: str, problem: str, value: object = None) -> InvalidArgument:
+        """Record an error; the caller raises the result if it cannot go on without the value."""
+        text = self.text(name) if value is None else str(value)
+        self.errors.append(f"--{name} {shlex.quote(text)}: {problem}" if text else f"--{name}: {problem}")
+        return InvalidArgument()
+
+    def attempt(self, function: Callable, *more: object) -> Any:
+        """Return the function's result, or None if an argument that it needs is wrong."""
+        try:
+            return function(self, *more)
+        except InvalidArgument:
+            return None
+
+    def parse(self, command_line: list[str]) -> dict[str, list[str]]:
+        """Return the texts of each option that was given.
+
+        argparse exits at its first error. So it only splits the command line, with nothing left that it would reject.
+        """
+        accepted, unknown = [], set()
+        for argument in command_line:
+            name, equals, _ = argument.partition("=")
+            option = OPTIONS.get(name[2:]) if name.startswith("--") else None
+            if not argument.isprintable():
+                self.errors.append(f"{argument!a}: has characters that cannot be printed")
+            if option and equals and not option.metavar:
+                self.errors.append(f"{argument}: takes no value; write {name}, or leave it out")
+                continue
+            elif not option and re.match("--?[A-Za-z]", argument):
+                close = difflib.get_close_matches(name, ["--help", *(f"--{known}" for known in OPTIONS)], 1)
+                self.errors.append(f"{name}: unknown option" + (f"; did you mean {close[0]}?" if close else ""))
+                unknown.add(name)
+            accepted.append(argument)
+        parser = build_parser(single="?", many="*")
+        if unknown:
+            parser.add_argument(*unknown, dest="unknown", nargs="*")  # takes the values that may be meant for it
+        namespace, rest = parser.parse_known_args(accepted)
+        self.errors += [f"{argument}: belongs to no option" for argument in rest]
+        return {name: text if isinstance(text, list) else [text or ""] for name, text in vars(namespace).items()}
+
+    def convert(self, option: Option, required: bool) -> None:
+        name, summary = option.name, option.help.partition(". ")[0]
+        if not option.metavar:
+            self.values[name] = self.given(name)
+        elif not self.given(name) and required:
+            self.errors.append(f"--{name} is missing: {summary}")
+        elif not self.given(name):
+            self.values[name] = option.default
+        elif not any(self.texts[name]):
+            self.errors.append(f"--{name} needs a value: {summary}")
+        else:
+            values = [self.convert_text(option, text) for text in self.texts[name]]
+            if None not in values:
+                self.values[name] = values if option.many else values[0]
+
+    def convert_text(self, option: Option, text: str) -> object:
+        try:
+            return option.type(text)
+        except ValueError as error:
+            for problem in error.args:
+                self.error(option.name, problem, text)
+            return None
+
+    def reject(self, option: Option, group: Group) -> None:
+        """Report an option of another kind of model: an error if it would have changed something."""
+        self.values[option.name] = option.default
+        if self.given(option.name) and not group.not_applicable:
+            self.warnings.append(f"--{option.name}: ignored, it goes with --model_type {group.kinds[0]}")
+        elif self.given(option.name) and self.text(option.name) != str(option.default):
+            self.error(option.name, group.not_applicable)

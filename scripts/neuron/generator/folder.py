@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import filecmp
 import itertools
 import os
+import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from generator.pbtxt import config_text
-from generator.specification import Specification
+if TYPE_CHECKING:
+    from generator.specification import Specification
 
 MODEL_PY = '''"""Serve {name} on AWS Neuron. gen_triton_model.py wrote this file; it is yours to edit.
 
@@ -52,12 +52,8 @@ BASES = {  # class: its module, and the methods to override
 def write_folder(specification: Specification, command: str) -> list[str]:
     """Write what is new, leave everything else. Return the names under which replaced files are kept."""
     folder = specification.folder
-    hidden = {"prefix": f".{folder.name}.", "suffix": ".unfinished"}
-    with locked_folder(folder) as exclusive:
-        if exclusive:
-            for leftover in folder.glob("{prefix}*{suffix}".format(**hidden)):  # of a run that was killed
-                shutil.rmtree(leftover, ignore_errors=True)
-        work = Path(tempfile.mkdtemp(dir=folder, **hidden))
+    with created(folder):
+        work = Path(tempfile.mkdtemp(dir=folder, prefix=f".{folder.name}.", suffix=".unfinished"))
         try:
             return move_in(prepare(specification, command, work), folder)
         finally:
@@ -65,44 +61,16 @@ def write_folder(specification: Specification, command: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path) -> Iterator[bool]:
-    """Create and lock the folder; remove it if it stays empty. Yields False if its file system has no locks."""
-    while True:
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            exclusive = lock(descriptor, folder)
-            if still_exists(folder, descriptor):
-                yield exclusive
-                return
-        finally:
-            for path in missing:
-                with contextlib.suppress(OSError):
-                    path.rmdir()
+def created(folder: Path) -> Iterator[None]:
+    """Create the folder, and remove it and its new parents if they stay empty."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for path in missing:
             with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # gevent, which Locust brings into the tests, closes late
-            os.close(descriptor)
-
-
-def lock(descriptor: int, folder: Path) -> bool:
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for another gen_triton_model.py, which writes {folder}", file=sys.stderr, flush=True)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError:
-        return False
-    return True
-
-
-def still_exists(folder: Path, descriptor: int) -> bool:
-    """Return False if the run that held the lock failed, and removed the folder that it had created."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(folder))
-    except FileNotFoundError:
-        return False
+                path.rmdir()
 
 
 def prepare(specification: Specification, command: str, work: Path) -> dict[str, Path]:
@@ -179,3 +147,46 @@ def generated_files(specification: Specification, command: str) -> dict[str, str
         model_py: MODEL_PY.format(name=name, base=specification.base, module=module, overrides=overrides),
         "config.pbtxt": f"{comment}\n# {command}\n{config_text(specification.config)}",
     }
+
+
+# --- protobuf's text format, laid out for people: plain fields first, then one block per field ------------------------
+
+
+class Enum(str):
+    """A name from the schema, which is written without quotes."""
+
+
+class Map(dict):
+    """A field of keys and values, which is written as one entry per line."""
+
+
+def config_text(config: dict) -> str:
+    plain = [field(name, value) for name, value in config.items() if not isinstance(value, (dict, list))]
+    blocks = [block(name, value) for name, value in config.items() if isinstance(value, (dict, list))]
+    return "\n\n".join(["\n".join(plain), *blocks]) + "\n"
+
+
+def block(name: str, value: dict | list) -> str:
+    if isinstance(value, Map):
+        return "\n".join(field(name, {"key": key, "value": entry}) for key, entry in value.items())
+    if isinstance(value, list) and len(value) > 1:
+        entries = ",\n".join(f"  {value_text(entry)}" for entry in value)
+        return f"{name} [\n{entries}\n]"
+    return field(name, value)
+
+
+def field(name: str, value: object) -> str:
+    message = isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict))
+    return f"{name}{'' if message else ':'} {value_text(value)}"
+
+
+def value_text(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(["{", *(field(name, entry) for name, entry in value.items()), "}"])
+    if isinstance(value, list):
+        return f"[ {', '.join(map(value_text, value))} ]" if value else "[ ]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return '"' + re.sub(r'[\\"\x00-\x1f\x7f]', lambda match: f"\\{ord(match.group()):03o}", value) + '"'
+    return str(value)
