@@ -23,8 +23,8 @@ from triton_transformers.models.catalogue import Job
 from triton_transformers.models.exporters import text
 from triton_transformers.models.exporters.sentence_model import SentenceModel
 from triton_transformers.models.exporters.served import ServedSystem
-from triton_transformers.models.refusals import check_model
 from triton_transformers.models.tasks import task_of
+from triton_transformers.models.unsupported import check_model
 from triton_transformers.settings import UserError
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")

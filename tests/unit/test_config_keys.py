@@ -10,7 +10,7 @@ from transformers import logging
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from triton_transformers.models.config_keys import unread_keys
-from triton_transformers.models.refusals import check_keys, check_model
+from triton_transformers.models.unsupported import check_keys, check_model
 from triton_transformers.settings import UserError
 
 THETA = {"rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}}

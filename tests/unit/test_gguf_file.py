@@ -15,7 +15,7 @@ from tests.support.checkpoints import language, llama_cpp
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.exporters import quantized
-from triton_transformers.models.exporters.gguf_file import convert
+from triton_transformers.models.exporters.quantized import convert
 from triton_transformers.models.record import read_record
 from triton_transformers.settings import Settings, UserError
 

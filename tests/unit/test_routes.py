@@ -16,9 +16,9 @@ from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, Spar
 from tests.support.checkpoints import encoders
 from triton_transformers.models.catalogue import RECIPES, Job
 from triton_transformers.models.exporters.served import ServedSystem, python_backend
-from triton_transformers.models.refusals import check_model, check_task
 from triton_transformers.models.sources import Folder
 from triton_transformers.models.tasks import task_of
+from triton_transformers.models.unsupported import check_model, check_task
 from triton_transformers.settings import UserError
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")

@@ -24,8 +24,7 @@ from tests.support.checkpoints import language
 from tests.support.python_backend import instance_args, parameters
 from triton_transformers.models import backends
 from triton_transformers.models.catalogue import Job
-from triton_transformers.models.exporters.generation import assemble
-from triton_transformers.models.exporters.vllm_settings import CACHE_BYTES
+from triton_transformers.models.exporters.generation import CACHE_BYTES, assemble
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -19,10 +19,10 @@ from triton_transformers.files import exclusive
 from triton_transformers.model_config import CONFIGS, with_steps
 from triton_transformers.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
 from triton_transformers.models.record import DEFAULT, IGNORE, Record, read_record, read_records
-from triton_transformers.models.refusals import check_model, check_task, check_weights
 from triton_transformers.models.selection import all_in_place, missing_systems
 from triton_transformers.models.sources import Weights, open_weights
 from triton_transformers.models.tasks import LIST, task_of, transformers_of
+from triton_transformers.models.unsupported import check_model, check_task, check_weights
 from triton_transformers.neuron.target import Target
 from triton_transformers.settings import Settings, UserError
 
@@ -55,7 +55,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
         # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
         os.environ["NEURON_RT_VISIBLE_CORES"] = f"{target.cores[0]}-{target.cores[-1]}"
     # Here, because it imports packages that may be absent where all systems are in place already.
-    from triton_transformers.models.exporters.gguf_file import as_checkpoint
+    from triton_transformers.models.exporters.quantized import as_checkpoint
 
     with (
         open_weights(system.source, settings, repository) as stored,

@@ -23,7 +23,7 @@ HARMLESS = (
     "sbert_ce_default_activation_function", "sentence_transformers", "tags", "task_specific_params", "tokenizer_class",
     "torch_dtype", "total_flos", "transformers.js_config", "transformers_version", "trust_remote_code", "unsloth_*",
     "verbose",
-    # how the weights are stored, which refusals.py and the exporter of language models read
+    # how the weights are stored, which unsupported.py and the exporter of language models read
     "quantization_config",
     # training: dropout, weights at its start, losses, masks, gradients
     "*dropout*", "*drop_path*", "*_drop", "*_pdrop", "*_init_scale", "*_init_std", "*_init_value", "*_jitter*",

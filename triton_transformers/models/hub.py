@@ -15,8 +15,8 @@ from rich.filesize import decimal
 
 from triton_transformers.cli import err, out
 from triton_transformers.models.adapters import FILE as ADAPTERS
-from triton_transformers.models.refusals import check_files, check_model
 from triton_transformers.models.tasks import HEADS
+from triton_transformers.models.unsupported import check_files, check_model
 from triton_transformers.settings import Settings, UserError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 from triton_transformers.cli import out
 from triton_transformers.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
 from triton_transformers.models.record import DEFAULT, Record, find_record, read_record, read_records
-from triton_transformers.models.refusals import check_task_name
 from triton_transformers.models.sources import Folder, Hub, Source, identity, source_of
+from triton_transformers.models.unsupported import check_task_name
 from triton_transformers.neuron.target import Target
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.system_names import NAME

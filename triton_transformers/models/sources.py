@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triton_transformers.models.hub import download
-from triton_transformers.models.refusals import check_files
+from triton_transformers.models.unsupported import check_files
 from triton_transformers.settings import Settings, UserError
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from triton_transformers.corpus import MIXED
 from triton_transformers.kinds import TOKENIZED
-from triton_transformers.models.catalogue import SYSTEMS, Job, Outcome
+from triton_transformers.models.catalogue import SYSTEMS, FormatUnavailable, Job, Outcome
 from triton_transformers.models.exporters import openvino_export
 from triton_transformers.models.exporters.config_writer import Config, tensor, write_config
-from triton_transformers.models.exporters.generation_limits import Limits, write_chat_template
 from triton_transformers.models.exporters.quantized import readable_weights
-from triton_transformers.models.exporters.vllm_settings import write_vllm_settings
-from triton_transformers.models.refusals import check_weights, quantization, read_parts
 from triton_transformers.models.tasks import task_of_architecture
+from triton_transformers.models.unsupported import check_weights, quantization, read_parts
 from triton_transformers.settings import UserError
 
 if TYPE_CHECKING:
@@ -131,3 +130,80 @@ def write_configs(job: Job, served: Path, streamed: Path) -> None:
     config["model_transaction_policy"] = {"decoupled": True}
     parameters["weights"] = job.system
     write_config(streamed, f"Continues a prompt like {job.system}, in pieces: docs/generation.md.", config, parameters)
+
+
+# --- the files that a server without transformers reads beside tokenizer.json -----------------------------------------
+
+
+@dataclass(frozen=True)
+class Limits:
+    vocabulary: int
+    context: int | None
+    end_tokens: list[int]
+    start: list[int]  # the tokens of an empty prompt
+    special_tokens: dict[str, str | list[str]]  # by the names that chat templates use, such as bos_token
+    weights: str = ""  # the precision in which the weights are stored, if the export chose it
+
+    @classmethod
+    def from_job(cls, job: Job, tokenizer: PreTrainedTokenizerBase) -> Limits:
+        import transformers
+
+        check_tokenizer(tokenizer)
+        options = {"local_files_only": True, "trust_remote_code": job.trust_remote_code}
+        config = transformers.AutoConfig.from_pretrained(job.weights, **options)
+        text_config = config.get_text_config(decoder=True)
+        has_own = (job.weights / "generation_config.json").is_file()
+        generation = transformers.GenerationConfig.from_pretrained(job.weights) if has_own else text_config
+        ends = generation.eos_token_id
+        starts = (tokenizer.bos_token_id, generation.bos_token_id, tokenizer.eos_token_id)
+        return cls(
+            vocabulary=text_config.vocab_size,
+            context=getattr(text_config, "max_position_embeddings", None),
+            end_tokens=sorted(set(ends if isinstance(ends, list) else [ends]) - {None}),
+            start=tokenizer("").input_ids or [token for token in starts if token is not None][:1],
+            special_tokens=dict(tokenizer.special_tokens_map),
+        )
+
+    def write(self, folder: Path) -> None:
+        (folder / "limits.json").write_text(json.dumps(asdict(self)) + "\n")
+
+
+def write_chat_template(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the template that transformers would use, if there is one. A checkpoint may have several, by name."""
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError:
+        return
+    (folder / "chat_template.jinja").write_text(template)
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise FormatUnavailable if tokenizer.json alone gives other tokens than transformers."""
+    if not tokenizer.is_fast:
+        raise FormatUnavailable(f"its tokenizer, {type(tokenizer).__name__}, has no tokenizer.json")
+    for text in MIXED.texts:
+        if tokenizer.backend_tokenizer.encode(text).ids != tokenizer(text).input_ids:
+            raise FormatUnavailable("its tokenizer.json alone gives other tokens than transformers")
+
+
+# --- the arguments of vLLM's engine (docs/generation.md) --------------------------------------------------------------
+
+SETTINGS = "model.json"
+# The memory for the keys and values of all running texts. With grouped attention, as in Llama 3 8B and Mistral 7B, it
+# holds 32 texts of 1,000 tokens.
+CACHE_BYTES = 4 * 2**30
+
+
+def write_vllm_settings(folder: Path, dtype: str, trust_remote_code: bool = False) -> None:
+    """Write model.json into a folder with weights of this dtype; NVIDIA's vLLM backend reads the same arguments."""
+    settings = {
+        "model": ".",  # the backend reads it relative to model.json, so that the repository can move
+        "dtype": dtype,
+        "max_model_len": -1,  # the model's context, or what fits into the cache
+        "kv_cache_memory_bytes": CACHE_BYTES,
+        "enable_chunked_prefill": True,
+        "enable_prefix_caching": True,
+        "enforce_eager": False,
+        "trust_remote_code": trust_remote_code,
+    }
+    (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters.openvino_export import free_memory
-from triton_transformers.models.refusals import INDEX, quantization
 from triton_transformers.models.silence import quiet
+from triton_transformers.models.sources import Weights, gguf_files
+from triton_transformers.models.unsupported import INDEX, quantization
 from triton_transformers.settings import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from gguf import GGUFReader
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # The methods that transformers dequantizes on a CPU -> its class for their settings.
 READABLE = {
@@ -83,3 +86,159 @@ def load_in_16_bits(weights: Path, method: str, instead: str, config: PreTrained
         return transformers.AutoModelForCausalLM.from_pretrained(
             weights, config=config, dtype=torch.bfloat16, local_files_only=True, **options
         )
+
+
+# --- GGUF, the format of llama.cpp: a checkpoint in 16 bits, which every engine reads ---------------------------------
+
+INSTEAD = "answers would be wrong without notice: name the model that it was converted from"
+# Keys of llama.cpp whose last part is not the name of the key in config.json -> that name.
+CONFIG_NAMES = {"rope.freq_base": "rope_theta", "rope.scaling.type": "rope_type"}
+# Keys that transformers need not read: sizes, which the tensors have too, and how their rows were ordered.
+UNUSED = ("_length", "vocab_size", "tensor_data_layout")
+# The splits of texts that transformers chooses rightly although it does not know their names.
+KNOWN_SPLITS = ("gpt-2", "phi-2")
+VOCABULARY = 1000  # a longer list of metadata is that of the tokens, or of their merges
+# Llama 3.1 to 3.3 stretch their positions by these; GGUF has the result, and not the settings.
+ROPE_FACTORS = "rope_freqs.weight"
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@contextlib.contextmanager
+def as_checkpoint(weights: Weights, folder: Path) -> Iterator[tuple[Weights, Outcome]]:
+    """Yield the weights as save_pretrained writes them, beside the folder, and a line about a conversion from GGUF."""
+    if not (files := gguf_files(weights.folder)):
+        yield weights, Outcome()
+        return
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name) as checkpoint:
+        types = convert(files[0], Path(checkpoint))
+        line = f"weights in 16 bits, dequantized from GGUF ({', '.join(types)})"
+        yield replace(weights, folder=Path(checkpoint), movable=True), Outcome(line)
+
+
+def convert(file: Path, folder: Path) -> list[str]:
+    """Save a checkpoint of the file's model, and return the types of its weights."""
+    import gguf
+    import transformers
+
+    try:
+        reader = gguf.GGUFReader(file)
+        keys = {name: field.contents() for name, field in reader.fields.items() if len(field.data) < VOCABULARY}
+        architecture = keys["general.architecture"]
+    except Exception as error:  # the package raises anything at a file that is cut
+        raise UserError(f"{file} is damaged, or no GGUF: download it again") from error
+    with reading(file, architecture):
+        config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        config.__dict__.pop("_model_name_or_path", None)  # only a name, and no key of config.json
+        check_keys(file, keys, config)
+        has_read_factors = read_rope_factors(reader, config)
+        model, report = load_in_16_bits(
+            file.parent,
+            "GGUF",
+            "choose a smaller model",
+            config,
+            gguf_file=file.name,
+            quantization_config=transformers.GgufConfig(dequantize=True),
+            output_loading_info=True,
+        )
+    if any(report.values()) or count_stored(reader, config, has_read_factors) != count(model):
+        raise UserError(
+            f"{file} has other tensors than transformers reads for a {config.model_type}, so that {INSTEAD}"
+        )
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return sorted({tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1})
+
+
+@contextlib.contextmanager
+def reading(file: Path, architecture: str) -> Iterator[None]:
+    import transformers
+
+    try:
+        with quiet():
+            yield
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises anything for a model that it does not know
+        raise UserError(
+            f"{file} is a {architecture}, and transformers {transformers.__version__} does not read it as a language "
+            f"model ({type(error).__name__}): name the model that it was converted from"
+        ) from error
+
+
+def check_keys(file: Path, keys: dict[str, Any], config: PreTrainedConfig) -> None:
+    """Raise if transformers ignores a setting of the network, or the way in which texts are split."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    architecture = keys["general.architecture"]
+    own = {name.removeprefix(f"{architecture}."): name for name in keys if name.startswith(f"{architecture}.")}
+    kind = config.model_type.removesuffix("_text")
+    read: Any = own if architecture in GGUF_CONFIG_ARCHS else GGUF_CONFIG_MAPPING[kind]
+    settings = flat(config.to_dict())
+    unread = [
+        name
+        for key, name in own.items()
+        if key not in read
+        and not key.endswith(UNUSED)
+        and not is_same(settings.get(CONFIG_NAMES.get(key, key.rpartition(".")[2])), keys[name])
+    ]
+    split = keys.get("tokenizer.ggml.pre")
+    if keys.get("tokenizer.ggml.model") == "gpt2" and split not in (*GGUF_PRE_TOKENIZER_SPLITS, *KNOWN_SPLITS):
+        unread.append(f"tokenizer.ggml.pre ({split})")
+    if unread:
+        raise UserError(f"{file} sets {', '.join(unread)}, which transformers does not read, so that {INSTEAD}")
+
+
+def flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with those of nested objects, such as rope_parameters."""
+    nested = [flat(value) for value in settings.values() if isinstance(value, dict)]
+    return {key: value for group in [settings, *nested] for key, value in group.items()}
+
+
+def is_same(setting: object, value: object) -> bool:
+    if isinstance(setting, int | float) and isinstance(value, int | float):
+        return math.isclose(setting, value, rel_tol=1e-6)  # GGUF has floats of 32 bits
+    return setting == value
+
+
+def read_rope_factors(reader: GGUFReader, config: PreTrainedConfig) -> bool:
+    """Return whether the file has the factors of Llama 3.1 to 3.3, and set that RoPE in the configuration."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    factors = next((torch.tensor(tensor.data) for tensor in reader.tensors if tensor.name == ROPE_FACTORS), None)
+    if factors is None or config.model_type != "llama":
+        return False
+    before = config.rope_parameters
+    angles = before["rope_theta"] ** (-torch.arange(len(factors)) / len(factors))
+    config.rope_parameters = before | LLAMA3 | {"rope_type": "llama3", "factor": factors.max().item()}
+    if torch.allclose(ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")[0], angles / factors, rtol=1e-4, atol=0):
+        return True
+    config.rope_parameters = before
+    return False
+
+
+def count_stored(reader: GGUFReader, config: PreTrainedConfig, has_read_factors: bool) -> int:
+    """Return how many numbers of the file a model has to have."""
+    ignored = {
+        ROPE_FACTORS: has_read_factors,
+        "output.weight": config.tie_word_embeddings,  # Falcon's file has a copy
+    }
+    # Layers beyond the last one predict several tokens at once, which is not served.
+    return sum(
+        int(tensor.n_elements)
+        for tensor in reader.tensors
+        if not ignored.get(tensor.name) and layer_of(tensor.name) < config.num_hidden_layers
+    )
+
+
+def layer_of(name: str) -> int:
+    return int(name.split(".")[1]) if name.startswith("blk.") else 0
+
+
+def count(model: PreTrainedModel) -> int:
+    """Return how many numbers the model has. Tied weights count once."""
+    return sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
+import string
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from tokenizers import AddedToken, Regex, normalizers, processors
+from transformers.convert_slow_tokenizer import SpmConverter
 
-from triton_transformers.models.exporters.siglip_tokenizer import fast_tokenizer
 from triton_transformers.models.exporters.text_model import TextModel
 from triton_transformers.models.purposes import TEXT_FEATURES, encodes_texts_and_images
 
@@ -37,7 +40,7 @@ class TextHalf(TextModel):
 
     @property
     def special_token(self) -> str:
-        return super().special_token if self.own_tokenizer.is_fast else ""  # siglip_tokenizer.py tells why
+        return super().special_token if self.own_tokenizer.is_fast else ""  # text_half.py tells why
 
     @property
     def method(self) -> str:
@@ -94,3 +97,37 @@ class HalfNetwork(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor]:
         return (self.model.features(input_ids=input_ids, attention_mask=attention_mask),)
+
+
+# --- SigLIP's tokenizer, which transformers has only in Python --------------------------------------------------------
+
+
+def fast_tokenizer(slow: Any) -> transformers.PreTrainedTokenizerFast:
+    """Return a tokenizer that makes the same tokens: of texts in lower case, without punctuation and further spaces.
+
+    Only in texts with a special token, such as "</s>", it differs: it begins the next word as the first of a text.
+    """
+    tokenizer = SpmConverter(slow).converted()
+    punctuation = f"[{re.escape(string.punctuation)}]"
+    steps = [
+        *([normalizers.Lowercase()] if slow.do_lower_case else []),
+        normalizers.Replace(Regex(punctuation), ""),
+        normalizers.Replace(Regex(r"\s+"), " "),
+        normalizers.Strip(),
+    ]
+    tokenizer.normalizer = normalizers.Sequence([*steps, tokenizer.normalizer])
+    end = slow.eos_token
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, slow.eos_token_id)]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in slow.all_special_tokens])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=end,
+        pad_token=slow.pad_token,
+        unk_token=slow.unk_token,
+        model_max_length=slow.model_max_length,
+        model_input_names=slow.model_input_names,
+        padding_side=slow.padding_side,
+        truncation_side=slow.truncation_side,
+    )

@@ -12,8 +12,8 @@ import transformers
 from tests.support.checkpoints import encoders
 from triton_transformers.models.assemble import assemble_all, plan
 from triton_transformers.models.catalogue import System
-from triton_transformers.models.refusals import check_model
 from triton_transformers.models.sources import Folder, Weights
+from triton_transformers.models.unsupported import check_model
 from triton_transformers.settings import Settings, UserError
 
 TOKENIZED = {"tokenizer.json": {}, "model.safetensors": {}}
