@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,31 +12,17 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-
-class TritonError:
-    CANCELLED, INTERNAL, INVALID_ARG, UNAVAILABLE = "CANCELLED", "INTERNAL", "INVALID_ARG", "UNAVAILABLE"
-
-    def __init__(self, message: str, code: str) -> None:
-        self.message, self.code = message, code
+from triton_transformers.models.exporters import served
+from triton_transformers.models.exporters.served import ResponseSender, Tensor, TritonError
 
 
-class Tensor:
-    def __init__(self, name: str, array: np.ndarray) -> None:
-        self.name, self.array = name, array
-
-    def as_numpy(self) -> np.ndarray:
-        return self.array
-
-
-class InferenceRequest:
+class InferenceRequest(served.InferenceRequest):
     context: str | None = None  # of a traced request
     id = ""
 
     def __init__(self, outputs: list[str], request_parameters: dict | None = None, **inputs: object) -> None:
-        self.outputs = outputs
+        super().__init__({name: np.array(value) for name, value in inputs.items()}, outputs)
         self.request_parameters = request_parameters or {}
-        self.inputs = {name: Tensor(name, np.array(value)) for name, value in inputs.items()}
-        self.sender = ResponseSender()
 
     def trace(self) -> InferenceRequest:
         return self
@@ -51,33 +36,13 @@ class InferenceRequest:
     def parameters(self) -> str:
         return json.dumps(self.request_parameters)
 
-    def get_response_sender(self) -> ResponseSender:
-        return self.sender
 
-    def requested_output_names(self) -> list[str]:
-        return self.outputs
+class InferenceResponse(served.InferenceResponse):
+    """Has its outputs as lists, and its error as a status and a message."""
 
-
-class InferenceResponse:
     def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:
-        self.outputs = {tensor.name: tensor.array.tolist() for tensor in output_tensors or ()}
-        self.error = (error.code, error.message) if error else None
-
-
-class ResponseSender:
-    """Keeps the responses; `finished` is set with the last one."""
-
-    def __init__(self) -> None:
-        self.responses: list[InferenceResponse] = []
-        self.finished = threading.Event()
-
-    def send(self, response: InferenceResponse, flags: int = 0) -> None:
-        self.responses.append(response)
-        if flags:
-            self.finished.set()
-
-    def is_cancelled(self) -> bool:
-        return False
+        super().__init__(output_tensors, error and (error.code, str(error)))
+        self.outputs = {name: array.tolist() for name, array in self.tensors.items()}
 
 
 class Logger:
@@ -143,7 +108,7 @@ def python_backend() -> Iterator[ModuleType]:
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         MetricFamily=MetricFamily,
         metrics=values,
-        get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
+        get_input_tensor_by_name=served.input_tensor,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module.__name__, module)

@@ -372,8 +372,8 @@ def test_tokens_are_copied_before_triton_takes_their_memory_back(of_tokens, engi
     execution = threading.Thread(target=of_tokens.execute, args=([request],))
     execution.start()
     engine.running.acquire()
-    for tensor in request.inputs.values():
-        tensor.array[:] = 0
+    for tensor in request.inputs():
+        tensor.as_numpy()[:] = 0
     engine.gate.set()
     execution.join(30)
     assert response(request).outputs == {"sum": [[16]] * 12}

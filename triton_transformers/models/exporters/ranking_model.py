@@ -11,6 +11,7 @@ import torch
 from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.modules import LogitScore
 
+from triton_transformers.models.exporters.openvino_export import backends
 from triton_transformers.models.exporters.sentence_model import LibraryNetwork, SentenceModel
 from triton_transformers.models.exporters.text_model import TextModel
 from triton_transformers.models.tasks import architectures_of
@@ -77,6 +78,8 @@ class RankingModel(SentenceModel):
     def network(self) -> torch.nn.Module:
         self.accept_padding()
         if self.score:
+            with backends():
+                from shared.pretrained import keep_tokens
             keep_tokens(self.transformer, self.score_tokens)
             self.score.true_token_id, *false = range(len(self.score_tokens))
             self.score.false_token_id = false[0] if false else None
@@ -106,14 +109,6 @@ class RankingModel(SentenceModel):
                 f"{self.job.system}: its scores pass through {name}, which is not served; {', '.join(ACTIVATIONS)} are"
             )
         return ACTIVATIONS[name]
-
-
-def keep_tokens(model: Any, ids: list[int]) -> None:
-    """Let a language model compute the logits of these tokens only."""
-    head = model.get_output_embeddings()
-    head.weight = torch.nn.Parameter(head.weight[ids])
-    if getattr(head, "bias", None) is not None:
-        head.bias = torch.nn.Parameter(head.bias[ids])
 
 
 def read_last_token(score: torch.nn.Module, args: tuple[dict[str, Any]]) -> None:

@@ -11,8 +11,8 @@ import importlib
 import importlib.util
 import json
 import os
-import queue
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -42,22 +42,29 @@ class Tensor:
 
 
 class ResponseSender:
-    """Takes the response to a request that is answered after its execution."""
+    """Keeps the responses to a request that is answered after its execution; `finished` is set with the last one."""
 
     def __init__(self) -> None:
-        self._response: queue.SimpleQueue[InferenceResponse] = queue.SimpleQueue()
+        self.responses: list[InferenceResponse] = []
+        self.finished = threading.Event()
 
-    def send(self, response: InferenceResponse, flags: int) -> None:
-        self._response.put(response)
+    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+        self.responses.append(response)
+        if flags:
+            self.finished.set()
 
     def response(self) -> InferenceResponse:
-        return self._response.get()
+        self.finished.wait()
+        return self.responses[-1]
+
+    def is_cancelled(self) -> bool:
+        return False
 
 
 class InferenceRequest:
     def __init__(self, inputs: Tensors, outputs: list[str]) -> None:
         self._inputs = [Tensor(name, array) for name, array in inputs.items()]
-        self._outputs = outputs
+        self.outputs = outputs
         self.sender = ResponseSender()
 
     def get_response_sender(self) -> ResponseSender:
@@ -67,7 +74,7 @@ class InferenceRequest:
         return self._inputs
 
     def requested_output_names(self) -> list[str]:
-        return self._outputs
+        return self.outputs
 
 
 class InferenceResponse:
@@ -77,10 +84,11 @@ class InferenceResponse:
 
 
 class TritonError(Exception):
-    CANCELLED, INTERNAL, INVALID_ARG, UNAVAILABLE = range(4)
+    CANCELLED, INTERNAL, INVALID_ARG, UNAVAILABLE = "CANCELLED", "INTERNAL", "INVALID_ARG", "UNAVAILABLE"
 
-    def __init__(self, message: str, code: int = INTERNAL) -> None:
+    def __init__(self, message: str, code: str = INTERNAL) -> None:
         super().__init__(message)
+        self.code = code
 
 
 class MetricFamily:
@@ -94,6 +102,10 @@ class MetricFamily:
     def increment(self, value: float) -> None: ...
 
     def set(self, value: float) -> None: ...
+
+
+def input_tensor(request: InferenceRequest, name: str) -> Tensor | None:
+    return next((tensor for tensor in request.inputs() if tensor.name() == name), None)
 
 
 def numpy_type(data_type: str) -> type:
@@ -116,7 +128,7 @@ def python_backend() -> Iterator[None]:
         MetricFamily=MetricFamily,
         ModelConfig=object,
         Logger=SimpleNamespace(log_info=lambda _: None, log_warn=lambda _: None),
-        get_input_tensor_by_name=lambda request, name: next((t for t in request.inputs() if t.name() == name), None),
+        get_input_tensor_by_name=input_tensor,
         triton_string_to_numpy=numpy_type,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
     )

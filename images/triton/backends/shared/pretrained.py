@@ -87,6 +87,14 @@ def trusts_remote_code(config: ModelConfig) -> bool:
     return choice_parameter(config, "trust_remote_code", ("0", "1"), "0") == "1"
 
 
+def keep_tokens(model: Any, ids: list[int]) -> None:
+    """Let a language model compute the logits of these tokens only."""
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight[ids])
+    if getattr(head, "bias", None) is not None:
+        head.bias = torch.nn.Parameter(head.bias[ids])
+
+
 def rotary_context(config: Any) -> int | None:
     """Return the length up to which a text does not change the positions of others, or None if there is no limit.
 

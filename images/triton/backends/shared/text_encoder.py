@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +48,7 @@ class TextEncoder(PackedEncoder):
         self.mask_token_id = int_parameter(config, "mask_token_id", -1)
         self.ranks = bool(score_tokens := parameter(config, "score_tokens"))
         if self.ranks:
-            keep_tokens(self.model, [int(id) for id in score_tokens.split(",")])
+            pretrained.keep_tokens(self.model, [int(id) for id in score_tokens.split(",")])
         return Encoder(
             inputs={tensor["name"]: np.int64 for tensor in config["input"]},
             outputs=[tensor["name"] for tensor in config["output"]],
@@ -126,14 +125,6 @@ class TextEncoder(PackedEncoder):
         linear.load_state_dict({name.removeprefix("linear."): weight for name, weight in weights.items()})
         activation = getattr(torch.nn, config["activation_function"].rpartition(".")[2])()
         return torch.nn.Sequential(linear, activation).to(self.model.device, self.model.dtype).eval()
-
-
-def keep_tokens(model: Any, ids: list[int]) -> None:
-    """Let a language model compute the logits of these tokens only."""
-    head = model.get_output_embeddings()
-    head.weight = torch.nn.Parameter(head.weight[ids])
-    if getattr(head, "bias", None) is not None:
-        head.bias = torch.nn.Parameter(head.bias[ids])
 
 
 def applied(layers: list[torch.nn.Module], vectors: torch.Tensor) -> torch.Tensor:
