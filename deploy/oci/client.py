@@ -1,4 +1,4 @@
-"""Call Oracle Cloud: sign requests, list resources, and turn errors of the service into messages for users."""
+"""Call Oracle Cloud: sign requests, list resources, wait for work, and turn errors into messages for users."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import configparser
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import oci
 import requests
 from oci.auth.signers import SecurityTokenSigner, get_resource_principals_signer
 from oci.data_science import DataScienceClient
+from oci.data_science.models import ModelDeployment, WorkRequest
 from oci.exceptions import (
     ClientError,
     ConfigFileNotFound,
     ConnectTimeout,
     InvalidConfig,
     InvalidPrivateKey,
+    MaximumWaitTimeExceeded,
     MissingPrivateKeyPassphrase,
     MultipartUploadError,
     ProfileNotFound,
@@ -26,9 +29,11 @@ from oci.exceptions import (
     ServiceError,
 )
 from oci.object_storage import ObjectStorageClient
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.oci import requests as bodies
-from deploy.oci.deployment import Account, Deployment
+from deploy.oci.deployment import Account, Deployment, Wait
 from triton_transformers.cli import err
 from triton_transformers.settings import UserError
 
@@ -37,6 +42,10 @@ TIMEOUT_S = (10, 60)
 UPLOAD_TIMEOUT_S = (10, 600)  # the service answers once it has stored the whole artifact
 CONTACTING = "contacting Oracle Cloud"
 NETWORK = "Check the network, the proxy in https_proxy, and account.region"
+WORK_REQUEST_HEADER = "opc-work-request-id"
+PASSING_STATES = ("CREATING", "UPDATING", "DELETING")
+FINAL_STATUSES = ("SUCCEEDED", "FAILED", "CANCELED")
+CONTINUES = "It continues in Oracle Cloud, and the same command waits for it again"
 LIMITS = ("LimitExceeded", "QuotaExceeded", "OutOfHostCapacity")
 
 
@@ -166,6 +175,85 @@ def list_named(operation: Callable, deployment: Deployment, ignored_states: tupl
 def list_ours(operation: Callable, deployment: Deployment, ignored_states: tuple[str, ...]) -> list[Any]:
     resources = list_named(operation, deployment, ignored_states)
     return [resource for resource in resources if bodies.is_ours(resource, deployment)]
+
+
+# --- work in the background -------------------------------------------------------------------------------------------
+
+
+def wait_for_work(service: Service, response: oci.Response, action: str, wait: Wait) -> None:
+    """Wait until the work request that a response names has succeeded, and print the messages of its log."""
+    work_id = response.headers.get(WORK_REQUEST_HEADER)
+    if not work_id:
+        raise UserError(f"{action}: Oracle Cloud named no work request. Run the same command again in a few minutes")
+    printed = 0
+
+    def is_final(request: WorkRequest) -> bool:
+        nonlocal printed
+        show(request.percent_complete)
+        with contextlib.suppress(ServiceError):  # the wait does not depend on the log
+            entries = sorted(list_all(service.data_science.list_work_request_logs, work_id), key=lambda e: e.timestamp)
+            for entry in entries[printed:]:
+                err.print(f"  [dim]{escape(entry.message)}[/]")
+            printed = len(entries)
+        return request.status in FINAL_STATUSES
+
+    with progress(action) as show:
+        request = wait_until(service, partial(service.data_science.get_work_request, work_id), is_final, action, wait)
+    if request.status != "SUCCEEDED":
+        errors = service.data_science.list_work_request_errors(work_id).data
+        reason = "; ".join(error.message.rstrip(".") for error in errors) or "Oracle Cloud gives no reason"
+        raise UserError(
+            f"{action} {request.status.lower()}: {reason}. The container's output is in the log that logs.predict_id "
+            "names, if it is set (docs/oci.md)"
+        )
+
+
+def wait_until_settled(service: Service, deployment_id: str, action: str, wait: Wait) -> ModelDeployment:
+    """Return a deployment once it is in a state that does not change by itself."""
+
+    def is_settled(deployment: ModelDeployment) -> bool:
+        return deployment.lifecycle_state not in PASSING_STATES
+
+    get = partial(service.data_science.get_model_deployment, deployment_id)
+    if is_settled(deployment := get().data):
+        return deployment
+    with progress(action):
+        return wait_until(service, get, is_settled, action, wait)
+
+
+def wait_until(
+    service: Service, get: Callable[[], oci.Response], is_over: Callable[[Any], bool], action: str, wait: Wait
+) -> Any:
+    """Repeat a request until `is_over` is true of the data that it returns, and return the data."""
+    try:
+        return oci.wait_until(
+            service.data_science,
+            get(),
+            fetch_func=lambda response: get(),
+            evaluate_response=lambda answer: is_over(answer.data),
+            max_interval_seconds=wait.poll_seconds,
+            max_wait_seconds=wait.minutes * 60,
+        ).data
+    except MaximumWaitTimeExceeded:
+        raise UserError(f"{action}: not finished after {wait.minutes:g} minutes (wait.minutes). {CONTINUES}") from None
+
+
+@contextlib.contextmanager
+def progress(action: str) -> Iterator[Callable[[float | None], None]]:
+    """Show a progress bar, and yield a function that takes the percentage done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    if not err.is_terminal:
+        err.print(action)
+    try:
+        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+            task = bar.add_task(action, total=None)
+            yield lambda percent: bar.update(task, total=100, completed=percent or 0)
+    except KeyboardInterrupt:
+        err.print(f"\n{CONTINUES}.")
+        raise
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

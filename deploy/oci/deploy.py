@@ -6,10 +6,10 @@ import json
 
 from deploy.oci import limits
 from deploy.oci import requests as bodies
-from deploy.oci.artifact import Artifact, assemble, is_assembled, pack, settings_for
 from deploy.oci.client import Service, service_errors
 from deploy.oci.container_image import Image, push
 from deploy.oci.deployment import Deployment, read
+from deploy.oci.registered_models import Artifact, assemble, is_assembled, pack, settings_for
 from deploy.oci.rollout import roll_out
 from triton_transformers.cli import err, out, run
 from triton_transformers.files import exclusive

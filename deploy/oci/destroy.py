@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from deploy.oci.client import Service, list_ours, service_errors
+from deploy.oci.client import Service, list_ours, service_errors, wait_until_settled
 from deploy.oci.deployment import TO_FIND, Deployment, read
 from deploy.oci.registered_models import empty_bucket
 from deploy.oci.rollout import delete
-from deploy.oci.waiting import wait_until_settled
 from triton_transformers.cli import out, run
 from triton_transformers.files import exclusive
 from triton_transformers.settings import Settings

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import requests
-from requests.adapters import HTTPAdapter
-from urllib3.exceptions import InvalidHeader, ReadTimeoutError
+from urllib3.exceptions import InvalidHeader
 from urllib3.util import Retry
 
 from deploy.oci.limits import REQUEST_BYTES
@@ -21,39 +21,10 @@ from triton_transformers.triton import reason
 
 # The service answers within 60 seconds.
 TIMEOUT_S = 70
-# All attempts carry the first one's signature, which Oracle Cloud accepts for five minutes.
-ATTEMPTS = 5
+# Before the second attempt, the third, ...
+PAUSES_S = (1, 4, 8, 16)
+ATTEMPTS = len(PAUSES_S) + 1
 MAXIMUM_PAUSE_S = 30
-
-
-class PredictRetry(Retry):
-    """Retry a busy or failing deployment, with a notice on stderr; the model keeps no state between requests."""
-
-    shows_notice = True
-
-    def new(self, **changes: Any) -> PredictRetry:
-        retry = super().new(**changes)
-        retry.shows_notice = self.shows_notice
-        return retry
-
-    def increment(self, method=None, url=None, response=None, error=None, _pool=None, _stacktrace=None) -> PredictRetry:
-        if isinstance(error, ReadTimeoutError):  # the same request would take as long again
-            raise error
-        return super().increment(method, url, response, error, _pool, _stacktrace)
-
-    def parse_retry_after(self, retry_after: str) -> float:
-        try:
-            return super().parse_retry_after(retry_after)
-        except InvalidHeader:
-            return 0
-
-    def sleep(self, response: Any = None) -> None:
-        wished = response and self.get_retry_after(response)
-        # urllib3's first pause is zero; clients that were refused together must not return together.
-        pause = max(wished or 0, self.get_backoff_time() or random.uniform(0.5, 1))
-        if self.shows_notice:
-            err.print(f"[dim]{response.status if response else 'no answer'}: trying again in {pause:.0f} s[/]")
-        time.sleep(pause)
 
 
 @dataclass
@@ -61,40 +32,28 @@ class Endpoint:
     url: str  # with /predict
     signer: Any
     version: Callable[[str], str] = lambda model: "1"
-
-    def __post_init__(self) -> None:
-        self.retry = PredictRetry(
-            total=ATTEMPTS - 1,
-            status_forcelist={429, *range(500, 600)},
-            allowed_methods=None,  # POST too
-            raise_on_status=False,
-            backoff_factor=2,
-            backoff_max=MAXIMUM_PAUSE_S,
-            backoff_jitter=1,
-            retry_after_max=MAXIMUM_PAUSE_S,
-        )
-        self.session = requests.Session()
-        self.session.mount(self.url, HTTPAdapter(max_retries=self.retry))
+    shows_notices: bool = True
+    session: requests.Session = field(default_factory=requests.Session)
 
     def infer(self, model: str, request: dict, timeout: float = TIMEOUT_S) -> dict:
-        """Return Triton's response. Messages quote nothing from the request, which may be confidential."""
+        """Return Triton's response. Messages quote nothing from the request, which may be confidential.
+
+        Send the request again if the deployment is busy or fails: the model keeps no state between requests.
+        """
         body = json.dumps(request).encode()
         if len(body) > REQUEST_BYTES:
             raise UserError(f"the request has {len(body)} bytes, and a deployment takes at most {REQUEST_BYTES}")
         headers = {"Content-Type": "application/json", "model_name": model, "model_version": self.version(model)}
-        timeout = min(timeout, TIMEOUT_S)
-        try:
-            response = self.session.post(
-                self.url, data=body, headers=headers, auth=self.signer, timeout=(10, timeout), allow_redirects=False
-            )
-        except requests.ReadTimeout:
-            raise UserError(
-                f"no answer within {timeout:.0f} s; a deployment must answer within 60. Ask for less at once (TOKENS=)"
-            ) from None
-        except requests.RequestException as error:
-            raise UserError(f"{self.url} does not answer ({type(error).__name__}). Check the network") from None
+        response = self._post(body, headers, min(timeout, TIMEOUT_S))
+        for pause in PAUSES_S:
+            if isinstance(response, requests.Response) and response.status_code not in (429, *range(500, 600)):
+                break
+            self._wait(pause, response)
+            response = self._post(body, headers, min(timeout, TIMEOUT_S))
+        if isinstance(response, requests.ConnectionError):
+            raise UserError(f"{self.url} does not answer ({type(response).__name__}). Check the network")
         # From the first answer on, a notice would break the text that is being printed.
-        self.retry.shows_notice = False
+        self.shows_notices = False
         if response.status_code != 200:
             raise UserError(sentence(response, model, headers["model_version"]))
         answer = parse(response)
@@ -103,6 +62,35 @@ class Endpoint:
                 f"{self.url} answered, but not as Triton does. Check OCI_ENDPOINT and the proxy{request_id(response)}"
             )
         return answer
+
+    def _post(
+        self, body: bytes, headers: dict[str, str], timeout: float
+    ) -> requests.Response | requests.ConnectionError:
+        try:
+            return self.session.post(
+                self.url, data=body, headers=headers, auth=self.signer, timeout=(10, timeout), allow_redirects=False
+            )
+        except requests.ReadTimeout:  # the same request would take as long again
+            raise UserError(
+                f"no answer within {timeout:.0f} s; a deployment must answer within 60. Ask for less at once (TOKENS=)"
+            ) from None
+        except requests.ConnectionError as error:
+            return error
+        except requests.RequestException as error:
+            raise UserError(f"{self.url} does not answer ({type(error).__name__}). Check OCI_ENDPOINT") from None
+
+    def _wait(self, pause: float, refusal: requests.Response | requests.ConnectionError) -> None:
+        # Clients that were refused together must not return together.
+        pause *= random.uniform(0.5, 1)
+        cause: object = "no answer"
+        if isinstance(refusal, requests.Response):
+            cause = refusal.status_code
+            with contextlib.suppress(InvalidHeader):
+                wished = Retry().parse_retry_after(refusal.headers.get("Retry-After", "0"))
+                pause = min(max(wished, pause), MAXIMUM_PAUSE_S)
+        if self.shows_notices:
+            err.print(f"[dim]{cause}: trying again in {pause:.0f} s[/]")
+        time.sleep(pause)
 
 
 def parse(response: requests.Response) -> dict | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
@@ -11,16 +12,49 @@ from rich.markup import escape
 from deploy.oci.client import Service, list_ours, service_errors
 from deploy.oci.deployment import TO_ASK, TO_FIND, Deployment, read
 from deploy.oci.endpoint import Endpoint
-from deploy.oci.request_form import RequestForm
 from deploy.oci.rollout import GONE
 from scripts.stack.generate import pieces, show
 from triton_transformers.cli import err, run
-from triton_transformers.model_config import with_steps
+from triton_transformers.model_config import ModelConfig, find_config, read_config, with_steps
 from triton_transformers.settings import Settings, UserError
 
 SHOWN_VALUES = 6
 # `make deploy-oci` does this about a deployment that does not serve.
 REMEDIES = {"FAILED": "replaces it", "INACTIVE": "starts it"}
+
+
+@dataclass(frozen=True)
+class RequestForm:
+    """The requests that a model takes, from its config.pbtxt: no endpoint of a deployment describes its models."""
+
+    config: ModelConfig
+
+    @classmethod
+    def read(cls, model: str, repository: Path) -> RequestForm:
+        path = find_config(model, repository)
+        if not path:
+            raise UserError(
+                f"SYSTEM={model}: {repository} has no {model}/config.pbtxt, which describes the model's inputs. "
+                "Check the name, or set MODEL_REPOSITORY"
+            )
+        return cls(read_config(path))
+
+    @property
+    def inputs(self) -> set[str]:
+        return {tensor.name for tensor in self.config.inputs}
+
+    @property
+    def generates_text(self) -> bool:
+        takes_prompt = bool(self.inputs & {"TEXT", "prompt"})
+        return takes_prompt and any(tensor.data_type == "STRING" for tensor in self.config.outputs)
+
+    def fill_in(self, text: str) -> dict | None:
+        """Return a request with one text, or None if the model requires other inputs."""
+        required = [tensor for tensor in self.config.inputs if not tensor.optional]
+        if [tensor.data_type for tensor in required] != ["STRING"]:
+            return None
+        shape = [1] * (len(required[0].dims) + bool(self.config.max_batch_size))
+        return {"inputs": [{"name": required[0].name, "shape": shape, "datatype": "BYTES", "data": [text]}]}
 
 
 def main() -> None:

@@ -10,11 +10,9 @@ from oci.exceptions import ServiceError
 from rich.markup import escape
 
 from deploy.oci import requests as bodies
-from deploy.oci.artifact import Artifact
-from deploy.oci.client import Service, list_named
+from deploy.oci.client import WORK_REQUEST_HEADER, Service, list_named, wait_for_work, wait_until_settled
 from deploy.oci.deployment import Deployment
-from deploy.oci.registered_models import register
-from deploy.oci.waiting import WORK_REQUEST_HEADER, wait_for_work, wait_until_settled
+from deploy.oci.registered_models import Artifact, register
 from triton_transformers.cli import err, out
 from triton_transformers.settings import UserError
 

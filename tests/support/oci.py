@@ -20,9 +20,9 @@ from unittest import mock
 import oci
 
 from deploy.oci import deployment as configuration
-from deploy.oci.artifact import Artifact
 from deploy.oci.client import Service
 from deploy.oci.deployment import Account, Deployment
+from deploy.oci.registered_models import Artifact
 from deploy.oci.rollout import roll_out
 from tests.support.oci_stand_in import OciStandIn
 from triton_transformers import cli

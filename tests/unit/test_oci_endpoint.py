@@ -18,15 +18,14 @@ from deploy.oci import endpoint
 from deploy.oci.deployment import Deployment, Models
 from deploy.oci.endpoint import ATTEMPTS, MAXIMUM_PAUSE_S, Endpoint
 from deploy.oci.predict import (
+    RequestForm,
     answer_prompt,
     check_prompt,
     choose_model,
     newest_version,
     predict_url,
     read_request,
-    show_outputs,
 )
-from deploy.oci.request_form import RequestForm
 from triton_transformers import settings as common
 from triton_transformers.settings import ROOT, Settings, UserError
 
@@ -91,7 +90,6 @@ def service(server, monkeypatch) -> Service:
     server.service = Service(f"http://127.0.0.1:{server.server_port}/predict")
     monkeypatch.setattr(endpoint, "time", SimpleNamespace(sleep=server.service.pauses.append))
     monkeypatch.setattr(endpoint.random, "uniform", lambda low, high: high)
-    monkeypatch.setattr("random.random", lambda: 0)  # urllib3's jitter
     return server.service
 
 
@@ -140,9 +138,8 @@ def test_clients_wait_differently(service, monkeypatch):
 @pytest.mark.parametrize(
     ("retry_after", "pause"), [("3", 3.0), ("0", 1.0), ("soon", 1.0), ("9999", float(MAXIMUM_PAUSE_S))]
 )
-@pytest.mark.parametrize("status", [429, 503, 500])
-def test_retry_after_is_respected(service, retry_after, pause, status):
-    ask(service.endpoint((status, {}, {"Retry-After": retry_after}), OK))
+def test_retry_after_is_respected(service, retry_after, pause):
+    ask(service.endpoint((429, {}, {"Retry-After": retry_after}), OK))
     assert service.pauses == [pause]
 
 
@@ -158,13 +155,6 @@ def test_attempts_end(service):
         ask(service.endpoint((503, {"message": "busy."}, {})))
     assert len(service.requests) == ATTEMPTS
     assert service.pauses == [1, 4, 8, 16]
-
-
-def test_signature_outlives_all_attempts():
-    """All attempts carry one signature, which is valid for five minutes."""
-    pauses = [1, 4, 8, 16]
-    assert len(pauses) == ATTEMPTS - 1
-    assert (ATTEMPTS - 1) * 60 + sum(pauses) < 300
 
 
 @pytest.mark.parametrize(
@@ -257,11 +247,6 @@ def test_vector_is_shown_shortened(service, capsys):
     assert body == {"inputs": [{"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a text"]}]}
 
 
-def test_text_output_is_shown(capsys):
-    show_outputs({"outputs": [{"name": "label", "datatype": "BYTES", "shape": [1, 1], "data": ["spam"]}]})
-    assert capsys.readouterr().out == "label BYTES [1, 1]: spam\n"
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -319,9 +304,3 @@ def test_wrong_request_file_is_refused(tmp_path, text, message):
         path.write_text(text)
     with pytest.raises(UserError, match=message):
         read_request(path)
-
-
-def test_request_file_is_read(tmp_path):
-    path = tmp_path / "request.json"
-    path.write_text('{"inputs": []}')
-    assert read_request(path) == {"inputs": []}

@@ -27,10 +27,16 @@ def image(name: str = NAME, **about: str) -> Image:
     return Image(name, 1, [], ["tokenizer"], about.pop("digest", DIGEST), **about)
 
 
-def test_architecture_and_profile_are_parsed():
-    labels = {"io.triton-transformers.backends": "tokenizer", "io.triton-transformers.profile": "cuda"}
-    parsed = Image.parse(NAME, {"Size": 1, "Architecture": "arm64", "Config": {"Labels": labels}})
-    assert (parsed.architecture, parsed.profile) == ("arm64", "cuda")
+def test_image_is_parsed_from_docker_inspect():
+    labels = {"io.triton-transformers.backends": "tokenizer x", "io.triton-transformers.profile": "cuda"}
+    record = {
+        "Size": 5,
+        "Architecture": "arm64",
+        "Config": {"Entrypoint": ["a"], "Cmd": None, "Labels": labels},
+        "RepoDigests": ["elsewhere/triton@sha256:1", "iad.ocir.io/tests/triton@sha256:2"],
+    }
+    assert Image.parse(NAME, record) == Image(NAME, 5, ["a"], ["tokenizer", "x"], "sha256:2", "arm64", "cuda")
+    assert Image.parse(NAME, {"Size": 5, "Config": {}}) == Image(NAME, 5, [], None, "")
 
 
 @pytest.mark.parametrize(
