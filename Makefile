@@ -142,7 +142,6 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, a
 	@awk -f scripts/make/docs-width.awk $$(git ls-files "*.md")
 	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
 	@$(python) -m triton_transformers.dashboards --check
-	@$(python) -m deploy.kubernetes.rules --check
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
 test-unit: $(all) ## Tests without a server: SLOW=1

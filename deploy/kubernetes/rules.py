@@ -1,14 +1,12 @@
-"""Write Prometheus' rules for prometheus-operator, or check them: python -m deploy.kubernetes.rules [--check].
+"""Write Prometheus' rules for prometheus-operator: python -m deploy.kubernetes.rules.
 
 A PrometheusRule must contain the rules themselves, and kustomize cannot put a file into it.
 """
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 
-from triton_transformers.cli import err, out, run
 from triton_transformers.settings import ROOT
 
 SOURCES = ROOT / "monitoring/prometheus/rules"
@@ -31,20 +29,5 @@ def objects() -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m deploy.kubernetes.rules", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the file would change")
-    checking = parser.parse_args().check
-    text, name = objects(), TARGET.relative_to(ROOT)
-    if TARGET.exists() and TARGET.read_text() == text:
-        return 0
-    if checking:
-        err.print(f"{name} differs from {SOURCES.relative_to(ROOT)}. Run `make kubernetes-rules`")
-        return 1
-    TARGET.write_text(text)
-    out.print(f"written  {name}")
-    return 0
-
-
 if __name__ == "__main__":
-    run(main)
+    TARGET.write_text(objects())
