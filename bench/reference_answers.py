@@ -11,6 +11,7 @@ import numpy as np
 from bench.small_configs import POSITIONS
 from bench.small_models import SmallModel
 from scripts.stack.smoke import send_rows
+from triton_transformers.answers import difference, largest
 from triton_transformers.corpus import MIXED
 from triton_transformers.triton import Triton
 
@@ -242,14 +243,13 @@ def largest_difference(expected: list[Outputs], actual: list[Outputs], compares_
     """
     worst = 0.0
     for name in expected[0]:
-        values = [x for outputs in expected for x in outputs[name] if not isinstance(x, str)]
-        scale = float(max(map(abs, values), default=0.0)) or 1.0
+        scale = largest([np.array([x for outputs in expected for x in outputs[name] if not isinstance(x, str)])])
         for left, right in zip(expected, actual, strict=True):
             a, b, rest = left[name], right[name][: len(left[name])], right[name][len(left[name]) :]
             if len(a) != len(b) or not PADDING.issuperset(rest):
                 return float("inf")
             if any(isinstance(x, str) for x in a):
                 worst = float("inf") if compares_texts and a != b else worst
-            elif a:
-                worst = max(worst, float(np.nan_to_num(np.abs(np.subtract(a, b)), nan=np.inf).max()) / scale)
+            else:
+                worst = max(worst, difference(a, b, scale))
     return worst

@@ -7,11 +7,11 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from tritonclient.http import InferResult
 
 from loadtest.encoding import http_request
 from loadtest.examples import Tensor
+from triton_transformers.answers import difference, smallest_cosine
 from triton_transformers.http import opener
 from triton_transformers.settings import UserError
 
@@ -46,7 +46,7 @@ class Answers:
             except (OSError, ValueError) as error:
                 return f"a request failed: {error}"
             for name, array in expected.items():
-                if reason := difference(actual.get(name), array):
+                if reason := differs(actual.get(name), array):
                     return f"the answers differ from those of your configuration: output '{name}' {reason}"
         return ""
 
@@ -64,19 +64,13 @@ class Answers:
         return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
 
 
-def difference(actual: Any, expected: Any) -> str:
+def differs(actual: Any, expected: Any) -> str:
     """Return how an output differs, or nothing."""
     if actual is None or actual.shape != expected.shape:
         return "has another shape"
     if expected.dtype.kind != "f":
         return "" if (actual == expected).all() else "has another value"
-    count = len(expected) if expected.ndim > 1 else 1  # numbers in one row are one vector
-    rows = expected.reshape(count, -1).astype(np.float64), actual.reshape(count, -1).astype(np.float64)
-    lengths = np.linalg.norm(rows[0], axis=1) * np.linalg.norm(rows[1], axis=1)
-    products = (rows[0] * rows[1]).sum(1)
-    cosine = float(np.min(np.where(lengths > 0, products / np.where(lengths > 0, lengths, 1), 1)))
-    largest = float(np.abs(rows[0]).max()) or 1.0
-    distance = float(np.abs(rows[0] - rows[1]).max()) / largest
-    if not (cosine >= MINIMUM_COSINE and distance <= MAXIMUM_DIFFERENCE):
-        return f"has a cosine of {cosine:.5f}, and differs by {distance:.1%} of its largest number"
-    return ""
+    cosine, distance = smallest_cosine(expected, actual), difference(expected, actual)
+    if cosine >= MINIMUM_COSINE and distance <= MAXIMUM_DIFFERENCE:
+        return ""
+    return f"has a cosine of {cosine:.5f}, and differs by {distance:.1%} of its largest number"

@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 
 from bench.clients import FORMS, RequestForm
+from triton_transformers.answers import smallest_cosine
 from triton_transformers.http import opener
 from triton_transformers.settings import ROOT, UserError
 
@@ -76,7 +77,7 @@ class Running:
         """
         with ThreadPoolExecutor(len(expected)) as pool:
             vectors = list(pool.map(lambda text: ask(self.url, FORMS[self.form], text), expected))
-        cosine = min(map(cosine_of, vectors, expected.values()))
+        cosine = min(map(smallest_cosine, expected.values(), vectors))
         if not cosine >= MINIMUM_COSINE:
             raise UserError(f"answers with a wrong embedding: cosine {cosine:.3f} with the reference")
 
@@ -158,12 +159,6 @@ def ask(url: str, form: RequestForm, text: str) -> Any:
         raise UserError(f"answered {error.code}: {error.read()[:200].decode(errors='replace')}") from None
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise UserError(f"gave no embedding: {error!r}") from None
-
-
-def cosine_of(vector: Any, expected: Any) -> float:
-    if vector.shape != expected.shape:
-        return 0.0
-    return float(vector @ expected / (np.linalg.norm(vector) * np.linalg.norm(expected)))
 
 
 def last_line(log: Path) -> str:

@@ -17,7 +17,7 @@ from triton_transformers.models.exporters.parity import (
     Difference,
     largest_difference,
     padded_batches,
-    smallest_cosine,
+    smallest_cosine_of,
 )
 from triton_transformers.models.exporters.text_model import TextModel
 from triton_transformers.settings import UserError
@@ -167,5 +167,5 @@ def test_int8_that_differs_in_a_batch_is_refused(monkeypatch):
 
 def test_cosine_of_single_numbers_compares_all_examples():
     scores = [np.array([0.2]), np.array([0.9])]
-    assert smallest_cosine(scores, scores)[0] == pytest.approx(1)
-    assert smallest_cosine(scores, scores[::-1])[0] < 0.5
+    assert smallest_cosine_of(scores, scores)[0] == pytest.approx(1)
+    assert smallest_cosine_of(scores, scores[::-1])[0] < 0.5

@@ -187,7 +187,7 @@ def test_record_survives_writing_and_reading(tmp_path):
     assert read_records(tmp_path) == [record]
 
 
-def test_record_of_an_earlier_release_keeps_its_facts(settings):
+def test_record_keeps_its_facts(settings):
     put(settings, "pets", "a/b@123", neuron={"lengths": [32]}, minimum_cosine=0.5)
     record = read_record("pets", settings.model_repository)
     assert (record.neuron, record.facts) == ({"lengths": [32]}, {"minimum_cosine": 0.5})

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from loadtest.same_answers import difference
+from loadtest.same_answers import differs
 from loadtest.tune.knobs import Candidate, all_knobs, changed_fields, configure
 from loadtest.tune.resume import Log
 from loadtest.tune.search import CandidateFailed, Measured
@@ -223,15 +223,15 @@ def test_resume_needs_the_same_search(tmp_path):
 )
 def test_answers_agree_within_the_limits(actual, reason):
     actual = None if actual is None else np.array(actual)
-    assert reason in difference(actual, np.eye(2))
-    assert bool(reason) == bool(difference(actual, np.eye(2)))
+    assert reason in differs(actual, np.eye(2))
+    assert bool(reason) == bool(differs(actual, np.eye(2)))
 
 
 def test_numbers_in_one_row_are_one_vector():
-    assert difference(np.array([1.0, -1e-7]), np.array([1.0, 1e-7])) == ""
-    assert "cosine" in difference(np.array([1.0, 0.1]), np.array([1.0, 0.0]))
+    assert differs(np.array([1.0, -1e-7]), np.array([1.0, 1e-7])) == ""
+    assert "cosine" in differs(np.array([1.0, 0.1]), np.array([1.0, 0.0]))
 
 
 def test_texts_agree_if_they_are_equal():
-    assert difference(np.array([b"a"], object), np.array([b"a"], object)) == ""
-    assert difference(np.array([b"b"], object), np.array([b"a"], object)) == "has another value"
+    assert differs(np.array([b"a"], object), np.array([b"a"], object)) == ""
+    assert differs(np.array([b"b"], object), np.array([b"a"], object)) == "has another value"

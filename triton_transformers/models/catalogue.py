@@ -112,12 +112,12 @@ class System:
 
 
 RECIPES = {
-    **{task: Recipe("text", neuron=True, version="6") for task in TEXT_TASKS},
+    **{task: Recipe("text", neuron=True) for task in TEXT_TASKS},
     **{task: Recipe("text", ("onnx", "python")) for task, steps in TEXT_TASKS.items() if steps.is_one_model},
     TEXT_IMAGE: Recipe("text_image"),
-    "text-generation": Recipe("generation", TEXT_FORMATS, version="3"),
-    "image-classification": Recipe("vision", version="2"),
-    "image-feature-extraction": Recipe("vision", version="3"),
+    "text-generation": Recipe("generation", TEXT_FORMATS),
+    "image-classification": Recipe("vision"),
+    "image-feature-extraction": Recipe("vision"),
     "gpt2": Recipe("gpt2", ("onnx",)),
 }
 

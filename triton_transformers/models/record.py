@@ -61,7 +61,7 @@ class Record:
 
 
 def read_record(system: str, repository: Path) -> Record | None:
-    """Return a system's record, or None if there is none, or only one of an older release."""
+    """Return a system's record, or None if there is none that can be read."""
     try:
         content = json.loads((repository / system / NAME).read_text())
         names = Record.__dataclass_fields__.keys() - {"facts"}

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from triton_transformers.models.catalogue import FormatUnavailable, Job, Outcome
-from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference, serve, smallest_cosine
+from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference, serve, smallest_cosine_of
 from triton_transformers.models.exporters.served import Tensors
 from triton_transformers.models.silence import silent
 from triton_transformers.settings import UserError
@@ -142,7 +142,7 @@ def quantize_and_compare(path: Path, run: Callable[[], list[np.ndarray]]) -> Out
     fp32_size, (fp32_answers, fp32_seconds) = size(path), timed(run)
     quantize(path)
     int8_size, (int8_answers, int8_seconds) = size(path), timed(run)
-    cosine, example = smallest_cosine(fp32_answers, int8_answers)
+    cosine, example = smallest_cosine_of(fp32_answers, int8_answers)
     if cosine < MIN_INT8_COSINE:
         raise UserError(
             f"int8 costs this model too much accuracy: the cosine of its answers with those in fp32 is {cosine:.3f} on "
@@ -163,7 +163,7 @@ def compare_int8_batches(job: Job, requests: list[Tensors], outputs: Iterable[st
     """
     answers = serve(job, requests)
     alone = [joined(answers.alone[number], outputs) for number, _ in answers.in_batch]
-    cosine, example = smallest_cosine(alone, [joined(tensors, outputs) for _, tensors in answers.in_batch])
+    cosine, example = smallest_cosine_of(alone, [joined(tensors, outputs) for _, tensors in answers.in_batch])
     if cosine < MIN_INT8_COSINE:
         raise UserError(
             "int8 costs this model too much accuracy: the cosine of its answers in a batch with those to a request "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from triton_transformers.answers import difference, largest, smallest_cosine
 from triton_transformers.kinds import TOKEN_COUNT
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters.served import Tensors, served_system
@@ -124,34 +125,21 @@ def largest_difference(expected: list[Tensors], actual: list[Tensors]) -> Differ
         pairs = {
             number: (a[name], b[name]) for number, (a, b) in enumerate(zip(expected, actual, strict=True)) if name in a
         }
-        scale = max((float(np.abs(a).max()) for a, _ in pairs.values() if a.size), default=0.0) or 1.0
+        scale = largest([a for a, _ in pairs.values()])
         for example, (a, b) in pairs.items():
-            size = difference(a, b) / scale
-            if not size <= worst.size:  # true for NaN, too
+            size = difference(a, b, scale)
+            if size > worst.size:
                 worst = Difference(size, example, name)
     return worst
 
 
-def difference(expected: np.ndarray, actual: np.ndarray) -> float:
-    if expected.shape != actual.shape:
-        return float("inf")
-    if not expected.size:
-        return 0.0
-    return float(np.nan_to_num(np.abs(expected.astype(float) - actual.astype(float)), nan=np.inf).max())
-
-
-def smallest_cosine(original: list[np.ndarray], other: list[np.ndarray]) -> tuple[float, int]:
+def smallest_cosine_of(original: list[np.ndarray], other: list[np.ndarray]) -> tuple[float, int]:
     """Return the smallest cosine between two answers to the same example, and the example's number.
 
     Answers of one number have no direction: there the cosine is that of all answers together.
     """
     if all(answer.size == 1 for answer in original):
-        return _cosine(np.concatenate(original), np.concatenate(other)), 0
-    cosines = [_cosine(a, b) for a, b in zip(original, other, strict=True)]
+        return smallest_cosine(np.concatenate(original), np.concatenate(other)), 0
+    cosines = [smallest_cosine(a.ravel(), b.ravel()) for a, b in zip(original, other, strict=True)]
     example = int(np.argmin(cosines))
     return cosines[example], example
-
-
-def _cosine(original: np.ndarray, other: np.ndarray) -> float:
-    a, b = original.astype(float).ravel(), other.astype(float).ravel()
-    return float(np.nan_to_num(a @ b / np.linalg.norm(a) / np.linalg.norm(b), nan=-1.0))
