@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from triton_transformers.settings import ROOT, UserError
 CONFIGS = ROOT / "model_repository"
 # The parameters of the backend `text_or_image` that name models.
 CALLED = ("text_model", "image_model")
+# Begins a line of a configs/<profile>.pbtxt that `make tune` made from config.pbtxt.
+DIGEST = "# SHA-256 of config.pbtxt: "
 # The error message for an unreadable file contains this.
 NO_CONFIGURATION = "is not a model configuration"
 
@@ -92,6 +95,33 @@ def find_config(model: str, repository: Path, profile: str = "") -> Path | None:
     names = [f"configs/{profile}.pbtxt"] if profile else []
     paths = (folder / model / name for folder in (repository, CONFIGS) for name in (*names, "config.pbtxt"))
     return next((path for path in paths if path.is_file()), None)
+
+
+def digest_line(folder: Path) -> str:
+    """Return the line that `make tune` adds to a file that it makes from this model's config.pbtxt."""
+    path = folder / "config.pbtxt"
+    return f"{DIGEST}{hashlib.sha256(path.read_bytes() if path.exists() else b'').hexdigest()}\n"
+
+
+def tuned_configs(folder: Path) -> list[Path]:
+    """Return the files of a model's folder that `make tune` made from its config.pbtxt."""
+    return [path for path in folder.glob("configs/*.pbtxt") if DIGEST.encode() in path.read_bytes()]
+
+
+def is_outdated(tuned: Path) -> bool:
+    """Return whether config.pbtxt was changed after `make tune` made this file from it."""
+    return digest_line(tuned.parents[1]).encode() not in tuned.read_bytes()
+
+
+def check_edits(model: str, repository: Path, profile: str) -> None:
+    """Raise UserError if a person edited a config.pbtxt that Triton ignores, because the model was tuned."""
+    path = find_config(model, repository, profile)
+    if path in tuned_configs(repository / model) and is_outdated(path):
+        raise UserError(
+            f"{path.parents[1] / 'config.pbtxt'} was changed after `make tune` wrote {path}, which Triton uses "
+            f"instead. To use config.pbtxt, delete {path}. To keep both, make the change there, too, and delete the "
+            "line with the SHA-256"
+        )
 
 
 def load_config(model: str, repository: Path, profile: str = "") -> ModelConfig:

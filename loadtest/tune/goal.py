@@ -22,6 +22,8 @@ MINIMUM_MEASUREMENTS = FIRST_MEASUREMENTS + 2 * 2 + 2 * MINIMUM_PAIRS
 REPORT_S = 15.0
 # The link in REPORTS to the newest result.
 LATEST = "latest-tune"
+# The folder of a result with the winner's files, as they belong into the model repository.
+WINNER = "winner"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The files of a search's report: tune.json, tune.diff, the charts as PNG, and tune.html with all of it."""
+"""The files of a search's report: tune.json, the winner's files, the charts as PNG, and tune.html with all of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from loadtest.statistics import Results
 from loadtest.tune import table
 from loadtest.tune.charts import all_charts
-from loadtest.tune.goal import LATEST
+from loadtest.tune.goal import LATEST, WINNER
 from triton_transformers.figures import PALETTES, Chart, images, write_charts
 from triton_transformers.files import complete_folder, write_atomically, write_json
 from triton_transformers.pages import page
@@ -19,7 +19,9 @@ def write(result: Results, reports: Path) -> Path:
     with complete_folder(target, LATEST) as work:
         write_json(result, work / "tune.json")
         if result["outcome"] == "better":
-            write_atomically(work / "tune.diff", result["diff"])
+            for name, text in result["files"].items():
+                (file := work / WINNER / name).parent.mkdir(parents=True)
+                write_atomically(file, text)
         charts = all_charts(result)
         write_charts(charts, work)
         write_atomically(work / "tune.html", html(result, charts))

@@ -39,8 +39,8 @@ from loadtest.tune.search import (
     Measured,
     Search,
 )
+from loadtest.tune.winner import winner_files
 from triton_transformers.cli import err, out
-from triton_transformers.config_editor import Edit, edits
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.triton import Config, TritonError, engines
 
@@ -195,7 +195,7 @@ class Tuning:
         best = search.best if search.best is not search.original else None
         confirmed = search.confirmed if search.confirmed and search.confirmed.ratio else None
         fields = self._changed_fields(best.candidate) if best else {}
-        file_edits, obstacles = self._edits(fields)
+        files, diff, obstacles = self._files(fields)
         workload = self.subject.workload
         return self.subject.identity() | {
             "engines": {model: engine for model, engine in sorted(self.engines.items()) if model in self.configs},
@@ -243,8 +243,8 @@ class Tuning:
             "other_cores": mean_known(self.server.other_cores),
             "notes": self._notes() + obstacles,
             "configs": fields,
-            "diff": "".join(edit.diff for edit in file_edits),
-            "edits": [dataclasses.asdict(edit) for edit in file_edits],  # for APPLY
+            "diff": diff,
+            "files": files,
             "seconds": round(self.budget.elapsed, 1),
             "stopped": self.stopped,
             "complaints": self._complaints(),
@@ -272,13 +272,13 @@ class Tuning:
         fields = {name: changed_fields(self.configs[name], config) for name, config in configured.items()}
         return {name: changed for name, changed in fields.items() if changed}
 
-    def _edits(self, fields: dict[str, dict[str, Any]]) -> tuple[list[Edit], list[str]]:
-        """Return the changes of the models' config.pbtxt files, or none of them and why they cannot be made."""
+    def _files(self, fields: dict[str, dict[str, Any]]) -> tuple[dict[str, str], str, list[str]]:
+        """Return the winner's files and what differs in them, or nothing and why they cannot be written."""
         try:
             repository = self.settings.model_repository
-            return edits(fields, self.configs, repository, self.settings.profile), []
+            return *winner_files(fields, self.configs, repository, self.settings.profile), []
         except (UserError, OSError) as error:
-            return [], [str(error)]
+            return {}, "", [str(error)]
 
     def _notes(self) -> list[str]:
         """Return what to know about the configuration that the verdict names as the best."""
@@ -323,7 +323,7 @@ def main() -> int:
     folder = report.write(result, tuning.settings.reports)
     out.print(f"\nreport  {os.path.relpath(folder)}/tune.html  (numbers: tune.json)")
     if result["outcome"] == BETTER and not tuning.settings.apply:
-        out.print("APPLY=1 also writes the changes into the files and loads them.")
+        out.print("APPLY=1 also writes and loads the new configuration.")
     for complaint in result["complaints"]:
         err.print(f"[yellow]note:[/] {escape(complaint)}")
     if tuning.stopped == INTERRUPTED:

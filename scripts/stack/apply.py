@@ -1,4 +1,4 @@
-"""Run `make tune`, and with APPLY=1 write what it found into the models' config.pbtxt and load them."""
+"""Run `make tune`, and with APPLY=1 put what it found into the model repository and load it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from triton_transformers.triton import TritonError
 
 # The content of tune.json: docs/tuning.md.
 Result = dict[str, Any]
-# File -> its text, None if there is no such file.
-Texts = dict[Path, str | None]
+# Model -> the text of the file that configures it.
+Texts = dict[str, bytes]
 
 
 def tune(stack: Stack) -> int:
     """Search on the running server, and return the exit code. With APPLY=1 apply a configuration that is better."""
     settings = stack.settings
     models = with_steps(settings.system, settings.model_repository, settings.profile)
-    texts = {model: configuration(model, settings) for model in models}
+    texts = configurations(models, settings)
     if settings.apply:
         check_writable(settings.model_repository, models)
     link = settings.reports / LATEST
@@ -45,61 +45,71 @@ def tune(stack: Stack) -> int:
     if result["outcome"] != "better":
         out.print("APPLY=1: there is nothing to apply")
         return 0
-    if not result["edits"]:
-        raise UserError("APPLY=1: the files cannot be changed, see above, so nothing is applied")
-    apply(stack, result, texts, folder / "before")
+    if not result["files"]:
+        raise UserError("APPLY=1: the configuration cannot be written, see above, so nothing is applied")
+    if configurations(models, settings) != texts:
+        raise UserError("a config.pbtxt changed during the search, so nothing is applied: run `make tune` again")
+    apply(stack, result, folder / "before")
     return 0
 
 
-def apply(stack: Stack, result: Result, texts: Mapping[str, str], copies: Path) -> None:
-    """Write the edits of a result, load them and check the answers; after an error, restore what was there.
-
-    `texts` are the configurations when the search began, and `copies` is a new folder for those that change.
-    """
-    settings, edits = stack.settings, result["edits"]
-    for edit in edits:
-        model = edit["model"]
-        if not configuration(model, settings) == edit["before"] == texts.get(model):
-            path = find_config(model, settings.model_repository, settings.profile)
-            raise UserError(f"{path or model} changed during the search, so nothing is applied: run `make tune` again")
-    with stack.no_comparison(ANOTHER_COMPARISON):
-        changed = {edit["model"] for edit in edits}
-        systems = [name for name in stack.served_now() if changed & stack.triton.composing(name).keys()]
-        for edit in edits:
-            copy = copies / edit["model"] / "config.pbtxt"
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(edit["before"].encode())
-        # A repository elsewhere gets its own copy of a configuration in git.
-        repository = settings.model_repository
-        after: Texts = {repository / edit["model"] / edit["name"]: edit["after"] for edit in edits}
-        before: Texts = {path: read(path) if path.exists() else None for path in after}
-        with one_interrupt():
-            try:
-                write(after)
-                load(stack, systems, result["configs"])
-            except BaseException as error:
-                cause = str(error) or "interrupted"  # KeyboardInterrupt has no text
-                try:
-                    write(before)
-                except OSError as obstacle:
-                    raise UserError(
-                        f"{cause}. The files cannot be restored: {obstacle}. Copy them from {copies}, and run `make up`"
-                    ) from None
-                restore(stack, systems, cause)
-                raise
-    for path in after:
-        out.print(f"{shown(path)}: changed")
-    out.print(f"The texts from before are in {shown(copies)}.")
+def configurations(models: Iterable[str], settings: Settings) -> Texts:
+    """Return the texts of the files that configure the models, of those that have one."""
+    repository, profile = settings.model_repository, settings.profile
+    paths = {model: find_config(model, repository, profile) for model in models}
+    return {model: path.read_bytes() for model, path in paths.items() if path}
 
 
 def check_writable(repository: Path, models: Iterable[str]) -> None:
     """Raise UserError if the search would end in files that nobody may write."""
     for model in models:
-        folder = (repository / model / "config.pbtxt").resolve().parent
-        if folder.exists() and not os.access(folder, os.W_OK):
+        folder = next(
+            path for path in (repository / model / "configs", repository / model, repository) if path.exists()
+        )
+        if not os.access(folder, os.W_OK):
             raise UserError(
-                f"APPLY=1: {folder} is not writable. Change that, or leave APPLY out and apply the diff later"
+                f"APPLY=1: {folder} is not writable. Change that, or leave APPLY out and copy the files later"
             )
+
+
+def apply(stack: Stack, result: Result, copies: Path) -> None:
+    """Write the files of a result, load them and check the answers; after an error, restore what was there.
+
+    Files that exist already are copied to the new folder `copies` first.
+    """
+    repository = stack.settings.model_repository
+    before: dict[Path, bytes | None] = {}
+    for name in result["files"]:
+        path = repository / name
+        before[path] = path.read_bytes() if path.exists() else None
+        if path.exists():
+            (copies / name).parent.mkdir(parents=True)
+            (copies / name).write_bytes(path.read_bytes())
+    with stack.no_comparison(ANOTHER_COMPARISON), one_interrupt():
+        models = {name.partition("/")[0] for name in result["files"]}
+        systems = [name for name in stack.served_now() if models & stack.triton.composing(name).keys()]
+        try:
+            write({repository / name: text.encode() for name, text in result["files"].items()})
+            load(stack, systems, result["configs"])
+        except BaseException as error:
+            cause = str(error) or "interrupted"  # KeyboardInterrupt has no text
+            err.print("[red]not applied:[/] the configurations from before are restored, and loaded")
+            try:
+                write(before)
+                reload(stack, systems)
+            except OSError as obstacle:
+                raise UserError(
+                    f"{cause}. The files cannot be restored: {obstacle}. Delete {', '.join(map(str, before))}, copy "
+                    f"back what {copies} has, and run `make up`"
+                ) from None
+            except (UserError, TritonError) as obstacle:
+                raise UserError(
+                    f"{cause}. The files are as before, but do not load: {obstacle}. Run `make up`"
+                ) from None
+            raise
+    for path, text in before.items():
+        kept = f"the one from before is {shown(copies / path.relative_to(repository))}"
+        out.print(f"{shown(path)}: written; " + (kept if text else "to return to config.pbtxt, delete it"))
 
 
 def load(stack: Stack, systems: list[str], configs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -125,15 +135,6 @@ def reload(stack: Stack, systems: list[str]) -> None:
         stack.control.serve(systems, systems)
 
 
-def restore(stack: Stack, systems: list[str], cause: str) -> None:
-    """Load the systems with the configurations from before, and report the outcome."""
-    err.print("[red]not applied:[/] the configurations from before are written again, and loaded")
-    try:
-        reload(stack, systems)
-    except (UserError, TritonError) as error:
-        raise UserError(f"{cause}. The files are as before, but do not load: {error}. Run `make up`") from None
-
-
 def in_force(config: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
     """Return whether the server's configuration has these fields. Ignore what Triton completes."""
     others = {key: value for key, value in fields.items() if key not in ("parameters", "dynamic_batching")}
@@ -145,28 +146,16 @@ def in_force(config: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
     )
 
 
-def configuration(model: str, settings: Settings) -> str:
-    """Return the text of the model's config.pbtxt; nothing if it has none."""
-    path = find_config(model, settings.model_repository, settings.profile)
-    return read(path) if path else ""
-
-
-def read(path: Path) -> str:
-    return path.read_bytes().decode(errors="replace")  # read_text() would translate newlines
-
-
-def write(texts: Texts) -> None:
-    """Write the files, each as a whole; delete one without a text."""
+def write(texts: Mapping[Path, bytes | None]) -> None:
+    """Write the files, each as a whole; delete one without a text, and the folder that this empties."""
     for path, text in texts.items():
-        if text is None:
-            path.unlink(missing_ok=True)
+        if text is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path.resolve(), text)  # a link stays a link
             continue
-        target = path.resolve()  # a link stays a link
-        target.parent.mkdir(parents=True, exist_ok=True)
-        mode = target.stat().st_mode if target.exists() else None
-        write_atomically(target, text)
-        if mode is not None:
-            target.chmod(mode)
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            path.parent.rmdir()
 
 
 def shown(path: Path) -> str:

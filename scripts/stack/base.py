@@ -29,7 +29,7 @@ from triton_transformers.certificate import expiry_warning
 from triton_transformers.cli import err, out, without_codes
 from triton_transformers.files import exclusive
 from triton_transformers.http import answers
-from triton_transformers.model_config import with_steps
+from triton_transformers.model_config import check_edits, find_config, is_outdated, tuned_configs, with_steps
 from triton_transformers.models.removal import removable, remove
 from triton_transformers.prometheus import Prometheus, PrometheusError
 from triton_transformers.settings import Settings, UserError, restarting
@@ -110,8 +110,16 @@ class Stack(ABC):
             cause=lambda: self.process("triton").cause,
             wait_until_live=lambda: self.wait(self.not_live),
             full_memory=self.full_shared_memory,
-            assembled=lambda system: with_steps(system, self.settings.model_repository, self.settings.profile),
+            assembled=self.assembled,
         )
+
+    def assembled(self, system: str) -> list[str]:
+        """Return the models of a system on disk. Raise UserError if a configuration is unreadable or not in force."""
+        repository, profile = self.settings.model_repository, self.settings.profile
+        models = with_steps(system, repository, profile)
+        for model in models:
+            check_edits(model, repository, profile)
+        return models
 
     # --- implemented by each runtime --------------------------------------------------------------------------------
 
@@ -423,12 +431,23 @@ class Stack(ABC):
             ready_engine = engine.get(model, "") if ready else ""
             table.add_row(model, _colour(state.lower(), ready), ready_engine, escape(batches), str(recovered))
         out.print(table)
+        self.print_configurations(index)
         for path in (damaged := self.served.damaged()):
             state = f"[red]{escape(str(path))} is missing or damaged:[/]"
             out.print(f"{state} it lists the served systems. `make up` writes it again")
         out.print()
         self.print_urls()
         return not damaged and all(state == "READY" for state, _ in index.values())
+
+    def print_configurations(self, models: Iterable[str]) -> None:
+        """Print which models have another configuration than config.pbtxt."""
+        repository = self.settings.model_repository
+        for model in sorted(models):
+            path = find_config(model, repository, self.settings.profile)
+            if path and path.parent.name == "configs":
+                tuned = " of `make tune`" if path in tuned_configs(repository / model) else ""
+                edited = ", and config.pbtxt was changed since" if tuned and is_outdated(path) else ""
+                out.print(f"{model} uses configs/{path.name}{tuned}, not config.pbtxt{edited}")
 
     def logs(self, follow: bool) -> None:
         try:

@@ -102,7 +102,8 @@ class ModelControl:
     log: Callable[[], str]  # the end of Triton's log
     wait_until_live: Callable[[], None]
     full_memory: Callable[[], str]  # what fills the memory that Triton shares with its Python processes, and the remedy
-    assembled: Callable[[str], list[str]]  # the models of a system on disk, an ensemble before its steps
+    # Returns the models of a system on disk, an ensemble before its steps. Raises UserError for a wrong configuration.
+    assembled: Callable[[str], list[str]]
     cause: Callable[[], str] = str  # of the server's last crash, if it is known
 
     def listed(self) -> list[str]:

@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ import psutil
 import pytest
 from dotenv import unset_key
 
+from loadtest.tune.winner import winner_files
 from scripts.stack.apply import apply
 from scripts.stack.local import programs
 from scripts.stack.local.stack import LocalStack
@@ -30,7 +30,6 @@ from scripts.stack.local.supervisor import Supervisor
 from tests.support.certificates import save_certificate
 from tests.support.embedding import embed
 from tests.support.stacks import SYSTEM, measure_anew
-from triton_transformers.config_editor import edits
 from triton_transformers.files import comparison_lock, exclusive
 from triton_transformers.http import answers as is_up
 from triton_transformers.models.catalogue import RECIPES
@@ -218,14 +217,12 @@ def test_result_of_a_search_is_applied_while_clients_get_answers(stack, monkeypa
         monkeypatch.setenv(name, value)
     local = LocalStack(Settings.load())
     models = stack.folder / "models"
-    before = {model: (models / model / "config.pbtxt").read_text() for model in SYSTEM}
+    original = stack.configurations()
 
     def apply_fields(fields: dict, copies: Path) -> None:
-        texts = {model: (models / model / "config.pbtxt").read_text() for model in SYSTEM}
-        originals = stack.triton.composing("embedding")
-        result = {"configs": fields, "edits": [asdict(edit) for edit in edits(fields, originals, models, "cpu")]}
-        assert {edit["model"] for edit in result["edits"]} == fields.keys()
-        apply(local, result, texts, copies)
+        files, _ = winner_files(fields, stack.triton.composing("embedding"), models, "cpu")
+        assert len(files) == len(fields)
+        apply(local, {"configs": fields, "files": files}, copies)
 
     def fields(size: int, count: int) -> dict:
         (group,) = stack.triton.config("tokenizer")["instance_group"]
@@ -242,8 +239,17 @@ def test_result_of_a_search_is_applied_while_clients_get_answers(stack, monkeypa
             apply_fields({"tokenizer": {"parameters": {"padding": {"string_value": "wide"}}}}, tmp_path / "wide")
     assert refused[:3] == []
     assert stack.triton.config("tokenizer")["parameters"]["padding"]["string_value"] == "none"
-    assert {model: (models / model / "config.pbtxt").read_text() for model in SYSTEM} == before
-    assert (tmp_path / "16/encoder/config.pbtxt").read_text() == before["encoder"]
+    assert "encoder uses configs/cpu.pbtxt of `make tune`, not config.pbtxt\n" in stack.make("status").stdout
+    config = models / "encoder/config.pbtxt"
+    good = config.read_text()
+    config.write_text(good + "# A person's edit.\n")
+    assert f"{config} was changed after `make tune` wrote" in stack.make("up").stderr
+    config.write_text(good)
+    for path in models.glob("*/configs/cpu.pbtxt"):
+        path.unlink()
+    assert stack.make("up").returncode == 0
+    assert stack.configurations() == original
+    assert "not config.pbtxt" not in stack.make("status").stdout
 
 
 def test_failed_load_at_start_shows_the_reason(stack):

@@ -13,12 +13,12 @@ import pytest
 
 from scripts.stack import apply as apply_module
 from scripts.stack.apply import tune
-from triton_transformers.config_editor import edits
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.triton import TritonError
 
 BEFORE = '# Why.\nname: "spam"\nmax_batch_size: 64 # many\n'
-AFTER = BEFORE.replace("64", "16")
+AFTER = 'name: "spam"\nmax_batch_size: 16\n'
+NAME = "spam/configs/cpu.pbtxt"
 
 
 @dataclass
@@ -34,11 +34,16 @@ class StackStandIn:
     load_error: Exception | None = None  # of the first load
     during_search: str = ""  # written into the file by another program meanwhile
     ignores_files: bool = False
-    edits: list | None = None  # of the result
+    result_files: dict[str, str] = field(default_factory=lambda: {NAME: AFTER})
     files: list[str] = field(default_factory=list)
 
     @property
     def path(self) -> Path:
+        """Return the file that the result is written into."""
+        return self.config_path.parent / "configs/cpu.pbtxt"
+
+    @property
+    def config_path(self) -> Path:
         return self.settings.model_repository / "spam/config.pbtxt"
 
     @property
@@ -63,20 +68,13 @@ class StackStandIn:
         return contextlib.nullcontext()
 
     def tune(self):
-        changes, originals = {"spam": {"max_batch_size": 16}}, {"spam": {"max_batch_size": 64}}
-        repository = self.settings.model_repository
-        file_edits = edits(changes, originals, repository, "cpu") if self.edits is None else self.edits
-        result = {
-            "outcome": self.outcome,
-            "configs": changes,
-            "edits": [{"model": e.model, "name": e.name, "before": e.before, "after": e.after} for e in file_edits],
-        }
+        result = {"outcome": self.outcome, "configs": {"spam": {"max_batch_size": 16}}, "files": self.result_files}
         folder = self.reports / "20261123T060000Z-spam-tune"
         folder.mkdir(parents=True)
         (folder / "tune.json").write_text(json.dumps(result))
         (self.reports / "latest-tune").symlink_to(folder.name)
         if self.during_search:
-            self.path.write_text(self.during_search)
+            self.config_path.write_text(self.during_search)
         return self.code
 
     def load(self, model):
@@ -105,17 +103,20 @@ def stack(tmp_path, monkeypatch):
     return StackStandIn(settings)
 
 
-def test_better_configuration_is_written_and_loaded(stack, capsys):
-    stack.path.chmod(0o640)
+def test_better_configuration_is_written_beside_the_users_and_loaded(stack, capsys):
     assert tune(stack) == 0
-    assert stack.path.read_text() == AFTER
-    assert stack.path.stat().st_mode & 0o777 == 0o640
+    assert (stack.path.read_text(), stack.config_path.read_text()) == (AFTER, BEFORE)
     assert stack.files == [AFTER]
-    copies = stack.reports.resolve() / "20261123T060000Z-spam-tune/before"
-    assert (copies / "spam/config.pbtxt").read_text() == BEFORE
-    printed = capsys.readouterr().out
-    assert f"{stack.path}: changed\n" in printed
-    assert f"The texts from before are in {copies}." in printed
+    assert f"{stack.path}: written; to return to config.pbtxt, delete it\n" in capsys.readouterr().out
+
+
+def test_file_of_an_earlier_search_is_kept_in_the_report(stack, capsys):
+    stack.path.parent.mkdir()
+    stack.path.write_text("earlier")
+    assert tune(stack) == 0
+    copy = stack.reports.resolve() / "20261123T060000Z-spam-tune/before" / NAME
+    assert (stack.path.read_text(), copy.read_text()) == (AFTER, "earlier")
+    assert f"{stack.path}: written; the one from before is {copy}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -127,20 +128,20 @@ def test_nothing_is_written_without_a_confirmed_winner(stack, changes):
     for name, value in changes.items():
         setattr(stack, name, value)
     assert tune(stack) == stack.code
-    assert stack.path.read_text() == BEFORE
+    assert not stack.path.exists()
     assert stack.files == []
 
 
 def test_files_that_cannot_be_changed_are_an_error(stack):
-    stack.edits = []
-    with pytest.raises(UserError, match="the files cannot be changed, see above, so nothing is applied"):
+    stack.result_files = {}
+    with pytest.raises(UserError, match="the configuration cannot be written, see above, so nothing is applied"):
         tune(stack)
 
 
 def test_nothing_is_written_unless_asked(stack):
     stack.settings = stack.settings.replace(APPLY="0")
     assert tune(stack) == 0
-    assert stack.path.read_text() == BEFORE
+    assert not stack.path.exists()
 
 
 def test_result_of_an_earlier_search_is_not_applied(stack, monkeypatch):
@@ -148,14 +149,14 @@ def test_result_of_an_earlier_search_is_not_applied(stack, monkeypatch):
     monkeypatch.setattr(stack, "tune", lambda: 0)
     with pytest.raises(UserError, match="latest-tune has no new result"):
         tune(stack)
-    assert stack.path.read_text() == BEFORE
+    assert not stack.path.exists()
 
 
 def test_file_that_changed_during_the_search_is_left_alone(stack):
     stack.during_search = BEFORE + "# Mine.\n"
     with pytest.raises(UserError, match=r"config\.pbtxt changed during the search, so nothing is applied"):
         tune(stack)
-    assert stack.path.read_text() == stack.during_search
+    assert not stack.path.exists()
     assert stack.files == []
 
 
@@ -164,35 +165,35 @@ def test_configuration_that_does_not_load_is_taken_back(stack, error):
     stack.load_error = error
     with pytest.raises(type(error), match=str(error) or None):  # an interrupt has no message
         tune(stack)
-    assert stack.files == [AFTER, BEFORE]
-    assert stack.path.read_text() == BEFORE
+    assert stack.files == [AFTER, ""]
+    assert not stack.path.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_take_the_configuration_back(stack, monkeypatch, number):
     def serve(systems, refresh):
-        stack.files.append(stack.path.read_text())
+        stack.files.append(stack.path.read_text() if stack.path.exists() else "")
         os.kill(os.getpid(), number)
 
     monkeypatch.setattr(stack, "serve", serve)
     with pytest.raises(KeyboardInterrupt):
         tune(stack)
-    assert stack.files == [AFTER, BEFORE]  # a second signal, while the files are restored, changes nothing
-    assert stack.path.read_text() == BEFORE
+    assert stack.files == [AFTER, ""]  # a second signal, while the files are restored, changes nothing
+    assert not stack.path.exists()
 
 
 def test_configuration_that_answers_wrongly_is_taken_back(stack, monkeypatch):
     monkeypatch.setattr(apply_module, "check_system", lambda settings, system: "differs" if system == "both" else "")
     with pytest.raises(UserError, match="`make smoke` fails with the new configuration: both: differs"):
         tune(stack)
-    assert stack.files == [AFTER, BEFORE]
+    assert stack.files == [AFTER, ""]
 
 
 def test_configuration_that_the_server_ignores_is_taken_back(stack):
     stack.ignores_files = True
     with pytest.raises(UserError, match="does not use the new configuration of 'spam'"):
         tune(stack)
-    assert stack.files == [AFTER, BEFORE]
+    assert stack.files == [AFTER, ""]
 
 
 def test_folder_that_is_not_writable_is_an_error_before_the_search(stack, monkeypatch):
@@ -212,7 +213,7 @@ def test_copies_are_named_if_the_files_cannot_be_restored(stack, monkeypatch):
         write(texts)
 
     monkeypatch.setattr(apply_module, "write", fill_disk)
-    with pytest.raises(UserError, match=r"out of memory\. The files cannot be restored: .*No space.*tune/before, and"):
+    with pytest.raises(UserError, match=r"out of memory\. The files cannot be restored: .*No space.*cpu\.pbtxt, copy"):
         tune(stack)
 
 
@@ -227,27 +228,22 @@ def test_interrupt_is_named_if_the_old_configuration_does_not_load(stack, monkey
         tune(stack)
 
 
-def test_new_file_is_deleted_again(stack):
-    stack.path.unlink()
-    stack.load_error = UserError("out of memory")
-    with pytest.raises(UserError, match="out of memory"):
+@pytest.mark.parametrize("earlier", [None, "earlier"])
+def test_failure_leaves_the_folder_as_it_was(stack, earlier):
+    if earlier:
+        stack.path.parent.mkdir()
+        stack.path.write_text(earlier)
+    stack.ignores_files = True
+    with pytest.raises(UserError):
         tune(stack)
-    assert "max_batch_size: 16" in stack.files[0]
-    assert stack.files[1] == ""
-    assert not stack.path.exists()
+    assert stack.files == [AFTER, earlier or ""]
+    assert stack.path.parent.exists() == bool(earlier)
 
 
 def test_link_to_a_configuration_stays_a_link(stack, tmp_path):
-    stack.path.rename(tmp_path / "own.pbtxt")
+    (tmp_path / "own.pbtxt").write_text("earlier")
+    stack.path.parent.mkdir()
     stack.path.symlink_to(tmp_path / "own.pbtxt")
     assert tune(stack) == 0
     assert stack.path.is_symlink()
     assert (tmp_path / "own.pbtxt").read_text() == AFTER
-
-
-def test_other_newlines_survive(stack):
-    stack.path.write_bytes(BEFORE.replace("\n", "\r\n").encode())
-    stack.ignores_files = True
-    with pytest.raises(UserError):
-        tune(stack)
-    assert stack.path.read_bytes() == BEFORE.replace("\n", "\r\n").encode()

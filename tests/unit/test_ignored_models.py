@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from triton_transformers.model_config import digest_line
 from triton_transformers.models.assemble import put_in_place
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.record import read_record
@@ -63,3 +64,17 @@ def test_changed_configuration_of_a_committed_model_stays_visible(repository):
     git(repository, "commit", "--quiet", "-m", "models")
     config.write_text(CONFIG)
     assert " M embedding/config.pbtxt" in shown(repository)
+
+
+def test_another_model_deletes_the_configuration_that_was_tuned_for_the_one_before(repository, capsys):
+    put(repository, "spam", "spam_encoder")
+    for model in ("spam", "spam_encoder"):
+        (repository / model / "configs").mkdir()
+        (repository / model / "configs/cpu.pbtxt").write_text(digest_line(repository / model))
+    put(repository, "spam", "spam_encoder")
+    assert len([*repository.glob("*/configs/cpu.pbtxt")]) == 2
+    (repository / "spam/config.pbtxt").write_text("of another model")  # overwritten below
+    (repository / "spam/configs/cpu.pbtxt").write_text(digest_line(repository / "spam"))
+    put(repository, "spam", "spam_encoder")
+    assert [path.parents[1].name for path in repository.glob("*/configs/cpu.pbtxt")] == ["spam_encoder"]
+    assert "spam/configs/cpu.pbtxt: deleted, because `make tune` made it" in capsys.readouterr().out

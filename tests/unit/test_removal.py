@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.stack.local.stack import LocalStack
-from triton_transformers.model_config import CONFIGS
+from triton_transformers.model_config import CONFIGS, DIGEST
 from triton_transformers.models.catalogue import RECIPES
 from triton_transformers.models.record import Record
 from triton_transformers.models.removal import removable, remove
@@ -49,6 +49,7 @@ def test_removal_leaves_no_trace_and_no_other_system(tmp_path):
     written(tmp_path / "spam_of_mine/config.pbtxt", 'backend: "python"')
     before = tree(tmp_path)
     assemble(tmp_path, "spam")
+    written(tmp_path / "spam_encoder/configs/cpu.pbtxt", DIGEST)  # of `make tune`
     assert remove(removable("spam", tmp_path), tmp_path) > 200
     assert tree(tmp_path) == before
 

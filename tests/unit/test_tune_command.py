@@ -154,9 +154,9 @@ def test_result_survives_a_configuration_that_cannot_be_read(settings, monkeypat
     def refuse(*_):
         raise PermissionError(13, "Permission denied", "spam/config.pbtxt")
 
-    monkeypatch.setattr(tuning, "edits", refuse)
+    monkeypatch.setattr(tuning, "winner_files", refuse)
     search = Tuning(settings)
     search.subject.__dict__["configs"] = {"spam": CONFIG}
-    files, obstacles = search._edits({"spam": {"max_batch_size": 16}})
-    assert files == []
+    files, diff, obstacles = search._files({"spam": {"max_batch_size": 16}})
+    assert (files, diff) == ({}, "")
     assert "Permission denied" in obstacles[0]

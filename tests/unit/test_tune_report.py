@@ -19,10 +19,9 @@ from triton_transformers.figures import DARK, LIGHT, render, svg_data_urls
 from triton_transformers.settings import TABLE, Settings
 
 DIFF = """\
---- a/encoder/config.pbtxt
-+++ b/encoder/config.pbtxt
+--- encoder/config.pbtxt
++++ encoder/configs/cpu.pbtxt
 @@ -5,7 +5,7 @@
- # Rows of unequal length share a batch.
 -max_batch_size: 64
 +max_batch_size: 16
  dynamic_batching { }
@@ -105,6 +104,7 @@ def better() -> dict:
         "notes": ["requests of more than 16 texts will be refused"],
         "configs": {"encoder": {"max_batch_size": 16}},
         "diff": DIFF,
+        "files": {"encoder/configs/cpu.pbtxt": "max_batch_size: 16\n"},
         "seconds": 571.2,
         "stopped": "",
         "complaints": [],
@@ -414,15 +414,15 @@ def test_axis_of_ratios_contains_1_and_the_best(ratio):
 def test_report_is_complete_and_the_latest(result, blank_charts, tmp_path):
     folder = report.write(result, tmp_path)
     assert folder == tmp_path / "20261123T060000Z-embedding-tune"
-    files = {"tune.json", "tune.html", "tune.diff", "latency.png", "candidates.png"}
+    files = {"tune.json", "tune.html", "winner", "latency.png", "candidates.png"}
     assert {file.name for file in folder.iterdir()} == files
-    assert (folder / "tune.diff").read_text() == DIFF
+    assert (folder / "winner/encoder/configs/cpu.pbtxt").read_text() == "max_batch_size: 16\n"
     assert json.loads((folder / "tune.json").read_text())["confirmation"]["ci95"] == [1.05, 1.2]
     assert (tmp_path / "latest-tune").readlink().name == folder.name
     newer = report.write(result | {"run": "20261123T070000Z"}, tmp_path)
     assert (tmp_path / "latest-tune").resolve() == newer
     unproven = report.write(not_confirmed(result) | {"run": "20261123T080000Z", "diff": DIFF}, tmp_path)
-    assert {file.name for file in unproven.iterdir()} == files - {"tune.diff"}
+    assert {file.name for file in unproven.iterdir()} == files - {"winner"}
 
 
 def test_report_that_fails_leaves_nothing_behind(result, blank_charts, tmp_path, monkeypatch):
@@ -443,5 +443,5 @@ def test_no_report_shows_a_secret(result, blank_charts, monkeypatch, tmp_path):
     settings = Settings.load(checked=False)  # a secret is no valid port or flag
     assert settings["TRITON_ADMIN_KEY"] == "a-secret-in-TRITON_ADMIN_KEY"
     measured = result | {"command": comparison_report.command(settings, "tune"), "host": host()}
-    for file in report.write(measured, tmp_path / "reports").iterdir():
+    for file in report.write(measured, tmp_path / "reports").rglob("*.*"):
         assert b"a-secret" not in file.read_bytes(), file.name

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from triton_transformers.cli import err, out
 from triton_transformers.files import exclusive
-from triton_transformers.model_config import CONFIGS, with_steps
+from triton_transformers.model_config import CONFIGS, is_outdated, tuned_configs, with_steps
 from triton_transformers.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
 from triton_transformers.models.record import DEFAULT, IGNORE, Record, read_record, read_records
 from triton_transformers.models.selection import all_in_place, missing_systems
@@ -180,6 +180,9 @@ def put_in_place(job: Job, weights: Weights, outcome: Outcome, repository: Path)
         # safetensors and ONNX's external data are created readable by their owner only; containers run as another user.
         (job.folder / file).chmod(0o666 & ~mask)
         os.replace(job.folder / file, repository / file)
+    for tuned in (path for model in models for path in tuned_configs(repository / model.name) if is_outdated(path)):
+        tuned.unlink()
+        out.print(f"{tuned}: deleted, because `make tune` made it for the model from before")
     for file in set(before.files if before else ()) - set(record.files):
         (repository / file).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
@@ -206,7 +209,7 @@ def copy_configs(model: Path, repository: Path) -> None:
     """Copy a model's configuration from git to a repository elsewhere, unless it has one."""
     for config in (CONFIGS / model.name).glob("**/*.pbtxt"):
         target = repository / model.name / config.relative_to(CONFIGS / model.name)
-        if not target.exists():
+        if not target.exists() and config not in tuned_configs(CONFIGS / model.name):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(config, target)
 

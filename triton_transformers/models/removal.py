@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from triton_transformers.model_config import CONFIGS, with_steps
+from triton_transformers.model_config import CONFIGS, tuned_configs, with_steps
 from triton_transformers.models.catalogue import find_system
 from triton_transformers.models.hub import DOWNLOADS
 from triton_transformers.models.record import IGNORE, Record, find_record, read_record, read_records
@@ -56,7 +56,8 @@ def remove(record: Record, repository: Path) -> int:
     """Delete the system's files and the folders that this empties; return how many bytes they had."""
     files = {repository / file for file in record.files}
     files |= {repository / model / IGNORE for model in record.models}
-    files |= {copy for model in record.models for copy in _copied_configs(model, repository)}
+    for model in record.models:
+        files |= {*_copied_configs(model, repository), *tuned_configs(repository / model)}
     # The record goes last: after an interruption, the same command finds what is left.
     ordered = [*files, repository / record.system / RECORD]
     size = 0
