@@ -18,6 +18,7 @@ from triton_transformers.triton import TritonError
 
 BEFORE = '# Why.\nname: "spam"\nmax_batch_size: 64 # many\n'
 AFTER = 'name: "spam"\nmax_batch_size: 16\n'
+EARLIER = "max_batch_size: 8"
 NAME = "spam/configs/cpu.pbtxt"
 
 
@@ -112,10 +113,10 @@ def test_better_configuration_is_written_beside_the_users_and_loaded(stack, caps
 
 def test_file_of_an_earlier_search_is_kept_in_the_report(stack, capsys):
     stack.path.parent.mkdir()
-    stack.path.write_text("earlier")
+    stack.path.write_text(EARLIER)
     assert tune(stack) == 0
     copy = stack.reports.resolve() / "20261123T060000Z-spam-tune/before" / NAME
-    assert (stack.path.read_text(), copy.read_text()) == (AFTER, "earlier")
+    assert (stack.path.read_text(), copy.read_text()) == (AFTER, EARLIER)
     assert f"{stack.path}: written; the one from before is {copy}\n" in capsys.readouterr().out
 
 
@@ -228,7 +229,7 @@ def test_interrupt_is_named_if_the_old_configuration_does_not_load(stack, monkey
         tune(stack)
 
 
-@pytest.mark.parametrize("earlier", [None, "earlier"])
+@pytest.mark.parametrize("earlier", [None, EARLIER])
 def test_failure_leaves_the_folder_as_it_was(stack, earlier):
     if earlier:
         stack.path.parent.mkdir()
@@ -241,7 +242,7 @@ def test_failure_leaves_the_folder_as_it_was(stack, earlier):
 
 
 def test_link_to_a_configuration_stays_a_link(stack, tmp_path):
-    (tmp_path / "own.pbtxt").write_text("earlier")
+    (tmp_path / "own.pbtxt").write_text(EARLIER)
     stack.path.parent.mkdir()
     stack.path.symlink_to(tmp_path / "own.pbtxt")
     assert tune(stack) == 0
