@@ -94,7 +94,7 @@ def dry_run(settings: Settings, deployment: Deployment) -> None:
 def pack_quietly(settings: Settings) -> Artifact | None:
     """Pack the models if they are assembled, and keep stdout for the JSON."""
     if not is_assembled(settings):
-        missing_systems(settings, report=False)  # raises for unknown systems
+        missing_systems(settings, settings.systems)  # raises for unknown systems
         err.print(f"[yellow]not assembled yet:[/] {settings['SYSTEMS']} (make models); the zip is not checked")
         return None
     with err.status("packing"):

@@ -32,10 +32,6 @@ def stack(settings: Settings) -> Stack:
     return LocalStack(settings)
 
 
-def with_systems(settings: Settings, systems: Iterable[str]) -> Stack:
-    return stack(settings.replace(SYSTEMS=" ".join(dict.fromkeys(systems))))
-
-
 def complete_settings() -> Settings:
     """Return the settings with the secrets, which two first runs at once must not generate twice."""
     settings = Settings.load()
@@ -46,10 +42,10 @@ def complete_settings() -> Settings:
 def up() -> None:
     """Serve exactly SYSTEMS if the user set it; if not, a running server keeps its systems."""
     settings = complete_settings()
-    served = stack(settings).served_now()
+    current = stack(settings)
+    served = current.served_now()
     systems = settings.systems if settings.chosen("SYSTEMS") or not served else served
-    chosen = with_systems(settings, systems)
-    bring_up(chosen, chosen, [name for name in served if name not in systems])
+    bring_up(current, systems, systems, [name for name in served if name not in systems])
     # SYSTEMS from make's command line holds for this command only, so the hint for the next one repeats it.
     temporary = settings.chosen_for_this_command("SYSTEMS")
     hint = f' SYSTEMS="{settings["SYSTEMS"]}"' if temporary else ""
@@ -57,50 +53,59 @@ def up() -> None:
 
 
 def bring_up(
-    chosen: Stack, assembled: Stack, unload: Collection[str] = (), refresh: Collection[str] | None = None
+    current: Stack,
+    systems: list[str],
+    assembled: list[str],
+    unload: Collection[str] = (),
+    refresh: Collection[str] | None = None,
 ) -> None:
     """Check everything, then assemble systems, then change what runs."""
-    out.print(f"runtime     {chosen.settings['RUNTIME']}")
-    chosen.check()
+    out.print(f"runtime     {current.settings['RUNTIME']}")
+    current.check(systems)
     if unload:
-        chosen.check_no_comparison(WOULD_UNLOAD)
-    assembled.models()
-    chosen.up(unload, refresh)
-    chosen.print_urls()
+        current.check_no_comparison(WOULD_UNLOAD)
+    current.models(assembled)
+    current.up(systems, unload, refresh)
+    current.print_urls()
 
 
-def bring_up_beside(settings: Settings) -> Stack:
-    """Serve SYSTEM beside the systems of the running server, and return the stack. A stopped one serves SYSTEMS too."""
-    served = stack(settings).served_now()
+def bring_up_beside(current: Stack) -> list[str]:
+    """Serve SYSTEM beside the systems of the running server, and return all. A stopped one serves SYSTEMS too."""
+    settings = current.settings
+    served = current.served_now()
     others = served or (settings.systems if settings.chosen("SYSTEMS") else [])
-    chosen = with_systems(settings, [*others, settings.system])
+    systems = list(dict.fromkeys([*others, settings.system]))
     # The others are in place, and HF_MODEL and its like apply to one system.
-    assembled = with_systems(settings, [settings.system]) if served else chosen
-    bring_up(chosen, assembled, refresh=[settings.system])
-    return chosen
+    bring_up(current, systems, [settings.system] if served else systems, refresh=[settings.system])
+    return systems
 
 
 def loadtest() -> None:
     settings = complete_settings()
     worker_count(settings, Workload.from_settings(settings))
-    stack(settings).check_comparison()
-    bring_up_beside(settings).loadtest()
+    current = stack(settings)
+    current.check_comparison()
+    bring_up_beside(current)
+    current.loadtest()
 
 
 def tune() -> int:
     settings = complete_settings()
     Goal.from_settings(settings)
     worker_count(settings, Workload.from_settings(settings))
-    stack(settings).check_comparison()
-    return apply.tune(bring_up_beside(settings))
+    current = stack(settings)
+    current.check_comparison()
+    bring_up_beside(current)
+    return apply.tune(current)
 
 
 def locust() -> None:
     settings = complete_settings()
     check_free(settings, ["LOCUST_PORT"])
-    chosen = bring_up_beside(settings)
+    current = stack(settings)
+    bring_up_beside(current)
     out.print(f"Locust      {settings.url('LOCUST_PORT')}  (Ctrl-C stops it)")
-    chosen.locust()
+    current.locust()
 
 
 def add() -> None:
@@ -110,14 +115,14 @@ def add() -> None:
     current = stack(settings)
     if current.running():
         current.check_no_comparison(WOULD_DISTURB)
-        served = bring_up_beside(settings).settings["SYSTEMS"]
+        served = bring_up_beside(current)
     else:
-        with_systems(settings, [system]).models()
-        served = ""
+        current.models([system])
+        served = []
         out.print("The stack is not running: `make up` starts it with this system, too.")
     with exclusive(ROOT, ANOTHER_UP):
         # If .env sets no SYSTEMS, a server keeps its systems. Save them too, or the next `make up` unloads them.
-        systems = dict.fromkeys([*saved("SYSTEMS", served).split(), system])
+        systems = dict.fromkeys([*saved("SYSTEMS", " ".join(served)).split(), system])
         if list(systems) != saved("SYSTEMS").split():
             save_systems(systems)
     streamed = f"{system}_stream"
@@ -151,7 +156,7 @@ def save_systems(systems: Iterable[str]) -> None:
 def models() -> None:
     settings = Settings.load()
     if not settings.list:
-        return stack(settings).models()
+        return stack(settings).models(settings.systems)
     try:
         index = stack(settings).triton.index()
     except TritonError:

@@ -130,11 +130,11 @@ class Stack(ABC):
     def running(self) -> bool: ...
 
     @abstractmethod
-    def check(self) -> None:
-        """Raise UserError if this machine cannot run the stack with these settings. Start and stop nothing."""
+    def check(self, systems: list[str]) -> None:
+        """Raise UserError if this machine cannot serve these systems with the settings. Start and stop nothing."""
 
     @abstractmethod
-    def start(self) -> None:
+    def start(self, systems: list[str]) -> None:
         """Start what does not run; restart what runs with other settings, and print that first. Safe to repeat."""
 
     @abstractmethod
@@ -174,8 +174,8 @@ class Stack(ABC):
     def build(self) -> None: ...
 
     @abstractmethod
-    def models(self) -> None:
-        """Assemble the systems of SYSTEMS that are not in place."""
+    def models(self, systems: list[str]) -> None:
+        """Assemble those of the systems that are not in place."""
 
     @abstractmethod
     def models_lock(self) -> AbstractContextManager[None]:
@@ -199,26 +199,25 @@ class Stack(ABC):
 
     # --- up and down ------------------------------------------------------------------------------------------------
 
-    def up(self, unload: Collection[str] = (), refresh: Collection[str] | None = None) -> None:
-        """Start the stack, serve SYSTEMS and unload others. A running server keeps answering meanwhile.
+    def up(self, systems: list[str], unload: Collection[str] = (), refresh: Collection[str] | None = None) -> None:
+        """Start the stack, serve these systems and unload others. A running server keeps answering meanwhile.
 
         Refresh those of the loaded systems that `refresh` names, or all.
         """
         if self.settings.profile == "neuron":
-            check_cores(self.settings)
+            check_cores(self.settings, systems)
         with exclusive(self.state, UP_OR_DOWN):
             # A server that restarts loads the systems of this list. The systems that are not loaded yet must stay out
             # of it: this command loads them.
             served = self.served_now()
             self.served.write(name for name in served if name not in unload)
-            self.served.request([*served, *self.settings.systems])
-            self.start()
+            self.served.request([*served, *systems])
+            self.start(systems)
             self.wait(self.not_live)
             self.check_key()
             if unload:
                 with self.no_comparison():
                     self.control.unload(unload)
-            systems = self.settings.systems
             self.unload_unfinished(systems)
             self.control.serve(systems, self.refreshable(systems if refresh is None else refresh))
 

@@ -1,6 +1,8 @@
-"""Check which NeuronCores the models of SYSTEMS take: each core exists and belongs to one model."""
+"""Check which NeuronCores the models of systems take: each core exists and belongs to one model."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from triton_transformers.model_config import find_config, load_config
 from triton_transformers.models.record import models_of
@@ -10,11 +12,11 @@ PER_DEVICE = {"inf1": 4, "inf2": 2, "trn1": 2}
 FIRST, LAST = "NEURON_CORE_START_INDEX", "NEURON_CORE_END_INDEX"
 
 
-def check_cores(settings: Settings) -> None:
+def check_cores(settings: Settings, systems: Iterable[str]) -> None:
     """Raise before Triton starts: Neuron's runtime would fail model by model, in words of its own."""
     available = settings.neuron_devices * PER_DEVICE.get(settings.neuron_chip, 0)
     owners: dict[int, str] = {}
-    for model, cores in core_ranges(settings).items():
+    for model, cores in core_ranges(settings, systems).items():
         if cores[-1] >= available:
             raise UserError(
                 f"{model} is set to NeuronCores {spelled(cores)}, but NEURON_DEVICES={settings['NEURON_DEVICES']} of "
@@ -29,11 +31,11 @@ def check_cores(settings: Settings) -> None:
                 )
 
 
-def core_ranges(settings: Settings) -> dict[str, range]:
+def core_ranges(settings: Settings, systems: Iterable[str]) -> dict[str, range]:
     """Return the cores of each model whose configuration sets any."""
     repository, profile = settings.model_repository, settings.profile
     ranges: dict[str, range] = {}
-    for model in (model for name in settings.systems for model in models_of(name, repository)):
+    for model in (model for name in systems for model in models_of(name, repository)):
         parameters = load_config(model, repository, profile).parameters
         if FIRST not in parameters:
             continue

@@ -176,12 +176,13 @@ def test_image_is_chosen_again_after_systems_were_assembled(new_compose, tmp_pat
     assert stack.compose.image_tag == "cuda"
     save_text_model(tmp_path, "model.json")
 
-    def check() -> None:
+    def check_device(settings, engine) -> None:
         raise UserError(stack.compose.image_tag)
 
-    monkeypatch.setattr(stack, "check", check)
+    monkeypatch.setattr("scripts.stack.docker.preflight.check_device", check_device)
+    monkeypatch.setattr("scripts.stack.docker.preflight.check_build", lambda *_: {})
     with pytest.raises(UserError, match="cuda-vllm"):
-        stack.start()
+        stack.start(["embedding", "story"])
 
 
 @pytest.mark.parametrize(

@@ -190,11 +190,11 @@ def test_failed_pull_or_build_leaves_triton_alone(stack, engine, monkeypatch):
     def fail(images):
         raise UserError(f"{next(iter(images))} cannot be pulled")
 
-    monkeypatch.setattr(DockerStack, "check", lambda stack: None)
+    monkeypatch.setattr(DockerStack, "check", lambda stack, systems: None)
     monkeypatch.setattr("scripts.stack.docker.compose.Compose.environment", {"PROMETHEUS_IMAGE": "no/such:image"})
     monkeypatch.setattr("scripts.stack.docker.base_images.pull", fail)
     with pytest.raises(UserError, match="no/such:image cannot be pulled"):
-        stack.start()
+        stack.start(["embedding"])
     assert engine.calls == []
 
 

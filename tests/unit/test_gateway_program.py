@@ -128,14 +128,14 @@ def pairs(words: list[str]) -> list[list[str]]:
 def test_setting_of_the_gateway_restarts_it_alone(stack, capsys, name, value):
     stack()
     changed = stack(**{name: value})
-    changed.start()
+    changed.start(["embedding"])
     assert changed.supervisor.calls == [("stop", "gateway"), ("start", "gateway"), ("start", "triton")]
     printed = capsys.readouterr().out
     assert f"settings changed ({name}): restarting the gateway" in printed
     assert KEY not in printed
     assert f"{name}='{value}'" in (changed.state / "run/gateway.env").read_text()
     again = stack(**{name: value})
-    again.start()
+    again.start(["embedding"])
     assert again.supervisor.calls == [("start", "gateway"), ("start", "triton")]
 
 
@@ -159,7 +159,7 @@ def test_renewed_certificate_restarts_the_gateway(stack, tmp_path, capsys):
     stack(TLS_CERT=cert, TLS_KEY=key)
     assert stack(TLS_CERT=cert, TLS_KEY=key).changed_gateway() == []
     save_certificate(tmp_path)
-    stack(TLS_CERT=cert, TLS_KEY=key).start()
+    stack(TLS_CERT=cert, TLS_KEY=key).start(["embedding"])
     assert "settings changed (TLS_CERT): restarting the gateway" in capsys.readouterr().out
 
 
@@ -196,7 +196,7 @@ def test_stack_of_a_release_without_gateway_restarts(stack):
     running = stack()
     running.record.write_text(json.dumps(running.recorded() | {"programs": ["triton"]}))
     with pytest.raises(AssertionError, match="the running stack was stopped"):
-        stack().start()
+        stack().start(["embedding"])
 
 
 @pytest.fixture
@@ -228,9 +228,9 @@ def test_up_refuses_wrong_settings_of_the_gateway_before_anything(stack, tmp_pat
     settings, message = broken_settings(tmp_path, taken)[problem]
     refused = stack(**settings)
     with pytest.raises(UserError, match=message):
-        refused.check()
+        refused.check(["embedding"])
     with pytest.raises(UserError, match=message):
-        refused.start()
+        refused.start(["embedding"])
     assert refused.supervisor.calls == []
 
 

@@ -229,7 +229,7 @@ def test_local_profile_without_its_device_restarts_nothing(monkeypatch, tmp_path
     (tmp_path / "run").mkdir()
     stack.record.write_text(json.dumps({"settings": dict(settings) | {"PROFILE": "cpu"}, "programs": ["triton"]}))
     with pytest.raises(UserError, match=message):
-        stack.up()
+        stack.up(["embedding"])
 
 
 @pytest.mark.parametrize(

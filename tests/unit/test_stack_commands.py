@@ -89,18 +89,18 @@ def test_down_works_in_a_read_only_checkout(tmp_path, monkeypatch, capsys):
 def test_up_lists_what_is_to_be_served_before_it_starts_anything(monkeypatch, tmp_path):
     """The gateway then answers 503 for these systems, not 404, also if this command is killed halfway."""
 
-    def killed(stack):
+    def killed(stack, systems):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LocalStack, "start", killed)
     monkeypatch.setattr(LocalStack, "running", lambda stack: True)
-    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local", "SYSTEMS": "ham egg", "MODEL_REPOSITORY": str(tmp_path)}
+    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local", "MODEL_REPOSITORY": str(tmp_path)}
     stack = LocalStack(Settings(Settings.load() | own))
     for name in ("spam", "ham"):
         (tmp_path / name).mkdir()
     stack.served.write(["spam", "ham"])
     with pytest.raises(KeyboardInterrupt):
-        stack.up(unload=["spam"])
+        stack.up(["ham", "egg"], unload=["spam"])
     assert stack.served.requested_path.read_text().split() == ["spam", "ham", "egg"]
 
 
@@ -119,11 +119,11 @@ class StackStandIn:
     def served_now(self) -> list[str]:
         return list(self.served)
 
-    def models(self) -> None:
-        self.calls.append(("assemble", self.settings["SYSTEMS"]))
+    def models(self, systems) -> None:
+        self.calls.append(("assemble", " ".join(systems)))
 
-    def up(self, unload, refresh) -> None:
-        self.calls.append(("serve", self.settings["SYSTEMS"], " ".join(unload)))
+    def up(self, systems, unload, refresh) -> None:
+        self.calls.append(("serve", " ".join(systems), " ".join(unload)))
 
     def remove(self, system: str) -> tuple[str, ...]:
         self.calls.append(("remove", system))

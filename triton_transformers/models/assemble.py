@@ -19,7 +19,7 @@ from triton_transformers.files import exclusive
 from triton_transformers.model_config import CONFIGS, is_outdated, tuned_configs, with_steps
 from triton_transformers.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
 from triton_transformers.models.record import DEFAULT, IGNORE, Record, read_record, read_records
-from triton_transformers.models.selection import all_in_place, missing_systems
+from triton_transformers.models.selection import missing_systems
 from triton_transformers.models.sources import Weights, open_weights
 from triton_transformers.models.tasks import LIST, task_of, transformers_of
 from triton_transformers.models.unsupported import check_model, check_task, check_weights
@@ -34,13 +34,14 @@ LIBRARIES = ("transformers", "sentence_transformers", "tokenizers", "safetensors
 def assemble_all(settings: Settings) -> None:
     """Assemble the systems of SYSTEMS that are not in place."""
     repository = settings.model_repository
-    if all_in_place(settings):
-        return
     try:
         repository.mkdir(parents=True, exist_ok=True)
         with exclusive(repository, "another `make models` is at work here"):
             sweep(repository)
-            for system in missing_systems(settings):
+            missing, others = missing_systems(settings, settings.systems)
+            for line in others:
+                out.print(line, markup=False)
+            for system in missing:
                 assemble(system, settings, repository)
     except OSError as error:
         raise UserError(

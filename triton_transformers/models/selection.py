@@ -20,31 +20,31 @@ TASKS = tuple(task for task in RECIPES if task != "gpt2")
 CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT")
 
 
-def all_in_place(settings: Settings) -> bool:
-    """Return whether nothing is missing, and report it only then.
+def all_in_place(settings: Settings, systems: list[str]) -> bool:
+    """Return whether no system has to be assembled, and print that only then."""
+    missing, others = missing_systems(settings, systems)
+    if not missing:
+        out.print("\n".join(others), markup=False)
+    return not missing
 
-    Otherwise the caller takes the lock and checks again: by then another run may have assembled the systems.
-    """
-    return not missing_systems(settings, report=False) and not missing_systems(settings)
 
-
-def missing_systems(settings: Settings, report: bool = True) -> list[System]:
-    """Return the systems of SYSTEMS that have to be assembled, and report the others."""
+def missing_systems(settings: Settings, names: list[str]) -> tuple[list[System], list[str]]:
+    """Return the systems that have to be assembled, and a line about each of the others."""
     repository = settings.model_repository
-    names = settings.systems
     chosen = [name for name in CHOICES if settings[name]]
     if chosen and len(names) != 1:
         raise UserError(
             f"{', '.join(chosen)} can apply to one system only, and SYSTEMS has {len(names)}: name exactly one"
         )
     missing: dict[str, System] = {}
+    others = []
     for name in names:
         system = requested_system(name, settings, repository)
         if system and not is_in_place(system, settings, repository):
             missing[system.name] = system
-        elif report:
-            out.print(f"{name}: in place" if system else f"{name}: your own, left as it is")
-    return list(missing.values())
+        else:
+            others.append(f"{name}: in place" if system else f"{name}: your own, left as it is")
+    return list(missing.values()), others
 
 
 def requested_system(name: str, settings: Settings, repository: Path) -> System | None:

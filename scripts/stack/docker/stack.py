@@ -52,7 +52,11 @@ class DockerStack(Stack):
 
     @cached_property
     def compose(self) -> Compose:
-        return Compose(self.settings, self.recorded().get("image_tag", ""))
+        return self.compose_for(self.settings.systems)
+
+    def compose_for(self, systems: list[str]) -> Compose:
+        """Return compose with these systems in its environment, and the images that they need."""
+        return Compose(self.settings.replace(SYSTEMS=" ".join(systems)), self.recorded().get("image_tag", ""))
 
     @property
     def exporter(self) -> str:
@@ -99,7 +103,8 @@ class DockerStack(Stack):
     def comparison_lock(self) -> Path:
         return self.state / LOADTEST_LOCK
 
-    def check(self) -> None:
+    def check(self, systems: list[str]) -> None:
+        self.compose = self.compose_for(systems)  # what was assembled since the last check may need another image
         preflight.check_device(self.settings, preflight.check_build(self.settings, self.compose.nvidia_image))
         self.check_checkout()
         preflight.check_readable(ROOT / "monitoring")
@@ -118,9 +123,8 @@ class DockerStack(Stack):
         self.state.mkdir(parents=True, exist_ok=True)
         self.check_no_comparison(ANOTHER_COMPARISON)
 
-    def start(self) -> None:
-        self.__dict__.pop("compose", None)  # what was assembled since then may need another image
-        self.check()
+    def start(self, systems: list[str]) -> None:
+        self.check(systems)
         folder = self.settings.traces()
         if folder:
             folder.mkdir(mode=0o700, exist_ok=True)  # Docker would make it as root
@@ -258,10 +262,11 @@ class DockerStack(Stack):
         self.state.mkdir(parents=True, exist_ok=True)
         return exclusive(self.state / MODELS_LOCK, "another `make models` is at work here")
 
-    def models(self) -> None:
+    def models(self, systems: list[str]) -> None:
         with self.models_lock():
-            if all_in_place(self.settings):
+            if all_in_place(self.settings, systems):
                 return
+            self.compose = self.compose_for(systems)
             preflight.check_compose()
             if self.exporter == "exporter-neuron":
                 preflight.check_compiling(self.settings)

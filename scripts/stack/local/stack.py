@@ -72,7 +72,7 @@ class LocalStack(Stack):
     def running(self) -> bool:
         return self.supervisor.running()
 
-    def check(self) -> None:
+    def check(self, systems: list[str]) -> None:
         preflight.check_device(self.settings)
         preflight.check_paths(self.settings)
         preflight.check_open_files()
@@ -90,15 +90,16 @@ class LocalStack(Stack):
             self.check_no_comparison(ANOTHER_COMPARISON)
         check_free(self.settings, ["LOADTEST_METRICS_PORT"])
 
-    def start(self) -> None:
+    def start(self, systems: list[str]) -> None:
         running = self.running()
         if running and not (reason := self.reason_to_restart()):
             if self.changed_gateway():
+                self.check(systems)
                 self.restart_gateway()
             self.write_targets()
             self.start_programs()
             return
-        self.check()
+        self.check(systems)
         if running:
             with self.no_comparison(WOULD_RESTART):
                 out.print(f"{reason}: restarting the stack")
@@ -116,7 +117,6 @@ class LocalStack(Stack):
 
     def restart_gateway(self) -> None:
         """Stop the gateway, which start_programs() then starts with its new settings."""
-        self.check()
         with self.no_comparison(WOULD_RESTART):
             out.print(f"settings changed ({', '.join(self.changed_gateway())}): restarting the gateway")
             self.supervisor.stop_program("gateway")
@@ -249,12 +249,12 @@ class LocalStack(Stack):
     def build(self) -> None:
         raise UserError("without Docker there are no images to build: set RUNTIME=docker")
 
-    def models(self) -> None:
-        if all_in_place(self.settings):
+    def models(self, systems: list[str]) -> None:
+        if all_in_place(self.settings, systems):
             return
         # Another process, because PyTorch's memory must not stay with `make up`.
         pythonpath = programs.python_path(self.settings.transformers, self.state)
-        environment = command_environment(SYSTEMS=self.settings["SYSTEMS"]) | {"PYTHONPATH": pythonpath}
+        environment = command_environment(SYSTEMS=" ".join(systems)) | {"PYTHONPATH": pythonpath}
         if code := call([sys.executable, "-m", "triton_transformers.models"], environment):
             sys.exit(code)
 
