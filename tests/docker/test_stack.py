@@ -350,12 +350,6 @@ def test_crashed_gateway_is_restarted(stack):
     assert len(embed_through_gateway(stack, "are you there?")) == 384
 
 
-def test_crashed_python_process_is_restarted(stack):
-    stack.kill_inside("triton-cpu", "[b]ackend_stub.*encoder")
-    stack.wait(lambda: "watchdog: model 'encoder' is back" in stack.log, "encoder reloaded")
-    assert embed(stack, "are you there?").shape == (1, 384)
-
-
 def test_up_loads_an_edited_config(stack):
     config = stack.folder / "models/tokenizer/config.pbtxt"
     good = config.read_text()

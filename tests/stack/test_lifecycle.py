@@ -401,11 +401,15 @@ def test_system_of_a_running_comparison_is_not_removed(stack):
 
 
 @pytest.mark.parametrize("model", ["encoder", "tokenizer"])
-def test_crashed_python_process_is_replaced(stack, model):
+def test_crashed_python_process_is_replaced_and_keeps_its_override(stack, model):
+    config = stack.triton.config(model)
+    stack.triton.load(model, {name: value for name, value in config.items() if name != "dynamic_batching"})
     for crash in (1, 2):  # twice, because Triton skips a second load of the same config
         stack.stub(model).send_signal(signal.SIGKILL)
         stack.wait(lambda n=crash: stack.log.count(f"watchdog: model '{model}' is back") >= n, f"{model} reloaded")
         assert answers(stack)
+    assert "dynamic_batching" not in stack.triton.config(model)
+    stack.triton.load(model, config)
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith(model)]
     assert line.split()[-1] == "2"
 
@@ -421,17 +425,6 @@ def test_stopped_python_process_keeps_its_requests_and_goes_on(stack, model):
         assert np.allclose(answer["data"], before["data"], atol=1e-3)
     assert stack.stub(model) == process
     assert f"process {process.pid} was stopped; continuing it" in stack.log
-
-
-def test_recovered_model_keeps_its_override(stack):
-    config = stack.triton.config("encoder")
-    del config["dynamic_batching"]
-    stack.triton.load("encoder", config)
-    before = stack.log.count("watchdog: model 'encoder' is back")
-    stack.stub("encoder").send_signal(signal.SIGKILL)
-    stack.wait(lambda: stack.log.count("watchdog: model 'encoder' is back") > before, "encoder reloaded")
-    assert "dynamic_batching" not in stack.triton.config("encoder")
-    stack.make("down")
 
 
 def test_crashed_server_is_replaced(stack):

@@ -244,29 +244,6 @@ def test_backend_answers_requests(module, pb_utils, assembled):
     backend.finalize()
 
 
-def test_backend_answers_a_chat(module, pb_utils, own):
-    (own / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    backend = module.VllmGeneration()
-    backend.initialize(instance(own))
-    outputs = ["text", "finish_reason", "num_input_tokens", "num_output_tokens"]
-    messages = [json.dumps([{"role": "user", "content": "Which battery"}]).encode()]
-    request = pb_utils.InferenceRequest(outputs, {"max_tokens": 12}, messages=messages)
-    backend.execute([request])
-    assert request.sender.finished.wait(60)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(own)
-    prompt = tokenizer("[Which battery]").input_ids
-    model = transformers.AutoModelForCausalLM.from_pretrained(own)
-    tokens = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :]
-    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert request.sender.responses[0].outputs == {
-        "text": [text.encode()],
-        "finish_reason": [b"length"],
-        "num_input_tokens": [len(prompt)],
-        "num_output_tokens": [12],
-    }
-    backend.finalize()
-
-
 def test_failed_engine_ends_the_process_after_the_answers(module, pb_utils, assembled, monkeypatch):
     """The watchdog then loads the model again; a new process has a new engine and all of the GPU's memory."""
     ended = threading.Event()
@@ -285,20 +262,6 @@ def test_failed_engine_ends_the_process_after_the_answers(module, pb_utils, asse
         assert request.sender.finished.wait(60)
         assert "vLLM failed: CUDA error: out of memory" in request.sender.responses[0].error[1]
     assert ended.wait(60)
-    backend.finalize()
-
-
-def test_cancelled_request_ends_its_text(module, pb_utils, assembled, monkeypatch):
-    backend = module.VllmGeneration()
-    backend.initialize(instance(assembled["mistral"], parameters(max_batch=1)))
-    first, second = (pb_utils.InferenceRequest(["text"], prompt=[b"It"], max_new_tokens=[n]) for n in (200, 2))
-    monkeypatch.setattr(first.sender, "is_cancelled", lambda: True)
-    backend.execute([first, second])
-    for request in (first, second):
-        assert request.sender.finished.wait(60)
-    assert first.sender.responses[0].error[0] == "CANCELLED"
-    assert second.sender.responses[0].error is None
-    assert backend.engine.keys == set()
     backend.finalize()
 
 

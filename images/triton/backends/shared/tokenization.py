@@ -154,7 +154,7 @@ class Tokenization:
         self.shortener = Shortener(self.tokenizer, self.max_length * (self.max_windows if self.cuts_windows else 1))
         self.encode_batch = self.tokenizer.encode_batch if needs_offsets else self.tokenizer.encode_batch_fast
         self.slow_thread = slow_thread()
-        self.slow_places = threading.Semaphore(SLOW_REQUESTS)
+        self.slow_slots = threading.Semaphore(SLOW_REQUESTS)
         self.required_token = parameter(config, "exactly_one")
         required_id = self.tokenizer.token_to_id(self.required_token)
         self.required_id = -1 if required_id is None else required_id
@@ -408,10 +408,10 @@ class Tokenization:
             except Exception as error:
                 response.send(error)
             finally:
-                self.slow_places.release()
+                self.slow_slots.release()
 
         def begin(response: serving.Response) -> None:
-            if self.slow_places.acquire(blocking=False):
+            if self.slow_slots.acquire(blocking=False):
                 self.slow_thread.submit(answer, response)
             else:
                 response.send(Busy(f"{SLOW_REQUESTS} texts that take long to tokenize wait already: try again later"))
