@@ -41,7 +41,12 @@ class HungLoads:
         replaced: set[int] = set()
         for model in {model for pid, model in stubs.items() if pid not in self.loaded}:
             own = {pid for pid, name in stubs.items() if name == model}
-            required = self.required_processes(model)
+            try:
+                required = self.triton.required_processes(model)
+            except urllib.error.HTTPError:
+                raise
+            except OSError:  # with --load-model the server answers only after all loads
+                required = 0
             # A reload starts new processes beside the old ones. A model with several versions always has more.
             if required and (len(own) == required or min(self.ages[pid] for pid in own) >= SETTLED_POLLS):
                 self.loaded |= own
@@ -53,14 +58,6 @@ class HungLoads:
             self.idle[pid] = (used, REPLACED_POLLS if used == STOPPED else polls + 1 if used == last else 0)
         limits = {pid: REPLACED_POLLS if pid in replaced else HUNG_POLLS for pid in self.idle}
         return sorted(pid for pid, (_, polls) in self.idle.items() if polls >= limits[pid])
-
-    def required_processes(self, model: str) -> int:
-        try:
-            return self.triton.required_processes(model)
-        except urllib.error.HTTPError:
-            raise
-        except OSError:  # with --load-model the server answers only after all loads
-            return 0
 
 
 def end_hung_loads(server: int, triton: Triton) -> None:

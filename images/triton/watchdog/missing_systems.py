@@ -39,27 +39,22 @@ def required_systems() -> list[str]:
     return next((names for names in lists if names is not None), [])
 
 
-def systems_to_load(triton: Triton) -> list[str]:
-    """Return the required systems that the server lacks.
+def load_systems(triton: Triton) -> bool:
+    """Load the systems that the server lacks, one after the other, once it answers. Return whether it has all.
 
     Without SYSTEMS_FILE it loads them itself, but does not try again if a process does not report in time.
     """
-    triton.wait_until_live()
-    index = triton.call("/v2/repository/index", {})
-    reasons = "\n".join(entry.get("reason", "") for entry in index)
-    if not os.environ.get("SYSTEMS_FILE") and not any(text in reasons for text in NOT_REPORTED):
-        return []
-    ready = {entry["name"] for entry in index if entry.get("state") == "READY"}
-    return [system for system in required_systems() if system not in ready]
-
-
-def load_systems(triton: Triton) -> bool:
-    """Load the systems that the server lacks, one after the other, once it answers. Return whether it has all."""
     try:
-        systems = systems_to_load(triton)
+        triton.wait_until_live()
+        index = triton.call("/v2/repository/index", {})
     except (OSError, ValueError) as error:
         log(f"could not find the systems to load: {error}")
         return False
+    reasons = "\n".join(entry.get("reason", "") for entry in index)
+    if not os.environ.get("SYSTEMS_FILE") and not any(text in reasons for text in NOT_REPORTED):
+        return True
+    ready = {entry["name"] for entry in index if entry.get("state") == "READY"}
+    systems = [system for system in required_systems() if system not in ready]
     # A list: each system is tried, also after one that failed.
     return all([load_system(triton, system, f"({n} of {len(systems)})") for n, system in enumerate(systems, 1)])
 

@@ -75,8 +75,7 @@ def stat_fields(pid: int) -> list[str]:
 
 def start_time(pid: int) -> str:
     """Return when a process started, which tells it from a later one with its pid; empty if it has ended."""
-    fields = stat_fields(pid)
-    return fields[19] if fields else ""
+    return "".join(stat_fields(pid)[19:20])
 
 
 def cpu_ticks(pid: int) -> int:
@@ -149,21 +148,14 @@ class Triton:
         # docs/triton-faults.md#unchanged-loads
         count = parameters.setdefault(RELOADS, {"string_value": "0"})
         count["string_value"] = str(int(count["string_value"]) + 1)
-        if CORES not in parameters:
-            self.load(model, config)
-            return
-        self.unload(model)  # the model's other processes hold the cores
-        for attempt in range(1, MAX_LOADS + 1):
-            try:
-                return self.load(model, config)
-            except urllib.error.HTTPError:
-                if attempt == MAX_LOADS:  # no later poll would see that the model is missing
-                    raise
-            time.sleep(POLL_S)
-
-    def unload(self, model: str) -> None:
-        self.call(f"/v2/repository/models/{model}/unload", {})
-        for _ in range(MAX_UNLOAD_POLLS):
-            if model not in self.models_in("UNLOADING"):
-                return
-            time.sleep(POLL_S)
+        if CORES in parameters:  # the model's other processes hold the cores
+            self.call(f"/v2/repository/models/{model}/unload", {})
+            for _ in range(MAX_UNLOAD_POLLS):
+                if model not in self.models_in("UNLOADING"):
+                    break
+                time.sleep(POLL_S)
+            for _ in range(MAX_LOADS - 1):  # no later poll would see that the model is missing
+                with contextlib.suppress(urllib.error.HTTPError):
+                    return self.load(model, config)
+                time.sleep(POLL_S)
+        self.load(model, config)
