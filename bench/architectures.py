@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.recorded_models import recorded_models
 from bench.reference_answers import Outputs, largest_difference, reference, requests, served_outputs
 from bench.small_models import SMALL_MODELS, SmallModel
-from loadtest.host import host
+from loadtest.machine import host
 from triton_transformers.cli import err, out
 from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.record import models_of

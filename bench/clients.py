@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from gateway.http_server import raise_file_limit
-from loadtest.encoding import HttpRequest, http_request
-from loadtest.examples import Tensor
+from loadtest.examples import HttpRequest, Tensor, http_request
 from triton_transformers.corpus import MIXED
 from triton_transformers.load import JSON, RIGHT, Connection, Load, WrongError, post
 from triton_transformers.settings import ROOT, UserError

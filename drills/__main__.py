@@ -18,7 +18,7 @@ from drills import attacks, commands, crashes, shortages
 from drills.drill_stack import DrillStack, repository_of
 from drills.harness import DRILLS, Drill, Result, result
 from drills.soak.soaking import soak
-from loadtest.host import host
+from loadtest.machine import host
 from triton_transformers.cli import one_interrupt, out, print_table, run
 from triton_transformers.files import write_atomically
 from triton_transformers.settings import Settings, UserError

@@ -197,7 +197,7 @@ def comparison_interrupted(stack: DrillStack) -> None:
 def worker_killed(stack: DrillStack) -> None:
     before = batcher_of(stack)
     command = started_comparison(stack, WORKERS="2")
-    workers = stack.until(lambda: stack.processes("loadtest.crowd.worker"), "a worker")
+    workers = stack.until(lambda: stack.processes("loadtest.worker"), "a worker")
     workers[0].kill()
     text = command.communicate()[0]
     if not command.returncode or "Traceback" in text:

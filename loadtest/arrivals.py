@@ -10,11 +10,31 @@ import random
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import gevent
 from gevent.event import AsyncResult
 
-from loadtest.sample import Sample
+
+class Sample(NamedTuple):
+    """One request: when its response came, how long it took, and what went wrong.
+
+    `at` counts seconds from when the window opened; in a finished window, from when the comparison began. In an open
+    loop, `latency_ms` counts from when the request arrived, and a user sent it `late_ms` after that.
+    """
+
+    at: float
+    latency_ms: float
+    error: str
+    late_ms: float = 0.0
+
+    @property
+    def arrived(self) -> float:
+        """Return when the request arrived in an open loop, or was sent in a closed one; on the same clock as `at`."""
+        return self.at - self.latency_ms / 1000
+
+
+# --- arrivals ---------------------------------------------------------------------------------------------------------
 
 POISSON, CONSTANT = "poisson", "constant"
 # How long a request waits for a free user. Without this limit the queue of an overloaded server would grow with the
@@ -115,7 +135,7 @@ def unanswered(samples: Sequence[Sample], moment: float) -> int:
 
 
 def is_overloaded(samples: Sequence[Sample], seconds: float) -> bool:
-    """Return whether the server did not keep up with the rate in a window, from all samples until the crowd paused.
+    """Return whether the server did not keep up with the rate in a window, from all samples until the users paused.
 
     Then ever more requests wait for their response. Even if the server keeps up, their numbers at two moments differ,
     by about the square root of the sum of both.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,24 +12,21 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+import gevent
+import greenlet
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest import report, statistics, waterfalls
-from loadtest.crowd.crowd import Crowd, pin
-from loadtest.crowd.local import LocalCrowd
-from loadtest.crowd.master import MasterCrowd
+from loadtest import report, statistics
 from loadtest.examples import Examples
 from loadtest.generating import Reader, generates
-from loadtest.host import host
-from loadtest.instances import Capacity
-from loadtest.interrupt import interruptible
-from loadtest.other_programs import OtherPrograms
+from loadtest.locust_users import Job
+from loadtest.machine import OtherPrograms, host, pin
+from loadtest.report import GENERATING_HEADER, WINDOWS_HEADER, print_table, window_line
 from loadtest.statistics import Results
-from loadtest.switching import Switch, Switched, composing, plan, restore_after_kill
-from loadtest.table import GENERATING_HEADER, WINDOWS_HEADER, print_table, window_line
+from loadtest.switching import Capacity, Switch, Switched, composing, plan, restore_after_kill
 from loadtest.telemetry import Metrics
-from loadtest.users import Job
+from loadtest.users import LocalUsers, Users
 from loadtest.windows import Experiment, Plan, Window
 from loadtest.workload import Workload, worker_count
 from triton_transformers.cli import err, out
@@ -126,10 +124,10 @@ class Comparison:
                     progress_bar(len(self.modes) * self.plan.rounds) as (show, log),
                     interruptible() as interrupt,
                     self.metrics.served(address, port),
-                    self.crowd(lambda label: show(label, 0)) as crowd,
+                    self.users(lambda label: show(label, 0)) as users,
                     Switch(self.triton, models, folder, on_restore=interrupt.ignore) as switch,
                 ):
-                    self._run(crowd, switch, show, log)
+                    self._run(users, switch, show, log)
             except (UserError, TritonError, KeyboardInterrupt) as reason:
                 if not self.windows:
                     raise
@@ -147,8 +145,12 @@ class Comparison:
             self.server_version = self.triton.metadata()["version"]
             yield
 
-    def crowd(self, progress: Callable[[str], None]) -> Crowd:
-        return MasterCrowd(self.job, self.workers, progress) if self.workers else LocalCrowd(self.job)
+    def users(self, progress: Callable[[str], None]) -> Users:
+        if not self.workers:
+            return LocalUsers(self.job)
+        from loadtest.worker_users import WorkerUsers
+
+        return WorkerUsers(self.job, self.workers, progress)
 
     def identity(self) -> Results:
         """Return what ran on which machine and server, as every report names it."""
@@ -216,6 +218,8 @@ class Comparison:
         """Return the slowest requests of the windows with dynamic batching; None if our receiver gets no traces."""
         if not (folder := self.settings.traces()):
             return None
+        from loadtest import waterfalls
+
         last = self.windows[-1]
         arrived_at = last.began_at + last.end - last.start + waterfalls.ARRIVAL_S
         # The clock may have been set back since.
@@ -253,13 +257,13 @@ class Comparison:
         return {"count": len(self.examples.requests), "sha256": self.examples.sha256}
 
     def _run(
-        self, crowd: Crowd, switch: Switch, show: Callable[[str, float], None], log: Callable[[str], None]
+        self, users: Users, switch: Switch, show: Callable[[str, float], None], log: Callable[[str], None]
     ) -> None:
         experiment = Experiment(
             self.plan,
             self.modes,
             self.left_out,
-            crowd,
+            users,
             self.triton,
             switch,
             self.metrics,
@@ -313,3 +317,42 @@ def progress_bar(total: int) -> Iterator[tuple[Callable[[str, float], None], Cal
             progress.update(task, description=label, completed=done)
 
         yield show, lambda line: progress.console.print(line)
+
+
+# --- Ctrl-C: stop at the next wait, but never while the server's configuration is restored ----------------------------
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt in the greenlet that created it, at its next wait, until ignore() is called."""
+
+    def __init__(self) -> None:
+        self.greenlet = greenlet.getcurrent()
+        self.ignored = False
+        self.received = False
+
+    def ignore(self) -> None:
+        self.ignored = True
+
+    def __call__(self) -> None:
+        self.received = True
+        err.print("stopping: restoring the server's configuration")
+        if not self.ignored:
+            self.ignored = True
+            gevent.kill(self.greenlet, KeyboardInterrupt)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    interrupt = Interrupt()
+    handlers = [gevent.signal_handler(number, interrupt) for number in SIGNALS]
+    try:
+        yield interrupt
+    finally:
+        for handler in handlers:
+            handler.cancel()
+        # gevent restores SIG_DFL, which would kill the process while it writes the report. After a first signal the
+        # user only waits for that report, so later signals are ignored.
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN if interrupt.received else signal.default_int_handler)

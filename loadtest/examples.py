@@ -1,14 +1,20 @@
-"""The example requests that users send: texts or images, for the inputs of the system under test."""
+"""The example requests that users send: texts or images, for the inputs of the system, and as they go over the wire."""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from PIL import Image as pillow
+from tritonclient.grpc import service_pb2
 
-from loadtest import sample_images
 from loadtest.generating import generates
 from loadtest.switching import composing
 from triton_transformers.kinds import embedding, kind
@@ -72,9 +78,9 @@ class Examples:
         batch = [1] if config.get("max_batch_size") else []
         inputs = {tensor["name"]: tensor for tensor in config["input"]}
         if "image_bytes" in inputs:
-            return cls("images", [[_bytes("image_bytes", batch, file)] for file in sample_images.files()])
+            return cls("images", [[_bytes("image_bytes", batch, file)] for file in image_files()])
         if "image" in inputs and [int(axis) for axis in inputs["image"]["dims"]] == [-1, -1, 3]:
-            return cls("images", [[_pixels("image", batch, image)] for image in sample_images.small()])
+            return cls("images", [[_pixels("image", batch, image)] for image in small_images()])
         # A model that accepts `prompt` or `text_input` requires neither: send the first one.
         required = [tensor for tensor in inputs.values() if not tensor.get("optional")] or config["input"][:1]
         unsupported = [tensor["name"] for tensor in required if tensor["data_type"] != "TYPE_STRING"]
@@ -114,5 +120,116 @@ def _bytes(name: str, batch: list[int], data: bytes) -> Tensor:
     return Tensor(name, "BYTES", [*batch, 1], len(data).to_bytes(4, "little") + data)
 
 
-def _pixels(name: str, batch: list[int], image: sample_images.Image) -> Tensor:
+def _pixels(name: str, batch: list[int], image: Image) -> Tensor:
     return Tensor(name, "FP32", [*batch, *image.shape], image.astype(np.float32).tobytes())
+
+
+# --- generated images -------------------------------------------------------------------------------------------------
+
+Image = npt.NDArray[np.uint8]
+
+SIZES = ((96, 96), (160, 120), (240, 320), (320, 240), (480, 360), (512, 512), (640, 480), (1024, 768), (900, 1200))
+IMAGES_PER_SIZE = 4
+SMALL = 320 * 240
+
+
+def images(largest: float = math.inf) -> list[Image]:
+    """Return the images of at most this number of pixels."""
+    random = np.random.default_rng(1)
+    sizes = [(width, height) for width, height in SIZES if width * height <= largest]
+    return [generated_image(random, width, height) for width, height in sizes for _ in range(IMAGES_PER_SIZE)]
+
+
+def image_files() -> list[bytes]:
+    return [jpeg(image) for image in images()]
+
+
+def small_images() -> list[Image]:
+    """Return the small images, for models that take pixels: as FP32 a megapixel is 12 MB on the wire."""
+    return images(SMALL)
+
+
+def generated_image(random: np.random.Generator, width: int, height: int) -> Image:
+    """Return broad patches of colour under some noise, whose JPEG file is as large as a photograph's."""
+    patches = pillow.fromarray(random.integers(0, 256, (12, 12, 3), np.uint8))
+    smooth = np.asarray(patches.resize((width, height), pillow.Resampling.BICUBIC), np.float32)
+    return np.clip(smooth + random.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)
+
+
+def jpeg(pixels: Image) -> bytes:
+    file = io.BytesIO()
+    pillow.fromarray(pixels).save(file, "JPEG", quality=85)
+    return file.getvalue()
+
+
+# --- requests as they go over the wire; users encode each of them once, before the load begins ------------------------
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """A KServe v2 request with binary tensors: a JSON header, then the tensors' data."""
+
+    body: bytes
+    header_length: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route of the gateway. `body` builds a request from the texts by the names of their tensors."""
+
+    path: str
+    answers: str  # the field of a response that holds them
+    body: Callable[[dict[str, str]], dict[str, Any]]
+
+
+# For each kind of system that the gateway answers for (triton_transformers/kinds.py).
+ROUTES = {
+    # OpenAI's own clients ask for base64.
+    "embedding": Route("/v1/embeddings", "data", lambda t: {"input": t["input_text"], "encoding_format": "base64"}),
+    "sparse": Route("/v1/embeddings", "data", lambda t: {"input": t["input_text"], "embedding_type": "sparse"}),
+    "multi": Route("/v1/embeddings", "data", lambda t: {"input": t["input_text"], "embedding_type": "multi"}),
+    "classify": Route("/v1/classify", "data", lambda t: {"input": t["input_text"]}),
+    "rerank": Route("/v1/rerank", "results", lambda t: {"query": t["query"], "documents": [t["text"]]}),
+    # Temperature 0 takes the most likely token, as Triton does without further inputs.
+    "generation": Route("/v1/completions", "choices", lambda t: {"prompt": next(iter(t.values())), "temperature": 0}),
+}
+
+
+def gateway_request(model: str, kind: str, tensors: list[Tensor]) -> bytes:
+    """Return the body of a request to the route of this kind."""
+    body = ROUTES[kind].body({t.name: t.data[4:].decode() for t in tensors if t.datatype == "BYTES"})
+    for tensor in tensors:
+        if tensor.name == "max_new_tokens":
+            body["max_tokens"] = int.from_bytes(tensor.data, "little")
+    return json.dumps({"model": model, **body}).encode()
+
+
+def http_request(tensors: list[Tensor], outputs: Sequence[str] = ()) -> HttpRequest:
+    """Return a request for these outputs, or for all outputs of the model."""
+    fields: dict[str, Any] = {
+        "inputs": [
+            {
+                "name": tensor.name,
+                "shape": tensor.shape,
+                "datatype": tensor.datatype,
+                "parameters": {"binary_data_size": len(tensor.data)},
+            }
+            for tensor in tensors
+        ],
+        "parameters": {"binary_data_output": True},  # of outputs that are not named
+    }
+    if outputs:
+        fields["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    header = json.dumps(fields, separators=(",", ":")).encode()
+    return HttpRequest(header + b"".join(tensor.data for tensor in tensors), len(header))
+
+
+def grpc_request(model: str, tensors: list[Tensor], outputs: Sequence[str] = ()) -> service_pb2.ModelInferRequest:
+    """Return a request for these outputs, or for all outputs of the model."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for name in outputs:
+        request.outputs.add(name=name)
+    for tensor in tensors:
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        request.raw_input_contents.append(tensor.data)
+    return request

@@ -11,10 +11,10 @@ import gevent
 from locust import events
 from locust.env import Environment
 
-from loadtest.crowd.crowd import Meter
 from loadtest.examples import Examples
+from loadtest.locust_users import Job, Traffic, user_class
 from loadtest.telemetry import Metrics
-from loadtest.users import Job, Traffic, user_class
+from loadtest.users import Meter
 from loadtest.workload import Workload
 from triton_transformers.settings import Settings
 

@@ -12,30 +12,30 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import gevent
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 from rich.table import Table
 
 from loadtest import report
-from loadtest.arrivals import GIVEN_UP, arrived_within
+from loadtest.arrivals import GIVEN_UP, Sample, arrived_within
 from loadtest.compare import Comparison, progress_bar
-from loadtest.crowd.crowd import Crowd
-from loadtest.encoding import ROUTES
-from loadtest.examples import Tensor
-from loadtest.instances import Capacity
-from loadtest.other_programs import OtherPrograms, busy, is_busy
-from loadtest.overload_charts import all_charts
-from loadtest.sample import Sample
+from loadtest.examples import ROUTES, Tensor
+from loadtest.locust_users import LIGHT, GatewayUser, Job
+from loadtest.machine import OtherPrograms, busy, is_busy
 from loadtest.statistics import CLIENT_LIMIT, Results
-from loadtest.users import LIGHT, GatewayUser, Job
+from loadtest.switching import Capacity
+from loadtest.users import Users
 from loadtest.workload import POOL_SPAWN_RATE
 from triton_transformers.cli import err, out
-from triton_transformers.figures import PALETTES, images, write_charts
+from triton_transformers.figures import PALETTES, Chart, Palette, images, write_charts
 from triton_transformers.files import complete_folder, write_atomically, write_json
 from triton_transformers.pages import page
 from triton_transformers.settings import Settings, UserError
@@ -156,7 +156,7 @@ class LightComparison(Comparison):
 
 
 class Overload:
-    """The measurement. `closed` measures the capacity, and `open` has the crowd that exceeds it."""
+    """The measurement. `closed` measures the capacity, and `open` has the users that exceed it."""
 
     def __init__(self, settings: Settings) -> None:
         self.factor = settings.overload or 1.0
@@ -181,12 +181,12 @@ class Overload:
             if None in lone:
                 raise UserError("the gateway does not answer every request: see `make status` and `make logs`")
             lone_p50, lone_p95 = np.percentile([latency for latency in lone if latency], (50, 95)).tolist()
-            with self.closed.crowd(lambda label: show(label, 1)) as crowd:
+            with self.closed.users(lambda label: show(label, 1)) as users:
                 show("measuring the capacity", 1)
-                capacity, capacity_cores, capacity_others = self.capacity(crowd)
-            with self.open.crowd(lambda label: show(label, 2)) as crowd:
+                capacity, capacity_cores, capacity_others = self.capacity(users)
+            with self.open.users(lambda label: show(label, 2)) as users:
                 show(f"sending {self.factor:g} times as much", 2)
-                overload, cores, others = self.overload(crowd, capacity * self.factor, AS_FAST * lone_p95)
+                overload, cores, others = self.overload(users, capacity * self.factor, AS_FAST * lone_p95)
         results = self.closed.identity() | {
             "settings": {
                 "factor": self.factor,
@@ -211,39 +211,39 @@ class Overload:
         }
         return results | {"advice": advice(results), "complaints": complaints(results)}
 
-    def capacity(self, crowd: Crowd) -> tuple[float, float, float | None]:
+    def capacity(self, users: Users) -> tuple[float, float, float | None]:
         """Return the answers per second to the users of a closed loop, and the cores that were used meanwhile.
 
         The first are those of the load generator's busiest process, the second those of other programs.
         """
-        users = self.closed.workload.users
-        crowd.start(users, self.closed.workload.spawn_rate or users)
-        self.wait_for(crowd, users)
+        count = self.closed.workload.users
+        users.start(count, self.closed.workload.spawn_rate or count)
+        self.wait_for(users, count)
         gevent.sleep(self.closed.plan.warmup_s)
-        crowd.open_window()
+        users.open_window()
         self.others.open()
         gevent.sleep(self.seconds)
-        cores, others = crowd.cores, self.others.cores()
-        answered = [sample for sample in crowd.close_window() if sample.at < self.seconds and not sample.error]
+        cores, others = users.cores, self.others.cores()
+        answered = [sample for sample in users.close_window() if sample.at < self.seconds and not sample.error]
         if not answered:
             raise UserError("no request was answered: `make logs` shows what the gateway and the server do")
         return len(answered) / self.seconds, cores, others
 
-    def overload(self, crowd: Crowd, rate: float, limit_ms: float) -> tuple[Results, float, float | None]:
+    def overload(self, users: Users, rate: float, limit_ms: float) -> tuple[Results, float, float | None]:
         """Return the numbers at this rate and of the recovery, and the cores as capacity() does."""
-        users = self.open.workload.users
-        crowd.start(users, POOL_SPAWN_RATE)
-        self.wait_for(crowd, users)
-        crowd.set_rate(rate)
-        crowd.resume()
+        count = self.open.workload.users
+        users.start(count, POOL_SPAWN_RATE)
+        self.wait_for(users, count)
+        users.set_rate(rate)
+        users.resume()
         gevent.sleep(self.closed.plan.warmup_s)
-        crowd.open_window()
+        users.open_window()
         self.others.open()
         gevent.sleep(self.seconds)
-        cores, others = crowd.cores, self.others.cores()
+        cores, others = users.cores, self.others.cores()
         single = gevent.spawn(recovery, self.ask, limit_ms, time.monotonic)
-        crowd.pause()
-        samples, recovered = crowd.close_window(), single.get()
+        users.pause()
+        samples, recovered = users.close_window(), single.get()
         results = figures(samples, self.seconds, self.target_ms) | {
             "recovered_s": recovered.seconds,
             "single_requests": recovered.requests,
@@ -251,9 +251,9 @@ class Overload:
         }
         return results, cores, others
 
-    def wait_for(self, crowd: Crowd, users: int) -> None:
-        while crowd.running < users:
-            crowd.check()
+    def wait_for(self, users: Users, count: int) -> None:
+        while users.running < count:
+            users.check()
             gevent.sleep(0.05)
 
     def ask(self) -> float | None:
@@ -418,3 +418,59 @@ def main() -> int:
     folder = os.path.relpath(write(results, settings.reports))
     out.print(f"\nreport  {folder}/report.html  (numbers: {folder}/results.json)")
     return 0
+
+
+# --- the figure: latency, refusals and recovery over time -------------------------------------------------------------
+
+
+def all_charts(results: Results) -> dict[str, Chart]:
+    return {"overload": Chart(partial(draw_overload, results), (9.6, 5.4), (4.0, 5.4))}
+
+
+def draw_overload(results: Results, figure: Figure, palette: Palette) -> None:
+    """Draw latency above, and what became of the requests below, from the overload until the server has recovered."""
+    above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+    draw_latency(results, above, palette)
+    draw_requests(results, below, palette)
+    for axes in (above, below):
+        axes.axvspan(0, results["settings"]["window_s"], color=palette.ink, alpha=0.06, linewidth=0)
+        if axes.get_legend_handles_labels()[0]:
+            columns = 5 if figure.get_figwidth() > 6 else 2
+            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), fontsize=8, ncols=columns)
+    below.set_xlabel("seconds; shaded: the overload")
+
+
+def draw_latency(results: Results, axes: Axes, palette: Palette) -> None:
+    window_s, seconds = results["settings"]["window_s"], results["timeline"]
+    for key, label, style in (("accepted_p95_ms", "answers, p95", "-"), ("accepted_p50_ms", "p50", "--")):
+        points = [(second["second"] + 0.5, second[key]) for second in seconds if second[key] is not None]
+        axes.plot(*zip(*points, strict=True) if points else ([], []), style, color=palette.dynamic, label=label)
+    single = [(window_s + at, latency) for at, latency in results["single_requests"] if latency is not None]
+    axes.plot(
+        *zip(*single, strict=True) if single else ([], []), "o", color=palette.instances, markersize=3,
+        label="single requests",
+    )  # fmt: skip
+    axes.axhline(results["settings"]["target_ms"], color=palette.ink, linewidth=0.9, linestyle=":", label="target")
+    axes.axhline(
+        results["as_fast_ms"], color=palette.instances, linewidth=0.9, linestyle=":", label="as fast as before"
+    )
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_ylabel("milliseconds")
+
+
+def draw_requests(results: Results, axes: Axes, palette: Palette) -> None:
+    kinds = {
+        "in_time": ("answered in time", palette.dynamic),
+        "late": ("answered late", palette.none),
+        "refused": ("refused", palette.quiet),
+        "failed": ("failed or not sent", palette.ink),
+    }
+    kinds = {key: kind for key, kind in kinds.items() if any(second[key] for second in results["timeline"])}
+    middles = [second["second"] + 0.5 for second in results["timeline"]]
+    below = [0.0] * len(middles)
+    for key, (label, colour) in kinds.items():
+        heights = [second[key] for second in results["timeline"]]
+        axes.bar(middles, heights, 1.0, below, color=colour, label=label, linewidth=0)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    axes.set_ylabel("requests/s")

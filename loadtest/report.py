@@ -1,26 +1,401 @@
-"""The files of a report: results.json, requests.csv, the figures as PNG, and report.html with all of it."""
+"""The report of a comparison: its sentence and table, its figures, and its files."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from loadtest.charts import all_charts
-from loadtest.statistics import Results, write_csv
-from loadtest.table import columns, explanation, left_out, rows, sentence
+from loadtest.machine import is_busy
+from loadtest.statistics import (
+    NARROW,
+    NOT_PROVEN,
+    THROUGHPUT_RATIO,
+    Results,
+    heaviest,
+    latencies,
+    summary,
+    throughput,
+    timed_samples,
+    write_csv,
+)
 from loadtest.telemetry import LAST_SCRAPE_S
 from loadtest.windows import Window
 from triton_transformers.dashboards.render.draw import draw
 from triton_transformers.dashboards.render.evaluate import BATCHING, Range, load
-from triton_transformers.figures import PALETTES, Chart, images, write_charts
+from triton_transformers.figures import PALETTES, Chart, Palette, images, write_charts
 from triton_transformers.files import WRITING, complete_folder, write_atomically, write_json
 from triton_transformers.pages import page
 from triton_transformers.prometheus import Prometheus, PrometheusError
 from triton_transformers.settings import DEFAULTS, TABLE, Settings
+
+WINDOWS_HEADER = f"{'round':>5}  {'mode':<10}{'requests/s':>11}{'p95 ms':>9}{'batch':>8}{'failed':>8}"
+# The same for a system that generates text.
+GENERATING_HEADER = f"{'round':>5}  {'mode':<10}{'tokens/s':>11}{'p95 ms':>9}{'together':>10}{'failed':>8}"
+
+
+def label(mode: str, results: Results) -> str:
+    """Return a mode's name as tables and charts show it."""
+    if results["generates"]:
+        return {"none": "one at a time", "dynamic": "together"}[mode]
+    instances = f"{results['triton']['cores']} instances"
+    return {"none": "no batching", "instances": instances, "dynamic": "dynamic batching"}[mode]
+
+
+def sentence(results: Results) -> str:
+    return open_loop_sentence(results) if results["settings"]["rate"] else closed_loop_sentence(results)
+
+
+def closed_loop_sentence(results: Results) -> str:
+    verdict, users, system = results["verdict"], results["settings"]["users"], results["system"]
+    interval = verdict["ci95"]
+    load = f"with {users} user{'s' if users > 1 else ''}"
+    generates = results["generates"]
+    batching, answer = ("batching", "generate") if generates else ("dynamic batching", "answer")
+    times = f"{verdict[THROUGHPUT_RATIO]:.2f} times as many {'tokens' if generates else 'requests'} of {system}"
+    baseline = f"the same server with {without_batching(results)}"
+    if interval is None or verdict["outcome"] == NOT_PROVEN:
+        return not_proven(f"{load}, {batching} {past(answer)} {times} as {baseline}", interval)
+    low, high = (f"{bound:.2f}" for bound in interval)
+    dynamic, other = (results["modes"][mode]["p95_ms"] for mode in ("dynamic", verdict["baseline"]))
+    return (
+        f"{load.capitalize()}, {batching} {answer}s {times} (95 % interval {low} to {high}) as {baseline}. "
+        f"p95: {dynamic:.0f} ms instead of {other:.0f} ms."
+    )
+
+
+def open_loop_sentence(results: Results) -> str:
+    verdict, modes, system = results["verdict"], results["modes"], results["system"]
+    overloaded, interval = verdict["overloaded"], verdict["ci95"]
+    load = f"at {results['settings']['rate']:g} requests per second"
+    batching, baseline = "batching" if results["generates"] else "dynamic batching", without_batching(results)
+    dynamic, other = (f"{modes[mode]['p95_ms']:.0f} ms" for mode in ("dynamic", verdict["baseline"]))
+    grows = "the latency grows as long as the load lasts"
+    if len(overloaded) == 2:
+        return f"Not proven: {load}, the server does not keep up, neither with {batching} nor with {baseline}: {grows}."
+    ratio = f"{verdict[verdict['headline']]:.2f} times as fast"
+    if interval is None or verdict["outcome"] == NOT_PROVEN:
+        return not_proven(f"{load}, {batching} was {ratio} as with {baseline} (95th percentile)", interval)
+    low, high = (f"{bound:.2f}" for bound in interval)
+    if "dynamic" in overloaded:
+        return (
+            f"{load.capitalize()}, with {batching} the server does not keep up: {grows}. With {baseline}, it answers "
+            f"95 % of the requests of {system} within {other}."
+        )
+    answers = f"{load.capitalize()}, {batching} answers 95 % of the requests of {system} within {dynamic}"
+    if overloaded:
+        return f"{answers}. With {baseline}, the server does not keep up: {grows}."
+    return f"{answers} instead of {other} with {baseline}: {ratio} (95 % interval {low} to {high})."
+
+
+def not_proven(claim: str, interval: list[float] | None) -> str:
+    """Return the sentence for a ratio that has no interval, or one that contains 1."""
+    if interval is None:
+        return f"Not proven: {claim} in the only complete round, and one round has no interval."
+    low, high = interval
+    return f"Not proven: {claim}, but the 95 % interval, {low:.2f} to {high:.2f}, contains 1. {NARROW}"
+
+
+def past(verb: str) -> str:
+    return verb.removesuffix("e") + "ed"
+
+
+def without_batching(results: Results) -> str:
+    """Return how the server was configured in the baseline, and that it is the best of several modes."""
+    if results["generates"]:
+        return "one text at a time"
+    baseline = "dynamic batching off"
+    if results["verdict"]["baseline"] == "instances":
+        baseline += f" and one instance for each of its {results['triton']['cores']} cores"
+    return baseline + (", the best of the other modes" if len(results["modes"]) > 2 else "")
+
+
+def explanation(results: Results) -> str:
+    """Return what the modes are, and what they have in common."""
+    if results["generates"]:
+        return (
+            "Every mode runs on this server with the same model, users and texts. One at a time: the model generates "
+            "one text after the other. Together: as configured, a text runs together with the others that are there."
+        )
+    cores, modes = results["triton"]["cores"], results["modes"]
+    parts = [
+        f"Every mode runs on this server with the same models, users and {results['noun']}.",
+        "No batching: the configured instances run each request by itself." if "none" in modes else "",
+        f"{cores} instances: the same with one instance for each core of the server, with one thread each."
+        if "instances" in modes
+        else "",
+        "Dynamic batching: the configured instances run requests that wait together.",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def left_out(results: Results) -> list[str]:
+    """Return a sentence for each mode that was not measured."""
+    return [f"The mode {mode} is left out: {reason}." for mode, reason in results["left_out"].items()]
+
+
+def columns(results: Results) -> list[str]:
+    """Return the header of the table: a column for each mode, and the ratio to the baseline."""
+    dynamic = "together" if results["generates"] else "dynamic"
+    modes = [label(mode, results) for mode in results["modes"]]
+    return ["", *modes, f"{dynamic} / {label(results['verdict']['baseline'], results)}"]
+
+
+def rows(results: Results) -> list[list[str]]:
+    """Return a row for each number: its label, its value in each mode, its ratio. results.json has every number."""
+    modes, verdict = results["modes"], results["verdict"]
+
+    def row(name: str, key: str, form: str, compare: bool = True) -> list[str]:
+        values = [figures[key] for figures in modes.values()]
+        dynamic, other = modes["dynamic"][key], modes[verdict["baseline"]][key]
+        shown = ["-" if value is None else format(value, form) for value in values]
+        ratio = dynamic / other if compare and dynamic and other else 0.0
+        return [name, *shown, f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}" if ratio else ""]
+
+    # The latency of an overloaded mode depends on how long the windows are, and so would its ratio.
+    comparable = not verdict["overloaded"]
+    p50, p95, p99 = (row(f"latency {p}, ms", f"{p}_ms", ".0f", comparable) for p in ("p50", "p95", "p99"))
+    locust = [
+        row("Locust, cores", "cpu", ".2f", compare=False),
+        row("other programs, cores", "other_cores", ".2f", compare=False),
+        row("requests measured", "requests", "d", compare=False),
+        row("failed", "failures", "d", compare=False),
+    ]
+    ratios = [
+        {} if "dynamic" in verdict["overloaded"] or figures.get("overloaded") else verdict["ratios"].get(mode, {})
+        for mode, figures in modes.items()
+    ]
+    of_what = "p95, this mode / dynamic" if results["settings"]["rate"] else "dynamic / this mode"
+    own_ratio = [of_what, *(f"{r[verdict['headline']]:.2f}" if r else "" for r in ratios), ""]
+    own_interval = ["  95 % interval", *("-".join(f"{bound:.2f}" for bound in r.get("ci95") or ()) for r in ratios), ""]
+    own_ratios = [own_ratio, own_interval] if len(modes) > 2 else []
+    requests = row("requests/s", "throughput_rps", ".2f" if results["generates"] else ".1f")
+    latency = [p50, p95, p99]
+    if results["settings"]["rate"]:
+        requests[0] = "answered, requests/s"
+        kept_up = [
+            f"{figures['windows_kept_up']} of {figures['windows_kept_up'] + figures['overloaded_windows']}"
+            for figures in modes.values()
+        ]
+        first = [p95, *own_ratios, ["windows that kept up", *kept_up, ""], requests]
+        latency = [p50, p99]
+        locust.append(row("not sent, all users busy", "given_up", "d", compare=False))
+    elif results["generates"]:
+        first = [row("tokens/s", "tokens_per_second", ".1f"), requests]
+    else:
+        first = [requests, *own_ratios]
+    if results["generates"]:
+        return [
+            *first,
+            row("time to first token, ms", "first_token_ms", ".0f"),
+            row("time per output token, ms", "output_token_ms", ".1f"),
+            *latency,
+            row("texts together (tokens per step)", "tokens_per_step", ".2f"),
+            *locust,
+        ]
+    return [
+        *first,
+        *latency,
+        row(f"{results['noun']} per batch ({results['model']})", "mean_batch", ".2f"),
+        row("waiting in Triton's queues, ms", "queue_ms", ".1f"),
+        row("computing, ms", "compute_ms", ".1f"),
+        *locust,
+    ]
+
+
+def print_table(results: Results, console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for number, column in enumerate(columns(results)):
+        # One word per line, so that the table of three modes fits a terminal of 80 columns.
+        table.add_column(column.replace(" ", "\n", 1), justify="right" if number else "left", vertical="bottom")
+    for row in rows(results):
+        table.add_row(*row)
+    console.print()
+    console.print(table)
+    console.print()
+    console.print(f"[bold]{escape(sentence(results))}[/]")
+    for line in [explanation(results), *left_out(results)]:
+        console.print(escape(line))
+
+
+def window_line(window: Window) -> str:
+    """Return the line of a window under WINDOWS_HEADER or GENERATING_HEADER."""
+    numbers = summary([window], heaviest([window]))
+    p95 = "-" if numbers["p95_ms"] is None else f"{numbers['p95_ms']:.0f}"
+    together = f"{numbers['tokens_per_step']:>10.2f}" if window.generated else f"{numbers['mean_batch']:>8.2f}"
+    overloaded = "  does not keep up" if numbers.get("overloaded") else ""
+    line = f"{window.round:>5}  {window.mode:<10}{throughput(window):>11.1f}{p95:>9}{together}{numbers['failures']:>8}"
+    others = f"  others took {window.other_cores:.1f} cores" if is_busy(window.other_cores, os.cpu_count() or 1) else ""
+    return line + overloaded + others
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+# The share of the space between two ticks that the bars of all modes fill together.
+BARS = 0.84
+
+
+def all_charts(results: Results, windows: list[Window]) -> dict[str, Chart]:
+    draw, title = (draw_p95, "p95") if results["settings"]["rate"] else (draw_throughput, "throughput")
+    charts = {
+        title: Chart(partial(draw, results, windows), (9.6, 2.9), (4.0, 2.8)),
+        "latency": Chart(partial(draw_latency, results, windows), (4.7, 3.1), (4.0, 2.8)),
+    }
+    if results["generates"]:
+        return charts | {"tokens": Chart(partial(draw_token_times, results), (4.7, 3.1), (4.0, 2.8))}
+    bars = len(results["modes"]) * len(results["modes"]["dynamic"]["models"])
+    return charts | {
+        "batches": Chart(partial(draw_batches, results), (4.7, 3.1), (4.0, 2.8)),
+        "time": Chart(partial(draw_time, results), (9.6, 0.9 + 0.3 * bars), (4.0, 1.2 + 0.3 * bars)),
+    }
+
+
+def offsets(results: Results) -> list[tuple[str, float]]:
+    """Return each mode with the place of its bar beside a tick; bars are BARS / modes wide."""
+    modes = list(results["modes"])
+    return [(mode, BARS * ((number + 0.5) / len(modes) - 0.5)) for number, mode in enumerate(modes)]
+
+
+def draw_throughput(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
+    axes = figure.add_subplot()
+    for window in windows:
+        axes.axvspan(window.start, window.end, color=palette.colour_of(window.mode), alpha=0.13, linewidth=0)
+        if window.generated:
+            rate = window.generated.tokens_per_second
+            axes.hlines(rate, window.start, window.end, color=palette.colour_of(window.mode), linewidth=2)
+            continue
+        count = max(1, round(window.end - window.start))
+        edges = np.linspace(window.start, window.end, count + 1)
+        responses, _ = np.histogram([s.at for s in window.samples if not s.error], edges)
+        axes.stairs(responses / np.diff(edges), edges, color=palette.colour_of(window.mode), linewidth=1.4)
+    axes.set(ylabel="tokens/s" if results["generates"] else "requests/s", xlabel="seconds since the start")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    add_legend(results, figure, palette)
+
+
+def any_overloaded(results: Results) -> bool:
+    """Return whether a window was overloaded. On a linear axis its latency would hide all others."""
+    return any(figures.get("overloaded_windows") for figures in results["modes"].values())
+
+
+def draw_p95(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
+    """Draw the 95th percentile of the requests that arrived in each second."""
+    axes = figure.add_subplot()
+    for window in windows:
+        axes.axvspan(window.start, window.end, color=palette.colour_of(window.mode), alpha=0.13, linewidth=0)
+        count = max(1, round(window.end - window.start))
+        edges = np.linspace(window.start, window.end, count + 1)
+        samples = timed_samples(window)
+        seconds = np.digitize([s.arrived for s in samples], edges[1:-1])
+        milliseconds = np.array([s.latency_ms for s in samples])
+        values = [np.percentile(milliseconds[seconds == n], 95) if n in seconds else np.nan for n in range(count)]
+        axes.stairs(values, edges, color=palette.colour_of(window.mode), linewidth=1.4, baseline=None)
+    axes.set(ylabel="p95, milliseconds", xlabel="seconds since the start")
+    scale_latency(axes, "y", results)
+    axes.margins(x=0.01)
+    add_legend(results, figure, palette)
+
+
+def draw_latency(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
+    axes = figure.add_subplot()
+    for mode in results["modes"]:
+        milliseconds = np.sort(latencies([w for w in windows if w.mode == mode]))
+        if not len(milliseconds):
+            continue
+        share = np.arange(1, len(milliseconds) + 1) / len(milliseconds) * 100
+        axes.plot(milliseconds, share, color=palette.colour_of(mode), linewidth=1.6)
+    axes.axhline(95, color=palette.ink, linewidth=0.7, linestyle=":")
+    axes.set(xlabel="milliseconds", ylabel="% answered within")
+    scale_latency(axes, "x", results)
+    axes.set_ylim(0, 101)
+    add_legend(results, figure, palette)
+
+
+def scale_latency(axes: Axes, name: str, results: Results) -> None:
+    """Scale the axis x or y of latencies, which are far apart if a mode was overloaded."""
+    if any_overloaded(results):
+        axes.set(**{f"{name}scale": "log"})
+        getattr(axes, f"{name}axis").set_major_formatter(StrMethodFormatter("{x:g}"))
+    else:
+        axes.set(**{f"{name}lim": (0, None)})
+
+
+def draw_token_times(results: Results, figure: Figure, palette: Palette) -> None:
+    """Draw how long a text's first token takes, and each later one."""
+    kinds = {"first_token_ms": "to the first token", "output_token_ms": "per later token"}
+    for axes, (key, name) in zip(figure.subplots(2), kinds.items(), strict=True):
+        modes = list(reversed(results["modes"]))
+        times = [results["modes"][mode][key] for mode in modes]
+        bars = axes.barh(range(len(modes)), [time or 0 for time in times], height=0.6)
+        for bar, mode in zip(bars, modes, strict=True):
+            bar.set_color(palette.colour_of(mode))
+        axes.bar_label(bars, ["not counted" if time is None else f" {time:,.1f}" for time in times], fontsize=8)
+        axes.set_yticks(range(len(modes)), [label(mode, results) for mode in modes])
+        axes.set_xlabel(f"milliseconds {name}")
+        axes.grid(axis="y", visible=False)
+        axes.margins(x=0.2)
+
+
+def draw_batches(results: Results, figure: Figure, palette: Palette) -> None:
+    """Draw the share of examples by the size of the batch that each ran in."""
+    axes = figure.add_subplot()
+    largest = 1
+    for mode, offset in offsets(results):
+        batches = {int(size): n for size, n in results["modes"][mode]["models"][results["model"]]["batches"].items()}
+        examples = sum(size * n for size, n in batches.items()) or 1
+        largest = max([largest, *batches])
+        axes.bar(
+            [size + offset for size in batches],
+            [size * n / examples * 100 for size, n in batches.items()],
+            width=BARS / len(results["modes"]),
+            color=palette.colour_of(mode),
+        )
+    axes.set(xlabel=f"{results['noun']} in the batch ({results['model']})", ylabel=f"% of {results['noun']}")
+    axes.set_xlim(0, largest + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    add_legend(results, figure, palette)
+
+
+def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
+    """Draw where a request spends its time in Triton: in each model's queue (pale) and being computed (full)."""
+    axes = figure.add_subplot()
+    names = list(reversed(results["modes"]["dynamic"]["models"]))
+    height = BARS / len(results["modes"]) * 0.9
+    for mode, offset in offsets(results):
+        for y, name in enumerate(names):
+            model = results["modes"][mode]["models"][name]
+            queue, compute = model["queue_ms"], model["compute_ms"]
+            axes.barh(y - offset, queue, color=palette.colour_of(mode), alpha=0.35, height=height)
+            axes.barh(y - offset, compute, left=queue, color=palette.colour_of(mode), height=height)
+            axes.text(queue + compute, y - offset, f" {queue:.1f} + {compute:.1f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("milliseconds per request: waiting + computing")
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.2)
+    add_legend(results, figure, palette)
+
+
+def add_legend(results: Results, figure: Figure, palette: Palette) -> None:
+    (axes,) = figure.axes
+    for mode in results["modes"]:
+        axes.plot([], [], color=palette.colour_of(mode), linewidth=4, label=label(mode, results))
+    figure.legend(loc="outside upper right", ncols=len(results["modes"]), handlelength=1.2, columnspacing=1.2)
+
+
+# --- files: results.json, requests.csv, the figures as PNG, and report.html with all of it ----------------------------
 
 LATEST = "latest"
 

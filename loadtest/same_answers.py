@@ -9,8 +9,7 @@ from typing import Any
 
 from tritonclient.http import InferResult
 
-from loadtest.encoding import http_request
-from loadtest.examples import Tensor
+from loadtest.examples import Tensor, http_request
 from triton_transformers.answers import difference, smallest_cosine
 from triton_transformers.http import opener
 from triton_transformers.settings import UserError

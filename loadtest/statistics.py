@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.arrivals import GIVEN_UP
+from loadtest.arrivals import GIVEN_UP, Sample
 from loadtest.generating import Generated
-from loadtest.other_programs import busy, is_busy
-from loadtest.sample import Sample
+from loadtest.machine import busy, is_busy
 from loadtest.windows import Counters, Window
 from triton_transformers.files import complete_file
 from triton_transformers.settings import MODES

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 from prometheus_client.metrics_core import Metric
 
-from loadtest.sample import Sample
+from loadtest.arrivals import Sample
 
 # From 1 ms to a minute, six per octave: a percentile is off by at most an eighth.
 BUCKETS = [0.001 * 2 ** (n / 6) for n in range(97)]

@@ -1,418 +1,155 @@
-"""Locust users that send requests to the model under test.
-
-In a closed loop each sends a request, waits for the response, thinks, and sends the next. In an open loop they are a
-pool that sends the requests as they arrive (arrivals.py).
-"""
+"""The users of a comparison: the class that drives them, the meter of their responses, and users in this process."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import random
-import re
 import time
-from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import urlsplit
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Any, Self
 
-import gevent
-import gevent.event
-import grpc
-from gevent import socket
-from locust import FastHttpUser, User, task
+import psutil
 from locust.env import Environment
-from tritonclient.grpc import service_pb2_grpc
+from locust.runners import Runner
 
-from loadtest.arrivals import GIVEN_UP, PATIENCE_S, POISSON, Arrivals
-from loadtest.encoding import ROUTES, HttpRequest, gateway_request, grpc_request, http_request
-from loadtest.examples import Examples, Tensor
-from loadtest.workload import Workload
-from triton_transformers.settings import Settings, UserError
-
-# How long to wait for a response. One at a time, a text waits until those of all other users are generated.
-TIMEOUT_S, GENERATING_TIMEOUT_S = 60.0, 600.0
-NO_TENSOR = "the response has no binary tensor"
-LIGHT = "openai-light"  # the protocol of LightGatewayUser, which only OVERLOAD uses
-# Shorter than the gateway keeps an idle connection (KEEP_ALIVE_S), which it could close under the next request.
-IDLE_S = 60.0
-CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-LATE_MS = "late_ms"  # in the context of a request: how long after its arrival it was sent
+from loadtest.arrivals import Sample
+from loadtest.locust_users import LATE_MS, Job, Traffic, user_class
 
 
-@dataclass(frozen=True)
-class Job:
-    """The work of the users, as plain data, because a master sends it to its workers."""
-
-    protocol: str
-    url: str
-    model: str
-    requests: list[list[Tensor]]
-    wait: tuple[float, float]
-    seed: int
-    timeout_s: float = TIMEOUT_S
-    rate: float = 0.0  # requests that arrive per second, of all users together; 0: a closed loop
-    arrivals: str = POISSON
-    kind: str = ""  # of the system, if its requests go through the gateway
-    key: str = field(default="", repr=False)  # for the gateway
-    outputs: tuple[str, ...] = ()  # to ask Triton for; none: all
-
-    @classmethod
-    def from_settings(cls, settings: Settings, workload: Workload, examples: Examples) -> Job:
-        protocol = settings.protocol
-        ports = {"http": "TRITON_HTTP_PORT", "grpc": "TRITON_GRPC_PORT", "openai": "GATEWAY_PORT"}
-        url = settings.url(ports[protocol])
-        if protocol == "grpc":
-            url = url.removeprefix("http://")
-        elif protocol == "openai":
-            check_gateway(settings, examples.kind)
-        timeout_s = GENERATING_TIMEOUT_S if examples.generates else TIMEOUT_S
-        return cls(
-            protocol,
-            url,
-            settings.system,
-            examples.requests,
-            workload.wait,
-            settings.seed,
-            timeout_s,
-            workload.rate,
-            settings.arrivals,
-            *((examples.kind, settings.plain_api_key()) if protocol == "openai" else ("", "")),
-            examples.outputs,
-        )
-
-
-def check_gateway(settings: Settings, kind: str) -> None:
-    """Raise UserError if no request for a system of this kind can go through the gateway."""
-    if kind not in ROUTES:
-        raise UserError(
-            f"PROTOCOL=openai: the gateway has no route for SYSTEM={settings.system}, only for systems that embed, "
-            "classify or rank texts or generate them: set PROTOCOL=http"
-        )
-
-
-class Gate:
-    """Holds the users of a closed loop before each request while it is closed."""
-
-    def __init__(self) -> None:
-        self.event = gevent.event.Event()
-        self.event.set()
-        self.in_flight = 0
-
-    def wait(self) -> float:
-        """Return once the caller may send a request, with the time from which its latency counts."""
-        self.event.wait()
-        self.in_flight += 1
-        return time.perf_counter()
-
-    def done(self) -> None:
-        """Count a request as answered."""
-        self.in_flight -= 1
-
-    def open(self) -> None:
-        self.event.set()
-
-    def close(self) -> None:
-        self.event.clear()
-
-
-class Traffic:
-    """The state that the users of one process share: the job, its encoded requests, and what lets them send one.
-
-    Users are numbered across all workers, so each has the random stream that it has in one process.
-    """
-
-    def __init__(self, job: Job, worker: int = 0, workers: int = 1) -> None:
-        self.job = job
-        self.workers = workers
-        self.numbers = itertools.count(worker, workers)  # of the users, in the order in which they start
-        self.gate: Gate | Arrivals = Gate()
-        self.name = f"{job.seed}/{worker}"
-        self.choices = random.Random(self.name)  # chooses the texts of an open loop
-        if job.rate:
-            stream = random.Random(f"{job.seed}/arrivals/{worker}")
-            # Constant arrivals of the workers alternate.
-            self.gate = Arrivals(job.rate / workers, job.arrivals, stream, phase=(worker + 1) / workers)
-        encode = USERS[job.protocol].encode
-        # JSON from a master has turned each Tensor into a list.
-        requests = [[Tensor(*tensor) for tensor in request] for request in job.requests]
-        self.requests = [encode(job, request) for request in requests]
-
-    def new_random(self) -> random.Random:
-        """Return the next user's random stream, which is the same in every run with the same seed."""
-        return random.Random(f"{self.job.seed}/{next(self.numbers)}")
-
-    def pause(self) -> None:
-        """Close the gate, and wait until no request is in flight."""
-        self.gate.close()
-        limit_s = self.job.timeout_s + (PATIENCE_S if self.job.rate else 0)
-        deadline = time.monotonic() + limit_s
-        while self.gate.in_flight:
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"{self.gate.in_flight} requests had no response within {limit_s:.0f} s: "
-                    "`make logs` shows what the server does"
-                )
-            gevent.sleep(0.01)
-
-    def resume(self) -> None:
-        self.gate.open()
-
-    def set_rate(self, rate: float, pattern: int = 0) -> None:
-        """Set the requests per second of all workers together, of which this one sends an equal share.
-
-        With the same pattern the same texts arrive in the same order and rhythm, faster at a higher rate.
-        """
-        if not isinstance(self.gate, Arrivals):
-            raise TypeError("a closed loop has no rate")
-        self.choices.seed(f"{self.name}/texts/{pattern}")
-        self.gate.stream.seed(f"{self.name}/arrivals/{pattern}")
-        self.gate.set_rate(rate / self.workers)
-
-
-class TritonUser(User):
-    """A user of the model under test; user_class() adds the traffic."""
-
-    abstract = True
-    kind: str  # of its requests, in Locust's statistics
-    traffic: Traffic
+class Meter:
+    """Records the responses that a process' users got since a window opened, and the CPU time that they took."""
 
     def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
-        self.random = self.traffic.new_random()
-        self.sending: dict[str, float] = {}
+        self.process = psutil.Process()
+        self.open()
+        environment.events.request.add_listener(self._on_request)
 
-    def wait_time(self) -> float:
-        return self.random.uniform(*self.traffic.job.wait)
+    def open(self) -> None:
+        self.samples: list[Sample] = []
+        self.opened, self.cpu_before = time.perf_counter(), self._cpu()
 
-    def context(self) -> dict[str, float]:
-        """Return what Locust's events carry about the request that this user is sending."""
-        return self.sending
+    def take(self) -> list[Sample]:
+        """Return the samples recorded since the last call."""
+        samples, self.samples = self.samples, []
+        return samples
 
-    @task
-    def send(self) -> None:
-        since = self.traffic.gate.wait()
-        late_s = time.perf_counter() - since
-        self.sending = {LATE_MS: late_s * 1000}
-        try:
-            if self.traffic.job.rate and late_s > PATIENCE_S:
-                self.report(since, TimeoutError(GIVEN_UP))
-            else:
-                choices = self.traffic.choices if self.traffic.job.rate else self.random
-                self.infer(choices.choice(self.traffic.requests), since)
-        finally:
-            self.traffic.gate.done()
+    def cores(self) -> float:
+        """Return CPU seconds used per second."""
+        return (self._cpu() - self.cpu_before) / (time.perf_counter() - self.opened)
 
-    def infer(self, request: Any, since: float) -> None:
-        """Send a request that `encode` returned, and report its outcome to Locust, with its latency since then."""
-        raise NotImplementedError
+    def _cpu(self) -> float:
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
 
-    def report(self, since: float, exception: Exception | None, length: int = 0) -> None:
-        self.environment.events.request.fire(
-            request_type=self.kind,
-            name=self.traffic.job.model,
-            response_time=(time.perf_counter() - since) * 1000,
-            response_length=length,
-            exception=exception,
-            context=self.context(),
-        )
-
-    @staticmethod
-    def encode(job: Job, tensors: list[Tensor]) -> Any:
-        raise NotImplementedError
+    def _on_request(
+        self, response_time: float, context: dict[str, float], exception: Exception | None = None, **_: Any
+    ) -> None:
+        at = time.perf_counter() - self.opened
+        self.samples.append(Sample(at, response_time, str(exception) if exception else "", context.get(LATE_MS, 0.0)))
 
 
-class HttpUser(TritonUser, FastHttpUser):
-    """Sends requests through Locust's fast HTTP client."""
+class Users(ABC):
+    """The users of a comparison. Leaving it as a context manager stops them and the processes started for them."""
 
-    abstract = True
-    kind = "POST"
+    runner: Runner
+    meter: Meter
 
-    def defect(self, response: Any) -> str:
-        """Return what is wrong with a response whose status is 200, or nothing."""
-        raise NotImplementedError
+    def __enter__(self) -> Self:
+        return self
 
-    def post(self, path: str, body: bytes, headers: dict[str, str], since: float) -> None:
-        """Send a request and report its outcome."""
-        with self.client.post(
-            path,
-            data=body,  # type: ignore[arg-type]  # Locust sends bytes as they are
-            headers=headers,
-            name=self.traffic.job.model,
-            catch_response=True,
-        ) as response:
-            response.request_meta["response_time"] = (time.perf_counter() - since) * 1000
-            if response.status_code == 200:
-                if reason := self.defect(response):
-                    response.failure(reason)
-            elif response.status_code:
-                response.failure(f"{response.status_code} {response.text[:200]}")
-            if response.status_code == 429:
-                # The gateway reads no further request from a refused connection for half a second. The next arrival is
-                # of another client, with a connection of its own.
-                self.client.client.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
 
+    @property
+    def running(self) -> int:
+        """Return how many users have started."""
+        return self.runner.user_count
 
-class HttpTritonUser(HttpUser):
-    """Sends binary tensors."""
+    @property
+    def samples(self) -> list[Sample]:
+        """Return the responses since the window opened, as far as this process knows them yet."""
+        return self.meter.samples
 
-    abstract = True
+    @property
+    @abstractmethod
+    def cores(self) -> float:
+        """Return the CPU seconds per second, since the window opened, of the busiest process."""
 
-    @staticmethod
-    def encode(job: Job, tensors: list[Tensor]) -> HttpRequest:
-        return http_request(tensors, job.outputs)
+    @abstractmethod
+    def start(self, users: int, rate: float) -> None:
+        """Begin to start the users."""
 
-    def infer(self, request: HttpRequest, since: float) -> None:
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "Inference-Header-Content-Length": str(request.header_length),
-        }
-        self.post(f"/v2/models/{self.traffic.job.model}/infer", request.body, headers, since)
+    @abstractmethod
+    def check(self) -> None:
+        """Raise a UserError if some of the users have stopped."""
 
-    def defect(self, response: Any) -> str:
-        header_length = int(response.headers.get("Inference-Header-Content-Length", 0))
-        return "" if 0 < header_length < len(response.content) else NO_TENSOR
+    @abstractmethod
+    def pause(self) -> None:
+        """Hold the users before their next request, and wait until no request is in flight.
 
+        In an open loop no more requests arrive, and those that have arrived are answered first.
+        """
 
-class GatewayUser(HttpUser):
-    """Sends JSON to the gateway, as clients of OpenAI's API do."""
+    @abstractmethod
+    def resume(self) -> None:
+        """Let the users go on. An open loop must be resumed once to begin."""
 
-    abstract = True
+    @abstractmethod
+    def set_rate(self, rate: float, pattern: int = 0) -> None:
+        """Change the requests per second of an open loop, of all processes together, at once.
 
-    @staticmethod
-    def encode(job: Job, tensors: list[Tensor]) -> bytes:
-        return gateway_request(job.model, job.kind, tensors)
+        With the same pattern the same texts arrive in the same order and rhythm, so that two measurements differ less.
+        """
 
-    def infer(self, request: bytes, since: float) -> None:
-        headers = {"Content-Type": "application/json"}
-        if key := self.traffic.job.key:
-            headers["Authorization"] = f"Bearer {key}"
-        self.post(ROUTES[self.traffic.job.kind].path, request, headers, since)
+    @abstractmethod
+    def open_window(self) -> None:
+        """Drop all samples, and return once every process records new ones."""
 
-    def defect(self, response: Any) -> str:
-        return answer_defect(self.traffic.job.kind, response.content)
+    @abstractmethod
+    def close_window(self) -> list[Sample]:
+        """Return all samples of the window; `samples` and `cores` keep them until the next one opens."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop all users for good; a second call does nothing."""
 
 
-def answer_defect(kind: str, content: bytes) -> str:
-    """Return what is wrong with an answer of the gateway for a system of this kind, or nothing."""
-    answers = ROUTES[kind].answers
-    try:
-        body = json.loads(content)
-    except ValueError:
-        return "the response is not JSON"
-    return "" if isinstance(body, dict) and body.get(answers) else f"the response has no {answers}"
+# --- without WORKERS --------------------------------------------------------------------------------------------------
 
 
-class LightGatewayUser(TritonUser):
-    """Sends the requests of GatewayUser, but speaks HTTP by itself, which takes a third of the CPU time.
+class LocalUsers(Users):
+    def __init__(self, job: Job) -> None:
+        self.traffic = Traffic(job)
+        environment = Environment(user_classes=[user_class(self.traffic)])
+        self.meter = Meter(environment)
+        self.runner = environment.create_local_runner()
 
-    On a machine that the server shares, that time would be missing in its answers. A refused client and the next one
-    with a new connection take 0.15 ms instead of 0.44 ms.
-    """
+    @property
+    def cores(self) -> float:
+        return self.meter.cores()
 
-    abstract = True
-    kind = "POST"
-    connection: socket.socket | None = None
-    used_at = 0.0
+    def start(self, users: int, rate: float) -> None:
+        self.runner.start(users, spawn_rate=rate)
 
-    @staticmethod
-    def encode(job: Job, tensors: list[Tensor]) -> bytes:
-        body = GatewayUser.encode(job, tensors)
-        head = (
-            f"POST {ROUTES[job.kind].path} HTTP/1.1\r\nHost: {urlsplit(job.url).netloc}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        )
-        if job.key:
-            head += f"Authorization: Bearer {job.key}\r\n"
-        return f"{head}\r\n".encode() + body
+    def check(self) -> None:
+        """Do nothing: there is no other process that could stop."""
 
-    def infer(self, request: bytes, since: float) -> None:
-        body = b""
-        exception: Exception | None = None
-        try:
-            status, body = self.exchange(request)
-            if status != 200:
-                exception = ValueError(f"{status} {body[:200].decode(errors='replace')}")
-            elif reason := answer_defect(self.traffic.job.kind, body):
-                exception = ValueError(reason)
-        except OSError as error:
-            exception = error
-        if exception:
-            self.disconnect()  # the next arrival is of another client
-        self.report(since, exception, len(body))
+    def pause(self) -> None:
+        self.traffic.pause()
 
-    def exchange(self, request: bytes) -> tuple[int, bytes]:
-        """Send a request; return the status and the body of its response."""
-        if time.monotonic() - self.used_at > IDLE_S:
-            self.disconnect()
-        if self.connection is None:
-            job = self.traffic.job
-            url = urlsplit(job.url)
-            self.connection = socket.create_connection((url.hostname, url.port), job.timeout_s)
-            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection.sendall(request)
-        received = b""
-        while part := self.connection.recv(65_536):
-            received += part
-            head, end, body = received.partition(b"\r\n\r\n")
-            if end and len(body) >= int(CONTENT_LENGTH.search(head)[1]):  # type: ignore[index]  # the gateway sends it
-                self.used_at = time.monotonic()
-                return int(head[9:12]), body
-        raise ConnectionError("the gateway closed the connection")
+    def resume(self) -> None:
+        self.traffic.resume()
 
-    def on_stop(self) -> None:
-        self.disconnect()
+    def set_rate(self, rate: float, pattern: int = 0) -> None:
+        self.traffic.set_rate(rate, pattern)
 
-    def disconnect(self) -> None:
-        if self.connection:
-            self.connection.close()
-            self.connection = None
+    def open_window(self) -> None:
+        self.meter.open()
 
+    def close_window(self) -> list[Sample]:
+        return self.meter.samples
 
-class GrpcTritonUser(TritonUser):
-    """Sends binary tensors over gRPC."""
-
-    abstract = True
-    kind = "gRPC"
-
-    @staticmethod
-    def encode(job: Job, tensors: list[Tensor]) -> Any:
-        return grpc_request(job.model, tensors, job.outputs)
-
-    def on_start(self) -> None:
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-        self.channel = grpc.insecure_channel(self.host, options=options)
-        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
-
-    def on_stop(self) -> None:
-        self.channel.close()
-
-    def infer(self, request: Any, since: float) -> None:
-        exception: Exception | None = None
-        length = 0
-        try:
-            response = self.stub.ModelInfer(request, timeout=self.traffic.job.timeout_s)
-            length = sum(map(len, response.raw_output_contents))
-            if not length:
-                exception = ValueError(NO_TENSOR)
-        except Exception as error:
-            exception = error
-        self.report(since, exception, length)
-
-
-USERS: dict[str, type[TritonUser]] = {
-    "http": HttpTritonUser,
-    "grpc": GrpcTritonUser,
-    "openai": GatewayUser,
-    LIGHT: LightGatewayUser,
-}
-
-
-def user_class(traffic: Traffic) -> type[TritonUser]:
-    """Return the class of which Locust starts the users of this process."""
-    job = traffic.job
-    if job.protocol == "grpc":
-        import grpc.experimental.gevent
-
-        grpc.experimental.gevent.init_gevent()  # without it one call blocks all users
-    attributes = {"host": job.url, "traffic": traffic, "abstract": False, "network_timeout": job.timeout_s}
-    return type("Client", (USERS[job.protocol],), attributes)
+    def stop(self) -> None:
+        self.traffic.gate.close()
+        self.runner.quit()

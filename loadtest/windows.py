@@ -9,13 +9,12 @@ from typing import Any
 
 import gevent
 
-from loadtest.arrivals import arrived_within, is_overloaded, unanswered
-from loadtest.crowd.crowd import Crowd
+from loadtest.arrivals import Sample, arrived_within, is_overloaded, unanswered
 from loadtest.generating import Generated, Reader
-from loadtest.other_programs import OtherPrograms
-from loadtest.sample import Sample
+from loadtest.machine import OtherPrograms
 from loadtest.switching import LoadRefused, Switch
 from loadtest.telemetry import Metrics
+from loadtest.users import Users
 from triton_transformers.settings import UserError
 from triton_transformers.triton import Triton
 
@@ -139,7 +138,7 @@ class OpenLoop:
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample], seconds: float) -> OpenLoop:
-        """Return the numbers of a window of this length, from all samples until the crowd paused."""
+        """Return the numbers of a window of this length, from all samples until the users paused."""
         return cls(
             sum(sample.at < seconds and not sample.error for sample in samples),
             unanswered(samples, 0.0),
@@ -170,7 +169,7 @@ class Window:
 
 
 class Experiment:
-    """Drives the crowd and the switch, and hands over each window as it ends, so that an interrupt loses only one.
+    """Drives the users and the switch, and hands over each window as it ends, so that an interrupt loses only one.
 
     If Triton refuses to load the models for the mode `instances`, the mode goes into `left_out` with the reason.
     """
@@ -180,7 +179,7 @@ class Experiment:
         plan: Plan,
         modes: Sequence[str],
         left_out: dict[str, str],
-        crowd: Crowd,
+        users: Users,
         triton: Triton,
         switch: Switch,
         metrics: Metrics,
@@ -191,7 +190,7 @@ class Experiment:
         self.plan = plan
         self.modes = modes
         self.left_out = left_out
-        self.crowd = crowd
+        self.users = users
         self.triton = triton
         self.switch = switch
         self.metrics = metrics
@@ -216,35 +215,35 @@ class Experiment:
                 measured.add(mode)
                 on_window(window)
         finally:
-            self.crowd.stop()
+            self.users.stop()
 
     def _window(self, number: int, mode: str) -> Window:
         label = f"round {number} of {self.plan.rounds}, {mode}"
-        self.crowd.pause()
+        self.users.pause()
         self.progress(f"{label}: switching", 0)
         self.switch.to(mode)
         self.metrics.mode(mode)
         if self.plan.rate:
             self._spawn(label)  # before requests arrive, which would wait for users
-            self.crowd.resume()
+            self.users.resume()
         else:
-            self.crowd.resume()
+            self.users.resume()
             self._spawn(label)
         self._warm_up(label)
         generated_before = self.reader.read_when_sent() if self.reader else None
         counted_from = self._now()
         before = self._counters()
-        self.crowd.open_window()
+        self.users.open_window()
         self.others.open()
         began_at, start = time.time(), self._now()
         with self.metrics.window(mode, number) as update:
             self._measure(label, start, update)
             seconds = self._now() - start
-            client_cpu, other_cores = self.crowd.cores, self.others.cores()
+            client_cpu, other_cores = self.users.cores, self.others.cores()
             if self.plan.rate:
                 self.progress(f"{label}: waiting for the last responses", 1)
-                self.crowd.pause()
-            recorded = self.crowd.close_window()
+                self.users.pause()
+            recorded = self.users.close_window()
             # A worker opened its window a moment before `start`; only the first seconds of it count.
             samples = [sample for sample in recorded if sample.at < seconds]
             update(recorded, seconds)
@@ -284,42 +283,42 @@ class Experiment:
         )
 
     def _spawn(self, label: str) -> None:
-        if self.crowd.running == self.plan.users:
+        if self.users.running == self.plan.users:
             return
-        self.crowd.start(self.plan.users, self.plan.spawn_rate or self.plan.users)
-        while self.crowd.running < self.plan.users:
-            self.progress(f"{label}: {self.crowd.running} of {self.plan.users} users", 0)
-            self.metrics.users(self.crowd.running)
-            self.crowd.check()
+        self.users.start(self.plan.users, self.plan.spawn_rate or self.plan.users)
+        while self.users.running < self.plan.users:
+            self.progress(f"{label}: {self.users.running} of {self.plan.users} users", 0)
+            self.metrics.users(self.users.running)
+            self.users.check()
             gevent.sleep(0.1)
-        self.metrics.users(self.crowd.running)
+        self.metrics.users(self.users.running)
 
     def _warm_up(self, label: str) -> None:
         self.progress(f"{label}: warming up", 0)
-        self.crowd.open_window()
+        self.users.open_window()
         start = self._now()
         while (elapsed := self._now() - start) < MAXIMUM_WINDOW_S:
-            if elapsed >= self.plan.warmup_s and len(self.crowd.samples) >= self.plan.warmup_requests:
+            if elapsed >= self.plan.warmup_s and len(self.users.samples) >= self.plan.warmup_requests:
                 break
-            self.crowd.check()
+            self.users.check()
             gevent.sleep(0.05)
-        self.crowd.close_window()
+        self.users.close_window()
 
     def _measure(self, label: str, start: float, update: Callable[[list[Sample], float], None]) -> None:
         """Wait until the window is long enough."""
         while True:
             gevent.sleep(0.05)
-            self.crowd.check()
+            self.users.check()
             elapsed = self._now() - start
-            update(self.crowd.samples, elapsed)
-            self.metrics.cores(self.crowd.cores)
+            update(self.users.samples, elapsed)
+            self.metrics.cores(self.users.cores)
             if self.plan.length_s is None:
-                answered = len(self.crowd.samples) / self.plan.window_requests
+                answered = len(self.users.samples) / self.plan.window_requests
                 part = min(elapsed / self.plan.minimum_window_s, answered)
             else:
                 part = elapsed / self.plan.length_s
             self.progress(f"{label}: measuring", min(part, 1.0))
-            is_empty = not self.plan.rate and not self.crowd.samples and elapsed < MAXIMUM_EMPTY_S
+            is_empty = not self.plan.rate and not self.users.samples and elapsed < MAXIMUM_EMPTY_S
             if (part >= 1 and not is_empty) or elapsed > MAXIMUM_WINDOW_S:
                 return
 

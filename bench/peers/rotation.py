@@ -23,7 +23,7 @@ from bench.comparisons import fetch_embedding
 from bench.peers.known_peers import PEERS, OwnStack, Peer, Site, Variant, weights_with_graph
 from bench.peers.running import Running, reference
 from bench.tables import spread
-from loadtest.host import host
+from loadtest.machine import host
 from triton_transformers.cli import err, one_interrupt, out, print_table
 from triton_transformers.corpus import MIXED
 from triton_transformers.own_stack import command, environment, folder

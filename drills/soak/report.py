@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from drills.clients import ManyClients, Pace
 from drills.harness import counted
 from drills.soak.series import BY_PROCESS, ERROR_RATE, SAMPLE_S, SHORT, Series, first_judged, verdicts
-from loadtest.host import host
+from loadtest.machine import host
 from triton_transformers.figures import PALETTES, Chart, Palette, images, write_charts
 from triton_transformers.files import complete_folder, write_atomically, write_json
 from triton_transformers.pages import page

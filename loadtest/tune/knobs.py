@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.generating import generates, limit, with_limit
-from loadtest.instances import DEVICES
-from loadtest.switching import DEFAULT_THREADS, THREADS, with_batching, without_batching
+from loadtest.switching import DEFAULT_THREADS, DEVICES, THREADS, with_batching, without_batching
 from triton_transformers.triton import CORES, Config, called
 
 Value = int | str

@@ -12,16 +12,15 @@ import gevent
 import numpy as np
 
 from loadtest.arrivals import GIVEN_UP, arrived_within, is_overloaded
-from loadtest.crowd.crowd import Crowd
-from loadtest.instances import HEADROOM, Capacity
-from loadtest.other_programs import OtherPrograms
+from loadtest.machine import OtherPrograms
 from loadtest.same_answers import Answers
 from loadtest.statistics import CLIENT_LIMIT
-from loadtest.switching import RESTART_S, LoadRefused, Switch
+from loadtest.switching import HEADROOM, RESTART_S, Capacity, LoadRefused, Switch
 from loadtest.tune.bisection import FIRST_STEP, GUESSED_STEP, LOWEST, RESOLUTION, highest_rate
 from loadtest.tune.goal import MAXIMUM_TRY_S, MINIMUM_TRY_S, Goal, try_s
 from loadtest.tune.knobs import Candidate, Knob
 from loadtest.tune.search import Budget, CandidateFailed, Measured
+from loadtest.users import Users
 from loadtest.windows import Counters
 from triton_transformers.settings import UserError
 from triton_transformers.triton import Config, Triton, TritonError
@@ -46,7 +45,7 @@ class RunningServer:
     """The server under test. `configure` returns the configurations of a candidate."""
 
     goal: Goal
-    crowd: Crowd
+    users: Users
     switch: Switch
     triton: Triton
     system: str
@@ -140,7 +139,7 @@ class RunningServer:
         began = time.monotonic()
         configs = self.configure(candidate)
         self.check_memory(configs)
-        self.crowd.pause()
+        self.users.pause()
         self.switch.add(candidate.label, configs)
         try:
             self.switch.to(candidate.label)
@@ -189,21 +188,21 @@ class RunningServer:
         """Return the 95th percentile in milliseconds at this rate; infinity if it is clearly above the limit."""
         self.budget.check()
         seconds = try_s(rate, minimum_s)
-        self.crowd.set_rate(rate, self.pattern)
-        self.crowd.resume()
+        self.users.set_rate(rate, self.pattern)
+        self.users.resume()
         gevent.sleep(warm_up)
-        self.crowd.open_window()
+        self.users.open_window()
         self.others.open()
         began = time.perf_counter()
         hopeless = False
         while (elapsed := time.perf_counter() - began) < seconds and not hopeless:
             gevent.sleep(0.02)
-            self.crowd.check()
+            self.users.check()
             hopeless = self.is_hopeless(rate, limit_ms / 1000, elapsed, seconds)
         self.other_cores.append(self.others.cores())
-        self.client_cores = max(self.client_cores, self.crowd.cores)
-        self.crowd.pause()
-        recorded = self.crowd.close_window()
+        self.client_cores = max(self.client_cores, self.users.cores)
+        self.users.pause()
+        recorded = self.users.close_window()
         self.kept_up.setdefault(self.present, []).append(not is_overloaded(recorded, elapsed))
         samples = arrived_within(recorded, elapsed)
         if failed := [sample.error for sample in samples if sample.error not in ("", GIVEN_UP)]:
@@ -218,7 +217,7 @@ class RunningServer:
         """Return whether a request failed, or already more are late than 5 % of all that the try will have."""
         due = elapsed - limit_s - SAMPLES_DELAY_S
         in_time = 0
-        for sample in self.crowd.samples:
+        for sample in self.users.samples:
             if sample.error:  # a failure, or no user was free for too long
                 return True
             in_time += 0 <= sample.arrived < due and sample.latency_ms <= limit_s * 1000

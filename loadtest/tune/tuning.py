@@ -15,14 +15,11 @@ import psutil
 from rich.markup import escape
 
 from loadtest import report as reports
-from loadtest.compare import INTERRUPTED, Comparison, progress_bar
-from loadtest.crowd.crowd import Crowd
-from loadtest.instances import Capacity
-from loadtest.interrupt import interruptible
-from loadtest.other_programs import OtherPrograms, busy, is_busy
+from loadtest.compare import INTERRUPTED, Comparison, interruptible, progress_bar
+from loadtest.machine import OtherPrograms, busy, is_busy
 from loadtest.same_answers import Answers
 from loadtest.statistics import geometric_mean, mean_known
-from loadtest.switching import Switch, Switched
+from loadtest.switching import Capacity, Switch, Switched
 from loadtest.tune import report, table
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs, changed_fields, configure
@@ -40,6 +37,7 @@ from loadtest.tune.search import (
     Search,
 )
 from loadtest.tune.winner import winner_files
+from loadtest.users import Users
 from triton_transformers.cli import err, out
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.triton import Config, TritonError, engines
@@ -85,10 +83,10 @@ class Tuning:
                 with (
                     progress_bar(1) as (show, log),
                     interruptible() as interrupt,
-                    self.subject.crowd(lambda label: show(label, 0)) as crowd,
+                    self.subject.users(lambda label: show(label, 0)) as users,
                     Switch(self.subject.triton, models, folder, on_restore=interrupt.ignore) as switch,
                 ):
-                    self._search(crowd, switch, show, log)
+                    self._search(users, switch, show, log)
             except BudgetTooSmall as error:
                 minutes, smallest = self.settings["MINUTES"], math.ceil(1.1 * error.needed_s / 60)
                 raise UserError(
@@ -101,13 +99,13 @@ class Tuning:
                 self.stopped = str(reason) or INTERRUPTED
 
     def _search(
-        self, crowd: Crowd, switch: Switch, show: Callable[[str, float], None], log: Callable[[str], None]
+        self, users: Users, switch: Switch, show: Callable[[str, float], None], log: Callable[[str], None]
     ) -> None:
         url, system = self.settings.url("TRITON_HTTP_PORT"), self.subject.plan.system
         requests = [] if self.subject.generates else self.subject.examples.requests
         self.server = RunningServer(
             goal=self.goal,
-            crowd=crowd,
+            users=users,
             switch=switch,
             triton=self.subject.triton,
             system=system,
@@ -149,9 +147,9 @@ class Tuning:
         )
         log(table.arms_header(self.goal.larger_is_better))
         workload = self.subject.workload
-        crowd.start(workload.users, workload.spawn_rate or workload.users)
-        while crowd.running < workload.users:
-            crowd.check()
+        users.start(workload.users, workload.spawn_rate or workload.users)
+        while users.running < workload.users:
+            users.check()
             time.sleep(0.05)
         self.search.run()
         measurements.delete()

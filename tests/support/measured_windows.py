@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadtest.arrivals import GIVEN_UP
+from loadtest.arrivals import GIVEN_UP, Sample
 from loadtest.compare import Comparison
 from loadtest.examples import Examples
 from loadtest.generating import Generated
-from loadtest.sample import Sample
 from loadtest.windows import Counters, OpenLoop, Window
 from triton_transformers.settings import MODES, Settings
 

@@ -23,16 +23,15 @@ import pytest
 from gevent.server import StreamServer
 from tritonclient.grpc import service_pb2
 
-from loadtest import users
-from loadtest.arrivals import CONSTANT, GIVEN_UP, POISSON, Arrivals, arrived_within, is_overloaded, unanswered
-from loadtest.crowd.local import LocalCrowd
-from loadtest.crowd.master import MasterCrowd
+from loadtest import locust_users
+from loadtest.arrivals import CONSTANT, GIVEN_UP, POISSON, Arrivals, Sample, arrived_within, is_overloaded, unanswered
 from loadtest.examples import Tensor
-from loadtest.other_programs import OtherPrograms
-from loadtest.sample import Sample
+from loadtest.locust_users import Job
+from loadtest.machine import OtherPrograms
 from loadtest.telemetry import Metrics
-from loadtest.users import Job
+from loadtest.users import LocalUsers
 from loadtest.windows import Experiment, Plan, Window
+from loadtest.worker_users import WorkerUsers
 from triton_transformers.settings import MODES, ROOT
 
 JOB = Job("http", "", "m", [[Tensor("input_text", "BYTES", [1, 1], b"")]], (0.0, 0.0), 1, rate=200, arrivals=CONSTANT)
@@ -86,13 +85,13 @@ def clock(monkeypatch):
 
 
 @contextmanager
-def started(crowd, users: int):
-    with crowd, gevent.Timeout(60):
-        crowd.start(users, users)
-        while crowd.running < users:
+def started(users, count: int):
+    with users, gevent.Timeout(60):
+        users.start(count, count)
+        while users.running < count:
             gevent.sleep(0.01)
-        crowd.resume()
-        yield crowd
+        users.resume()
+        yield users
 
 
 def latencies(samples: list[Sample]) -> list[float]:
@@ -161,7 +160,7 @@ def test_arrival_goes_to_the_user_that_was_free_last():
 
 
 @contextmanager
-def requests_of_the_rate(crowd: LocalCrowd, rate: float, begin: Callable[[], None], end: Callable[[], None]):
+def requests_of_the_rate(users: LocalUsers, rate: float, begin: Callable[[], None], end: Callable[[], None]):
     """Assert that the window gets the requests of this rate, which arrive from `begin` to `end`, and no others."""
     before = time.perf_counter()
     begin()
@@ -171,23 +170,23 @@ def requests_of_the_rate(crowd: LocalCrowd, rate: float, begin: Callable[[], Non
     end()
     ended = time.perf_counter()
     gevent.sleep(0.2)  # in which no more requests arrive
-    crowd.pause()
-    assert (ending - begun) * rate - 1.5 < len(crowd.samples) < (ended - before) * rate + 1.5
+    users.pause()
+    assert (ending - begun) * rate - 1.5 < len(users.samples) < (ended - before) * rate + 1.5
 
 
 @pytest.mark.parametrize("pool", [200, 4])
 def test_stall_delays_every_request_that_arrives_meanwhile(server, pool):
     """A closed loop of four users would have four slow requests."""
-    with started(LocalCrowd(replace(JOB, url=server.url)), pool) as crowd:
-        crowd.open_window()
-        while len(crowd.samples) < 20:
+    with started(LocalUsers(replace(JOB, url=server.url)), pool) as users:
+        users.open_window()
+        while len(users.samples) < 20:
             gevent.sleep(0.01)
-        begun = time.perf_counter() - crowd.meter.opened
+        begun = time.perf_counter() - users.meter.opened
         server.stall(0.5)
-        ended = time.perf_counter() - crowd.meter.opened
+        ended = time.perf_counter() - users.meter.opened
         gevent.sleep(0.2)
-        crowd.pause()
-        samples = crowd.close_window()
+        users.pause()
+        samples = users.close_window()
     assert not any(sample.error for sample in samples)
     assert len([sample for sample in samples if sample.at < begun]) >= 20
     stalled = [sample for sample in samples if begun + 0.02 < sample.arrived < ended - 0.02]
@@ -200,42 +199,42 @@ def test_stall_delays_every_request_that_arrives_meanwhile(server, pool):
 
 
 def test_pause_waits_for_every_request_that_has_arrived(server):
-    with started(LocalCrowd(replace(JOB, url=server.url)), 4) as crowd:
-        crowd.open_window()
+    with started(LocalUsers(replace(JOB, url=server.url)), 4) as users:
+        users.open_window()
         stall = gevent.spawn(server.stall, 0.3)
         gevent.sleep(0.2)
-        crowd.pause()
+        users.pause()
         assert stall.ready()
-        assert crowd.traffic.gate.in_flight == len(crowd.traffic.gate.queue) == 0
-        samples = list(crowd.close_window())
+        assert users.traffic.gate.in_flight == len(users.traffic.gate.queue) == 0
+        samples = list(users.close_window())
         assert len(samples) >= 35
-        crowd.open_window()
+        users.open_window()
         gevent.sleep(0.1)
-        assert crowd.close_window() == []
+        assert users.close_window() == []
 
 
 def test_resume_begins_anew_without_a_burst(server):
-    with started(LocalCrowd(replace(JOB, url=server.url)), 50) as crowd:
+    with started(LocalUsers(replace(JOB, url=server.url)), 50) as users:
         gevent.sleep(0.1)
-        crowd.pause()
+        users.pause()
         gevent.sleep(0.3)
-        crowd.open_window()
-        with requests_of_the_rate(crowd, JOB.rate, crowd.resume, crowd.pause):
+        users.open_window()
+        with requests_of_the_rate(users, JOB.rate, users.resume, users.pause):
             gevent.sleep(0.5)
-        samples = crowd.close_window()
+        samples = users.close_window()
     assert all(sample.arrived >= 0 for sample in samples)
 
 
 def test_new_rate_holds_at_once(server):
-    with started(LocalCrowd(replace(JOB, url=server.url, rate=0.1)), 50) as crowd:
-        crowd.open_window()
-        with requests_of_the_rate(crowd, 100, lambda: crowd.set_rate(100), lambda: crowd.set_rate(0.1)):
+    with started(LocalUsers(replace(JOB, url=server.url, rate=0.1)), 50) as users:
+        users.open_window()
+        with requests_of_the_rate(users, 100, lambda: users.set_rate(100), lambda: users.set_rate(0.1)):
             gevent.sleep(0.5)
 
 
 def test_rate_of_a_closed_loop_cannot_be_set():
-    with pytest.raises(TypeError, match="no rate"), LocalCrowd(replace(JOB, rate=0.0)) as crowd:
-        crowd.set_rate(1)
+    with pytest.raises(TypeError, match="no rate"), LocalUsers(replace(JOB, rate=0.0)) as users:
+        users.set_rate(1)
 
 
 def samples_of(rate: float, capacity: float, latency: float, seconds: float, seed: int = 1) -> list[Sample]:
@@ -271,27 +270,27 @@ def test_unanswered_requests_are_those_in_flight_at_a_moment():
 
 @pytest.mark.slow
 def test_workers_keep_the_rate_together(server):
-    with started(MasterCrowd(replace(JOB, url=server.url), 2, lambda _: None), 20) as crowd:
+    with started(WorkerUsers(replace(JOB, url=server.url), 2, lambda _: None), 20) as users:
         for rate in (200, 100):
-            crowd.set_rate(rate)
-            crowd.open_window()
+            users.set_rate(rate)
+            users.open_window()
             gevent.sleep(0.5)
-            crowd.pause()
-            samples = arrived_within(crowd.close_window(), 0.5)
+            users.pause()
+            samples = arrived_within(users.close_window(), 0.5)
             assert not any(sample.error for sample in samples)
             assert len(samples) == pytest.approx(rate / 2, abs=4)
-            crowd.resume()
+            users.resume()
 
 
 def test_constant_arrivals_of_two_workers_alternate(clock):
-    gates = [users.Traffic(JOB, worker, 2).gate for worker in range(2)]
+    gates = [locust_users.Traffic(JOB, worker, 2).gate for worker in range(2)]
     for gate in gates:
         gate.open()
         gate.clock.kill()
     assert [gate.next for gate in gates] == pytest.approx([10.005, 10.01])
 
 
-def test_arrivals_that_are_late_when_the_crowd_pauses_are_sent(clock):
+def test_arrivals_that_are_late_when_the_users_pause_are_sent(clock):
     """On a busy machine the clock runs late. Requests that it dropped would be those of the worst moments."""
     arrivals = Arrivals(100, "constant", random.Random(1))
     arrivals.open()
@@ -301,8 +300,8 @@ def test_arrivals_that_are_late_when_the_crowd_pauses_are_sent(clock):
 
 
 def test_workers_have_streams_of_their_own():
-    streams = [users.Traffic(replace(JOB, rate=1.0), worker, 2).gate.stream.random() for worker in range(2)]
-    assert len({users.Traffic(JOB).gate.stream.random(), *streams}) == 2
+    streams = [locust_users.Traffic(replace(JOB, rate=1.0), worker, 2).gate.stream.random() for worker in range(2)]
+    assert len({locust_users.Traffic(JOB).gate.stream.random(), *streams}) == 2
 
 
 # --- the windows of a comparison --------------------------------------------------------------------------------------
@@ -324,12 +323,12 @@ class StubTriton:
 
 
 def measured_window(job: Job, plan: Plan, metrics: Metrics) -> Window:
-    with LocalCrowd(job) as crowd, gevent.Timeout(60):
+    with LocalUsers(job) as users, gevent.Timeout(60):
         experiment = Experiment(
             plan,
             MODES,
             {},
-            crowd,
+            users,
             StubTriton(),
             StubSwitch(),
             metrics,
@@ -359,7 +358,7 @@ def test_window_has_every_request_that_arrived_in_it(server):
 
 def test_window_of_an_overloaded_server_ends_in_bounded_time_and_loses_nothing(server, monkeypatch):
     """Let the server answer 40 requests per second of 200; users give up those that wait for half a second."""
-    monkeypatch.setattr(users, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(locust_users, "PATIENCE_S", 0.5)
     plan = Plan("m", 2, 1.0, 0.0, 4, None, rate=JOB.rate)
     server.seconds = 0.1
     window = measured_window(replace(JOB, url=server.url), plan, Metrics("", "m", ["none"]))
@@ -389,24 +388,24 @@ def test_rate_sets_the_length_of_a_window(changes, seconds):
     assert Plan(**fields | changes).length_s == seconds
 
 
-CROWD_OF_GRPC = """
+USERS_OVER_GRPC = """
 import json, sys, gevent
-from loadtest.crowd.local import LocalCrowd
+from loadtest.users import LocalUsers
 from loadtest.examples import Tensor
-from loadtest.users import Job
+from loadtest.locust_users import Job
 
 url, rate = sys.argv[1:]
 tensors = [[Tensor("input_text", "BYTES", [1, 1], b"")]]
 job = Job("grpc", url, "m", tensors, (0.0, 0.0), 1, rate=float(rate), arrivals="constant")
-with LocalCrowd(job) as crowd:
-    crowd.start(2, 2)
-    while crowd.running < 2:
+with LocalUsers(job) as users:
+    users.start(2, 2)
+    while users.running < 2:
         gevent.sleep(0.01)
-    crowd.open_window()
-    crowd.resume()
+    users.open_window()
+    users.resume()
     gevent.sleep(0.5)
-    crowd.pause()
-    print(json.dumps(crowd.close_window()))
+    users.pause()
+    print(json.dumps(users.close_window()))
 """
 
 
@@ -432,7 +431,7 @@ def test_latency_over_grpc_counts_from_the_arrival():
     url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
-        command = [sys.executable, "-c", CROWD_OF_GRPC, url, "100"]
+        command = [sys.executable, "-c", USERS_OVER_GRPC, url, "100"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True)
     finally:
         server.stop(None)

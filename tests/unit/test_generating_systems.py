@@ -8,15 +8,14 @@ import pytest
 import yaml
 from rich.console import Console
 
-from loadtest import charts, generating, report, statistics, table
+from loadtest import generating, report, statistics
+from loadtest.arrivals import Sample
 from loadtest.compare import Comparison
 from loadtest.examples import Examples
 from loadtest.generating import Generated, Reader, generates
-from loadtest.instances import Capacity
-from loadtest.other_programs import OtherPrograms
-from loadtest.sample import Sample
-from loadtest.switching import Switch, plan
-from loadtest.users import Job, Traffic, user_class
+from loadtest.locust_users import Job, Traffic, user_class
+from loadtest.machine import OtherPrograms
+from loadtest.switching import Capacity, Switch, plan
 from loadtest.windows import Experiment, Plan
 from loadtest.workload import Workload
 from tests.support.measured_windows import comparison, generating_rounds, generating_window
@@ -247,7 +246,7 @@ def test_window_is_long_enough_for_two_responses_per_user():
     assert planned(generates=True, users=3).window_requests == 6
 
 
-class SlowCrowd:
+class SlowUsers:
     """Users of whom one gets a response at each check."""
 
     def __init__(self) -> None:
@@ -270,30 +269,30 @@ class StubMetrics:
     def cores(self, cores: float) -> None: ...
 
 
-def experiment_of(crowd: SlowCrowd, generates: bool) -> Experiment:
+def experiment_of(users: SlowUsers, generates: bool) -> Experiment:
     others = OtherPrograms.from_environment({})
     return Experiment(
-        planned(generates=generates), MODES, {}, crowd, None, None, StubMetrics(), others, lambda *_: None
+        planned(generates=generates), MODES, {}, users, None, None, StubMetrics(), others, lambda *_: None
     )
 
 
 @pytest.mark.parametrize(("generates", "responses"), [(True, 8), (False, 0)])
 def test_warm_up_lasts_until_each_user_had_a_response(generates, responses):
-    crowd = SlowCrowd()
-    experiment = experiment_of(crowd, generates=generates)
+    users = SlowUsers()
+    experiment = experiment_of(users, generates=generates)
     experiment._warm_up("round 1")
-    assert (len(crowd.samples), crowd.windows) == (responses, 1)
+    assert (len(users.samples), users.windows) == (responses, 1)
 
 
 def test_window_lasts_until_it_holds_enough_responses(monkeypatch):
     monkeypatch.setattr("loadtest.windows.GENERATING_MINIMUM_WINDOW_S", 0.2)
-    crowd = SlowCrowd()
-    experiment = experiment_of(crowd, generates=True)
+    users = SlowUsers()
+    experiment = experiment_of(users, generates=True)
     experiment._measure("round 1", experiment._now(), lambda *_: None)
-    assert len(crowd.samples) == 16
+    assert len(users.samples) == 16
 
 
-class StalledCrowd(SlowCrowd):
+class StalledUsers(SlowUsers):
     """Users of whom the first gets its response at the third check."""
 
     checks = 0
@@ -305,12 +304,12 @@ class StalledCrowd(SlowCrowd):
 
 
 def test_window_lasts_until_its_first_response():
-    crowd = StalledCrowd()
+    users = StalledUsers()
     experiment = Experiment(
         planned(window_s=0.01),
         MODES,
         {},
-        crowd,
+        users,
         None,
         None,
         StubMetrics(),
@@ -318,7 +317,7 @@ def test_window_lasts_until_its_first_response():
         lambda *_: None,
     )
     experiment._measure("round 1", experiment._now(), lambda *_: None)
-    assert (crowd.checks, len(crowd.samples)) == (3, 1)
+    assert (users.checks, len(users.samples)) == (3, 1)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -386,18 +385,18 @@ def test_window_with_too_few_responses_is_a_complaint(measured):
 
 def test_sentence_and_table_name_the_modes_and_show_both_times(measured):
     results = measured.results()
-    sentence = table.sentence(results)
+    sentence = report.sentence(results)
     assert sentence.startswith(
         "With 8 users, batching generates 5.02 times as many tokens of story (95 % interval 3.81"
     )
     assert ") as the same server with one text at a time. p95: " in sentence
-    assert table.columns(results) == ["", "one at a time", "together", "together / one at a time"]
-    rows = {row[0]: row[1:] for row in table.rows(results)}
+    assert report.columns(results) == ["", "one at a time", "together", "together / one at a time"]
+    rows = {row[0]: row[1:] for row in report.rows(results)}
     assert rows["tokens/s"] == ["19.9", "100.0", "5.02"]
     assert rows["time to first token, ms"] == ["400", "400", "1.00"]
     assert rows["time per output token, ms"] == ["50.0", "50.0", "1.00"]
     assert rows["texts together (tokens per step)"] == ["1.00", "6.00", "6.00"]
-    assert table.window_line(measured.windows[1]).split()[:3] == ["1", "dynamic", "100.0"]
+    assert report.window_line(measured.windows[1]).split()[:3] == ["1", "dynamic", "100.0"]
 
 
 @pytest.mark.parametrize(
@@ -405,12 +404,12 @@ def test_sentence_and_table_name_the_modes_and_show_both_times(measured):
 )
 def test_unproven_sentence_is_in_the_past(measured, rates, text):
     measured.windows = generating_rounds(rates)
-    assert text in table.sentence(measured.results())
+    assert text in report.sentence(measured.results())
 
 
 def test_table_fits_80_columns(measured):
     console = Console(width=80, record=True)
-    table.print_table(measured.results(), console)
+    report.print_table(measured.results(), console)
     assert max(map(len, console.export_text().splitlines())) <= 80
 
 
@@ -418,14 +417,14 @@ def test_times_that_the_backend_does_not_count_are_a_dash(measured):
     for window in measured.windows:
         window.generated = Generated(10, window.generated.generated_tokens, window.generated.runs)
     results = measured.results()
-    assert ["time to first token, ms", "-", "-", ""] in table.rows(results)
-    drawn = charts.all_charts(results, measured.windows)
+    assert ["time to first token, ms", "-", "-", ""] in report.rows(results)
+    drawn = report.all_charts(results, measured.windows)
     assert render(drawn["tokens"].draw, drawn["tokens"].wide, LIGHT, "png").startswith(b"\x89PNG")
 
 
 def test_page_shows_tokens_in_place_of_batches(measured):
     results = measured.results()
-    page = report.html(results, charts.all_charts(results, measured.windows), "")
+    page = report.html(results, report.all_charts(results, measured.windows), "")
     assert "Time per token" in page
     assert "Generated tokens per second over time" in page
     assert "one per request, at most 32 new tokens each, seed 1" in page
@@ -436,7 +435,7 @@ def test_page_shows_tokens_in_place_of_batches(measured):
 
 @pytest.mark.parametrize("title", ["throughput", "latency", "tokens"])
 def test_charts_draw(measured, title):
-    drawn = charts.all_charts(measured.results(), measured.windows)
+    drawn = report.all_charts(measured.results(), measured.windows)
     assert set(drawn) == {"throughput", "latency", "tokens"}
     assert render(drawn[title].draw, drawn[title].narrow, LIGHT, "png").startswith(b"\x89PNG")
 

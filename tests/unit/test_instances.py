@@ -3,9 +3,8 @@
 import pytest
 
 from loadtest.compare import Comparison
-from loadtest.crowd.crowd import cpu_list
-from loadtest.instances import Capacity
-from loadtest.switching import LoadRefused
+from loadtest.machine import cpu_list
+from loadtest.switching import Capacity, LoadRefused
 from loadtest.windows import Experiment, Plan
 from tests.support.measured_windows import window
 from triton_transformers.settings import MODES, Settings, UserError
@@ -116,7 +115,7 @@ class StubExperiment(Experiment):
     def __init__(self, modes, refused_from: int) -> None:
         self.plan = Plan("s", 2, None, 0, 1, None)
         self.modes, self.left_out, self.refused_from = modes, {}, refused_from
-        self.crowd = self
+        self.users = self
 
     def stop(self) -> None: ...
 

@@ -9,10 +9,10 @@ import pytest
 from gevent.server import StreamServer
 from locust.env import Environment
 
-from loadtest.crowd.crowd import Meter
+from loadtest.arrivals import Sample
 from loadtest.examples import Tensor
-from loadtest.sample import Sample
-from loadtest.users import IDLE_S, LIGHT, Job, Traffic, user_class
+from loadtest.locust_users import IDLE_S, LIGHT, Job, Traffic, user_class
+from loadtest.users import Meter
 
 ANSWER = b'{"data": [1]}'
 REFUSAL = b'{"error": {}}'

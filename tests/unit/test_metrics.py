@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest import telemetry
-from loadtest.sample import Sample
+from loadtest.arrivals import Sample
 from loadtest.telemetry import Metrics
 from shared.memory import memory, process_memory
 from triton_transformers.ports import free_ports

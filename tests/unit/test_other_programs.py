@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import other_programs
-from loadtest.other_programs import STACK_CONTAINERS, STACK_PROCESS, OtherPrograms, is_busy, process_seconds
+from loadtest import machine
+from loadtest.machine import STACK_CONTAINERS, STACK_PROCESS, OtherPrograms, is_busy, process_seconds
 
 # It ends by itself, if this test is killed.
 LOOP = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
@@ -24,7 +24,7 @@ def process(proc, pid: int, parent: int, *ticks: int) -> None:
     (proc / f"{pid}/stat").write_text(f"{pid} (a name) with)) S {parent} {' 0' * 9} {' '.join(map(str, ticks))} 20 0")
 
 
-def machine(proc, user: int, steal: int = 0) -> None:
+def clock_ticks(proc, user: int, steal: int = 0) -> None:
     (proc / "stat").write_text(f"cpu  {user} 0 0 999 999 50 50 {steal} 0 0\ncpu0 1 1\n")
 
 
@@ -32,11 +32,11 @@ def machine(proc, user: int, steal: int = 0) -> None:
 def clock(monkeypatch):
     """Let two seconds pass between any two readings of the clock."""
     seconds = iter(range(0, 1000, 2))
-    monkeypatch.setattr(other_programs.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(machine.time, "monotonic", lambda: next(seconds))
 
 
 def ticks(seconds: float) -> int:
-    return round(seconds / other_programs.TICK_S)
+    return round(seconds / machine.TICK_S)
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ def test_others_are_what_the_stack_and_the_load_generator_did_not_use(proc, cloc
     own = os.getpid()
     process(proc, own, 1, 0, 0, 0, 0)
     process(proc, 10, 1, 0, 0, 0, 0)
-    machine(proc, 0)
+    clock_ticks(proc, 0)
     others = OtherPrograms.from_environment({STACK_PROCESS: "10"}, proc)
     process(proc, own, 1, ticks(0.5), 0, 0, 0)
     process(proc, 10, 1, 0, ticks(1.5), 0, 0)
-    machine(proc, ticks(3), steal=ticks(1))
+    clock_ticks(proc, ticks(3), steal=ticks(1))
     assert others.cores() == pytest.approx((3 + 1 - 2) / 2)
     others.open()
     assert others.cores() == 0
@@ -89,17 +89,17 @@ def test_containers_count_by_their_control_groups(proc, tmp_path, clock, version
     for container in (ONE, TWO, "c" * 64):  # the last one is another project's
         use(container, 5)
     process(proc, os.getpid(), 1, 0, 0, 0, 0)
-    machine(proc, 0)
+    clock_ticks(proc, 0)
     others = OtherPrograms.from_environment({STACK_CONTAINERS: f"{ONE} {TWO}"}, proc, cgroups)
     use(ONE, 6)
     use("c" * 64, 7)
     process(proc, os.getpid(), 1, ticks(0.5), 0, 0, 0)
-    machine(proc, ticks(3.5))
+    clock_ticks(proc, ticks(3.5))
     assert others.cores() == pytest.approx(1)
 
 
 def test_nothing_is_known_of_a_stack_that_is_not_visible(proc, tmp_path):
-    machine(proc, 0)
+    clock_ticks(proc, 0)
     assert OtherPrograms.from_environment({}, proc).cores() is None
     assert OtherPrograms.from_environment({STACK_CONTAINERS: ONE}, proc, tmp_path / "none").cores() is None
     assert not is_busy(None, 2)

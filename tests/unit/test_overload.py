@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from loadtest import overload
-from loadtest.arrivals import GIVEN_UP
-from loadtest.sample import Sample
+from loadtest.arrivals import GIVEN_UP, Sample
 
 REFUSAL = '429 {"error": {}}'
 

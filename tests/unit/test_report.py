@@ -11,9 +11,9 @@ import pytest
 from markupsafe import Markup, escape
 from rich.console import Console
 
-from loadtest import charts, compare, report, statistics, table
+from loadtest import compare, report, statistics
 from loadtest.compare import Comparison
-from loadtest.host import host
+from loadtest.machine import host
 from tests.support.measured_windows import comparison, open_loop_rounds, rounds
 from triton_transformers import figures
 from triton_transformers import settings as settings_module
@@ -44,11 +44,11 @@ def measured(drawn, blank_charts) -> Comparison:
 
 def page(comparison: Comparison, results: dict | None = None) -> str:
     results = results or comparison.results()
-    return report.html(results, charts.all_charts(results, comparison.windows), DASHBOARD)
+    return report.html(results, report.all_charts(results, comparison.windows), DASHBOARD)
 
 
 def test_page_is_self_contained_and_escaped(drawn, monkeypatch):
-    one = charts.all_charts(drawn.results(), drawn.windows)["time"]
+    one = report.all_charts(drawn.results(), drawn.windows)["time"]
     drawing = svg_data_urls(one.draw, one.wide)
     monkeypatch.setattr(figures, "svg_data_urls", lambda *_: drawing)  # drawing all of them takes seconds
     drawn.settings["SYSTEMS"] = "<script>"
@@ -65,10 +65,10 @@ def test_page_has_every_number_of_the_table(measured):
     results = measured.results()
     results["complaints"] = ["the ratio is below"]
     html = page(measured, results)
-    for row in table.rows(results):
+    for row in report.rows(results):
         for cell in row:
             assert escape(cell) in html
-    assert escape(table.sentence(results)) in html
+    assert escape(report.sentence(results)) in html
     assert "the ratio is below" in html
 
 
@@ -133,7 +133,7 @@ def without_ids(svg: bytes) -> bytes:
 
 @pytest.mark.parametrize("title", ["throughput", "latency", "batches", "time"])
 def test_charts_draw_in_both_formats_and_sizes(drawn, title):
-    chart = charts.all_charts(drawn.results(), drawn.windows)[title]
+    chart = report.all_charts(drawn.results(), drawn.windows)[title]
     assert render(chart.draw, chart.wide, LIGHT, "png").startswith(b"\x89PNG")
     drawing = render(chart.draw, chart.narrow, PLACEHOLDERS, "svg")
     for palette in (LIGHT, DARK):
@@ -161,7 +161,7 @@ def test_dashboard_in_report_repeats_no_number():
 
 
 def test_sentence_states_ratio_and_users(measured):
-    sentence = table.sentence(measured.results())
+    sentence = report.sentence(measured.results())
     assert "With 64 users, dynamic batching answers 1.50 times as many requests of embedding" in sentence
     assert "as the same server with dynamic batching off. p95: " in sentence
 
@@ -169,20 +169,20 @@ def test_sentence_states_ratio_and_users(measured):
 def test_sentence_and_table_name_the_best_other_mode(measured):
     measured.windows = rounds([(100, 120, 150), (100, 120, 150), (100, 121, 150)])
     results = measured.results()
-    assert "answers 1.25 times as many requests" in table.sentence(results)
-    assert table.sentence(results).endswith(
+    assert "answers 1.25 times as many requests" in report.sentence(results)
+    assert report.sentence(results).endswith(
         "with dynamic batching off and one instance for each of its 2 cores, the best of the other modes. p95: 7 ms "
         "instead of 8 ms."
     )
-    assert table.columns(results) == ["", "no batching", "2 instances", "dynamic batching", "dynamic / 2 instances"]
-    assert table.rows(results)[:2] == [
+    assert report.columns(results) == ["", "no batching", "2 instances", "dynamic batching", "dynamic / 2 instances"]
+    assert report.rows(results)[:2] == [
         ["requests/s", "100.0", "120.3", "150.0", "1.25"],
         ["dynamic / this mode", "1.50", "1.25", "", ""],
     ]
     assert results["verdict"]["baseline"] == "instances"
     assert "</i>2 instances</th>" in page(measured, results)
     measured.windows = rounds([(120, 100, 150)] * 3)
-    assert "as the same server with dynamic batching off, the best of the other modes." in table.sentence(
+    assert "as the same server with dynamic batching off, the best of the other modes." in report.sentence(
         measured.results()
     )
 
@@ -190,7 +190,7 @@ def test_sentence_and_table_name_the_best_other_mode(measured):
 def test_table_of_all_modes_fits_80_columns(measured):
     measured.windows = rounds([(1000, 1200, 1500)] * 2)
     console = Console(width=80, record=True)
-    table.print_table(measured.results(), console)
+    report.print_table(measured.results(), console)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     assert sum("requests/s" in line for line in lines) == 1
@@ -200,7 +200,7 @@ def test_mode_that_was_left_out_is_explained(measured, capsys):
     measured.left_out["instances"] = "the server has one core"
     results = measured.results()
     assert results["left_out"] == {"instances": "the server has one core"}
-    table.print_table(results, Console())
+    report.print_table(results, Console())
     for text in (page(measured, results), capsys.readouterr().out):
         assert "The mode instances is left out: the server has one core." in text
 
@@ -222,13 +222,13 @@ def test_busy_machine_is_reported_with_the_cores_and_passes(measured, monkeypatc
     assert results["complaints"] == [complaint] * complains
     assert results["passed"]
     assert (escape(complaint) in page(measured, results)) == complains
-    (row,) = [row for row in table.rows(results) if row[0] == "other programs, cores"]
+    (row,) = [row for row in report.rows(results) if row[0] == "other programs, cores"]
     assert ("-" if taken is None else f"{taken:.2f}") in row
 
 
 def test_terminal_and_page_explain_what_is_compared(measured, capsys):
     results = measured.results()
-    table.print_table(results, Console(width=500))
+    report.print_table(results, Console(width=500))
     for text in (page(measured, results), capsys.readouterr().out):
         assert "Every mode runs on this server with the same models, users and texts. No batching: the" in text
 
@@ -280,7 +280,7 @@ def test_min_ratio_is_compared_with_the_lower_bound(measured, pairs, minimum, co
     assert compare.main() == bool(complaint)
     printed = capsys.readouterr()
     html = (tmp_path / "latest/report.html").read_text()
-    for text in (complaint, table.sentence(measured.results())):
+    for text in (complaint, report.sentence(measured.results())):
         assert text in (printed.out + printed.err).replace("\n", " ")
         assert escape(text) in html
 
@@ -350,12 +350,12 @@ def open_loop(measured) -> Comparison:
 def test_open_loop_shows_the_ratio_of_percentiles(open_loop):
     results = open_loop.results()
     assert results["complaints"] == []
-    assert table.sentence(results) == (
+    assert report.sentence(results) == (
         "At 100 requests per second, dynamic batching answers 95 % of the requests of embedding within 50 ms instead "
         "of 90 ms with dynamic batching off and one instance for each of its 2 cores, the best of the other modes: "
         "1.81 times as fast (95 % interval 1.61 to 2.02)."
     )
-    rows = {row[0]: row[1:] for row in table.rows(results)}
+    rows = {row[0]: row[1:] for row in report.rows(results)}
     assert next(iter(rows)) == "latency p95, ms"
     assert rows["p95, this mode / dynamic"] == ["2.00", "1.81", "", ""]
     assert rows["windows that kept up"] == ["3 of 3", "3 of 3", "3 of 3", ""]
@@ -368,7 +368,7 @@ def test_open_loop_shows_the_ratio_of_percentiles(open_loop):
 
 def test_open_loop_fits_80_columns(open_loop):
     console = Console(width=80, record=True)
-    table.print_table(open_loop.results(), console)
+    report.print_table(open_loop.results(), console)
     assert max(map(len, console.export_text().splitlines())) <= 80
 
 
@@ -392,14 +392,14 @@ def test_open_loop_fits_80_columns(open_loop):
 def test_mode_that_does_not_keep_up_has_no_large_number(open_loop, overloaded, sentence, complaints):
     open_loop.windows = open_loop_rounds(P95S, overloaded=overloaded)
     results = open_loop.results()
-    assert sentence in table.sentence(results)
+    assert sentence in report.sentence(results)
     assert results["complaints"] == complaints
-    rows = {row[0]: row[1:] for row in table.rows(results)}
+    rows = {row[0]: row[1:] for row in report.rows(results)}
     assert "0 of 3" in rows["windows that kept up"]
     assert rows["latency p95, ms"][-1] == ""
     assert not any(rows["p95, this mode / dynamic"])
     assert 'class="ratio' not in page(open_loop, results)
-    shown = [table.window_line(window) for window in open_loop.windows]
+    shown = [report.window_line(window) for window in open_loop.windows]
     assert sum(line.endswith("does not keep up") for line in shown) == 3 * len(overloaded)
 
 
@@ -416,7 +416,7 @@ def test_mode_that_does_not_keep_up_has_no_large_number(open_loop, overloaded, s
 )
 def test_open_loop_without_a_gain_is_not_called_one(open_loop, p95s, sentence):
     open_loop.windows = open_loop_rounds(p95s)
-    assert sentence in table.sentence(open_loop.results())
+    assert sentence in report.sentence(open_loop.results())
 
 
 def test_min_ratio_of_an_open_loop_is_compared_with_the_percentiles(open_loop):
@@ -440,7 +440,7 @@ def test_defects_of_an_open_loop_name_its_settings(open_loop):
 
 def test_charts_of_an_open_loop_draw_in_both_formats(open_loop):
     open_loop.windows = open_loop_rounds(P95S, overloaded=("none",))
-    drawn = charts.all_charts(open_loop.results(), open_loop.windows)
+    drawn = report.all_charts(open_loop.results(), open_loop.windows)
     assert list(drawn) == ["p95", "latency", "batches", "time"]
     for title in ("p95", "latency"):
         assert render(drawn[title].draw, drawn[title].wide, LIGHT, "png").startswith(b"\x89PNG")
@@ -459,6 +459,6 @@ def test_full_disk_loses_neither_the_table_nor_the_numbers(measured, monkeypatch
     target = tmp_path / f"{measured.run}-{measured.plan.system}"
     with pytest.raises(UserError, match=f"^{target} cannot be written: No space left on device.*results.json"):
         compare.main()
-    assert table.sentence(measured.results()) in capsys.readouterr().out
+    assert report.sentence(measured.results()) in capsys.readouterr().out
     assert json.loads((target / "results.json").read_text())["windows"]
     assert not (tmp_path / "latest").exists()

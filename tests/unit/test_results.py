@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from loadtest import statistics, table
-from loadtest.sample import Sample
+from loadtest import report, statistics
+from loadtest.arrivals import Sample
 from loadtest.windows import Counters, Window, schedule
 from tests.support.measured_windows import open_loop_rounds, rounds, window
 from triton_transformers.settings import MODES, UserError
@@ -157,7 +157,7 @@ def test_window_of_failures_only_has_no_latencies():
     failed.samples[:] = [Sample(s.at, s.latency_ms, "500 no") for s in failed.samples]
     record = statistics.window_record(failed, "encoder")
     assert (record["throughput_rps"], record["p95_ms"], record["failures"]) == (0.0, None, 1000)
-    assert table.window_line(failed).split()[2:4] == ["0.0", "-"]
+    assert report.window_line(failed).split()[2:4] == ["0.0", "-"]
     assert len(statistics.complete_rounds([*rounds([(100, 150)]), failed, window("dynamic", 2, 150)])) == 1
 
 

@@ -7,7 +7,7 @@ import stat
 import pytest
 from dotenv import dotenv_values
 
-from loadtest.users import LIGHT, USERS
+from loadtest.locust_users import LIGHT, USERS
 from loadtest.workload import WORKLOADS
 from scripts.stack.neuron_cores import PER_DEVICE
 from triton_transformers import settings as module

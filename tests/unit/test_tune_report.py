@@ -10,7 +10,7 @@ from markupsafe import escape
 from rich.console import Console
 
 from loadtest import report as comparison_report
-from loadtest.host import host
+from loadtest.machine import host
 from loadtest.tune import charts, report, table
 from loadtest.tune.search import Measured
 from triton_transformers import figures

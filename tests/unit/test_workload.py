@@ -11,9 +11,8 @@ from PIL import Image
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
 from loadtest import examples
-from loadtest.encoding import ROUTES, grpc_request, http_request
-from loadtest.examples import Examples
-from loadtest.users import GatewayUser, Job, Traffic
+from loadtest.examples import ROUTES, Examples, grpc_request, http_request
+from loadtest.locust_users import GatewayUser, Job, Traffic
 from loadtest.workload import WORKLOADS, Workload
 from triton_transformers.settings import Settings, UserError
 

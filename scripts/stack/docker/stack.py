@@ -19,7 +19,7 @@ from typing import Any
 from rich.filesize import decimal
 from rich.markup import escape
 
-from loadtest.other_programs import STACK_CONTAINERS
+from loadtest.machine import STACK_CONTAINERS
 from scripts.stack.base import PORTS, SBOMS, WOULD_RESTART, NoLogsError, Process, Stack
 from scripts.stack.docker import base_images, build_progress, containers, preflight, slim
 from scripts.stack.docker.compose import Compose

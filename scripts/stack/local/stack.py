@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from rich.markup import escape
 
-from loadtest.other_programs import STACK_PROCESS
+from loadtest.machine import STACK_PROCESS
 from scripts.stack.base import GATEWAY_SETTINGS, PORTS, SBOMS, WOULD_RESTART, NoLogsError, Process, Stack
 from scripts.stack.local import preflight, programs, shared_memory
 from scripts.stack.local.supervisor import Supervisor

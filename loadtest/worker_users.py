@@ -1,4 +1,4 @@
-"""The crowd with WORKERS: this process is Locust's master, and worker processes (worker.py) run the users.
+"""The users with WORKERS: this process is Locust's master, and worker processes (worker.py) run the users.
 
 The master sends orders. Each worker confirms an order once it has carried it out, and during a window it sends the
 samples of its users. A worker counts time from when it opened the window, so the clocks of two machines may differ.
@@ -26,10 +26,10 @@ from locust.env import Environment
 from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
-from loadtest.crowd.crowd import Crowd, Meter
-from loadtest.crowd.worker import ANSWER, ORDER, SAMPLES, address
-from loadtest.sample import Sample
-from loadtest.users import Job, Traffic, user_class
+from loadtest.arrivals import Sample
+from loadtest.locust_users import Job, Traffic, user_class
+from loadtest.users import Meter, Users
+from loadtest.worker import ANSWER, ORDER, SAMPLES, address
 from triton_transformers.settings import ROOT, UserError
 
 GATHER_S = 180.0
@@ -39,7 +39,7 @@ END_S = 3.0
 PR_SET_PDEATHSIG = 1
 
 
-class MasterCrowd(Crowd):
+class WorkerUsers(Users):
     """All users in other processes; `progress` is called while they connect."""
 
     runner: MasterRunner
@@ -187,7 +187,7 @@ class Child:
         libc = ctypes.CDLL(None)
         stderr = tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(
-            [sys.executable, "-m", "loadtest.crowd.worker"],
+            [sys.executable, "-m", "loadtest.worker"],
             cwd=ROOT,
             env={**os.environ, "LOADTEST_MASTER": master},
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""python -m loadtest.crowd.worker: one of the processes that run the users of a comparison with WORKERS.
+"""python -m loadtest.worker: one of the processes that run the users of a comparison with WORKERS.
 
 It connects to LOADTEST_MASTER (host:port), carries out the orders of the master (master.py), and ends with it.
 """
@@ -17,8 +17,9 @@ import greenlet
 from gevent.queue import Empty, Queue
 from locust.env import Environment
 
-from loadtest.crowd.crowd import Meter, pin
-from loadtest.users import Job, Traffic, user_class
+from loadtest.locust_users import Job, Traffic, user_class
+from loadtest.machine import pin
+from loadtest.users import Meter
 from triton_transformers.cli import run
 from triton_transformers.settings import UserError
 

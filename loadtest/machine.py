@@ -1,17 +1,74 @@
-"""The CPU time that other programs take from a measurement: what neither the stack nor the load generator used.
-
-It includes the time in which the hypervisor ran other virtual machines (steal time). The command that starts the load
-generator names the stack's process or containers in environment variables. Without them nothing is known, because the
-stack may run on another machine.
-"""
+"""The machine of a comparison: what it is, which CPUs a process may use, and what other programs take of it."""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import psutil
+
+from triton_transformers.settings import UserError
+
+
+def host() -> dict[str, Any]:
+    return {
+        "cpu": _cpu(),
+        "cores": psutil.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpu": _gpu(),
+        "system": platform.platform(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> str | None:
+    if not shutil.which("nvidia-smi"):
+        return None
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:  # the driver hangs; a report must not fail for that
+        return None
+    return ", ".join(done.stdout.split("\n")).strip(", ") or None if done.returncode == 0 else None
+
+
+def cpu_list(text: str) -> set[int]:
+    """Return the CPUs of a list as `taskset -c` takes it: 0, 0-3, 0-6:2, 0,2."""
+    cpus: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, last, step = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part).groups()  # type: ignore[union-attr]
+        cpus |= set(range(int(first), int(last or first) + 1, int(step or 1)))
+    return cpus
+
+
+def pin(cpus: str) -> None:
+    """Restrict this process and its children to the CPUs of a `taskset -c` list; an empty list restricts nothing."""
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(0, cpu_list(cpus))
+    except (ValueError, OSError):
+        raise UserError(f"LOADTEST_CPUS={cpus}: must list CPUs of this machine, as in 1 or 0-3,6") from None
+
+
+# --- other programs ---------------------------------------------------------------------------------------------------
 
 # The process whose descendants are the servers, without Docker.
 STACK_PROCESS = "STACK_PROCESS"
