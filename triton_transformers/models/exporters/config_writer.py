@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 Config = dict[str, Any]
 
 
-def write_config(model: Path, comment: str, config: Config, parameters: dict[str, object] | None = None) -> None:
+def write_config(model: Path, comment: str, config: Config, parameters: Mapping[str, object] | None = None) -> None:
     """Write <model>/config.pbtxt under a comment of one line."""
     message = ParseDict({"name": model.name, **config}, ModelConfig())
     for key, value in (parameters or {}).items():

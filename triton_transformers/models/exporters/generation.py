@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triton_transformers.corpus import MIXED
-from triton_transformers.kinds import TOKENIZED
+from triton_transformers.model_config import CONFIGS
 from triton_transformers.models.catalogue import SYSTEMS, FormatUnavailable, Job, Outcome
 from triton_transformers.models.exporters import openvino_export
-from triton_transformers.models.exporters.config_writer import Config, tensor, write_config
+from triton_transformers.models.exporters.config_writer import write_config
 from triton_transformers.models.exporters.quantized import readable_weights
+from triton_transformers.models.exporters.served import backend_config
 from triton_transformers.models.tasks import task_of_architecture
 from triton_transformers.models.unsupported import check_weights, quantization, read_parts
 from triton_transformers.settings import UserError
@@ -96,40 +97,15 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
 
 
 def write_configs(job: Job, served: Path, streamed: Path) -> None:
-    """Write the same configurations as those of falcon7b and falcon7b_stream in git, which have comments."""
-    config: Config = {
-        "backend": "generation",
-        "input": [
-            tensor("prompt", "STRING", [-1], optional=True),
-            tensor("text_input", "STRING", [-1], optional=True),
-            tensor("messages", "STRING", [1], optional=True),
-            tensor("max_new_tokens", "INT32", [1], optional=True),
-            tensor("temperature", "FP32", [1], optional=True),
-            tensor("top_p", "FP32", [1], optional=True),
-            tensor("seed", "INT64", [1], optional=True),
-            tensor("stop", "STRING", [-1], optional=True),
-            tensor("cancel", "STRING", [1], optional=True),
-            tensor("stream", "BOOL", [1], optional=True),
-            tensor("exclude_input_in_output", "BOOL", [1], optional=True),
-            tensor("sampling_parameters", "STRING", [1], optional=True),
-        ],
-        "output": [
-            tensor("text", "STRING", [-1]),
-            tensor("text_output", "STRING", [-1]),
-            tensor("finish_reason", "STRING", [-1]),
-            tensor("num_input_tokens", "UINT32", [-1]),
-            tensor("num_output_tokens", "UINT32", [-1]),
-            tensor(TOKENIZED, "STRING", [-1]),
-        ],
-        "instance_group": [{"count": 1, "kind": "KIND_AUTO"}],
-    }
-    parameters = {"max_new_tokens": 64, "max_batch": 32, "dtype": "auto", "device": "auto"}
-    if job.trust_remote_code:
-        parameters["trust_remote_code"] = 1
-    write_config(served, "Continues a prompt: docs/generation.md.", config, parameters)
-    config["model_transaction_policy"] = {"decoupled": True}
-    parameters["weights"] = job.system
-    write_config(streamed, f"Continues a prompt like {job.system}, in pieces: docs/generation.md.", config, parameters)
+    """Write the configurations of falcon7b and falcon7b_stream, which are in git, for this system."""
+    about = f"Continues a prompt like {job.system}, in pieces: docs/generation.md."
+    own = {"trust_remote_code": 1} if job.trust_remote_code else {}
+    for model, original, comment, parameters in (
+        (served, "falcon7b", "Continues a prompt: docs/generation.md.", own),
+        (streamed, "falcon7b_stream", about, own | {"weights": job.system}),
+    ):
+        config = backend_config(CONFIGS / original / "config.pbtxt") | {"name": model.name}
+        write_config(model, comment, config, parameters)
 
 
 # --- the files that a server without transformers reads beside tokenizer.json -----------------------------------------
