@@ -69,8 +69,8 @@ def load_system(triton: Triton, system: str, progress: str) -> bool:
             log(f"system '{system}' is loaded")
             return True
         except OSError as error:
-            is_answer = isinstance(error, urllib.error.HTTPError)
-            message = error.read().decode(errors="replace") if is_answer else str(error)
+            answer = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
+            message = answer or str(error)
             log(f"system '{system}' did not load: {message}")
             if not any(text in message for text in NOT_REPORTED):
                 break
