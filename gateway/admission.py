@@ -28,10 +28,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api_error import RETRY, ApiError, shown, timed_out
 from gateway.config import Config
-from gateway.counters import PLACE, Counters, Place
-from gateway.exchange import Exchange
+from gateway.counters import SLOT, Counters, InFlightSlot
 from gateway.monitoring import is_loopback
 from gateway.outages import Outages, answer_at_once
+from gateway.request_state import RequestState
 from gateway.routes import ApiRoute, Routes
 
 logger = logging.getLogger("gateway")
@@ -74,25 +74,31 @@ class Admission:
             await self._app(scope, receive, send)
             return
         headers: Headers = dict(scope["headers"])
-        exchange = Exchange(self._request_id(headers), send, self._limits.timeout)
-        scope["app"], scope["exchange"] = self._app, exchange
+        state = RequestState(self._request_id(headers), send, self._limits.timeout)
+        scope["app"], scope["request_state"] = self._app, state
         try:
-            await self._respond(exchange, scope, headers, receive)
+            await self._respond(state, scope, headers, receive)
         except asyncio.CancelledError:
-            await self._report_cancellation(exchange, scope, receive)
+            await self._report_cancellation(state, scope, receive)
         except Exception as error:
-            exchange.failure = _origin(error)
-            exchange.status = 500
-            if not exchange.has_response:
+            state.failure = _origin(error)
+            state.status = 500
+            if not state.has_response:
                 failed = ApiError(500, "The gateway failed. Its log shows where (`make logs`).")
-                await exchange.error_response(failed)(scope, receive, exchange.send)
+                await state.error_response(failed)(scope, receive, state.send)
         finally:
-            exchange.end()
-            self.counters.request(exchange.route, exchange.status, exchange.seconds if exchange.has_body else None)
-            if exchange.status >= 500:
+            state.end()
+            self.counters.request(state.route, state.status, state.seconds if state.has_body else None)
+            if state.status >= 500:
                 # Neither texts nor keys: they may be in the messages of exceptions.
                 text = "request %s: %s was answered with %d%s"
-                logger.error(text, exchange.id.decode(), exchange.route, exchange.status, exchange.failure)
+                logger.error(text, state.id.decode(), state.route, state.status, state.failure)
+
+    def client_left(self, scope: Scope) -> None:
+        """End the request of a connection that was lost."""
+        state: RequestState | None = scope.get("request_state")
+        if state:
+            state.client_left()
 
     def refuse_at_once(self, path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         """Return the whole response to a POST if there are too many already; None if it needs a closer look."""
@@ -106,56 +112,56 @@ class Admission:
         self.counters.request(self._routes.label(path.decode("latin-1")), 429)
         return next(self._refusals) % self._request_id(fields)
 
-    async def _respond(self, exchange: Exchange, scope: Scope, headers: Headers, receive: Receive) -> None:
+    async def _respond(self, state: RequestState, scope: Scope, headers: Headers, receive: Receive) -> None:
         try:
-            route = self._admit(exchange, scope, headers)
+            route = self._admit(state, scope, headers)
         except ApiError as error:
             # A client that waits for "100 Continue" may send its body, or not: only a new connection is unambiguous.
-            response = exchange.error_response(error, CLOSE if b"expect" in headers else {})
-            await response(scope, receive, exchange.send)
+            response = state.error_response(error, CLOSE if b"expect" in headers else {})
+            await response(scope, receive, state.send)
             return
         if scope["method"] != "POST":
-            await self._run(route, exchange, scope, receive, b"")
+            await self._run(route, state, scope, b"")
             return
-        place = Place(self.counters)
-        PLACE.set(place)
-        place.hold()
+        slot = InFlightSlot(self.counters)
+        SLOT.set(slot)
+        slot.hold()
         try:
             body = await self._read_body(receive)
             if body is None:
-                exchange.status = CLIENT_LEFT
+                state.status = CLIENT_LEFT
             else:
-                await self._run(route, exchange, scope, receive, body)
+                await self._run(route, state, scope, body)
         except ApiError as error:
-            await exchange.error_response(error)(scope, receive, exchange.send)
+            await state.error_response(error)(scope, receive, state.send)
         finally:
-            place.release()
+            slot.release()
 
-    async def _run(self, route: Route, exchange: Exchange, scope: Scope, receive: Receive, body: bytes) -> None:
-        exchange.body_is_read(receive)
+    async def _run(self, route: Route, state: RequestState, scope: Scope, body: bytes) -> None:
+        state.body_is_read()
         # A GET holds none of GATEWAY_IN_FLIGHT, so it does not wait.
         answer = self._outages.answer if scope["method"] == "POST" else answer_at_once
         try:
             response: Response = await answer(lambda: route.endpoint(_ReadRequest(scope, body)))
         except ApiError as error:
-            exchange.failure = error.cause
-            response = exchange.error_response(error)
-        # Only the exchange watches for a client that leaves, so the response gets a `receive` that never returns.
-        await response(scope, _wait_forever, exchange.send)
+            state.failure = error.cause
+            response = state.error_response(error)
+        # GatewayProtocol reports a client that leaves, so the response gets a `receive` that never returns.
+        await response(scope, _wait_forever, state.send)
 
-    async def _report_cancellation(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
-        if exchange.ended_by == "client":
-            exchange.status = CLIENT_LEFT
+    async def _report_cancellation(self, state: RequestState, scope: Scope, receive: Receive) -> None:
+        if state.ended_by == "client":
+            state.status = CLIENT_LEFT
             return
-        if exchange.ended_by == "time" and not exchange.has_body:
+        if state.ended_by == "time" and not state.has_body:
             error = ApiError(408, "The body took longer than GATEWAY_TIMEOUT allows.", code="timeout", headers=CLOSE)
-        elif exchange.ended_by == "time":
+        elif state.ended_by == "time":
             error = timed_out()
         else:
             error = ApiError(503, "The gateway is being stopped. Try again.", headers=RETRY)
-        exchange.status = error.status
-        if not exchange.has_response:
-            await exchange.error_response(error)(scope, receive, exchange.send)
+        state.status = error.status
+        if not state.has_response:
+            await state.error_response(error)(scope, receive, state.send)
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
@@ -163,19 +169,19 @@ class Admission:
         own = headers.get(b"x-request-id", b"")
         return own if REQUEST_ID.fullmatch(own) else b"%s-%x" % (self._prefix, next(self._numbers))
 
-    def _admit(self, exchange: Exchange, scope: Scope, headers: Headers) -> Route:
+    def _admit(self, state: RequestState, scope: Scope, headers: Headers) -> Route:
         """Return the request's route. Raise ApiError if it is not admitted."""
         _check_host(scope)
         path = scope["path"]
         route = self._routes.match(scope)
         is_api = isinstance(route, ApiRoute)
         if isinstance(route, ApiRoute):
-            exchange.error_form = route.error_form
+            state.error_form = route.error_form
         if path not in OPEN_PATHS and not (path == METRICS_PATH and _is_from_this_machine(scope, headers)):
             self._check_client(headers, BEARER if is_api or path.startswith("/v1/") else BASIC)
         if route is None:
             raise self._routes.not_found(path)
-        exchange.route = route.path
+        state.route = route.path
         self._routes.check_method(route, scope)
         if scope["method"] == "POST":
             self._check_origin(headers)

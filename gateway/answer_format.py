@@ -174,14 +174,14 @@ class EventStream(StreamingResponse):
         return cls(await anext(events, b""), events, timeout)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events. Starlette would also wait for the client's end, which the exchange does."""
+        """Send the events. Starlette would also wait for the client's end, which GatewayProtocol reports."""
         async with aclosing(self.events):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 await self.send_events(send)
                 last = DONE
             except ApiError as error:
-                scope["exchange"].status, scope["exchange"].failure = error.status, error.cause
+                scope["request_state"].status, scope["request_state"].failure = error.status, error.cause
                 last = event(openai_form(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 

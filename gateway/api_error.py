@@ -13,7 +13,7 @@ from starlette.responses import Response
 from triton_transformers.triton import reason
 
 RETRY = {"retry-after": "1"}  # seconds
-# gRPC's words if no server listens, those of short_requests.py, and Triton's if the process of a model crashed or the
+# gRPC's words if no server listens, and Triton's if the process of a model crashed or the
 # server ends.
 OUTAGE = re.compile(
     r"connections to all backends failing|failed to connect|Stub process .* is not healthy|Server is stopping"

@@ -26,10 +26,8 @@ from gateway.counters import Counters
 from gateway.inference import Inference
 from gateway.model_list import list_models, show_model
 from gateway.monitoring import Monitoring
-from gateway.replicas import Replicas
 from gateway.routes import ApiRoute, Endpoint, Routes
 from gateway.served_systems import Served
-from gateway.short_requests import ShortRequests
 from gateway.try_it import try_it
 from triton_transformers.certificate import expiry
 from triton_transformers.settings import Settings
@@ -104,21 +102,14 @@ def build(config: Config, settings: Settings | None = None) -> Admission:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         inference = Inference(config.triton, config.limits.timeout)
-        short_requests = (
-            ShortRequests(config.triton_http, inference, config.limits.timeout) if config.triton_http else None
-        )
-        app.state.gateway = Gateway(
-            config, inference, short_requests, Served(config, inference, routes), Monitoring(settings), counters
-        )
-        clients = [inference.use, *([short_requests.use] if short_requests else [])]
-        watch = asyncio.create_task(Replicas(config.triton.rpartition(":")[0], clients).watch())
+        served = Served(config, inference, routes)
+        app.state.gateway = Gateway(config, inference, served, Monitoring(settings), counters)
+        watch = asyncio.create_task(inference.watch_replicas())
         try:
             yield
         finally:
             watch.cancel()
             await inference.close()
-            if short_requests:
-                short_requests.close()
 
     # Starlette's own routing and middleware would cost as much time as the rest: it only runs the lifespan.
     return Admission(Starlette(lifespan=lifespan), routes, config, counters)

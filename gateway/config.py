@@ -27,7 +27,6 @@ class Config:
     port: int = 8080
     metrics_host: str = "127.0.0.1"
     triton: str = "127.0.0.1:8001"  # its gRPC address
-    triton_http: str = ""  # its HTTP address; empty: only gRPC is used
     systems: tuple[str, ...] = ()  # without a systems_file
     systems_file: Path | None = None  # the list that `make up` keeps of what it was asked to serve
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; none: no key is required
@@ -43,7 +42,6 @@ class Config:
             port=settings.gateway_port,
             metrics_host=settings.gateway_listen("GATEWAY_METRICS_PORT"),
             triton=settings.url("TRITON_GRPC_PORT").removeprefix("http://"),
-            triton_http=settings.url("TRITON_HTTP_PORT").removeprefix("http://"),
             systems=tuple(settings.systems),
             systems_file=Path(file) if file else None,
             keys=settings.gateway_keys(),

@@ -15,7 +15,6 @@ from gateway.counters import Counters
 from gateway.inference import Inference
 from gateway.monitoring import Monitoring
 from gateway.served_systems import Served
-from gateway.short_requests import ShortRequests
 
 # Parts of long requests that Triton has at a time, for each model. The requests of other clients wait behind them, also
 # after the client has left: docs/triton-faults.md#cancellations. Two would keep one instance busy.
@@ -32,7 +31,6 @@ class Gateway:
 
     config: Config
     inference: Inference
-    short_requests: ShortRequests | None  # None: all requests go over gRPC
     served: Served
     monitoring: Monitoring
     counters: Counters

@@ -1,4 +1,4 @@
-"""The gateway's own metrics, for Prometheus, and the places of GATEWAY_IN_FLIGHT."""
+"""The gateway's own metrics, for Prometheus, and the slots of GATEWAY_IN_FLIGHT."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Counters:
             self._completion.inc(completion)
 
 
-class Place:
-    """The place of one request, held until nothing of it runs, in the gateway or in Triton.
+class InFlightSlot:
+    """One of GATEWAY_IN_FLIGHT: a request holds it until nothing of the request runs, in the gateway or in Triton.
 
-    Parts of it that Triton still runs after the client has left hold the place, too.
+    Parts that Triton still runs after the client has left hold the slot, too.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -80,5 +80,5 @@ class Place:
         self._counters.running -= self._holders == 0
 
 
-# The place of the request that this task answers. Tasks that it starts inherit it.
-PLACE: ContextVar[Place] = ContextVar("place")
+# The slot of the request that this task answers. Tasks that it starts inherit it.
+SLOT: ContextVar[InFlightSlot] = ContextVar("slot")

@@ -18,8 +18,7 @@ from gateway import page_boxes
 from gateway.api_error import ApiError, shown
 from gateway.context import gateway_of
 from gateway.inference import Inference
-from gateway.last_minute import Figures
-from gateway.monitoring import REPORTS
+from gateway.monitoring import REPORTS, RecentFigures
 from gateway.page_boxes import Box
 from gateway.served_systems import Served, System
 from triton_transformers.model_config import called_models
@@ -96,7 +95,7 @@ class Card:
 
     @classmethod
     def from_loaded(
-        cls, loaded: Loaded, routes: Sequence[str], figures: Figures | None, url: str, needs_key: bool
+        cls, loaded: Loaded, routes: Sequence[str], figures: RecentFigures | None, url: str, needs_key: bool
     ) -> Card:
         system = loaded.system
         if system is None:
@@ -256,7 +255,7 @@ def summary(systems: Sequence[Loaded]) -> str:
     )
 
 
-def totals(figures: Figures) -> list[Figure]:
+def totals(figures: RecentFigures) -> list[Figure]:
     """Return what the API answered in the last minute, of all systems."""
     answers = figures.answers
     refused = answers.get("429", 0.0)
@@ -271,7 +270,7 @@ def totals(figures: Figures) -> list[Figure]:
     ]
 
 
-def system_figures(loaded: Loaded, figures: Figures) -> list[Figure]:
+def system_figures(loaded: Loaded, figures: RecentFigures) -> list[Figure]:
     """Return the figures of the system, those of requests that stream included."""
     counted = [figures.models.get(name, {}) for name in dict.fromkeys((loaded.name, loaded.stream or loaded.name))]
 
@@ -297,7 +296,7 @@ def is_model(config: ModelConfig) -> bool:
     return not config.HasField("ensemble_scheduling") and config.backend not in STEP_BACKENDS
 
 
-def row(config: ModelConfig, figures: Figures | None) -> Row:
+def row(config: ModelConfig, figures: RecentFigures | None) -> Row:
     own = figures.models.get(config.name, {}) if figures else {}
     engine = figures.engines.get(config.name, "") if figures else ""
     return Row(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import math
 import re
 import secrets
+import socket
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from gateway.counters import PLACE
+from gateway.counters import SLOT
 
 DTYPES = {
     "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
@@ -36,6 +38,8 @@ OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.lb_policy_name", "round_robin"),
 )
+# Kubernetes' name server keeps an answer for 5 s, so asking more often finds a new replica hardly sooner.
+RESOLVE_S = 2.0
 # Seconds for the requests that are in flight on connections to earlier replicas, streams among them.
 MAX_STREAM_S = 3600
 # docs/triton-faults.md#cancellations
@@ -122,8 +126,26 @@ class Inference:
         self._channel = grpc.aio.insecure_channel(target, options=list(self._options.items()))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def use(self, addresses: Sequence[str]) -> None:
-        """Share new requests among the replicas at these addresses. Requests in flight end where they began."""
+    async def watch_replicas(self) -> None:
+        """Share new requests among all addresses of Triton's host name, until the task is cancelled.
+
+        gRPC's own resolver asks the name server again only after a failure: a new replica would get no request as long
+        as the others answer.
+        """
+        host = self._address.rpartition(":")[0]
+        used: list[str] = []
+        while not is_address(host):
+            # While the name has no address, because no replica is ready, the last ones stay. UnicodeError: the name is
+            # none that a name server knows.
+            with contextlib.suppress(OSError, UnicodeError):
+                addresses = await resolved(host)
+                if addresses != used:
+                    self._use(addresses)
+                    used = addresses
+            await asyncio.sleep(RESOLVE_S)
+
+    def _use(self, addresses: Sequence[str]) -> None:
+        """Send new requests to these addresses. Requests in flight end where they began."""
         port = self._address.rpartition(":")[2]
         is_ipv6 = ":" in addresses[0]
         replicas = ",".join(f"[{address}]:{port}" if is_ipv6 else f"{address}:{port}" for address in addresses)
@@ -145,12 +167,16 @@ class Inference:
         """Return the named outputs of the model; all of them if none is named. See `stream` for `cancellable`."""
         request = request_message(model, tensors, outputs, cancellable)
         call = self._stub.ModelInfer(request)
-        response = asyncio.ensure_future(call)
-        response.add_done_callback(retrieve_error)
+        # A task that awaits the call itself would cancel it when it is cancelled.
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        call.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
         try:
-            return parsed(await asyncio.shield(response))
+            await ended
+            return parsed(await call)
         finally:
-            if not response.done():
+            if not call.done():
+                response = asyncio.ensure_future(call)
+                response.add_done_callback(retrieve_error)
                 self._abandon(call, response, request)
 
     async def stream(
@@ -192,11 +218,11 @@ class Inference:
     def _abandon(
         self, call: grpc.aio.Call, answer: asyncio.Future[Any], request: service_pb2.ModelInferRequest
     ) -> None:
-        """End a request whose client has left. It keeps its place until it has ended."""
+        """End a request whose client has left. It keeps its slot until it has ended."""
         ending = _keep(self._abandoned, self._end(call, answer, request))
-        if place := PLACE.get(None):
-            place.hold()
-            ending.add_done_callback(lambda _: place.release())
+        if slot := SLOT.get(None):
+            slot.hold()
+            ending.add_done_callback(lambda _: slot.release())
 
     async def _end(
         self, call: grpc.aio.Call, answer: asyncio.Future[Any], request: service_pb2.ModelInferRequest
@@ -300,3 +326,21 @@ def parsed(response: service_pb2.ModelInferResponse) -> Outputs:
         output.name: Tensor(output.name, output.datatype, output.shape, data)
         for output, data in zip(response.outputs, response.raw_output_contents, strict=True)
     }
+
+
+async def resolved(host: str) -> list[str]:
+    """Return the IPv4 addresses of the host; those of IPv6 if it has no others. Raise OSError if it has none.
+
+    gRPC takes addresses of one family, and Triton listens on IPv4 by default.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    families = {family: {str(address[0]) for other, *_, address in found if other == family} for family, *_ in found}
+    return sorted(families.get(socket.AF_INET) or families[found[0][0]])
+
+
+def is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True

@@ -26,8 +26,6 @@ IMAGE = "image_bytes"  # the input of systems that take images
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 # One text, the token ids of one, or a list of them, as OpenAI's API has it.
 Input = str | list[str | TokenId | list[TokenId]]
-# Up to this size, requests take the cheaper way to Triton, which cannot cancel them.
-SHORT_TEXTS, SHORT_CHARACTERS = 8, 16_000
 # An error names so many empty texts.
 NAMED_TEXTS = 10
 
@@ -87,7 +85,7 @@ async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs
 
 async def _infer(gateway: Gateway, system: System, columns: Columns, outputs: Sequence[str]) -> list[Outputs]:
     count = len(next(iter(columns.values())))
-    infer = gateway.short_requests.infer if gateway.short_requests and _is_short(columns) else gateway.inference.infer
+    infer = gateway.inference.infer
     if count <= system.max_batch:
         return [await infer(system.name, _tensors(columns, 0, count), outputs)]
     # A request asks for no more turns than there are, so that long requests take them in rotation.
@@ -98,12 +96,6 @@ async def _infer(gateway: Gateway, system: System, columns: Columns, outputs: Se
             return await infer(system.name, _tensors(columns, start, start + system.max_batch), outputs)
 
     return await together(part(start) for start in range(0, count, system.max_batch))
-
-
-def _is_short(columns: Columns) -> bool:
-    """Return whether the rows are so few and short that to cancel them would save little."""
-    rows = [row for column in columns.values() for row in column]
-    return len(rows) <= SHORT_TEXTS and sum(map(len, rows)) <= SHORT_CHARACTERS
 
 
 def _tensors(columns: Columns, start: int, end: int) -> list[Tensor]:

@@ -161,7 +161,7 @@ async def similarity(request: Request) -> Response:
 
 
 async def rerank(request: Request) -> Response:
-    request.scope["exchange"].error_form = tei_form
+    request.scope["request_state"].error_form = tei_form
     body = await bodies.read(request, RERANK)
     system = await system_for(request, "/rerank", "rerank")
     scores = await encoders.rank(gateway_of(request), system, body.query, body.texts, "texts")
@@ -196,7 +196,7 @@ async def any_task(request: Request) -> Response:
         system = await system_for(request, "/", *TASKS)
         request.path_params["model"] = system.name
         path, answer = next(task for ability, task in TASKS.items() if ability in system.abilities)
-    request.scope["exchange"].route = path
+    request.scope["request_state"].route = path
     return await answer(request)
 
 

@@ -77,8 +77,8 @@ async def respond(
     prompts = [Tensor.from_texts(source, [text]) for text in texts]
     streams = [generate(gateway, system, [prompt, *options]) for prompt in prompts]
     response = await EventStream.begin(events(answer, streams), gateway.limits.timeout)
-    exchange = request.scope["exchange"]
-    gateway.counters.first_token(exchange.route, time.perf_counter() - exchange.started)
+    state = request.scope["request_state"]
+    gateway.counters.first_token(state.route, time.perf_counter() - state.started)
     return response
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from gateway.inference import Inference, Tensor
-from gateway.replicas import Replicas
 from triton_transformers.load import (
     FAILED,
     JSON,
@@ -60,7 +59,7 @@ class Clients:
         # Another gateway may find Triton two seconds later.
         self.known = KnownVectors(np.concatenate([await ask_until_answered([text]) for text in TEXTS]))
         inference = Inference(f"{PODS}:8001", TIMEOUT_S)
-        replicas = asyncio.create_task(Replicas(PODS, [inference.use]).watch())
+        replicas = asyncio.create_task(inference.watch_replicas())
         await load.closed_loop(2 * CLIENTS, lambda number: self.client(number, inference))
         replicas.cancel()
 

@@ -168,7 +168,6 @@ def local_gateway(served: TestStack, **limits) -> Iterator[str]:
     """Run a second gateway before the same Triton, without keys."""
     config = Config(
         triton=f"127.0.0.1:{served.environment['TRITON_GRPC_PORT']}",
-        triton_http=f"127.0.0.1:{served.environment['TRITON_HTTP_PORT']}",
         systems_file=served.folder / "state/serving/requested",
         limits=Limits(**limits),
     )

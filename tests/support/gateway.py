@@ -19,7 +19,6 @@ from gateway.admission import Admission
 from gateway.app import build
 from gateway.config import Config
 from gateway.http_server import listen, server
-from tests.support.triton_http_stand_in import http_before
 from triton_transformers.settings import Settings
 
 TIMEOUT_S = 40
@@ -118,16 +117,6 @@ def running_gateway(config: Config, settings: Settings | None = None) -> Iterato
         instance.should_exit = True
         thread.join(TIMEOUT_S)
         assert not thread.is_alive()
-
-
-@contextlib.contextmanager
-def running_gateway_over(protocol: str, config: Config) -> Iterator[RunningGateway]:
-    """Run the gateway whose short requests go over HTTP or over gRPC."""
-    with contextlib.ExitStack() as stack:
-        if protocol == "http":
-            http = stack.enter_context(http_before(config.triton))
-            config = replace(config, triton_http=f"127.0.0.1:{http.server_port}")
-        yield stack.enter_context(running_gateway(config))
 
 
 def _wait_until_started(instance: uvicorn.Server, thread: threading.Thread) -> None:

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import app, http_protocol, http_server
+from gateway import app, http_server
 from gateway.config import Config, Limits
 from gateway.inference import Tensor
 from tests.support.gateway import RunningGateway, running_gateway
@@ -384,7 +384,7 @@ def test_request_beyond_the_limit_gets_429_before_its_body(
 def test_refused_connection_serves_the_next_request(
     gateway: RunningGateway, triton: TritonStandIn, held: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "BRAKE_S", 0.01)
+    monkeypatch.setattr(http_server, "BRAKE_S", 0.01)
     request = post_of(BODY)
     with full(gateway, triton), socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
         for _ in range(3):
@@ -403,13 +403,13 @@ def test_refused_clients_do_not_return_together(gateway: RunningGateway, triton:
     assert len(set(pauses)) == 8 and max(pauses) - min(pauses) > 1500
     assert {headers["retry-after"] for headers in answers} == {"1", "2", "3"}
     assert all(0 <= 1000 * int(headers["retry-after"]) - ms < 1000 for headers, ms in zip(answers, pauses, strict=True))
-    assert min(pauses) > 1000 * http_protocol.BRAKE_S
+    assert min(pauses) > 1000 * http_server.BRAKE_S
 
 
 def test_connection_that_ignores_retry_after_is_slowed_down(
     gateway: RunningGateway, triton: TritonStandIn, held: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "BRAKE_S", 3600)
+    monkeypatch.setattr(http_server, "BRAKE_S", 3600)
     request = post_of(BODY)
     with full(gateway, triton), socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
         connection.sendall(request)
@@ -505,7 +505,7 @@ def test_slow_answer_gets_504_and_is_cancelled(hasty: RunningGateway, triton: Tr
 
 
 def test_connection_without_a_head_is_closed(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_S", 0.1)
+    monkeypatch.setattr(http_server, "HEAD_S", 0.1)
     for part in (b"", b"POST /v1", b"\r\n"):
         with (
             socket.create_connection(("127.0.0.1", gateway.port), 40) as connection,
@@ -521,7 +521,7 @@ def test_rest_of_a_head_on_a_used_connection_has_its_time(
     with socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-        monkeypatch.setattr(http_protocol, "HEAD_S", 0.1)
+        monkeypatch.setattr(http_server, "HEAD_S", 0.1)
         connection.sendall(b"GET /health HTTP/1.1\r\nho")
         assert connection.recv(100) == b""
 
@@ -738,7 +738,7 @@ def test_idle_connection_gets_one_more_answer_when_the_gateway_ends(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answer a request that the client may have sent before it can know of the end."""
-    monkeypatch.setattr(http_protocol, "FAREWELL_S", 3600)
+    monkeypatch.setattr(http_server, "FAREWELL_S", 3600)
     with running_gateway(config) as gateway, socket.create_connection(("127.0.0.1", gateway.port), 40) as connection:
         connection.sendall(post_of(BODY))
         assert b"connection: close" not in connection.recv(65536)

@@ -14,7 +14,7 @@ import pytest
 from gateway.config import Config, Limits
 from gateway.context import PARTS_AT_ONCE
 from gateway.encoder_answers import shortened
-from tests.support.gateway import RunningGateway, running_gateway_over
+from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_stand_in import (
     Failure,
     Model,
@@ -40,10 +40,10 @@ def triton() -> Iterator[TritonStandIn]:
         yield stand_in
 
 
-@pytest.fixture(scope="module", params=["grpc", "http"])
-def gateway(triton: TritonStandIn, request: pytest.FixtureRequest) -> Iterator[RunningGateway]:
+@pytest.fixture(scope="module")
+def gateway(triton: TritonStandIn) -> Iterator[RunningGateway]:
     config = Config(triton=triton.address, systems=tuple(triton.models), limits=Limits(texts=100))
-    with running_gateway_over(request.param, config) as running:
+    with running_gateway(config) as running:
         yield running
 
 

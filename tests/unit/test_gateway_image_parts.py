@@ -14,7 +14,7 @@ from PIL import Image
 from gateway.api_error import ApiError
 from gateway.config import Config, Limits
 from gateway.image_parts import Part, is_image, read_image
-from tests.support.gateway import RunningGateway, running_gateway_over
+from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_stand_in import TritonStandIn, embedding, text_image, vector
 
 
@@ -99,11 +99,11 @@ DATA_URL = url("PNG")
 OF_IMAGE = [len(PNG), 0, 0, 0]
 
 
-@pytest.fixture(scope="module", params=["grpc", "http"])
-def gateway(request: pytest.FixtureRequest) -> Iterator[RunningGateway]:
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
     with TritonStandIn(text_image(), embedding()) as triton:
         config = Config(triton=triton.address, systems=tuple(triton.models), limits=Limits(texts=10))
-        with running_gateway_over(request.param, config) as running:
+        with running_gateway(config) as running:
             yield running
 
 

@@ -23,8 +23,7 @@ from gateway.config import Config, Limits
 from gateway.counters import Counters
 from gateway.front_page import decimal
 from gateway.inference import Tensor
-from gateway.last_minute import QUERY
-from gateway.monitoring import is_loopback
+from gateway.monitoring import QUERY, is_loopback
 from tests.support import page_systems, promql
 from tests.support.gateway import Reply, RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PrometheusStandIn, models

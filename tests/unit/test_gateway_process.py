@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import save_certificate
-from tests.support.triton_http_stand_in import http_before
 from tests.support.triton_stand_in import TritonStandIn, embedding
 from triton_transformers.certificate import expiry
 from triton_transformers.ports import free_ports
@@ -56,12 +55,11 @@ def test_process_serves_with_tls_and_a_key_and_ends_in_order(tmp_path: Path) -> 
     port, metrics_port = map(str, free_ports(2))
     certificate, key = save_certificate(tmp_path, lifetime=timedelta(days=30))
     context = ssl.create_default_context(cafile=str(certificate))
-    with TritonStandIn(embedding()) as triton, http_before(triton.address) as http:
+    with TritonStandIn(embedding()) as triton:
         settings = {
             "GATEWAY_PORT": port,
             "GATEWAY_METRICS_PORT": metrics_port,
             "TRITON_GRPC_PORT": str(triton.port),
-            "TRITON_HTTP_PORT": str(http.server_port),
             "API_KEYS": "a-key-of-the-test",
             "TLS_CERT": str(certificate),
             "TLS_KEY": str(key),

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway import replicas
+from gateway import inference
 from gateway.config import Config
+from gateway.inference import Inference
 from tests.support.gateway import RunningGateway, running_gateway
-from tests.support.triton_http_stand_in import http_before
 from tests.support.triton_stand_in import TritonStandIn, embedding
 
 PATH = "/v1/embeddings"
-# The first goes to Triton over HTTP, the second over gRPC.
-BODIES = {"http": {"model": "embedding", "input": "a text"}, "grpc": {"model": "embedding", "input": ["a text"] * 9}}
+BODY = {"model": "embedding", "input": "a text"}
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 
 
@@ -39,8 +38,8 @@ class NameServer:
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> NameServer:
     names = NameServer()
-    monkeypatch.setattr(replicas, "resolved", names.resolved)
-    monkeypatch.setattr(replicas, "RESOLVE_S", 0.01)
+    monkeypatch.setattr(inference, "resolved", names.resolved)
+    monkeypatch.setattr(inference, "RESOLVE_S", 0.01)
     return names
 
 
@@ -55,14 +54,8 @@ def tritons() -> Iterator[list[TritonStandIn]]:
 
 @pytest.fixture
 def gateway(tritons: list[TritonStandIn], names: NameServer) -> Iterator[RunningGateway]:
-    with contextlib.ExitStack() as stack:
-        http = stack.enter_context(http_before(tritons[0].address))
-        for triton in tritons[1:]:
-            stack.enter_context(http_before(triton.address, http.server_port, triton.host))
-        config = Config(
-            triton=f"localhost:{tritons[0].port}", triton_http=f"localhost:{http.server_port}", systems=("embedding",)
-        )
-        yield stack.enter_context(running_gateway(config))
+    with running_gateway(Config(triton=f"localhost:{tritons[0].port}", systems=("embedding",))) as running:
+        yield running
 
 
 def use(gateway: RunningGateway, names: NameServer, *addresses: str) -> None:
@@ -72,53 +65,56 @@ def use(gateway: RunningGateway, names: NameServer, *addresses: str) -> None:
     gateway.wait_until(lambda: names.asked >= asked + 2)
 
 
-def shares(gateway: RunningGateway, tritons: list[TritonStandIn], protocol: str, requests: int = 30) -> list[int]:
+def shares(gateway: RunningGateway, tritons: list[TritonStandIn], requests: int = 30) -> list[int]:
     """Return how many of the requests each server gets."""
     before = [len(triton.received) for triton in tritons]
     for _ in range(requests):
-        assert gateway.post(PATH, BODIES[protocol]).status == 200
+        assert gateway.post(PATH, BODY).status == 200
     return [len(triton.received) - count for triton, count in zip(tritons, before, strict=True)]
 
 
-@pytest.mark.parametrize("protocol", BODIES)
-def test_new_replica_gets_its_share(gateway, tritons, names, protocol):
+def test_new_replica_gets_its_share(gateway, tritons, names):
     use(gateway, names, *HOSTS[:2])
-    gateway.wait_until(lambda: shares(gateway, tritons, protocol) == [15, 15, 0])
+    gateway.wait_until(lambda: shares(gateway, tritons) == [15, 15, 0])
     use(gateway, names, *HOSTS)
-    gateway.wait_until(lambda: shares(gateway, tritons, protocol) == [10, 10, 10])
+    gateway.wait_until(lambda: shares(gateway, tritons) == [10, 10, 10])
 
 
-@pytest.mark.parametrize("protocol", BODIES)
-def test_request_ends_at_the_replica_that_leaves(gateway, tritons, names, protocol):
+def test_request_ends_at_the_replica_that_leaves(gateway, tritons, names):
     use(gateway, names, HOSTS[0])
     model = tritons[0].models["embedding"]
-    gateway.post(PATH, BODIES[protocol])
+    gateway.post(PATH, BODY)
     model.gate.clear()
-    with gateway.sent("POST", PATH, BODIES[protocol]) as response:
+    with gateway.sent("POST", PATH, BODY) as response:
         tritons[0].wait_until(lambda: bool(tritons[0].running))
         use(gateway, names, HOSTS[1])
-        gateway.wait_until(lambda: shares(gateway, tritons, protocol) == [0, 30, 0])
+        gateway.wait_until(lambda: shares(gateway, tritons) == [0, 30, 0])
         model.gate.set()
         assert response().status == 200
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", BODIES)
-def test_replicas_stay_while_the_name_has_no_address(gateway, tritons, names, protocol):
+def test_replicas_stay_while_the_name_has_no_address(gateway, tritons, names):
     use(gateway, names, HOSTS[2])
     use(gateway, names)
-    assert shares(gateway, tritons, protocol) == [0, 0, 30]
+    assert shares(gateway, tritons) == [0, 0, 30]
 
 
-@pytest.mark.parametrize("protocol", BODIES)
-def test_replica_that_refuses_connections_fails_no_request(gateway, tritons, names, protocol):
+def test_replica_that_refuses_connections_fails_no_request(gateway, tritons, names):
     use(gateway, names, "127.0.0.4", HOSTS[1])
-    assert shares(gateway, tritons, protocol) == [0, 30, 0]
+    assert shares(gateway, tritons) == [0, 30, 0]
+
+
+def watch_replicas(host: str) -> None:
+    async def watch() -> None:
+        await Inference(f"{host}:8001", 1).watch_replicas()
+
+    asyncio.run(watch())
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "[::1]"])
 def test_address_is_not_looked_up(names, address):
-    asyncio.run(replicas.Replicas(address, []).watch())
+    watch_replicas(address)
     assert names.asked == 0
 
 
@@ -135,7 +131,7 @@ def test_ipv4_comes_before_ipv6(monkeypatch, unsorted, addresses):
         for address in unsorted
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: answers)
-    assert asyncio.run(replicas.resolved("triton-pods")) == addresses
+    assert asyncio.run(inference.resolved("triton-pods")) == addresses
 
 
 def test_impossible_name_does_not_end_the_watch(monkeypatch):
@@ -147,7 +143,7 @@ def test_impossible_name_does_not_end_the_watch(monkeypatch):
             raise asyncio.CancelledError
         raise UnicodeError("label too long")
 
-    monkeypatch.setattr(replicas, "resolved", resolved)
-    monkeypatch.setattr(replicas, "RESOLVE_S", 0)
+    monkeypatch.setattr(inference, "resolved", resolved)
+    monkeypatch.setattr(inference, "RESOLVE_S", 0)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(replicas.Replicas("a" * 64, []).watch())
+        watch_replicas("a" * 64)

@@ -232,7 +232,7 @@ def drains(objects: list[Object]) -> Iterator[str]:
         if name == "triton":
             *command, argument = hook.get("exec", {}).get("command", ["0"])
             wait = int(argument) if command == ["python3", "/opt/triton-transformers/drain.py"] else 0
-        # Name servers keep an answer for five seconds, and the gateway asks every two (gateway/replicas.py).
+        # Name servers keep an answer for five seconds, and the gateway asks every two (gateway/inference.py).
         if wait < 8:
             yield f"{name} refuses requests before clients have learnt that it leaves"
         if pod.get("terminationGracePeriodSeconds", 30) < wait + seconds:

@@ -1,4 +1,4 @@
-"""One request and its response: id, status, time limits, and the watch for a client that leaves."""
+"""The state of one request and its response: id, status, time limits, and whether its client left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Send
 
 from gateway.api_error import ApiError, ErrorForm, openai_form
 from gateway.routes import OTHER
@@ -17,8 +17,8 @@ from gateway.routes import OTHER
 STREAM_GRACE_S = 5
 
 
-class Exchange:
-    """The state of a request. Routes find it in `request.scope["exchange"]`.
+class RequestState:
+    """The state of a request. Routes find it in `request.scope["request_state"]`.
 
     When the time is over or the client leaves, it cancels the request's task, which ends the task's calls to Triton.
     """
@@ -37,7 +37,6 @@ class Exchange:
         self._send = send
         self._timeout = timeout
         self._task = asyncio.current_task()
-        self._watcher: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + timeout
         self._timer = self._loop.call_at(self._deadline, self._check_deadline)
@@ -61,23 +60,18 @@ class Exchange:
             self.is_complete = True
         await self._send(message)
 
-    def body_is_read(self, receive: Receive) -> None:
-        """Begin the time for the answer, and cancel the task if the client leaves from now on."""
+    def body_is_read(self) -> None:
+        """Begin the time for the answer."""
         self.has_body = True
         self._deadline = self._loop.time() + self._timeout
-        self._watcher = self._loop.create_task(self._watch(receive))
+
+    def client_left(self) -> None:
+        """Cancel the task, unless it reads the body and notices by itself, or the response is complete."""
+        if self.has_body and not self.is_complete:
+            self._cancel("client")
 
     def end(self) -> None:
         self._timer.cancel()
-        if self._watcher:
-            self._watcher.cancel()
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        # The server reports a disconnection after a complete response too.
-        if not self.is_complete:
-            self._cancel("client")
 
     def _check_deadline(self) -> None:
         if self._loop.time() < self._deadline:
