@@ -1,6 +1,6 @@
 """Backend `postprocessor`: the last step of an ensemble, which turns a model's outputs into the task's answer.
 
-The arithmetic is in shared/answers.py.
+The arithmetic is in shared/pipelines.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from shared import answers, serving
+from shared import pipelines, serving
 from shared.backend import BatchBackend
 from shared.parameters import choice_parameter, int_parameter, parameter
 from shared.types import Array, ConfigError, InstanceArgs, ModelConfig, Tensors
@@ -42,25 +42,25 @@ class TritonPythonModel(BatchBackend[Tensors]):
 
 def classification(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     labels = read_labels(folder)
-    activation = choice_parameter(config, "activation", answers.ACTIVATIONS, "softmax")
-    return lambda tensors: answers.classify(tensors["logits"], labels, activation)
+    activation = choice_parameter(config, "activation", pipelines.ACTIVATIONS, "softmax")
+    return lambda tensors: pipelines.classify(tensors["logits"], labels, activation)
 
 
 def ranking(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
-    activation = choice_parameter(config, "activation", answers.ACTIVATIONS, "sigmoid")
-    return lambda tensors: {"score": answers.activate(tensors["logits"], activation)}
+    activation = choice_parameter(config, "activation", pipelines.ACTIVATIONS, "sigmoid")
+    return lambda tensors: {"score": pipelines.activate(tensors["logits"], activation)}
 
 
 def token_classification(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     labels = read_labels(folder)
-    strategy = choice_parameter(config, "aggregation_strategy", answers.STRATEGIES, "simple")
-    inside_words = word_continuations(config, folder) if strategy in answers.WORD_STRATEGIES else None
+    strategy = choice_parameter(config, "aggregation_strategy", pipelines.STRATEGIES, "simple")
+    inside_words = word_continuations(config, folder) if strategy in pipelines.WORD_STRATEGIES else None
 
     def postprocess(tensors: Tensors) -> Tensors:
         columns = (tensors["logits"], tensors["offsets"], tensors["special_tokens_mask"])
         inside = inside_words(tensors) if inside_words else [None] * len(tensors["logits"])
         rows = [
-            answers.entities(logits, offsets, special, labels, strategy, tokens)
+            pipelines.entities(logits, offsets, special, labels, strategy, tokens)
             for logits, offsets, special, tokens in zip(*columns, inside, strict=True)
         ]
         shape = (len(rows), max(map(len, rows), default=0))
@@ -112,7 +112,7 @@ def fill_mask(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]
     count = int_parameter(config, "count", 5)
 
     def postprocess(tensors: Tensors) -> Tensors:
-        tokens, probabilities = answers.most_probable(tensors["mask_logits"], count)
+        tokens, probabilities = pipelines.most_probable(tensors["mask_logits"], count)
         words = [[tokenizer.decode([int(i)], skip_special_tokens=False).encode() for i in row] for row in tokens]
         return {"token": np.array(words, np.object_).reshape(tokens.shape), "score": probabilities}
 
@@ -122,8 +122,8 @@ def fill_mask(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]
 def sparse_embedding(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
     tokenizer = read_tokenizer(folder)
 
-    return lambda tensors: answers.sparse_tensors(
-        [answers.active_dimensions(row) for row in tensors["sparse_embedding"]], tokenizer
+    return lambda tensors: pipelines.sparse_tensors(
+        [pipelines.active_dimensions(row) for row in tensors["sparse_embedding"]], tokenizer
     )
 
 
@@ -134,13 +134,13 @@ def question_answering(config: ModelConfig, folder: Path) -> Callable[[Tensors],
 
     def postprocess(tensors: Tensors) -> Tensors:
         names = ("start_logits", "end_logits", "second_text_mask", "offsets", "word_offsets")
-        windows = [answers.Window(*row) for row in zip(*(tensors[name] for name in names), strict=True)]
+        windows = [pipelines.Window(*row) for row in zip(*(tensors[name] for name in names), strict=True)]
         # The context is in the first of its windows.
         _, first = np.unique(tensors["pair"].ravel(), return_index=True)
         contexts = [tensors["second_text"].ravel()[row].decode() for row in first]
         windows_of = [windows[start:end] for start, end in itertools.pairwise([*first, len(windows)])]
         spans = [
-            answers.best_answer(context, own, max_tokens, align_to_words, first_token_competes)
+            pipelines.best_answer(context, own, max_tokens, align_to_words, first_token_competes)
             for context, own in zip(contexts, windows_of, strict=True)
         ]
         texts = [[context[span.start : span.end].encode()] for context, span in zip(contexts, spans, strict=True)]

@@ -17,7 +17,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Encoding, Tokenizer
 
-from shared import answers
+from shared import pipelines
 from shared.long_texts import encode
 from shared.parameters import version_file
 from shared.token_ids import TokenIds
@@ -161,7 +161,7 @@ class MultiVectorAnswers(Answers):
         if WEIGHTS in outputs:
             ids = tokens["input_ids"]
             sparse = [self.weights(*row) for row in zip(ids, outputs[WEIGHTS], tokens[PRESENT], strict=True)]
-            result |= answers.sparse_tensors(sparse[:count], self.tokenizer)
+            result |= pipelines.sparse_tensors(sparse[:count], self.tokenizer)
         return result
 
     def scores(self, vectors: list[Array], queries: Array) -> Array:

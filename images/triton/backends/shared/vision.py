@@ -12,10 +12,10 @@ import triton_python_backend_utils as pb_utils
 from safetensors import safe_open
 
 from shared import images, pretrained, serving
-from shared.answers import ACTIVATIONS, classify
 from shared.backend import BatchBackend
 from shared.lean_transformers import transformers
 from shared.parameters import choice_parameter, parameter, weights_folder
+from shared.pipelines import ACTIVATIONS, classify
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 # Parameter `task` -> the class of transformers that loads the weights, unless the parameter `model_class` names one.
