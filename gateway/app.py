@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -18,13 +19,13 @@ from starlette.routing import Route
 
 from gateway import cohere_api, front_page, tei_api, vllm_api
 from gateway.admission import METRICS_PATH, Admission
-from gateway.api_error import ErrorForm, cohere_form, openai_form, tei_form
+from gateway.api_error import ErrorForm, cohere_form, not_found, openai_form, tei_form
+from gateway.bodies import json_response
 from gateway.completions import chat, completions
 from gateway.config import Config
 from gateway.context import Gateway, gateway_of
 from gateway.counters import Counters
 from gateway.inference import Inference
-from gateway.model_list import list_models, show_model
 from gateway.monitoring import Monitoring
 from gateway.routes import ApiRoute, Endpoint, Routes
 from gateway.served_systems import Served
@@ -41,6 +42,31 @@ async def metrics(request: Request) -> Response:
     """Return what GATEWAY_METRICS_PORT serves, in the format that the client asks for."""
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(gateway_of(request).counters.registry), media_type=media_type)
+
+
+async def list_models(request: Request) -> Response:
+    return json_response({"object": "list", "data": await _models(gateway_of(request))})
+
+
+async def show_model(request: Request) -> Response:
+    name = request.path_params["model"]
+    gateway = gateway_of(request)
+    for model in await _models(gateway):
+        if model["id"] == name:
+            return json_response(model)
+    await gateway.served.find(name)  # raises ApiError 503 for a system that is not loaded now
+    raise not_found(name)
+
+
+async def _models(gateway: Gateway) -> list[dict[str, Any]]:
+    """Return the systems that have a route of OpenAI's API, as that API lists models."""
+    # OpenAI's clients require a time of creation, which Triton does not know.
+    created = int(gateway.started)
+    return [
+        {"id": system.name, "object": "model", "created": created, "owned_by": "triton-transformers"}
+        for system in await gateway.served.systems()
+        if system.kind != "other"
+    ]
 
 
 def api(

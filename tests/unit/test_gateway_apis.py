@@ -29,6 +29,7 @@ from tests.support.triton_stand_in import (
 )
 
 KEY = "a-key"
+ONE_OF_EACH_KIND = ("embedding", "reranker", "classifier", "sparse", "per_token", "counter")
 DOCUMENTS = ["nothing", "a red house", "red"]
 SCORES = [0.0, 1.0, 0.5]
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -93,7 +94,13 @@ def gateway_before(triton: TritonStandIn, *systems: str, **fields: Any) -> Any:
 @pytest.fixture(scope="module")
 def gateway(triton: TritonStandIn) -> Iterator[RunningGateway]:
     """Run a gateway before one system of each kind, so that requests need not name one."""
-    with gateway_before(triton, "embedding", "reranker", "classifier", "sparse", "per_token", "counter") as running:
+    with gateway_before(triton, *ONE_OF_EACH_KIND) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def locked(triton: TritonStandIn) -> Iterator[RunningGateway]:
+    with gateway_before(triton, *ONE_OF_EACH_KIND, keys=(hashlib.sha256(KEY.encode()).digest(),)) as running:
         yield running
 
 
@@ -157,15 +164,11 @@ def test_every_path_has_the_same_limits(gateway: RunningGateway, triton: TritonS
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_path_needs_a_key_and_refuses_a_crowd(triton: TritonStandIn, path: str) -> None:
-    with gateway_before(
-        triton, "embedding", "reranker", "classifier", "sparse", "per_token", "counter",
-        keys=(hashlib.sha256(KEY.encode()).digest(),),
-    ) as gateway:  # fmt: skip
-        reply = gateway.post(address(path), body_of(path))
-        assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
-        assert message(reply).startswith("Incorrect or missing API key")
-        assert gateway.post(address(path), body_of(path), authorization=f"Bearer {KEY}").status == 200
+def test_every_path_needs_a_key(locked: RunningGateway, path: str) -> None:
+    reply = locked.post(address(path), body_of(path))
+    assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+    assert message(reply).startswith("Incorrect or missing API key")
+    assert locked.post(address(path), body_of(path), authorization=f"Bearer {KEY}").status == 200
 
 
 def test_errors_have_the_form_of_the_api(gateway: RunningGateway) -> None:

@@ -38,7 +38,7 @@ def leave(gateway: RunningGateway, triton: TritonStandIn, path: str, body: dict[
         triton.wait_until(lambda: triton.running == [model])
 
 
-def test_request_goes_on_and_keeps_its_place(triton: TritonStandIn) -> None:
+def test_request_goes_on_and_keeps_its_slot(triton: TritonStandIn) -> None:
     with gateway_over(triton) as gateway:
         leave(gateway, triton, "/v1/embeddings", TEXTS, "embedding")
         left = "gateway_requests_total", {"route": "/v1/embeddings", "code": "499"}
@@ -118,7 +118,7 @@ def test_model_is_asked_while_triton_does_not_report_its_version(triton: TritonS
         gateway.wait_until(lambda: gateway.app.counters.running == 0)
 
 
-def test_texts_of_one_request_keep_one_place(triton: TritonStandIn) -> None:
+def test_texts_of_one_request_keep_one_slot(triton: TritonStandIn) -> None:
     triton.models["counter_stream"].gate.clear()
     with gateway_over(triton) as gateway:
         body = {"model": "counter", "prompt": ["a", "b", "c"], "stream": True}
@@ -131,7 +131,7 @@ def test_texts_of_one_request_keep_one_place(triton: TritonStandIn) -> None:
     assert triton.cancelled == []
 
 
-def test_request_that_triton_does_not_answer_in_time_gives_up_its_place(triton: TritonStandIn) -> None:
+def test_request_that_triton_does_not_answer_in_time_gives_up_its_slot(triton: TritonStandIn) -> None:
     with gateway_over(triton, timeout=0.5) as gateway:
         gateway.get("/v1/models")  # connects and reads the configurations, for which 0.5 s may be too short
         leave(gateway, triton, "/v1/embeddings", TEXTS, "embedding")

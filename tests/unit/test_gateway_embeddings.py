@@ -87,14 +87,15 @@ def test_base64_holds_the_bytes_of_the_vector(gateway: RunningGateway) -> None:
     assert np.frombuffer(base64.b64decode(encoded), "<f4") == pytest.approx(vector("a"))
 
 
-@pytest.mark.parametrize("count", [1, MAX_BATCH, MAX_BATCH + 1, 10])
+@pytest.mark.parametrize("count", [1, MAX_BATCH, MAX_BATCH + 1, 40])  # the last are more parts than Triton gets at once
 def test_texts_are_split_into_batches_and_keep_their_order(
     gateway: RunningGateway, triton: TritonStandIn, count: int
 ) -> None:
-    answer = embed(gateway, TEXTS[:count])
+    texts = (TEXTS * 4)[:count]
+    answer = embed(gateway, texts)
     assert [item["index"] for item in answer["data"]] == list(range(count))
-    assert np.array(vectors(answer)) == pytest.approx(np.array([vector(text) for text in TEXTS[:count]]))
-    assert answer["usage"]["prompt_tokens"] == sum(len(text.split()) + 2 for text in TEXTS[:count])
+    assert np.array(vectors(answer)) == pytest.approx(np.array([vector(text) for text in texts]))
+    assert answer["usage"]["prompt_tokens"] == sum(len(text.split()) + 2 for text in texts)
     sizes = sorted(received.inputs["input_text"].shape[0] for received in triton.received)
     assert sum(sizes) == count and len(sizes) == -(-count // MAX_BATCH)
 
@@ -105,11 +106,6 @@ def test_parts_are_sent_side_by_side(gateway: RunningGateway, triton: TritonStan
         triton.wait_until(lambda: len(triton.running) == 3)
         triton.models["embedding"].gate.set()
         assert response().status == 200
-
-
-def test_more_parts_than_triton_gets_at_once_keep_their_order(gateway: RunningGateway) -> None:
-    texts = TEXTS * 4
-    assert np.array(vectors(embed(gateway, texts))) == pytest.approx(np.array([vector(text) for text in texts]))
 
 
 def test_client_that_leaves_costs_the_parts_that_triton_has(gateway: RunningGateway, triton: TritonStandIn) -> None:
@@ -187,11 +183,6 @@ def test_usage_is_null_if_the_model_does_not_count_tokens(gateway: RunningGatewa
     assert embed(gateway, "a", model="uncounted")["usage"] is None
 
 
-def test_prompt_name_reaches_every_row(gateway: RunningGateway, triton: TritonStandIn) -> None:
-    embed(gateway, ["a", "b"], model="prompted", prompt_name="query")
-    assert triton.received[0].inputs["prompt_name"].texts() == ["query", "query"]
-
-
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
@@ -206,8 +197,8 @@ def test_prompt_name_reaches_every_row(gateway: RunningGateway, triton: TritonSt
 def test_purpose_of_the_texts_chooses_a_prompt(
     gateway: RunningGateway, triton: TritonStandIn, fields: dict[str, str], names: str
 ) -> None:
-    embed(gateway, ["a"], model="prompted", **fields)
-    assert triton.received[0].inputs["prompt_name"].texts() == [names]
+    embed(gateway, ["a", "b"], model="prompted", **fields)
+    assert triton.received[0].inputs["prompt_name"].texts() == [names] * 2
     embed(gateway, ["a"], **{name: value for name, value in fields.items() if name != "prompt_name"})
     assert "prompt_name" not in triton.received[1].inputs
 

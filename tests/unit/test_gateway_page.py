@@ -487,14 +487,6 @@ def test_try_refuses_wrong_requests(
     assert message in reply.error["message"]
 
 
-@pytest.mark.parametrize(
-    ("body", "param"), [(b"{", None), (b"[]", None), ({}, "inputs"), ({"inputs": {"input_text": 1}}, "inputs[...]")]
-)
-def test_try_refuses_wrong_bodies(gateway: RunningGateway, body: object, param: str | None) -> None:
-    reply = gateway.post("/try/names", body)
-    assert (reply.status, reply.error["param"]) == (400, param)
-
-
 def test_try_has_the_limits_of_the_api(config: Config) -> None:
     with running_gateway(replace(config, limits=Limits(body=1000))) as running:
         assert attempt(running, "names", input_text="x" * 2000).status == 413
