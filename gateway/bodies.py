@@ -6,6 +6,7 @@ for "as usual") and those that change nothing in the answer are ignored; any oth
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -73,14 +74,20 @@ def json_response(answer: Any) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-async def read(request: Request, decoder: msgspec.json.Decoder[Body]) -> Body:
-    """Return the body as the decoder's Struct. Raise ApiError 400 with the name of the field that is wrong."""
+@functools.cache
+def _decoder(struct: type[Body]) -> msgspec.json.Decoder[Body]:
+    return msgspec.json.Decoder(struct)
+
+
+async def read(request: Request, struct: type[Body]) -> Body:
+    """Return the body as this Struct. Raise ApiError 400 with the name of the field that is wrong."""
     body = await request.body()
     try:
         # The Struct forbids unknown fields, so that this quick way is right if it succeeds.
-        return decoder.decode(body)
+        decoded: Body = _decoder(struct).decode(body)
+        return decoded
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return _convert(_parse(body), decoder.type)
+        return _convert(_parse(body), struct)
 
 
 def _parse(body: bytes) -> dict[str, Any]:

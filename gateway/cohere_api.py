@@ -67,13 +67,9 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     top_n: PositiveInt | None = None
 
 
-EMBED = msgspec.json.Decoder(EmbedBody)
-RERANK = msgspec.json.Decoder(RerankBody)
-
-
 async def embed_v1(request: Request) -> Response:
     """Return lists of numbers, unless the request names types."""
-    body = await bodies.read(request, EMBED)
+    body = await bodies.read(request, EmbedBody)
     answer = await embedded(request, body)
     if body.embedding_types is None:
         answer |= {"embeddings": answer["embeddings"]["float"], "response_type": "embeddings_floats"}
@@ -81,7 +77,7 @@ async def embed_v1(request: Request) -> Response:
 
 
 async def embed_v2(request: Request) -> Response:
-    return json_response(await embedded(request, await bodies.read(request, EMBED)))
+    return json_response(await embedded(request, await bodies.read(request, EmbedBody)))
 
 
 async def embedded(request: Request, body: EmbedBody) -> dict[str, Any]:
@@ -112,7 +108,7 @@ async def encoded(vectors: encoders.Vectors, name: EmbeddingType) -> list[Any]:
 
 async def rerank(request: Request) -> Response:
     gateway = gateway_of(request)
-    body = await bodies.read(request, RERANK)
+    body = await bodies.read(request, RerankBody)
     system = await gateway.served.find(body.model, "rerank")
     scores = await encoders.rank(gateway, system, body.query, body.documents, "documents")
     results = [{"index": index, "relevance_score": scores.values[index]} for index in scores.order[: body.top_n]]

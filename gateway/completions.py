@@ -93,11 +93,8 @@ class CompletionsFormat(AnswerFormat):
         return TextChoice("", index, finish_reason)
 
 
-COMPLETIONS = msgspec.json.Decoder(CompletionsBody)
-
-
 async def completions(request: Request) -> Response:
-    body = await bodies.read(request, COMPLETIONS)
+    body = await bodies.read(request, CompletionsBody)
     prompts = as_rows(body.prompt, "prompt")
     check_count(gateway_of(request), len(prompts), "prompt")
     answer = CompletionsFormat(body.model, body.includes_usage)
@@ -169,11 +166,8 @@ class ChatFormat(AnswerFormat):
         return DeltaChoice(index, Delta(), finish_reason)
 
 
-CHAT = msgspec.json.Decoder(ChatBody)
-
-
 async def chat(request: Request) -> Response:
-    body = await bodies.read(request, CHAT)
+    body = await bodies.read(request, ChatBody)
     messages = conversation(body.messages)
     if body.max_completion_tokens is not None:
         body.max_tokens = body.max_completion_tokens

@@ -71,11 +71,6 @@ class Beginning(msgspec.Struct):
 
 
 Inputs = TypeVar("Inputs", bound=PromptedBody)
-EMBED = msgspec.json.Decoder(EmbedBody)
-PROMPTED = msgspec.json.Decoder(PromptedBody)
-PREDICT = msgspec.json.Decoder(PredictBody)
-SIMILARITY = msgspec.json.Decoder(SimilarityBody)
-RERANK = msgspec.json.Decoder(RerankBody)
 BEGINNING = msgspec.json.Decoder(Beginning)
 
 
@@ -87,30 +82,28 @@ async def system_for(request: Request, path: str, *abilities: str) -> System:
     return await served.only(path, *abilities)
 
 
-async def read(
-    request: Request, decoder: msgspec.json.Decoder[Inputs], path: str, ability: str
-) -> tuple[Inputs, System, list[Row]]:
+async def read(request: Request, struct: type[Inputs], path: str, ability: str) -> tuple[Inputs, System, list[Row]]:
     """Return the body, the system with the ability that answers it, and the rows of its inputs."""
-    body = await bodies.read(request, decoder)
+    body = await bodies.read(request, struct)
     system = await system_for(request, path, ability)
     return body, system, read_rows(gateway_of(request), system, body.inputs, "inputs")
 
 
 async def embed(request: Request) -> Response:
-    body, system, rows = await read(request, EMBED, "/embed", "embedding")
+    body, system, rows = await read(request, EmbedBody, "/embed", "embedding")
     vectors, _ = await encoders.embed(gateway_of(request), system, rows, body.prompt_name, body.dimensions)
     return json_response(await encoders.as_lists(encoders.normalized(vectors) if body.normalize else vectors))
 
 
 async def embed_all(request: Request) -> Response:
     """Return a vector for each token."""
-    body, system, rows = await read(request, PROMPTED, "/embed_all", "multi")
+    body, system, rows = await read(request, PromptedBody, "/embed_all", "multi")
     vectors, _ = await encoders.token_vectors(gateway_of(request), system, rows, body.prompt_name)
     return json_response(await encoders.as_lists(vectors))
 
 
 async def embed_sparse(request: Request) -> Response:
-    body, system, rows = await read(request, PROMPTED, "/embed_sparse", "sparse")
+    body, system, rows = await read(request, PromptedBody, "/embed_sparse", "sparse")
     vectors, _ = await encoders.sparse(gateway_of(request), system, rows, body.prompt_name)
     return json_response(
         [[{"index": index, "value": value} for index, value in zip(*vector, strict=True)] for vector in vectors]
@@ -119,7 +112,7 @@ async def embed_sparse(request: Request) -> Response:
 
 async def predict(request: Request) -> Response:
     """Return all labels of each text, the most probable first."""
-    body = await bodies.read(request, PREDICT)
+    body = await bodies.read(request, PredictBody)
     system = await system_for(request, "/predict", "classify")
     if not (names := system.labels):
         message = f"The model '{system.name}' does not name its labels: assemble it again with `make models`."
@@ -149,7 +142,7 @@ def sequences(inputs: Any) -> tuple[list[tuple[str, str]], bool]:
 
 async def similarity(request: Request) -> Response:
     """Return the cosine of the first sentence with each of the others."""
-    body = await bodies.read(request, SIMILARITY)
+    body = await bodies.read(request, SimilarityBody)
     system = await system_for(request, "/similarity", "embedding")
     gateway = gateway_of(request)
     check_rows(gateway, [body.inputs.source_sentence], "inputs.source_sentence", is_list=False)
@@ -162,7 +155,7 @@ async def similarity(request: Request) -> Response:
 
 async def rerank(request: Request) -> Response:
     request.scope["request_state"].error_form = tei_form
-    body = await bodies.read(request, RERANK)
+    body = await bodies.read(request, RerankBody)
     system = await system_for(request, "/rerank", "rerank")
     scores = await encoders.rank(gateway_of(request), system, body.query, body.texts, "texts")
     return json_response(

@@ -33,12 +33,9 @@ class TryBody(msgspec.Struct, forbid_unknown_fields=True):
     inputs: dict[str, str]
 
 
-DECODER = msgspec.json.Decoder(TryBody)
-
-
 async def try_it(request: Request) -> Response:
     gateway = gateway_of(request)
-    body = await bodies.read(request, DECODER)
+    body = await bodies.read(request, TryBody)
     system = await gateway.served.find(request.path_params["system"], param="system")
     tensors = input_tensors(system, body.inputs)
     names = [tensor.name for tensor in system.config.output if tensor.name != TOKENIZED]

@@ -94,20 +94,13 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[TokenId]
 
 
-EMBEDDINGS = msgspec.json.Decoder(EmbeddingsBody)
-RERANK = msgspec.json.Decoder(RerankBody)
-CLASSIFY = msgspec.json.Decoder(ClassifyBody)
-SCORE = msgspec.json.Decoder(ScoreBody)
-POOLING = msgspec.json.Decoder(PoolingBody)
-TOKENIZE = msgspec.json.Decoder(TokenizeBody)
-DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 ABILITIES = {"dense": "embedding", "sparse": "sparse", "multi": "multi"}
 
 
 async def embeddings(request: Request) -> Response:
     """Return the vectors of texts: one for each, a sparse one, or one for each token."""
     gateway = gateway_of(request)
-    body = await bodies.read(request, EMBEDDINGS)
+    body = await bodies.read(request, EmbeddingsBody)
     system = await gateway.served.find(body.model, *ABILITIES.values())
     check_type(system, body)
     rows = read_rows(gateway, system, *embedded_field(body), only_images=body.modality == "image")
@@ -201,7 +194,7 @@ def item(kind: str, field: str, index: int, value: Any) -> msgspec.Raw:
 async def pooling(request: Request) -> Response:
     """Return for each text its vector, a vector for each token, or the probabilities of the model's labels."""
     gateway = gateway_of(request)
-    body = await bodies.read(request, POOLING)
+    body = await bodies.read(request, PoolingBody)
     system = await gateway.served.find(body.model, "embedding", "multi", "classify")
     rows = read_rows(gateway, system, body.input, "input")
     vectors: encoders.ManyVectors
@@ -230,7 +223,7 @@ async def rerank(request: Request) -> Response:
     if await tei_api.is_rerank(request):
         return await tei_api.rerank(request)
     gateway = gateway_of(request)
-    body = await bodies.read(request, RERANK)
+    body = await bodies.read(request, RerankBody)
     system = await gateway.served.find(body.model, "rerank")
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     scores = await encoders.rank(gateway, system, body.query, texts, "documents", body.instruction)
@@ -246,7 +239,7 @@ async def rerank(request: Request) -> Response:
 async def score(request: Request) -> Response:
     """Return the score of each pair: one text with each of the others, or two lists element by element."""
     gateway = gateway_of(request)
-    body = await bodies.read(request, SCORE)
+    body = await bodies.read(request, ScoreBody)
     system = await gateway.served.find(body.model, "rerank", "embedding")
     firsts, seconds = paired(gateway, body)
     if "rerank" in system.abilities:
@@ -282,7 +275,7 @@ async def cosines(
 async def classify(request: Request) -> Response:
     """Return the best label of each text, and the probabilities of all labels in the model's order."""
     gateway = gateway_of(request)
-    body = await bodies.read(request, CLASSIFY)
+    body = await bodies.read(request, ClassifyBody)
     system = await gateway.served.find(body.model, "classify")
     rows = [body.input] if isinstance(body.input, str) else body.input
     pairs = [(row, "") if isinstance(row, str) else row for row in rows]
@@ -298,7 +291,7 @@ async def classify(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """Return the token ids of a text of any length, or of a chat."""
     gateway = gateway_of(request)
-    body = await bodies.read(request, TOKENIZE)
+    body = await bodies.read(request, TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Send either 'prompt' or 'messages'.", "prompt", "missing_required_parameter")
     system = await gateway.served.find(body.model, "tokens" if body.messages is None else "chat")
@@ -315,7 +308,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids."""
     gateway = gateway_of(request)
-    body = await bodies.read(request, DETOKENIZE)
+    body = await bodies.read(request, DetokenizeBody)
     system = await gateway.served.find(body.model, "tokens")
     if not body.tokens:
         return json_response({"prompt": ""})

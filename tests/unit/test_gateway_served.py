@@ -97,10 +97,6 @@ def test_other_model_is_not_found(gateway: RunningGateway, name: str) -> None:
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
 
 
-def test_model_that_is_not_a_system_is_not_found(gateway: RunningGateway) -> None:
-    assert gateway.post("/v1/embeddings", BODY | {"model": "encoder"}).status == 404
-
-
 @pytest.mark.parametrize(
     ("model", "endpoint"), [("reranker", "/v1/rerank"), ("mistral7b", "/v1/completions"), ("vision", "/try/vision")]
 )
