@@ -18,7 +18,7 @@ from gateway.config import Config
 from gateway.inference import CANCEL, Inference, retrieve_error
 from gateway.routes import Routes
 from triton_transformers import kinds
-from triton_transformers.system_names import listed_names
+from triton_transformers.kinds import listed_names
 
 CACHED_S = 2.0
 # The same for a system that is not loaded: requests wait for it after a restart of Triton.

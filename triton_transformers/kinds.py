@@ -1,9 +1,13 @@
-"""Find the abilities of a system from its tensors. The gateway's routes depend on them."""
+"""Systems: their names, and the abilities that follow from their tensors. The gateway's routes depend on these."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+# Names become folders, arguments on command lines, and parts of URLs.
+NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
 # The names of an output that is the vector of a text.
 EMBEDDINGS = ("output__0", "sentence_embedding")
 # The names of an output with a vector for each token.
@@ -58,3 +62,15 @@ def embedding(outputs: Shapes) -> str:
 def token_vectors(outputs: Shapes) -> str:
     """Return the name of the output that has a vector for each token of a text, or nothing."""
     return next((name for name in TOKEN_VECTORS if len(outputs.get(name, ())) == 2), "")
+
+
+def listed_names(path: Path) -> list[str] | None:
+    """Return the names that a file lists; None if there is no such file, or if it has anything but names.
+
+    A crash of the machine or a full disk may leave any bytes in it.
+    """
+    try:
+        names = path.read_text(encoding="utf-8").split()
+    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
+        return None
+    return names if all(map(NAME.fullmatch, names)) else None

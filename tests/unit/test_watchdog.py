@@ -12,8 +12,8 @@ import urllib.error
 import pytest
 from watchdog import crashed_processes, endless_loads, memory_regions, missing_systems, tritonserver
 
+from triton_transformers.kinds import listed_names
 from triton_transformers.settings import ROOT
-from triton_transformers.system_names import listed_names
 
 
 class StandIn:

@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from triton_transformers.kinds import NAME
 from triton_transformers.model_config import CONFIGS, tuned_configs, with_steps
 from triton_transformers.models.catalogue import find_system
 from triton_transformers.models.hub import DOWNLOADS
 from triton_transformers.models.record import IGNORE, Record, find_record, read_record, read_records
 from triton_transformers.models.record import NAME as RECORD
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.system_names import NAME
 
 
 def removable(name: str, repository: Path) -> Record:

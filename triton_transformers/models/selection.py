@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from triton_transformers.cli import out
+from triton_transformers.kinds import NAME
 from triton_transformers.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
 from triton_transformers.models.record import DEFAULT, Record, find_record, read_record, read_records
 from triton_transformers.models.sources import Folder, Hub, Source, identity, source_of
 from triton_transformers.models.unsupported import check_task_name
 from triton_transformers.neuron.target import Target
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.system_names import NAME
 
 # The recipe `gpt2` makes models with published names, so it serves gpt2_ensemble only.
 TASKS = tuple(task for task in RECIPES if task != "gpt2")

@@ -20,7 +20,7 @@ CHANGE_POLL_S = 2.0
 
 
 def listed_systems(path: Path) -> list[str] | None:
-    """Return the systems that a file lists; None if it is missing or damaged, as system_names.py does."""
+    """Return the systems that a file lists; None if it is missing or damaged, as kinds.py does."""
     try:
         names = path.read_text(encoding="utf-8").split()
     except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
