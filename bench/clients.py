@@ -22,10 +22,11 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from gateway.http_server import raise_file_limit
-from loadtest.examples import HttpRequest, Tensor, http_request
+from loadtest.examples import HttpRequest, http_request
 from triton_transformers.corpus import MIXED
 from triton_transformers.load import JSON, RIGHT, Connection, Load, WrongError, post
 from triton_transformers.settings import ROOT, UserError
+from triton_transformers.tensors import Tensor
 
 CONNECTING_AT_ONCE = 100
 DIMENSIONS = 384

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from gateway.inference import Inference, Tensor
+from gateway.inference import Inference
 from triton_transformers.load import (
     JSON,
     RIGHT,
@@ -28,6 +28,7 @@ from triton_transformers.load import (
     outcome,
     post,
 )
+from triton_transformers.tensors import Tensor
 
 GATEWAY, HTTP, GRPC = "gateway", "Triton's HTTP", "Triton's gRPC"
 RATE = 8  # requests per second on each route

@@ -15,9 +15,9 @@ from gateway.api_error import ApiError
 from gateway.bodies import PositiveInt, json_response
 from gateway.context import Gateway, gateway_of
 from gateway.image_parts import Part
-from gateway.inference import Row
 from gateway.rows import Answers, read_rows
 from gateway.served_systems import System
+from triton_transformers.tensors import Row
 
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]

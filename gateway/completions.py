@@ -19,9 +19,10 @@ from gateway.answer_format import AnswerFormat, EventStream, Piece, events
 from gateway.api_error import ApiError, from_triton
 from gateway.bodies import PositiveInt, json_response
 from gateway.context import Gateway, gateway_of
-from gateway.inference import Inference, Outputs, Row, Tensor
+from gateway.inference import Inference, Outputs
 from gateway.rows import Input, as_rows, check_count, check_ids
 from gateway.served_systems import Served, System
+from triton_transformers.tensors import Row, Tensor
 
 # Option of a model -> its type, and the value that a model without the option has: it takes the most probable token.
 OPTIONS: dict[str, tuple[str, float | None]] = {

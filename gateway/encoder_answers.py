@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from gateway.api_error import ApiError, from_triton, not_ready
 from gateway.context import Gateway
-from gateway.inference import Row, Tensor
 from gateway.rows import IMAGE, Answers, Columns, check_rows, infer_rows, together
 from gateway.served_systems import System
 from triton_transformers.kinds import SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
+from triton_transformers.tensors import Row, Tensor
 
 Vectors = npt.NDArray[Any]  # [rows, dimensions]
 ManyVectors = Vectors | Sequence[Vectors]

@@ -16,9 +16,10 @@ from msgspec import Meta
 from gateway.api_error import ApiError, from_triton
 from gateway.context import PARTS_AT_ONCE, Gateway
 from gateway.image_parts import Part, is_image, read_image
-from gateway.inference import Outputs, Row, Tensor
+from gateway.inference import Outputs
 from gateway.served_systems import System
 from triton_transformers.kinds import TOKEN_COUNT, TOKENIZED
+from triton_transformers.tensors import Row, Tensor
 
 Result = TypeVar("Result")
 Columns = Mapping[str, Sequence[Row]]  # input -> its rows

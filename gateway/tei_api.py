@@ -16,9 +16,9 @@ from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError, tei_form
 from gateway.bodies import PositiveInt, json_response
 from gateway.context import gateway_of
-from gateway.inference import Row
 from gateway.rows import Input, check_rows, read_rows
 from gateway.served_systems import System
+from triton_transformers.tensors import Row
 
 
 class PromptedBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -17,11 +17,12 @@ from gateway import bodies
 from gateway.api_error import ApiError, shown
 from gateway.bodies import json_response
 from gateway.context import gateway_of
-from gateway.inference import CANCEL, DTYPES, Tensor
+from gateway.inference import CANCEL
 from gateway.page_boxes import text_inputs
 from gateway.served_systems import System
 from triton_transformers.kinds import TOKENIZED
 from triton_transformers.model_config import DATA_TYPES
+from triton_transformers.tensors import DTYPES, Tensor
 
 ELEMENTS = 256  # of an output, at most
 CHARACTERS = 4096  # of a text, at most

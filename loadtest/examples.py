@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +19,12 @@ from loadtest.generating import generates
 from loadtest.switching import composing
 from triton_transformers.kinds import embedding, kind
 from triton_transformers.settings import Settings, UserError
+from triton_transformers.tensors import Tensor
 from triton_transformers.triton import Config, Triton
 
 # The length of the first of two texts. No tokenizer makes more tokens than bytes, and a model of 128 tokens cuts long
 # contexts into windows only if the question takes less than half of them.
 QUESTION_BYTES = 48
-
-
-class Tensor(NamedTuple):
-    """One input of a request; `data` is in Triton's binary format."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: bytes
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from locust.env import Environment
 from tritonclient.grpc import service_pb2_grpc
 
 from loadtest.arrivals import GIVEN_UP, PATIENCE_S, POISSON, Arrivals
-from loadtest.examples import ROUTES, Examples, HttpRequest, Tensor, gateway_request, grpc_request, http_request
+from loadtest.examples import ROUTES, Examples, HttpRequest, gateway_request, grpc_request, http_request
 from loadtest.workload import Workload
 from triton_transformers.settings import Settings, UserError
+from triton_transformers.tensors import Tensor
 
 # How long to wait for a response. One at a time, a text waits until those of all other users are generated.
 TIMEOUT_S, GENERATING_TIMEOUT_S = 60.0, 600.0

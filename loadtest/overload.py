@@ -27,7 +27,7 @@ from rich.table import Table
 from loadtest import report
 from loadtest.arrivals import GIVEN_UP, Sample, arrived_within
 from loadtest.compare import Comparison, progress_bar
-from loadtest.examples import ROUTES, Tensor
+from loadtest.examples import ROUTES
 from loadtest.locust_users import LIGHT, GatewayUser, Job
 from loadtest.machine import OtherPrograms, busy, is_busy
 from loadtest.statistics import CLIENT_LIMIT, Results
@@ -39,6 +39,7 @@ from triton_transformers.figures import PALETTES, Chart, Palette, images, write_
 from triton_transformers.files import complete_folder, write_atomically, write_json
 from triton_transformers.pages import page
 from triton_transformers.settings import Settings, UserError
+from triton_transformers.tensors import Tensor
 
 LATEST = "latest-overload"
 WINDOW_S = 20.0

@@ -9,10 +9,11 @@ from typing import Any
 
 from tritonclient.http import InferResult
 
-from loadtest.examples import Tensor, http_request
+from loadtest.examples import http_request
 from triton_transformers.answers import difference, smallest_cosine
 from triton_transformers.http import opener
 from triton_transformers.settings import UserError
+from triton_transformers.tensors import Tensor
 
 REQUESTS = 12
 TIMEOUT_S = 120

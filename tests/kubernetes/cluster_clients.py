@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.inference import Inference, Tensor
+from gateway.inference import Inference
 from triton_transformers.load import (
     FAILED,
     JSON,
@@ -31,6 +31,7 @@ from triton_transformers.load import (
     outcome,
     post,
 )
+from triton_transformers.tensors import Tensor
 
 CLIENTS = int(os.environ.get("CLIENTS", 16))  # over each protocol
 PAUSE_S = float(os.environ.get("PAUSE_S", 0.2))

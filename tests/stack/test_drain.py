@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.inference import Tensor, request_message
+from gateway.inference import request_message
 from tests.support.stacks import TestStack
+from triton_transformers.tensors import Tensor
 
 CLIENTS = 4  # on each route
 ROUTES = ("gateway", "http", "grpc")

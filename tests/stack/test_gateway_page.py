@@ -22,7 +22,6 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from gateway.config import Config, Limits
-from gateway.inference import Tensor
 from tests.support import page_systems
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
@@ -30,6 +29,7 @@ from tests.support.stacks import TestStack
 from tests.support.triton_stand_in import TritonStandIn
 from triton_transformers.http import opener
 from triton_transformers.settings import Settings
+from triton_transformers.tensors import Tensor
 
 WAIT_S = 120
 KEY = "a-key-of-the-tests"

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from gateway.inference import DTYPES
+from triton_transformers.tensors import DTYPES
 
 KEY = "a-key-for-the-fuzzer"
 SHOWN = 600  # bytes of a request in a report

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gateway import front_page, monitoring
-from gateway.inference import Tensor
 from tests.support.triton_stand_in import (
     COUNTED,
     GENERATION_INPUTS,
@@ -25,6 +24,7 @@ from tests.support.triton_stand_in import (
     reranker,
     text_image,
 )
+from triton_transformers.tensors import Tensor
 
 HOSTILE = '<img src=x onerror="document.title=1">'
 PIECES = [*COUNTED, f" {HOSTILE}"]

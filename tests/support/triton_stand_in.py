@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from gateway.inference import TOKEN_IDS, Tensor
+from triton_transformers.tensors import TOKEN_IDS, Tensor
 
 WAIT_S = 40  # less than GATEWAY_TIMEOUT, which would end a request too
 # An input or output: its type and dimensions, as in config.pbtxt.

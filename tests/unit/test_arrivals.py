@@ -25,7 +25,6 @@ from tritonclient.grpc import service_pb2
 
 from loadtest import locust_users
 from loadtest.arrivals import CONSTANT, GIVEN_UP, POISSON, Arrivals, Sample, arrived_within, is_overloaded, unanswered
-from loadtest.examples import Tensor
 from loadtest.locust_users import Job
 from loadtest.machine import OtherPrograms
 from loadtest.telemetry import Metrics
@@ -33,6 +32,7 @@ from loadtest.users import LocalUsers
 from loadtest.windows import Experiment, Plan, Window
 from loadtest.worker_users import WorkerUsers
 from triton_transformers.settings import MODES, ROOT
+from triton_transformers.tensors import Tensor
 
 JOB = Job("http", "", "m", [[Tensor("input_text", "BYTES", [1, 1], b"")]], (0.0, 0.0), 1, rate=200, arrivals=CONSTANT)
 

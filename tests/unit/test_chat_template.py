@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import transformers
 
-from gateway.inference import Tensor
 from shared import chat_template
 from shared.chat_template import ChatTemplate
 from shared.decoding import Decoder
@@ -21,6 +20,7 @@ from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, InferenceResponse, instance_args, parameters
 from triton_transformers.models.catalogue import Job
 from triton_transformers.models.exporters.generation import assemble
+from triton_transformers.tensors import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gateway.inference import Tensor
 from shared.packing import RunCost
 from shared.types import ConfigError
 from tests.support.python_backend import InferenceRequest, instance_args, parameters
+from triton_transformers.tensors import Tensor
 
 TEXT = {"name": "input_text", "data_type": "TYPE_STRING", "dims": [1]}
 TOKENS = [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in ("input_ids", "attention_mask")]

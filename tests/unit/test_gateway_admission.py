@@ -23,9 +23,9 @@ from starlette.routing import Route
 
 from gateway import app, http_server
 from gateway.config import Config, Limits
-from gateway.inference import Tensor
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_stand_in import Model, TritonStandIn, embedding
+from triton_transformers.tensors import Tensor
 
 PATH = "/v1/embeddings"
 BODY = {"model": "embedding", "input": "a text"}

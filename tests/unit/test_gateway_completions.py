@@ -18,7 +18,6 @@ import pytest
 from gateway import outages
 from gateway.answer_format import EventStream
 from gateway.config import Config, Limits
-from gateway.inference import Tensor
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_stand_in import (
     COUNTED,
@@ -30,6 +29,7 @@ from tests.support.triton_stand_in import (
     embedding,
     generator,
 )
+from triton_transformers.tensors import Tensor
 
 JSON = {"content-type": "application/json"}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -11,9 +11,9 @@ import pytest
 
 from gateway import inference
 from gateway.config import Config, Limits
-from gateway.inference import Tensor
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_stand_in import GENERATION_INPUTS, WAIT_S, Failure, TritonStandIn, embedding, generator
+from triton_transformers.tensors import Tensor
 
 WITHOUT_CANCEL = {name: tensor for name, tensor in GENERATION_INPUTS.items() if name != "cancel"}
 TEXTS = {"model": "embedding", "input": ["a text"] * 9}

@@ -22,7 +22,6 @@ from gateway import monitoring, outages
 from gateway.config import Config, Limits
 from gateway.counters import Counters
 from gateway.front_page import decimal
-from gateway.inference import Tensor
 from gateway.monitoring import QUERY, is_loopback
 from tests.support import page_systems, promql
 from tests.support.gateway import Reply, RunningGateway, running_gateway
@@ -30,6 +29,7 @@ from tests.support.page_systems import HOSTILE, NAMES, PrometheusStandIn, models
 from tests.support.triton_stand_in import Model, TritonStandIn, embedding
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import ROOT, Settings
+from triton_transformers.tensors import Tensor
 
 KEY = "a-key-of-the-tests"
 CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

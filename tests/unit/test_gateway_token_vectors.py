@@ -10,7 +10,8 @@ import pytest
 
 from gateway.config import Config
 from tests.support.gateway import RunningGateway, running_gateway
-from tests.support.triton_stand_in import Model, Tensor, TritonStandIn, embedding, token_counts, vector
+from tests.support.triton_stand_in import Model, TritonStandIn, embedding, token_counts, vector
+from triton_transformers.tensors import Tensor
 
 NAMES = ["m3", "chunked", "embedding"]
 

@@ -10,9 +10,9 @@ from gevent.server import StreamServer
 from locust.env import Environment
 
 from loadtest.arrivals import Sample
-from loadtest.examples import Tensor
 from loadtest.locust_users import IDLE_S, LIGHT, Job, Traffic, user_class
 from loadtest.users import Meter
+from triton_transformers.tensors import Tensor
 
 ANSWER = b'{"data": [1]}'
 REFUSAL = b'{"error": {}}'

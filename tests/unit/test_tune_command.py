@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from loadtest import compare
-from loadtest.examples import Tensor
 from loadtest.same_answers import Answers
 from loadtest.tune import tuning
 from loadtest.tune.goal import Goal
@@ -19,6 +18,7 @@ from loadtest.tune.running_server import RunningServer
 from loadtest.tune.search import BETTER, NOT_CONFIRMED, Arm, Budget, BudgetSpent, CandidateFailed
 from loadtest.tune.tuning import Tuning
 from triton_transformers.settings import Settings, UserError
+from triton_transformers.tensors import Tensor
 from triton_transformers.triton import Triton, TritonError
 
 CONFIG = {"name": "spam", "max_batch_size": 64, "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}]}

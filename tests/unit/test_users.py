@@ -14,12 +14,12 @@ import pytest
 
 from loadtest import worker_users
 from loadtest.compare import Comparison
-from loadtest.examples import Tensor
 from loadtest.locust_users import Job
 from loadtest.users import LocalUsers
 from loadtest.worker import address
 from loadtest.worker_users import WorkerUsers
 from triton_transformers.settings import ROOT, Settings, UserError
+from triton_transformers.tensors import Tensor
 
 EXAMPLES = [[Tensor("input_text", "BYTES", [1, 1], bytes([n]))] for n in (0, 255)]
 JOB = Job("http", "http://127.0.0.1:9", "m", EXAMPLES, (0.01, 0.01), 1)
