@@ -237,17 +237,11 @@ def test_tensors_that_change_no_layer_are_refused(source, tmp_path, tensors, rea
         assemble(folder, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("format", "task", "reason"),
-    [
-        (
-            "python",
-            "sentence-similarity",
-            "retrieval_passage, retrieval_query, text_matching) are served with FORMAT=onnx",
-        ),
-        ("onnx", "feature-extraction", "are served with TASK=sentence-similarity"),
-    ],
-)
+@pytest.mark.parametrize(("format", "task", "reason"), [
+    ("python", "sentence-similarity",
+        "retrieval_passage, retrieval_query, text_matching) are served with FORMAT=onnx"),
+    ("onnx", "feature-extraction", "are served with TASK=sentence-similarity"),
+])  # fmt: skip
 def test_other_formats_and_tasks_do_not_ignore_adapters(source, tmp_path, format, task, reason):
     with pytest.raises(UserError, match=re.escape(reason)):
         assemble(source, tmp_path, format, task)

@@ -391,7 +391,7 @@ def test_rate_sets_the_length_of_a_window(changes, seconds):
 USERS_OVER_GRPC = """
 import json, sys, gevent
 from loadtest.users import LocalUsers
-from loadtest.examples import Tensor
+from triton_transformers.tensors import Tensor
 from loadtest.locust_users import Job
 
 url, rate = sys.argv[1:]

@@ -21,11 +21,11 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
-}
+}  # fmt: skip
 TWO_THETAS = {
     "full_attention": {"rope_theta": 160000.0, "rope_type": "default"},
     "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
-}
+}  # fmt: skip
 # The keys that transformers 4.57 writes with the defaults of its classes. `common` are those of every configuration.
 RECORDED = json.loads((Path(__file__).parent / "recorded/config_keys_4.57.json").read_text())
 # Models that are not served. Their keys are for other libraries, or do nothing.
@@ -35,75 +35,38 @@ OTHERS = {
 }  # fmt: skip
 # Keys that earlier releases of transformers, sentence-transformers and others wrote into checkpoints on the Hub.
 STRAYS = {
-    "bert": {
-        "_name_or_path": "bert-base-multilingual-cased",
-        "directionality": "bidi",
-        "gradient_checkpointing": False,
-        "output_past": True,
-        "pooler_fc_size": 768,
-        "pooler_num_attention_heads": 12,
-        "pooler_num_fc_layers": 3,
-        "pooler_size_per_head": 128,
-        "pooler_type": "first_token_transform",
-        "position_embedding_type": "absolute",
+    "bert": {"_name_or_path": "bert-base-multilingual-cased", "directionality": "bidi", "gradient_checkpointing": False,
+        "output_past": True, "pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3,
+        "pooler_size_per_head": 128, "pooler_type": "first_token_transform", "position_embedding_type": "absolute",
         "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.1.0"},
-        "torch_dtype": "float32",
-    },
-    "distilbert": {
-        "output_past": True,
-        "sinusoidal_pos_embds": False,
-        "tie_weights_": True,
-        "finetuning_task": "sst-2",
-    },
+        "torch_dtype": "float32"},
+    "distilbert": {"output_past": True, "sinusoidal_pos_embds": False, "tie_weights_": True,
+        "finetuning_task": "sst-2"},
     "deberta-v2": {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True, "legacy": True},
     "modernbert": {"position_embedding_type": "absolute", "layer_norm_eps": 1e-05, "gradient_checkpointing": False},
     "gpt2": {"n_ctx": 1024, "predict_special_tokens": True, "task_specific_params": {"text-generation": {"x": 1}}},
     "starcoder2": {"activation_function": "gelu_pytorch_tanh", "mlp_type": "default", "norm_type": "layer_norm"},
     "t5": {"n_positions": 512, "output_past": True},
-    "llama": {
-        "is_llama_config": True,
-        "rope_interleaved": False,
-        "transformers.js_config": {"dtype": "q4"},
-        "unsloth_fixed": True,
-        "use_mrope": False,
-        "adapters": {"adapters": {}, "config_map": {}},
+    "llama": {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"},
+        "unsloth_fixed": True, "use_mrope": False, "adapters": {"adapters": {}, "config_map": {}},
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        "layer_types": None,
-    },
-    "falcon": {
-        "auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"},
-        "alibi": False,
-        "apply_residual_connection_post_layernorm": False,
-    },
-    "gemma2": {
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": 4096,
-        "sliding_window_size": 4096,
-    },
-    "gpt_bigcode": {
-        "inference_runner": 0,
-        "pad_key_length": True,
-        "pre_allocate_kv_cache": False,
-        "validate_runner_input": True,
-    },
-    "gptj": {
-        "rotary": True,
-        "scale_attn_weights": True,
-        "summary_proj_to_labels": True,
-        "summary_type": "cls_index",
-        "summary_use_proj": True,
-    },
+        "layer_types": None},
+    "falcon": {"auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"}, "alibi": False,
+        "apply_residual_connection_post_layernorm": False},
+    "gemma2": {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096,
+        "sliding_window_size": 4096},
+    "gpt_bigcode": {"inference_runner": 0, "pad_key_length": True, "pre_allocate_kv_cache": False,
+        "validate_runner_input": True},
+    "gptj": {"rotary": True, "scale_attn_weights": True, "summary_proj_to_labels": True, "summary_type": "cls_index",
+        "summary_use_proj": True},
     "longformer": {"attention_mode": "longformer", "ignore_attention_mask": False},
     "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
     "roberta": {"language": "english", "name": "Roberta"},
     "persimmon": {"num_key_value_heads": 64, "num_attention_heads": 64},
     "swin": {"path_norm": True},
-    "clip": {
-        "text_config": {"model_type": "clip_text_model", "bad_words_ids": None, "top_k": 50, "tf_legacy_loss": False},
-        "text_config_dict": None,
-    },
-}
+    "clip": {"text_config": {"model_type": "clip_text_model", "bad_words_ids": None, "top_k": 50,
+        "tf_legacy_loss": False}, "text_config_dict": None},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -137,11 +100,7 @@ STRAYS = {
         ("modernbert", {"position_embedding_type": "relative_key"}, ["position_embedding_type"]),
         ("modernbert", {"layer_norm_eps": 1e-3}, ["layer_norm_eps"]),
         ("gemma2", {"sliding_window_size": 1024}, ["sliding_window_size"]),
-        (
-            "falcon",
-            {"apply_residual_connection_post_layernorm": True},
-            ["apply_residual_connection_post_layernorm"],
-        ),
+        ("falcon", {"apply_residual_connection_post_layernorm": True}, ["apply_residual_connection_post_layernorm"]),
     ],
 )
 def test_keys_that_the_class_ignores_are_found(kind, keys, unread):

@@ -217,20 +217,14 @@ def test_failed_import_is_one_line(monkeypatch, tmp_path, line, message):
         imported("needy")
 
 
-@pytest.mark.parametrize(
-    ("raised", "message"),
-    [
-        (ValueError("not a ZIP archive"), "not a ZIP archive"),
-        (RuntimeError("no file\nException raised from valid at x.cc:1:\nframe #0: c10::Error\n"), "no file"),
-        (RuntimeError("NRT_FAILURE"), "NRT_FAILURE; is another model or process on them?"),
-        (
-            RuntimeError("Neuron core(s) not available\nRequested:1"),
-            "Requested:1; is another model or process on them?",
-        ),
-        (KeyError("weights"), "KeyError: 'weights'"),
-        (AssertionError(), "AssertionError"),
-    ],
-)
+@pytest.mark.parametrize(("raised", "message"), [
+    (ValueError("not a ZIP archive"), "not a ZIP archive"),
+    (RuntimeError("no file\nException raised from valid at x.cc:1:\nframe #0: c10::Error\n"), "no file"),
+    (RuntimeError("NRT_FAILURE"), "NRT_FAILURE; is another model or process on them?"),
+    (RuntimeError("Neuron core(s) not available\nRequested:1"), "Requested:1; is another model or process on them?"),
+    (KeyError("weights"), "KeyError: 'weights'"),
+    (AssertionError(), "AssertionError"),
+])  # fmt: skip
 def test_failed_load_is_one_line_with_the_cores(raised, message):
     with pytest.raises(ConfigError) as error, loading("/models/model.pt", Cores(2, 2, 1)):
         raise raised

@@ -398,23 +398,14 @@ def test_fixed_batch_dimension_becomes_the_compiled_batch_size(home, tensorflow)
     assert (list(output.dims), output.HasField("reshape"), list(output.reshape.shape)) == ([1], True, [])
 
 
-@pytest.mark.parametrize(
-    ("sides", "more", "message"),
-    [
-        ({"x": None}, "", "has no shape for x; set --triton_input x,FP32,-1x224x224x3, or what its shape is"),
-        ({"x": []}, "--max_batch_size 4", "--max_batch_size 4: x has no batch dimension; must be 0"),
-        (
-            {"x": [1, 3], "z": [5, 3]},
-            "--max_batch_size 4",
-            "--max_batch_size 4: the model's tensors have batch dimensions of 1 and 5; must be 0",
-        ),
-        (
-            {"x": [5, 3]},
-            "--max_batch_size 8 --compiled_batch_size 4",
-            "--compiled_batch_size 4: the model's own batch dimension is 5",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("sides", "more", "message"), [
+    ({"x": None}, "", "has no shape for x; set --triton_input x,FP32,-1x224x224x3, or what its shape is"),
+    ({"x": []}, "--max_batch_size 4", "--max_batch_size 4: x has no batch dimension; must be 0"),
+    ({"x": [1, 3], "z": [5, 3]}, "--max_batch_size 4",
+        "--max_batch_size 4: the model's tensors have batch dimensions of 1 and 5; must be 0"),
+    ({"x": [5, 3]}, "--max_batch_size 8 --compiled_batch_size 4",
+        "--compiled_batch_size 4: the model's own batch dimension is 5"),
+])  # fmt: skip
 def test_unusable_signature_is_an_error(sides, more, message, home, tensorflow, capsys):
     inputs = {name: ["DT_FLOAT", dims] for name, dims in sides.items()}
     save_model(home / "model", inputs=inputs, outputs={})
@@ -648,35 +639,20 @@ def test_unwritable_folder_is_an_error(home, monkeypatch, capsys):
     ]
 
 
-@pytest.mark.parametrize(
-    ("fine", "more", "message"),
-    [
-        (FINE, "--preferred_batch_size 4", "--preferred_batch_size: ignored without --enable_dynamic_batching"),
-        (
-            FINE,
-            "--max_queue_delay_microseconds 100",
-            "--max_queue_delay_microseconds: ignored without --enable_dynamic_batching",
-        ),
-        (FINE, "--tag_set train", "--tag_set: ignored, it goes with --model_type tensorflow"),
-        (
-            FINE_LANGUAGE,
-            "--tp_degree 2",
-            "--tp_degree 2: an instance has 4 cores; the others stay idle",
-        ),
-        (
-            FINE,
-            "--inf2 --max_batch_size 8 --compiled_model {home}/bert.pt",
-            "--compiled_batch_size is not set: only one of an instance's 4 cores computes at a time; set it to cut "
-            "batches over the cores, or give each core an instance with --triton_model_instance_count 4",
-        ),
-        (
-            FINE,
-            "--inf2 --triton_model_instance_count 2 --disable_batch_requests_to_neuron --compiled_model {home}/bert.pt",
-            "--compiled_batch_size is not set: only one of an instance's 2 cores computes at a time; set it to cut "
-            "batches over the cores, or give each core an instance with --triton_model_instance_count 4",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fine", "more", "message"), [
+    (FINE, "--preferred_batch_size 4", "--preferred_batch_size: ignored without --enable_dynamic_batching"),
+    (FINE, "--max_queue_delay_microseconds 100",
+        "--max_queue_delay_microseconds: ignored without --enable_dynamic_batching"),
+    (FINE, "--tag_set train", "--tag_set: ignored, it goes with --model_type tensorflow"),
+    (FINE_LANGUAGE, "--tp_degree 2", "--tp_degree 2: an instance has 4 cores; the others stay idle"),
+    (FINE, "--inf2 --max_batch_size 8 --compiled_model {home}/bert.pt",
+        "--compiled_batch_size is not set: only one of an instance's 4 cores computes at a time; set it to cut "
+        "batches over the cores, or give each core an instance with --triton_model_instance_count 4"),
+    (FINE,
+        "--inf2 --triton_model_instance_count 2 --disable_batch_requests_to_neuron --compiled_model {home}/bert.pt",
+        "--compiled_batch_size is not set: only one of an instance's 2 cores computes at a time; set it to cut "
+        "batches over the cores, or give each core an instance with --triton_model_instance_count 4"),
+])  # fmt: skip
 def test_questionable_option_is_a_warning(fine, more, message, home, capsys):
     assert generate(f"{fine} {more}", home) == 0
     assert capsys.readouterr().err == f"warning: {message}\n"

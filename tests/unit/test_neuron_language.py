@@ -267,24 +267,19 @@ def test_relative_path_starts_at_the_model_folder(tmp_path, checkpoint):
     assert CompiledLLM.read(config, {"model_repository": str(tmp_path / "llm")}, FOUR).folder == tmp_path / "llm/opt"
 
 
-@pytest.mark.parametrize(
-    ("parameters", "reason"),
-    [
-        (
-            {"BATCH_SIZE": 8},
-            r"parameter 'BATCH_SIZE' is 8, but the model was compiled for batch_size 4 \(.*/neuron_config.json\)",
-        ),
-        ({"N_POSITIONS": 2048}, "parameter 'N_POSITIONS' is 2048, but the model was compiled for seq_len 256"),
-        ({"TP_DEGREE": 2}, "parameter 'TP_DEGREE' is 2, but the model was compiled for tp_degree 4"),
-        ({"BATCH_SIZE": 0}, "parameter 'BATCH_SIZE' must be at least 1, not 0"),
-        ({"BATCH_SIZE": "many"}, "parameter 'BATCH_SIZE' must be a whole number, not 'many'"),
-        ({"cores": Cores(0, 2, 1)}, r"the model needs 4 NeuronCores \(tp_degree\) and an instance has 2"),
-        ({"AMP": "float16"}, "parameter 'AMP' must be one of f32, f16, bf16"),
-        ({"UNROLL": "all"}, "parameter 'UNROLL' must be a whole number"),
-        ({"COMPILED_MODEL": ""}, "parameter 'COMPILED_MODEL' is missing"),
-        ({"COMPILED_MODEL": "nowhere"}, "there is no folder /models/llm/nowhere: put the compiled model there"),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "reason"), [
+    ({"BATCH_SIZE": 8},
+        r"parameter 'BATCH_SIZE' is 8, but the model was compiled for batch_size 4 \(.*/neuron_config.json\)"),
+    ({"N_POSITIONS": 2048}, "parameter 'N_POSITIONS' is 2048, but the model was compiled for seq_len 256"),
+    ({"TP_DEGREE": 2}, "parameter 'TP_DEGREE' is 2, but the model was compiled for tp_degree 4"),
+    ({"BATCH_SIZE": 0}, "parameter 'BATCH_SIZE' must be at least 1, not 0"),
+    ({"BATCH_SIZE": "many"}, "parameter 'BATCH_SIZE' must be a whole number, not 'many'"),
+    ({"cores": Cores(0, 2, 1)}, r"the model needs 4 NeuronCores \(tp_degree\) and an instance has 2"),
+    ({"AMP": "float16"}, "parameter 'AMP' must be one of f32, f16, bf16"),
+    ({"UNROLL": "all"}, "parameter 'UNROLL' must be a whole number"),
+    ({"COMPILED_MODEL": ""}, "parameter 'COMPILED_MODEL' is missing"),
+    ({"COMPILED_MODEL": "nowhere"}, "there is no folder /models/llm/nowhere: put the compiled model there"),
+])  # fmt: skip
 def test_wrong_parameter_is_an_error(compile_, parameters, reason):
     with pytest.raises(ConfigError, match=reason):
         compiled(compile_(LLAMA), **parameters)

@@ -160,27 +160,15 @@ def test_chip_argument_overrides_the_instance(host):
     assert "aws-neuronx-dkms=2.24.*" in host.setup("--dry-run", "inf1").output
 
 
-@pytest.mark.parametrize(
-    ("system", "instance", "arguments", "message"),
-    [
-        ("noble", "m5.large", [], "this machine (m5.large) is no Inf1, Inf2 or Trn1 instance"),
-        ("noble", None, [], "this machine (unknown) is no Inf1, Inf2 or Trn1 instance"),
-        ("noble", None, ["inf3"], "unknown argument: inf3"),
-        (
-            'ID=ubuntu\nVERSION_ID="20.04"\nPRETTY_NAME="Ubuntu 20.04.6 LTS"\n',
-            None,
-            ["inf2"],
-            "Ubuntu 20.04.6 LTS is not supported",
-        ),
-        (
-            'ID="amzn"\nVERSION_ID="2"\nPRETTY_NAME="Amazon Linux 2"\n',
-            None,
-            ["inf2"],
-            "Amazon Linux 2 is not supported",
-        ),
-        ("ID=arch\n", None, ["inf2"], "arch is not supported; use Ubuntu 22.04, Ubuntu 24.04 or Amazon Linux 2023"),
-    ],
-)
+@pytest.mark.parametrize(("system", "instance", "arguments", "message"), [
+    ("noble", "m5.large", [], "this machine (m5.large) is no Inf1, Inf2 or Trn1 instance"),
+    ("noble", None, [], "this machine (unknown) is no Inf1, Inf2 or Trn1 instance"),
+    ("noble", None, ["inf3"], "unknown argument: inf3"),
+    ('ID=ubuntu\nVERSION_ID="20.04"\nPRETTY_NAME="Ubuntu 20.04.6 LTS"\n', None, ["inf2"],
+        "Ubuntu 20.04.6 LTS is not supported"),
+    ('ID="amzn"\nVERSION_ID="2"\nPRETTY_NAME="Amazon Linux 2"\n', None, ["inf2"], "Amazon Linux 2 is not supported"),
+    ("ID=arch\n", None, ["inf2"], "arch is not supported; use Ubuntu 22.04, Ubuntu 24.04 or Amazon Linux 2023"),
+])  # fmt: skip
 @pytest.mark.parametrize("dry_run", [["--dry-run"], []])
 def test_error_is_one_line(host, system, instance, arguments, message, dry_run):
     host.install_system(system, instance)

@@ -122,17 +122,12 @@ def test_rows_of_a_request_have_their_own_prompts(checkpoint, serve):
         np.testing.assert_allclose(answer["sentence_embedding"][row : row + 1], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "error"),
-    [
-        (
-            request(["a"], prompt_name="secret"),
-            "row 0 has an unknown name; this model's prompts: document, passage, query",
-        ),
-        (request(["a"]) | {"prompt": np.array([[b"x"]] * 2, np.object_)}, "must have a row for each text: 1, not 2"),
-        (request([""], prompt=""), "text 0 has 0 tokens; it must have 1 to 48"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "error"), [
+    (request(["a"], prompt_name="secret"),
+        "row 0 has an unknown name; this model's prompts: document, passage, query"),
+    (request(["a"]) | {"prompt": np.array([[b"x"]] * 2, np.object_)}, "must have a row for each text: 1, not 2"),
+    (request([""], prompt=""), "text 0 has 0 tokens; it must have 1 to 48"),
+])  # fmt: skip
 def test_wrong_prompts_are_refused(serve, inputs, error):
     with pytest.raises(UserError, match=re.escape(error)) as refusal:
         serve("left_padded", "python").together([inputs])

@@ -89,17 +89,9 @@ SPAN_ANSWERS: dict[str, tuple[str, Axes]] = {
 
 TEXT_TASKS = {
     "sentence-similarity": TextTask("AutoModel", {"sentence_embedding": ("D",)}),
-    "sparse-embedding": TextTask(
-        "AutoModelForMaskedLM",
-        {"sparse_embedding": ("V",)},
-        answers=SPARSE,
-    ),
+    "sparse-embedding": TextTask("AutoModelForMaskedLM", {"sparse_embedding": ("V",)}, answers=SPARSE),
     "multi-vector-embedding": TextTask(
-        "AutoModel",
-        {"token_embeddings": ("T", "M")},
-        answers=MULTI_VECTOR,
-        encoder_answers=True,
-        is_one_model=True,
+        "AutoModel", {"token_embeddings": ("T", "M")}, answers=MULTI_VECTOR, encoder_answers=True, is_one_model=True
     ),
     "hybrid-embedding": TextTask(
         "AutoModel",
@@ -145,12 +137,7 @@ TEXT_TASKS = {
         inputs=("question", "context"),
         truncation="only_second",
         from_tokenizer=("offsets", "word_offsets", "second_text_mask", "pair", "second_text"),
-        answers={
-            "answer": ("STRING", (1,)),
-            "score": ("FP32", (1,)),
-            "start": ("INT64", (1,)),
-            "end": ("INT64", (1,)),
-        },
+        answers={"answer": ("STRING", (1,)), "score": ("FP32", (1,)), "start": ("INT64", (1,)), "end": ("INT64", (1,))},
     ),
 }
 

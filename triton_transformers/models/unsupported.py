@@ -71,10 +71,7 @@ MODULES = {
     "MultiVectorEncoder": {"Dense", "MultiVectorMask", "Normalize"},
 }
 # The processor that turns inputs into tensors -> its main file, and these inputs.
-PROCESSORS = {
-    "tokenizer": ("tokenizer.json", "texts"),
-    "image processor": ("preprocessor_config.json", "images"),
-}
+PROCESSORS = {"tokenizer": ("tokenizer.json", "texts"), "image processor": ("preprocessor_config.json", "images")}
 # Tasks that any model can do without its head, and those that share one head.
 HEADLESS = (
     "feature-extraction",

@@ -45,8 +45,7 @@ def latency(quantile: float, histogram: str, which: str, by: str) -> Query:
     buckets = f"sum by (le, {by}) (rate({histogram}_bucket{{{which}}}[$__rate_interval]))"
     answered = f"sum by ({by}) (rate({histogram}_count{{{which}}}[$__rate_interval])) > 0"
     return Query(
-        f"histogram_quantile({quantile}, {buckets}) and on ({by}) ({answered})",
-        f"p{quantile * 100:.0f}, {{{{{by}}}}}",
+        f"histogram_quantile({quantile}, {buckets}) and on ({by}) ({answered})", f"p{quantile * 100:.0f}, {{{{{by}}}}}"
     )
 
 

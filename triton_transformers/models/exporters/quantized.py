@@ -24,11 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # The methods that transformers dequantizes on a CPU -> its class for their settings.
-READABLE = {
-    "compressed-tensors": "CompressedTensorsConfig",
-    "fp8": "FineGrainedFP8Config",
-    "mxfp4": "Mxfp4Config",
-}
+READABLE = {"compressed-tensors": "CompressedTensorsConfig", "fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
 MEMORY = 2.5  # bytes for each weight while a model is dequantized
 
 

@@ -42,10 +42,7 @@ PUBLISHED_PARTS = {"ensemble": "vit_ensemble", "processor": "preprocessing", "mo
 # The name that NVIDIA's tutorial uses for vit_ensemble. Its configuration is in git.
 ALIAS = "ensemble_model"
 
-IMAGES = [
-    tensor("image", "FP32", [-1, -1, 3], optional=True),
-    tensor("image_bytes", "STRING", [1], optional=True),
-]
+IMAGES = [tensor("image", "FP32", [-1, -1, 3], optional=True), tensor("image_bytes", "STRING", [1], optional=True)]
 PIXEL_VALUES = tensor(PIXELS, "FP32", [-1, -1, -1])
 
 
@@ -292,11 +289,7 @@ def last_step(model: VisionModel) -> dict[str, object]:
 
 
 def labelled(model: VisionModel) -> list[Config]:
-    return [
-        tensor("label", "STRING", [1]),
-        tensor("score", "FP32", [1]),
-        tensor("scores", "FP32", [len(model.labels)]),
-    ]
+    return [tensor("label", "STRING", [1]), tensor("score", "FP32", [1]), tensor("scores", "FP32", [len(model.labels)])]
 
 
 # --- parity with the original -----------------------------------------------------------------------------------------
