@@ -20,6 +20,7 @@ import onnxruntime as ort
 import torch
 import transformers
 
+from triton_transformers.answers import difference
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters.onnx_export import export
 from triton_transformers.models.exporters.served import Tensors
@@ -75,13 +76,13 @@ def assemble(job: Job) -> Outcome:
         model = load(job.weights)
         save_tokenizer(job.weights, model.config, versions["gpt2_encoder"] / "tokenizer.json")
         export_graph(Graph(model), versions["gpt2"] / "model.onnx")
-        difference = check_parity(model, versions["gpt2"] / "model.onnx")
+        logits_difference = check_parity(model, versions["gpt2"] / "model.onnx")
     for name in ("gpt2_decoder", "gpt2_generate"):
         shutil.copy(versions["gpt2_encoder"] / "tokenizer.json", versions[name])
     save_limits(model, versions["gpt2_generate"] / "generation_config.json")
     return Outcome(
-        f"logits within {difference:.0e} of the original's, with a past and without",
-        {"positions": model.config.n_positions, "largest_difference": difference},
+        f"logits within {logits_difference:.0e} of the original's, with a past and without",
+        {"positions": model.config.n_positions, "largest_difference": logits_difference},
     )
 
 
@@ -159,10 +160,10 @@ def check_parity(model: transformers.GPT2LMHeadModel, path: Path) -> float:
     with torch.inference_mode():
         texts = [torch.from_numpy(row[start:])[None] for row, start in zip(ids, starts, strict=True)]
         original = np.stack([model(text).logits[0, -1].numpy() for text in texts])
-    difference = float(max(np.abs(logits - original).max() for logits in (whole, continued)) / np.abs(original).max())
-    if not difference <= TOLERANCE:
+    size = max(difference(original, logits) for logits in (whole, continued))
+    if size > TOLERANCE:
         raise UserError(
-            f"the exported model answers differently from the original: logits differ by {difference:.1e} of the "
+            f"the exported model answers differently from the original: logits differ by {size:.1e} of the "
             f"largest, at most {TOLERANCE:.0e} is allowed"
         )
-    return difference
+    return size

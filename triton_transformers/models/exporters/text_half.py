@@ -40,7 +40,7 @@ class TextHalf(TextModel):
 
     @property
     def special_token(self) -> str:
-        return super().special_token if self.own_tokenizer.is_fast else ""  # text_half.py tells why
+        return super().special_token if self.own_tokenizer.is_fast else ""  # fast_tokenizer() tells why
 
     @property
     def method(self) -> str:
