@@ -16,7 +16,6 @@ from loadtest.machine import OtherPrograms
 from loadtest.same_answers import Answers
 from loadtest.statistics import CLIENT_LIMIT
 from loadtest.switching import HEADROOM, RESTART_S, Capacity, LoadRefused, Switch
-from loadtest.tune.bisection import FIRST_STEP, GUESSED_STEP, LOWEST, RESOLUTION, highest_rate
 from loadtest.tune.goal import MAXIMUM_TRY_S, MINIMUM_TRY_S, Goal, try_s
 from loadtest.tune.knobs import Candidate, Knob
 from loadtest.tune.search import Budget, CandidateFailed, Measured
@@ -38,6 +37,13 @@ SAMPLES_DELAY_S = 0.3
 # A try at the goal's rate, or at the very first one, ends early if responses take this many times as long as expected.
 HOPELESS = 10.0
 LATE_SHARE = 0.05
+# The first step away from the start, and the largest: each further step is the square of the one before. A start that
+# is only guessed begins with a larger one, because the tries of low rates take long.
+FIRST_STEP, GUESSED_STEP, LARGEST_STEP = 1.12, 2.0, 4.0
+# The rates on both sides of the result differ by at most this factor.
+RESOLUTION = 1.06
+# No server is tuned for fewer requests per second.
+LOWEST = 0.2
 
 
 @dataclass
@@ -224,3 +230,25 @@ class RunningServer:
         # Arrivals are random: allow three standard deviations fewer than expected.
         expected = rate * max(0.0, due)
         return expected - 3 * math.sqrt(expected) - in_time > LATE_SHARE * rate * seconds
+
+
+def highest_rate(
+    meets: Callable[[float], bool], start: float, give_up_below: float = LOWEST, step: float = FIRST_STEP
+) -> float:
+    """Return the highest rate that meets the target, by growing steps from the start and then by bisection.
+
+    Below `give_up_below` the caller does not need to know how low it is: return that.
+    """
+    met, missed = 0.0, math.inf
+    rate = max(start, LOWEST)
+    while missed / met > RESOLUTION if met else missed > give_up_below:
+        if meets(rate):
+            met = rate
+        else:
+            missed = rate
+        if met and missed < math.inf:
+            rate = math.sqrt(met * missed)
+        else:
+            rate = rate * step if met else max(rate / step, give_up_below)
+            step = min(step * step, LARGEST_STEP)
+    return math.sqrt(met * missed) if met else give_up_below

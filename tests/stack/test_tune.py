@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 # A machine that needs a longer search is too busy for these tests.
 LONGEST = 8  # minutes
 GOAL = {"RATE": 30}  # a measurement takes less time than with P95
-QUIET = {"PYTHONPATH": ROOT / "tests/support/agreeing_repeats"}
+SHORT = {"PYTHONPATH": ROOT / "tests/support/short_searches"}
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +51,12 @@ def result(stack) -> dict:
 
 
 def running(stack, **settings) -> tuple[FollowedMake, list[str]]:
-    return stack.follow_make("tune", **GOAL, **QUIET, **settings)
+    return stack.follow_make("tune", **GOAL, **SHORT, **settings)
 
 
 def tune(stack, minutes: int, **settings) -> subprocess.CompletedProcess[str]:
     """Search with the smallest budget that works on this machine."""
-    done = stack.make("tune", timeout=540 + 60 * minutes, MINUTES=minutes, **QUIET, **settings)
+    done = stack.make("tune", timeout=540 + 60 * minutes, MINUTES=minutes, **SHORT, **settings)
     needed = re.search(r"set MINUTES=(\d+) or more", done.stderr)
     if not needed:
         return done
@@ -88,7 +88,7 @@ def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, orig
     thread = threading.Thread(target=bystander)
     thread.start()
     try:
-        done = tune(stack, 2, RESUME=1, **GOAL)
+        done = tune(stack, 1, RESUME=1, **GOAL)
     finally:
         stop.set()
         thread.join()
@@ -121,7 +121,7 @@ def test_interrupt_restores_the_server_and_prints_the_best_so_far(stack, origina
 
 
 def test_highest_rate_within_a_limit(stack):
-    done = tune(stack, 3, P95=1000)
+    done = tune(stack, 1, P95=1000)
     assert done.returncode == 0, done.stdout + done.stderr
     tuned = result(stack)
     assert tuned["goal"] == {"p95_ms": 1000.0}

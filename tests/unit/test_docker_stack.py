@@ -192,7 +192,7 @@ def test_failed_pull_or_build_leaves_triton_alone(stack, engine, monkeypatch):
 
     monkeypatch.setattr(DockerStack, "check", lambda stack, systems: None)
     monkeypatch.setattr("scripts.stack.docker.compose.Compose.environment", {"PROMETHEUS_IMAGE": "no/such:image"})
-    monkeypatch.setattr("scripts.stack.docker.base_images.pull", fail)
+    monkeypatch.setattr("scripts.stack.docker.containers.pull", fail)
     with pytest.raises(UserError, match="no/such:image cannot be pulled"):
         stack.start(["embedding"])
     assert engine.calls == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import json
 import shlex
 import socket
 from datetime import UTC, datetime, timedelta
@@ -190,13 +189,6 @@ def test_certificate_that_became_unreadable_is_reported(stack, tmp_path, capsys)
 def test_alert_of_the_certificate_begins_with_the_warning():
     (rule,) = (rule for rule in promql.rules() if rule.get("alert") == "CertificateExpires")
     assert rule["expr"].endswith(f"< {WARNING_DAYS} * {DAY_S}")
-
-
-def test_stack_of_a_release_without_gateway_restarts(stack):
-    running = stack()
-    running.record.write_text(json.dumps(running.recorded() | {"programs": ["triton"]}))
-    with pytest.raises(AssertionError, match="the running stack was stopped"):
-        stack().start(["embedding"])
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from scripts.stack.docker import base_images, preflight, sboms
+from scripts.stack.docker import containers, preflight, sboms
 from scripts.stack.docker.inventory import inventory
 from triton_transformers.settings import UserError
 
@@ -133,10 +133,10 @@ def test_missing_image_is_one_sentence(engine, tmp_path):
 
 def test_images_of_a_build_are_those_of_its_arguments():
     arguments = {"DEBIAN_IMAGE": "debian:12", "TRITON_IMAGE": "triton:1", "TORCH_INDEX": "https://torch"}
-    assert base_images.base_images_of("images/gateway/Dockerfile", arguments) == ["debian:12"]
+    assert containers.base_images_of("images/gateway/Dockerfile", arguments) == ["debian:12"]
     nvidia = "images/triton/Dockerfile.nvidia"
-    assert base_images.base_images_of(nvidia, arguments) == ["triton:1"]
-    assert base_images.base_images_of(nvidia, arguments | {"TRITON_MIN_IMAGE": "triton:1-min"}) == [
+    assert containers.base_images_of(nvidia, arguments) == ["triton:1"]
+    assert containers.base_images_of(nvidia, arguments | {"TRITON_MIN_IMAGE": "triton:1-min"}) == [
         "triton:1",
         "triton:1-min",
     ]
@@ -150,7 +150,7 @@ def test_only_missing_images_are_pulled(engine, monkeypatch):
         return subprocess.CompletedProcess(command, command[-1] == "nowhere:1")
 
     monkeypatch.setattr(subprocess, "run", call)
-    base_images.pull(["debian:12", "prom:1"])
+    containers.pull(["debian:12", "prom:1"])
     assert pulled == ["prom:1"]
     with pytest.raises(UserError, match=r"^nowhere:1 cannot be pulled"):
-        base_images.pull(["nowhere:1"])
+        containers.pull(["nowhere:1"])

@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from loadtest.tune.bisection import GUESSED_STEP, RESOLUTION, highest_rate
 from loadtest.tune.knobs import Candidate, Knob
+from loadtest.tune.running_server import GUESSED_STEP, RESOLUTION, highest_rate
 from loadtest.tune.search import (
     BETTER,
     FAILED,

@@ -1,12 +1,15 @@
-"""The containers, volumes and images of this checkout, as Docker lists them."""
+"""The containers, volumes and images of this checkout, and the images that its own are built on."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from scripts.stack.docker import preflight
-from triton_transformers.settings import ROOT
+from triton_transformers.settings import ROOT, UserError
 
 PROJECT = "com.docker.compose.project"
 # Compose's digest of the service's definition. A container with another one is replaced.
@@ -58,7 +61,20 @@ def remove_volumes(project: str) -> list[str]:
     listed = preflight.run("docker", "volume", "ls", "--filter", f"label={PROJECT}={project}", "--format", label).stdout
     kept = []
     for name, owner in (line.split("\t") for line in listed.splitlines()):
-        # Volumes of earlier releases have no owner.
-        if owner not in ("", CHECKOUT_ID) or preflight.run("docker", "volume", "rm", name).returncode:
+        if owner != CHECKOUT_ID or preflight.run("docker", "volume", "rm", name).returncode:
             kept.append(name)
     return kept
+
+
+def base_images_of(dockerfile: str, arguments: Mapping[str, str]) -> list[str]:
+    """Return the images that a Dockerfile of ours builds on, by the arguments of its build."""
+    names = re.findall(r"^ARG (\w+_IMAGE)\b", (ROOT / dockerfile).read_text(), re.MULTILINE)
+    return [arguments[name] for name in names if name in arguments]
+
+
+def pull(images: Iterable[str]) -> None:
+    """Pull the images that are missing. The build would pull them too, but would not keep their digests."""
+    for image in images:
+        missing = preflight.run("docker", "image", "inspect", image).returncode
+        if missing and subprocess.run(["docker", "pull", image]).returncode:
+            raise UserError(f"{image} cannot be pulled; Docker's message is above")

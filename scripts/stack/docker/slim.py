@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Collection
 
-from scripts.stack.docker import base_images
+from scripts.stack.docker import containers
 from triton_transformers.cli import out
 from triton_transformers.models.backends import ENSEMBLE, by_model, engines
 from triton_transformers.models.package import assembled_models
@@ -49,8 +49,8 @@ def build(settings: Settings, environment: dict[str, str]) -> dict[str, list[str
     arguments = dict(environment)
     if target(profile, environment["TRITON_SOURCE"], used) != "slim":
         del arguments["TRITON_MIN_IMAGE"]
-    built_on = base_images.base_images_of(dockerfile(profile, environment["TRITON_SOURCE"]), arguments)
-    base_images.pull(built_on)
+    built_on = containers.base_images_of(dockerfile(profile, environment["TRITON_SOURCE"]), arguments)
+    containers.pull(built_on)
     line = command(settings.tag, profile, backends, environment, used)
     if subprocess.run(line, env=environment, cwd=ROOT).returncode:
         raise UserError("the build failed; Docker's message is above")

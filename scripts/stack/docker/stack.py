@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from loadtest.machine import STACK_CONTAINERS
 from scripts.stack.base import PORTS, SBOMS, WOULD_RESTART, NoLogsError, Process, Stack
-from scripts.stack.docker import base_images, build_progress, containers, preflight, slim
+from scripts.stack.docker import build_progress, containers, preflight, slim
 from scripts.stack.docker.compose import Compose
 from scripts.stack.docker.containers import DEFINITION, Container
 from triton_transformers.cli import OUT_OF_MEMORY, err, out, without_codes
@@ -131,7 +131,7 @@ class DockerStack(Stack):
         self.settings.reports.mkdir(parents=True, exist_ok=True)
         # Everything that may fail comes before the running Triton is touched.
         pulled = ("PROMETHEUS_IMAGE", "GRAFANA_IMAGE", *(["JAEGER_IMAGE"] if folder else []))
-        base_images.pull(self.compose.environment[name] for name in pulled)
+        containers.pull(self.compose.environment[name] for name in pulled)
         for program in ("triton", "gateway", *(["traces"] if folder else [])):
             self.build_quietly(self.service(program))
         if self.started_at("gateway") and (changed_gateway := self.changed_gateway()):
@@ -241,8 +241,8 @@ class DockerStack(Stack):
         images = {}
         for name in services:
             build = composed[name]["build"]
-            images[composed[name]["image"]] = base_images.base_images_of(build["dockerfile"], build["args"])
-        base_images.pull(sorted(set().union(*images.values())))
+            images[composed[name]["image"]] = containers.base_images_of(build["dockerfile"], build["args"])
+        containers.pull(sorted(set().union(*images.values())))
         command = self.compose.command("build", *services, profile="*")
         if subprocess.run(command, env=self.compose.environment, cwd=ROOT).returncode:
             raise UserError("the build failed; Docker's message is above")

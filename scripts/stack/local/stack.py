@@ -111,8 +111,7 @@ class LocalStack(Stack):
         """Return why all programs must restart, or nothing."""
         if not self.supervisor.answers():
             return f"{self.supervisor.socket} was deleted"
-        # An earlier release had no gateway.
-        changed = self.changed_settings() or ([] if "gateway" in self.programs() else ["GATEWAY_PORT"])
+        changed = self.changed_settings()
         return f"settings changed ({', '.join(changed)})" if changed else ""
 
     def restart_gateway(self) -> None:
@@ -285,7 +284,7 @@ class LocalStack(Stack):
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def programs(self) -> list[str]:
-        return self.recorded().get("programs", ["triton"])  # earlier releases recorded no programs
+        return self.recorded().get("programs", ["triton"])  # its file may have been deleted
 
     def process(self, program: str) -> Process:
         info = self.supervisor.program(program)
