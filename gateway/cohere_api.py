@@ -14,8 +14,7 @@ from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
 from gateway.bodies import PositiveInt, json_response
 from gateway.context import Gateway, gateway_of
-from gateway.image_parts import Part
-from gateway.rows import Answers, read_rows
+from gateway.rows import Answers, Part, read_rows
 from gateway.served_systems import System
 from triton_transformers.tensors import Row
 

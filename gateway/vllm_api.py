@@ -17,8 +17,7 @@ from gateway.api_error import ApiError
 from gateway.bodies import PositiveInt, json_response
 from gateway.completions import Message, conversation
 from gateway.context import Gateway, gateway_of
-from gateway.image_parts import Part
-from gateway.rows import Answers, Input, TokenId, check_rows, read_rows
+from gateway.rows import Answers, Input, Part, TokenId, check_rows, read_rows
 from gateway.served_systems import System
 from triton_transformers.kinds import SPAN_VECTORS
 

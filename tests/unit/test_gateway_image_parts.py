@@ -13,7 +13,7 @@ from PIL import Image
 
 from gateway.api_error import ApiError
 from gateway.config import Config, Limits
-from gateway.image_parts import Part, is_image, read_image
+from gateway.rows import Part, is_image, read_image
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_stand_in import TritonStandIn, embedding, text_image, vector
 
