@@ -6,13 +6,10 @@ import argparse
 import sys
 from collections.abc import Collection, Iterable
 
-from loadtest.tune.goal import Goal
 from loadtest.workload import Workload, worker_count
-from scripts.stack import apply
 from scripts.stack.base import WOULD_DISTURB, WOULD_UNLOAD, Stack
 from triton_transformers.cli import out, run
 from triton_transformers.files import exclusive
-from triton_transformers.models.listing import print_list
 from triton_transformers.ports import check_free
 from triton_transformers.settings import ROOT, Settings, UserError, save, saved, with_secrets
 from triton_transformers.triton import TritonError
@@ -90,6 +87,9 @@ def loadtest() -> None:
 
 
 def tune() -> int:
+    from loadtest.tune.goal import Goal
+    from scripts.stack import apply
+
     settings = complete_settings()
     Goal.from_settings(settings)
     worker_count(settings, Workload.from_settings(settings))
@@ -157,6 +157,8 @@ def models() -> None:
     settings = Settings.load()
     if not settings.list:
         return stack(settings).models(settings.systems)
+    from triton_transformers.models.listing import print_list
+
     try:
         index = stack(settings).triton.index()
     except TritonError:
