@@ -35,15 +35,14 @@ packages: ; @$(MAKE) --silent $(installed)
 packages-oci packages-sboms: packages-%: ; @$(MAKE) --silent $(installed) $(venv)/.installed-$*
 .PHONY: packages packages-oci packages-sboms
 
-$(venv)/.installed-%: requirements.lock pyproject.toml
-	@scripts/make/install.sh $(venv) requirements.lock $*
+$(venv)/.installed-%: uv.lock pyproject.toml
+	@scripts/make/install.sh $(venv) $*
 	@touch $@ $(addprefix $(venv)/.installed-,$(holds_$*))
 holds_stack := tools
 holds_all := tools stack oci sboms
 
 # `down`, `status`, `logs` and `clean` must not trigger an install. Without any package, no runtime is worked out either.
-# Versions before November 2026 wrote `.installed` for all packages: their stack may still run.
-is_installed = $(and $(wildcard $(tools)),$(wildcard $(installed) $(venv)/.installed))
+is_installed = $(and $(wildcard $(tools)),$(wildcard $(installed)))
 if_installed = $(if $(is_installed),$(stack) $(1),echo "not running: 'make up' starts the stack")
 
 ##@ The stack
@@ -175,8 +174,13 @@ dashboards-json: $(all) ## Write the dashboards of triton_transformers/dashboard
 kubernetes-rules: $(all) ## Write Prometheus' rules for prometheus-operator
 	@$(python) -m deploy.kubernetes.rules
 
-lock: ## Write requirements.lock: the newest versions that the groups of pyproject.toml allow
-	@scripts/make/lock.sh
+# The second uv runs without pip's settings: the lock has PyPI's addresses, whatever index this machine installs from.
+lock: ## Write uv.lock: the newest versions that the groups of pyproject.toml allow
+	@scripts/make/uv.sh $(venv) --version
+	@UV_SYSTEM_CERTS=1 $(venv)/bin/uv lock --upgrade
+
+version: ## Print the version, and those that it pins, for a report of a bug
+	@scripts/make/version.sh
 
 # Delete the tools of tests first, because the stack deletes .local only if it is empty.
 clean: ## Stop everything; remove what make created, except .env and the reports
@@ -189,4 +193,4 @@ clean: ## Stop everything; remove what make created, except .env and the reports
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test lint test-unit test-stack fuzz test-docker test-k8s audit dashboards-json kubernetes-rules lock deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test lint test-unit test-stack fuzz test-docker test-k8s audit dashboards-json kubernetes-rules lock version deploy-oci predict-oci destroy-oci clean help

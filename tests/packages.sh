@@ -7,7 +7,7 @@ lock=$1 folder=$2 npm_package=${3:-}
 
 echo "installing $lock into $folder ($(sed -n '1s/^# //p' "$lock"))"
 rm -rf "$folder.unfinished"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+scripts/make/uv.sh .venv pip install --quiet --python .venv/bin/python --no-deps \
   --target "$folder.unfinished" --requirement "$lock"
 if [[ -n $npm_package ]] && command -v npm >/dev/null; then
   npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$folder.unfinished" "$npm_package"

@@ -1,6 +1,6 @@
 """make audit: compare packages and releases of Triton with known vulnerabilities.
 
-The packages are those of requirements.lock and those of images, which `make build` lists in bills of materials.
+The packages are those of uv.lock and those of images, which `make build` lists in bills of materials.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triton_transformers.cli import err, out, print_table, run
 from triton_transformers.settings import ROOT, Settings, UserError, pins
 
 KNOWN = Path(__file__).with_name("known.toml")
-LOCK = ROOT / "requirements.lock"
+LOCK = ROOT / "uv.lock"
 # The service that pip-audit asks. NVIDIA's wheel of Triton is in no such database, so known.toml has it.
 SERVICE = "https://api.osv.dev/v1/query"
 DATABASE = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"
@@ -52,8 +52,8 @@ class Finding:
 
 def locked(lock: Path = LOCK) -> dict[str, str]:
     """Return the version of each pinned package, by the name in its normal form."""
-    pinned = re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE)
-    return {canonicalize_name(name): version for name, version in pinned}
+    packages = tomllib.loads(lock.read_text())["package"]
+    return {package["name"]: package["version"] for package in packages if "registry" in package["source"]}
 
 
 def releases(images: Mapping[str, str], packages: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, str]:
@@ -177,7 +177,7 @@ def main() -> int:
         problem = str(error)
     show(findings, known)
     if not problem:
-        out.print(f"compared: the packages of {', '.join(['requirements.lock', *built])}")
+        out.print(f"compared: the packages of {', '.join(['uv.lock', *built])}")
     out.print(f"NVIDIA's bulletins: as of {known['checked']}, in scripts/audit/known.toml")
     unknown = ", ".join(f"{name}={image}" for name, image in images.items() if name not in tritons)
     out.print(

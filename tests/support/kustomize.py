@@ -76,7 +76,7 @@ def containers(pod: Object) -> list[Object]:
 @functools.cache
 def _validator() -> Any:
     _output(ROOT / "tests/packages.sh", ROOT / "tests/kubernetes.lock", SCHEMAS)
-    # Last, so that packages of requirements.lock win.
+    # Last, so that packages of uv.lock win.
     sys.path.append(str(SCHEMAS))
     import kubernetes_validate
 

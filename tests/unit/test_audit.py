@@ -150,7 +150,7 @@ def test_packages_of_images_that_differ_from_the_lock_are_compared(database, tmp
     assert audit.main() == 1
     printed = capsys.readouterr().out
     assert "torch in triton:cuda  1.13.1" in printed
-    assert "compared: the packages of requirements.lock, triton:cuda\n" in printed
+    assert "compared: the packages of uv.lock, triton:cuda\n" in printed
 
 
 def test_accepted_vulnerability_has_a_reason():

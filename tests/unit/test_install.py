@@ -1,158 +1,240 @@
-"""The install: its progress lines while uv works, the settings of pip, and the index that PyTorch comes from."""
+"""The install: real calls of uv and pip on an index of this machine, PyTorch's index, and pip's settings."""
 
+import hashlib
 import os
-import pty
 import re
+import shutil
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from zipfile import ZipFile
 
+import pip
 import pytest
 
-from scripts.make import install
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import ROOT
 
 pytestmark = pytest.mark.slow
 
-# Stands in for uv: the lines that uv prints. If the test names the progress lines that it expects, each phase lasts
-# until the test has seen its line.
-FAKE_UV = """#!/bin/bash
-[[ $1 != --version ]] || exec echo UV_VERSION
-[[ $1 != cache ]] || exec echo FOLDER/cache
-echo "${@:3}" >>FOLDER/calls
-env | grep -E '^(UV_|SSL_|ALL_PROXY)' >FOLDER/environment
-phase() { until [[ ! "${PHASES:-}" || -e FOLDER/seen-$1 ]]; do sleep 0.02; done; }
-{
-  echo "Using Python 3.11.2 environment at: FOLDER"
-  echo "Resolved 2 packages in 776ms"
-  echo "Downloading torch (200.0MiB)"
-  echo "Downloading numpy (1000.0KiB)"
-  phase 0
-  echo " Downloaded numpy"
-  echo "warning: a message of uv's"
-  phase 1
-  echo " Downloaded torch"
-  echo "Prepared 2 packages in 6.99s"
-  echo "Installed 2 packages in 223ms"
-  phase 2
-  echo "Bytecode compiled 14457 files in 14.60s"
-  echo " + numpy==1.26.4"
-  echo " + torch==2.13.0+cpu"
-} >&2
-exit ${UV_EXIT_CODE:-0}
+PYPROJECT = """[project]
+name = "checkout"
+version = "1"
+requires-python = ">=3.11"
+[dependency-groups]
+install = []
+tools = ["six"]
+stack = ["six", "torch"]
+dev = []
+"""
+
+
+LOCKED = """[[package]]
+name = "{name}"
+version = "1.0"
+source = {{ registry = "https://pypi.org/simple" }}
+wheels = [{{ url = "https://pypi.invalid/{name}-1.0-py3-none-any.whl", hash = "sha256:{digest}" }}]
+"""
+PROJECT = """[[package]]
+name = "checkout"
+version = "1"
+source = { virtual = "." }
+[package.dev-dependencies]
+tools = [{ name = "six" }]
+stack = [{ name = "six" }, { name = "torch" }]
+"""
+
+
+class Checkout:
+    """A checkout with a package index of its own, whose environment already has uv."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.index = folder / "index"
+        shutil.copytree(ROOT / "scripts/make", folder / "scripts/make")
+        (folder / "pyproject.toml").write_text(PYPROJECT)
+        self.lock(six=self.publish("six"), torch=self.publish("torch"))
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
+        (packages,) = folder.glob(".venv/lib/python3*/site-packages")
+        (packages / "pip").symlink_to(Path(pip.__file__).parent)
+        shutil.copy(shutil.which("uv", path=f"{ROOT}/.venv/bin"), folder / ".venv/bin")
+        self.pip_conf = folder / "pip.conf"
+
+    def publish(self, name, version="1.0", index=None, text=""):
+        """Write a wheel into an index, and return its digest."""
+        page = (index or self.index) / name
+        page.mkdir(parents=True, exist_ok=True)
+        path = page / f"{name}-{version}-py3-none-any.whl"
+        with ZipFile(path, "w") as wheel:
+            wheel.writestr(f"{name}.py", text)
+            wheel.writestr(
+                f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            )
+            wheel.writestr(
+                f"{name}-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            wheel.writestr(f"{name}-{version}.dist-info/RECORD", "")
+        (page / "index.html").write_text(
+            "".join(f'<a href="{file.name}">{file.name}</a>' for file in page.glob("*.whl"))
+        )
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def lock(self, **digests):
+        """Write uv.lock: the packages at version 1.0, and our uv, as if PyPI had them."""
+        uv = re.search(r'\[\[package\]\]\nname = "uv"\n(.+\n)*', (ROOT / "uv.lock").read_text())[0]
+        packages = [LOCKED.format(name=name, digest=digest) for name, digest in digests.items()]
+        head = 'version = 1\nrevision = 3\nrequires-python = ">=3.11"\n'
+        (self.folder / "uv.lock").write_text("\n".join([head, *packages, uv, PROJECT]))
+
+    def install(self, group, **variables):
+        """Return the exit code and the output of an install; pip's configuration is this checkout's alone."""
+        foreign = ("PIP_", "UV_", "SSL_", "XDG_", "TRITON_SETTINGS")
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(foreign) and "CA_BUNDLE" not in name
+        }
+        own |= {"XDG_CONFIG_DIRS": str(self.folder), "PIP_CONFIG_FILE": str(self.pip_conf), "no_proxy": "127.0.0.1"}
+        own |= {
+            "TRITON_SETTINGS_NAMES": "TORCH_INDEX",
+            "UV_CACHE_DIR": f"{self.folder}/cache",
+            "PYTHON": sys.executable,
+        }
+        done = subprocess.run(
+            ["scripts/make/install.sh", ".venv", group],
+            cwd=self.folder,
+            env=own | variables,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def installed(self):
+        return {
+            "-".join(path.stem.split("-")[:2]) for path in self.folder.glob(".venv/lib/*/site-packages/*.dist-info")
+        }
+
+
+@contextmanager
+def served(folder):
+    """Serve a folder as an index."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    checkout = Checkout(tmp_path)
+    with served(checkout.index) as url:
+        checkout.url = url
+        checkout.pip_conf.write_text(f"[global]\nindex-url = {url}\n")
+        yield checkout
+
+
+def test_packages_come_at_locked_versions_from_pips_index(checkout):
+    checkout.publish("six", "2.0")
+    code, printed = checkout.install("tools")
+    assert code == 0, printed
+    assert "six-1.0" in checkout.installed()
+    code, printed = checkout.install("tools")  # again
+    assert code == 0, printed
+
+
+def test_file_with_another_hash_is_refused(checkout):
+    checkout.publish("six", text="import os")
+    code, printed = checkout.install("tools")
+    assert code == 1
+    assert "Hash mismatch" in printed
+    assert "error: uv could not install the packages: see its message above" in printed
+
+
+def test_unreachable_index_is_an_error_that_names_the_next_step(checkout):
+    checkout.pip_conf.write_text(f"[global]\nindex-url = http://127.0.0.1:{free_ports(1)[0]}\n")
+    code, printed = checkout.install("tools", UV_HTTP_RETRIES="0")
+    assert code == 1
+    assert printed.endswith("Run the same command again to continue\n")
+
+
+def test_only_torch_comes_from_its_index(checkout, tmp_path):
+    other = tmp_path / "other"
+    for name in ("torch", "six"):
+        checkout.publish(name, "1.0+cpu", other)
+    with served(other) as url:
+        code, printed = checkout.install("stack", TORCH_INDEX=url)
+    assert code == 0, printed
+    assert {"torch-1.0+cpu", "six-1.0"} <= checkout.installed()
+
+
+@pytest.mark.parametrize("path", [None, "empty"])
+def test_torch_comes_from_the_other_index_if_its_own_fails(checkout, path):
+    url = f"{checkout.url}/{path}" if path else f"http://127.0.0.1:{free_ports(1)[0]}"
+    code, printed = checkout.install("stack", TORCH_INDEX=url)
+    assert code == 0, printed
+    assert (
+        f"TORCH_INDEX={url} does not answer, or lacks torch==1.0 for this machine: PyTorch comes from PyPI" in printed
+    )
+    assert {"torch-1.0", "six-1.0"} <= checkout.installed()
+
+
+def test_half_made_environment_is_made_again(checkout):
+    (checkout.folder / ".venv/bin/python").unlink()
+    (checkout.folder / ".venv/bin/uv").write_bytes(b"")
+    code, printed = checkout.install("tools", UV_HTTP_RETRIES="0", PIP_RETRIES="0")
+    assert (code, "pip could not install uv" in printed) == (1, True), printed  # the index of this test has no uv
+    assert (checkout.folder / ".venv/bin/pip").exists()
+
+
+PRINT_ENVIRONMENT = """#!/bin/sh
+[ "$1" != --version ] || exec echo uv {version} x
+[ "$1" != cache ] || exec echo {cache}
+echo "arguments=$*"
+exec env
 """
 
 
 @pytest.fixture
-def venv(tmp_path):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python").symlink_to(sys.executable)
-    version = install.pin_of(str(ROOT / "requirements.lock"), "uv").replace("==", " ")
-    (tmp_path / "bin/uv").write_text(FAKE_UV.replace("FOLDER", str(tmp_path)).replace("UV_VERSION", version))
-    (tmp_path / "bin/uv").chmod(0o755)
-    return tmp_path
-
-
-def run_install(venv, group, expected=(), **variables):
-    """Return the exit code and the output at a terminal. Each phase of uv lasts until its expected line came twice."""
-    if expected:
-        variables["PHASES"] = "1"
-    ours, terminal = pty.openpty()
-    command = ["scripts/make/install.sh", str(venv), "requirements.lock", group]
-    with subprocess.Popen(command, cwd=ROOT, env=os.environ | variables, stdout=terminal, stderr=terminal) as process:
-        os.close(terminal)
-        text = b""
-        try:
-            while chunk := os.read(ours, 4096):
-                text += chunk
-                for phase, line in enumerate(expected):
-                    if text.count(line.encode()) >= 2:
-                        (venv / f"seen-{phase}").touch()
-        except OSError:  # the other end is closed
-            pass
-    os.close(ours)
-    return process.returncode, text.decode()
-
-
-@contextmanager
-def index(status):
-    """Serve every page with this status; with None, accept connections and do not answer for a minute."""
-    left = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if status is None:
-                left.wait(60)
-            self.send_response(status or 200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        server.block_on_close = False
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        left.set()
-        server.shutdown()
-
-
-def test_terminal_shows_a_line_that_moves(venv):
-    expected = [
-        "downloaded 0 of 211 MB, now torch, numpy",
-        "downloaded 1 of 211 MB, now torch",
-        "installed 2 packages, compiling their modules",
-    ]
-    code, text = run_install(venv, "tools", expected=expected)
-    assert code == 0, text
-    lines = [line for line in re.split(r"\r(?:\x1b\[K)?", text) if line.startswith("  ")]
-    assert all(sum(phase in line for line in lines) >= 2 for phase in expected)
-    assert "\r\x1b[Kwarning: a message of uv's" in text
-    assert "numpy==" not in text
-
-
-def test_log_file_gets_a_progress_line_for_each_state_and_every_minute(capsys, monkeypatch):
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(install, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    progress = install.Progress()
-    for line in ("Downloading torch (200.0MiB)\n", "Installed 2 packages in 223ms\n"):
-        progress.read([line])
-        for _ in range(400):
-            progress.show()
-            clock.now += install.REFRESH_S
-    downloading, compiling = "downloaded 0 of 210 MB, now torch", "installed 2 packages, compiling their modules"
-    assert capsys.readouterr().out.splitlines() == [
-        f"  0:10 {downloading}",
-        f"  1:10 {downloading}",
-        f"  1:40 {compiling}",
-        f"  2:40 {compiling}",
-    ]
-
-
-def test_log_file_gets_the_messages_of_uv(venv, capfd):
-    assert install.uv_install(venv, "requirements.lock", "torch") == 0
-    assert capfd.readouterr().err == "warning: a message of uv's\n"
-
-
-@pytest.fixture
-def pip_conf(tmp_path, monkeypatch):
-    """Return the path of pip's only configuration."""
+def environment(tmp_path, monkeypatch):
+    """Return a function that returns uv's environment for a configuration of pip."""
     for name in [
         name for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_", "XDG_")) or "CA_BUNDLE" in name
     ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    return tmp_path / "pip.conf"
+    monkeypatch.setenv("HOME", "/home/ada")
+    version = re.search(r'^name = "uv"\nversion = "(.*)"', (ROOT / "uv.lock").read_text(), re.MULTILINE)[1]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    (tmp_path / "bin/uv").write_text(PRINT_ENVIRONMENT.format(version=version, cache=tmp_path / "cache"))
+    (tmp_path / "bin/uv").chmod(0o755)
+
+    def of(configuration, **variables):
+        (tmp_path / "pip.conf").write_text(configuration)
+        done = subprocess.run(
+            ["scripts/make/uv.sh", tmp_path, "pip", "install", "torch"],
+            cwd=ROOT,
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+
+    return of
 
 
-def test_configuration_of_pip_counts_for_uv(venv, pip_conf, monkeypatch):
-    pip_conf.write_text("""
+CONFIGURATION = """
 [global]
 index-url = https://mirror.example/simple
 extra-index-url = https://a.example/simple
@@ -163,16 +245,14 @@ client-cert = /etc/client.pem
 proxy = http://proxy.example:3128
 trusted-host = a.example b.example
 timeout = 180
-constraint = /etc/constraints.txt
 no-index = true
 [install]
 extra-index-url = https://b.example/simple
     https://c.example/simple
-""")
-    monkeypatch.setenv("HOME", "/home/ada")
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://own.example/simple")
-    assert install.uv_install(venv, "requirements.lock", "torch") == 0
-    environment = dict(line.split("=", 1) for line in (venv / "environment").read_text().splitlines())
+"""
+
+
+def test_configuration_of_pip_counts_for_uv(environment):
     expected = {
         "UV_DEFAULT_INDEX": "https://own.example/simple",
         "UV_INDEX": "https://b.example/simple https://c.example/simple",
@@ -182,77 +262,25 @@ extra-index-url = https://b.example/simple
         "SSL_CERT_FILE": "/etc/company.pem",
         "SSL_CLIENT_CERT": "/etc/client.pem",
         "ALL_PROXY": "http://proxy.example:3128",
+        "arguments": "pip install torch --no-index",
     }
-    assert expected.items() <= environment.items()
-    (call,) = (venv / "calls").read_text().splitlines()
-    assert "--constraint requirements.lock --constraint /etc/constraints.txt --no-index torch" in call
+    assert expected.items() <= environment(CONFIGURATION, UV_DEFAULT_INDEX="https://own.example/simple").items()
 
 
-def test_variables_replace_the_configuration_of_pip(venv, pip_conf, monkeypatch):
-    pip_conf.write_text("[global]\ncert = /etc/company.pem\nno-index = false\n")
-    monkeypatch.setenv("PIP_CERT", "")
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/etc/bundle.pem")
-    settings = install.pip_settings(venv)
-    assert "no-index" not in settings
-    assert install.uv_environment(settings)["SSL_CERT_FILE"] == "/etc/bundle.pem"
+def test_variables_replace_the_configuration_of_pip(environment):
+    configuration = "[global]\ncert = /etc/company.pem\nno-index = false\n"
+    found = environment(configuration, PIP_CERT="", REQUESTS_CA_BUNDLE="/etc/bundle.pem")
+    assert (found["SSL_CERT_FILE"], found["arguments"]) == ("/etc/bundle.pem", "pip install torch")
 
 
-def test_wrong_configuration_of_pip_is_an_error_with_its_message(venv, pip_conf, capfd):
-    pip_conf.write_text("index-url = no section\n")
-    with pytest.raises(SystemExit, match="pip cannot read its configuration"):
-        install.uv_install(venv, "requirements.lock", "torch")
-    assert "pip.conf" in capfd.readouterr().err
+def test_cache_that_cannot_be_written_is_not_used(environment, tmp_path):
+    assert "UV_NO_CACHE" not in environment("")
+    (tmp_path / "cache").rmdir()
+    (tmp_path / "cache").write_text("a file")
+    assert environment("")["UV_NO_CACHE"] == "1"
 
 
-def test_cache_that_cannot_be_written_is_not_used(venv):
-    (venv / "cache").write_text("a file")
-    assert install.uv_install(venv, "requirements.lock", "torch") == 0
-    assert "--no-cache" in (venv / "calls").read_text()
-
-
-@pytest.mark.parametrize(
-    "line", ["    + gcc -c x.c\n", "  Building wheel for foo\n", "Using cached x\n", "error: no\n"]
-)
-def test_all_of_an_error_is_printed(line, capsys):
-    install.Progress().read([line])
-    assert capsys.readouterr().err == line
-
-
-def test_uv_that_does_not_run_is_installed_again(tmp_path):
-    assert install.version_of(tmp_path / "uv") == ""
-    (tmp_path / "uv").write_bytes(b"")
-    (tmp_path / "uv").chmod(0o755)
-    assert install.version_of(tmp_path / "uv") == ""
-
-
-def test_failed_uv_fails_the_install(venv):
-    code, text = run_install(venv, "tools", UV_EXIT_CODE="1")
-    assert code == 1
-    assert "error: uv could not install requirements.lock: see its message above" in text
-
-
-def test_only_torch_comes_from_its_index(venv):
-    with index(200) as url:
-        code, text = run_install(venv, "all", TORCH_INDEX=url, no_proxy="127.0.0.1")
-    assert code == 0, text
-    torch, everything = (venv / "calls").read_text().splitlines()
-    assert re.search(rf"--no-deps --default-index {url} torch==2\.", torch)
-    assert "--group=stack" in everything and "--group=dev" in everything
-    assert "--constraint requirements.lock" in everything
-    assert "index" not in everything
-
-
-@pytest.mark.parametrize("status", [None, 403])
-def test_failing_index_is_not_used(monkeypatch, status):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(install, "PROBE_S", 0.5)
-    with index(status) as url:
-        assert not install.answers(url)
-
-
-def test_unreachable_index_falls_back_to_pypi_with_one_line(venv):
-    url = f"http://127.0.0.1:{free_ports(1)[0]}/whl"
-    code, text = run_install(venv, "all", TORCH_INDEX=url, no_proxy="127.0.0.1")
-    assert code == 0, text
-    assert f"TORCH_INDEX={url} does not answer: PyTorch comes from PyPI" in text
-    assert len((venv / "calls").read_text().splitlines()) == 1
+def test_wrong_configuration_of_pip_is_an_error_with_its_message(checkout):
+    checkout.pip_conf.write_text("index-url = no section\n")
+    code, printed = checkout.install("tools")
+    assert (code, "pip.conf" in printed, "error: pip cannot read its configuration" in printed) == (1, True, True)

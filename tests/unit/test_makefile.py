@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from scripts.audit.__main__ import locked
 from tests.support.supervisord_stand_in import supervisord_stand_in
 from triton_transformers.settings import ROOT
 
@@ -100,15 +102,7 @@ def test_profile_target_sets_the_profile(installed_machine):
     assert "PROFILE=neuron" in installed_machine.make("build-neuron", PROFILE="cuda").splitlines()
 
 
-@pytest.mark.parametrize("target", ["down", "status", "clean"])
-def test_stack_of_an_older_version_is_found(machine, target):
-    """Its packages have the markers `.installed` and `.installed-tools`."""
-    for marker in (".installed", ".installed-tools"):
-        (machine.folder / marker).touch()
-    assert f"-m scripts.stack {target}" in machine.make("--dry-run", target, "RUNTIME=local")
-
-
-NEED_NO_RUNTIME = ("help", "lint", "test", "test-unit", "test-docker", "dashboards-json", "bench", "lock")
+NEED_NO_RUNTIME = ("help", "lint", "test", "test-unit", "test-docker", "dashboards-json", "bench", "lock", "version")
 
 
 def test_targets_without_a_runtime_query_no_engine(machine):
@@ -165,7 +159,7 @@ def test_ci_runs_the_tests_that_the_readme_names():
 def install(folder: Path, group: str, python: str = "no-such-python") -> str:
     """Run the install in a folder, and return the message of its error."""
     done = subprocess.run(
-        [ROOT / "scripts/make/install.sh", folder / "venv", "requirements.lock", group],
+        [ROOT / "scripts/make/install.sh", folder / "venv", group],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "PYTHON": python},
         capture_output=True,
@@ -187,6 +181,14 @@ def test_install_refuses_a_path_from_which_no_model_starts(tmp_path, name):
     message = f"error: {folder}: Triton's Python processes do not start from such a path. Move this checkout to a path"
     assert install(folder, "stack").startswith(message)
     assert "is not installed" in install(folder, "tools")  # with Docker, the path does not matter
+
+
+def test_version_is_printed_before_anything_is_installed(machine):
+    printed = machine.make("version")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert printed.startswith(f"triton-transformers {project['version']}")
+    assert f"\ntransformers {locked()['transformers']}\n" in printed
+    assert re.search(r"^Triton \d\d\.\d\d \(nvidia-pytriton ", printed, re.MULTILINE)
 
 
 def test_runtime_is_found_without_home(machine):

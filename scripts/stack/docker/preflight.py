@@ -137,7 +137,7 @@ def check_disk(folder: Path, image: str) -> None:
 
 
 def warn_of_torch_index(index: str, image: str) -> None:
-    """Warn if the index does not answer: pip would retry it for minutes, for each package.
+    """Warn if the index does not answer: the build would take PyTorch from PyPI.
 
     Only a warning, because the build may reach what this shell does not.
     """
@@ -150,8 +150,8 @@ def warn_of_torch_index(index: str, image: str) -> None:
     except OSError as error:
         if not isinstance(getattr(error, "reason", error), ssl.SSLError):  # BUILD_CA may know its certificate
             err.print(
-                f"[yellow]TORCH_INDEX={index} does not answer here.[/] If it does not answer in the build either, the "
-                "build takes long and may fail: set TORCH_INDEX to a mirror of it, or to PyPI's (for CUDA, 3 GB more)"
+                f"[yellow]TORCH_INDEX={index} does not answer here.[/] If it does not answer in the build either, "
+                "PyTorch comes from PyPI, perhaps with CUDA (3 GB more): set TORCH_INDEX to a mirror"
             )
 
 

@@ -115,18 +115,13 @@ def transformers(requirement: str, state: Path) -> str:
     ):
         if target.exists():
             return str(target)
-        constraints = Path(folder) / "constraints.txt"
-        # With hashes, pip would refuse every package that has none, such as the other transformers.
-        locked = re.sub(" --hash=.*", "", (ROOT / "requirements.lock").read_text()).splitlines()
-        # The other transformers pins these itself; the rest must fit the server.
-        free = re.compile(r"(transformers|tokenizers|huggingface[-_]hub)=", re.IGNORECASE)
-        constraints.write_text("\n".join(line for line in locked if not free.match(line)))
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        pip += ["--target", f"{folder}/packages", "--constraint", str(constraints), requirement]
+        # Its own dependencies come with it; those that the lock pins must fit the server.
+        command = ["scripts/make/locked.sh", sys.prefix, "--target", f"{folder}/packages", requirement]
+        environment = os.environ | {"TRANSFORMERS": requirement, "TORCH_INDEX": ""}
         with err.status(f"TRANSFORMERS: installing {requirement}"):
-            done = subprocess.run(pip, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         if done.returncode:
-            raise UserError(f"TRANSFORMERS={requirement}: pip could not install it:\n{done.stderr.strip()[-1000:]}")
+            raise UserError(f"TRANSFORMERS={requirement}: uv could not install it:\n{done.stderr.strip()[-1000:]}")
         (Path(folder) / "packages").rename(target)
     return str(target)
 
