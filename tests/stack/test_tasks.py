@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,7 @@ import transformers
 from tests.support.batches import batches_of
 from tests.support.checkpoints import encoders, vision
 from tests.support.neuron import on_neuron
-from tests.support.stacks import TestStack
+from tests.support.stacks import SHORT, TestStack
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.exporters.references import find_answer
 from triton_transformers.triton import TritonError
@@ -24,6 +23,7 @@ from triton_transformers.triton import TritonError
 pytestmark = pytest.mark.slow
 
 TEXTS = MIXED.texts[:24]
+IN_PYTHON = ("mood", "sentences")  # systems that run in the format `python` too
 TASKS = {"captions": "sentence-similarity"}  # of the systems whose files name no single task
 
 
@@ -51,21 +51,28 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture(scope="module", params=["onnx", "python", "neuron"])
+@pytest.fixture(scope="module", params=["cpu", "neuron"])
 def served(new_stack, checkpoints, request) -> Iterator[TestStack]:
-    """Assemble and load every task in one format. Stop it at the end: memory cannot hold those of all formats."""
-    stack, settings = new_stack(), {"FORMAT": request.param}
-    if request.param == "neuron":
-        stack, settings = on_neuron(stack), {}
-    stack.assemble(
+    """Assemble and load every task on one kind of hardware. Stop it at the end: memory cannot hold those of both.
+
+    On the CPU, assemble every task in the format `python` too, which compares its answers with the library's, and load
+    two of these systems.
+    """
+    settings = [
         # On Neuron, models share no core.
-        *(
-            {"SYSTEMS": name, "SOURCE": folder, "NEURON_CORES": f"{number}:{number}", "TASK": TASKS.get(name, "")}
-            | settings
-            for number, (name, folder) in enumerate(checkpoints.items())
-        )
-    )
-    done = stack.make("up", SYSTEMS=" ".join(checkpoints))
+        {"SYSTEMS": name, "SOURCE": folder, "NEURON_CORES": f"{number}:{number}", "TASK": TASKS.get(name, "")}
+        for number, (name, folder) in enumerate(checkpoints.items())
+    ]
+    stack, systems = new_stack(), list(checkpoints)
+    if request.param == "neuron":
+        stack = on_neuron(stack)
+    else:
+        python = [one | {"SYSTEMS": f"{one['SYSTEMS']}_python", "FORMAT": "python"} for one in settings]
+        settings = [*(one | {"FORMAT": "onnx"} for one in settings), *python]
+        settings.append({"SYSTEMS": "mood_int8", "SOURCE": checkpoints["mood"], "FORMAT": "onnx-int8"})
+        systems += ["mood_int8", *(f"{name}_python" for name in IN_PYTHON)]
+    stack.assemble(*settings)
+    done = stack.make("up", SYSTEMS=" ".join(systems))
     assert done.returncode == 0, done.stdout + done.stderr
     yield stack
     stack.make("down")
@@ -151,15 +158,25 @@ def test_text_half_of_clip_equals_get_text_features(served, checkpoints):
         np.testing.assert_allclose(answer["sentence_embedding"][row], expected[0].numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("served", ["onnx"], indirect=True)
-@pytest.mark.parametrize("system", ["splade", "captions"])
-def test_load_test_measures_vectors(served, system):
-    """The requests are the same in every format."""
-    done = served.make("loadtest", SYSTEM=system, MODES="none dynamic", ROUNDS=2, WINDOW=1, WARMUP=1, USERS=8)
+@pytest.mark.parametrize("served", ["cpu"], indirect=True)
+@pytest.mark.parametrize("system", IN_PYTHON)
+def test_format_python_answers_like_onnx(served, system):
+    options = {"text_pair": TEXTS[::-1]} if system == "mood" else {"prompt_name": ["query"] * len(TEXTS)}
+    answer = served.ask(f"{system}_python", input_text=TEXTS, **options)
+    for name, expected in served.ask(system, input_text=TEXTS, **options).items():
+        if expected.dtype.kind == "f":
+            np.testing.assert_allclose(answer[name], expected, atol=1e-4)
+        else:
+            assert answer[name].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("served", ["cpu"], indirect=True)
+def test_load_test_measures_sparse_vectors(served):
+    done = served.make("loadtest", SYSTEM="splade", **(SHORT | {"USERS": 8}))
     # Ignore the exit code: on a busy machine, Triton may run no batch of a tiny model, and `make` then fails.
     assert "texts per batch (" in done.stdout, done.stdout + done.stderr
     results = served.results()
-    assert results["system"] == system
+    assert results["system"] == "splade"
     modes = results["modes"]
     assert min(mode["requests"] for mode in modes.values()) > 0
     assert [mode["failures"] for mode in modes.values()] == [0] * len(modes)
@@ -265,50 +282,7 @@ def test_batched_answers_equal_single_ones(served):
         np.testing.assert_allclose(scores, alone[i % len(TEXTS)], atol=1e-5)
 
 
-@pytest.mark.parametrize("format", ["onnx", "python"])
-def test_weights_for_another_task_are_refused(new_stack, checkpoints, format):
-    """Transformers would initialize the missing weights at random."""
-    stack = new_stack()
-    done = stack.make(
-        "models", SYSTEMS="mood", SOURCE=checkpoints["features"], TASK="text-classification", FORMAT=format
-    )
-    assert done.returncode != 0
-    assert "is not a model for text-classification: it lacks the weights 'classifier.bias'" in done.stderr
-    assert not (stack.folder / "models/mood").exists()
-
-
-def test_int8_keeps_the_interface(new_stack, checkpoints):
-    stack = new_stack()
-    done = stack.make("models", SYSTEMS="mood", SOURCE=checkpoints["mood"], FORMAT="onnx-int8")
-    assert done.returncode == 0, done.stderr
-    assert "int8: " in done.stdout
-    assert "times as fast" in done.stdout
-    done = stack.make("up", SYSTEMS="mood")
-    assert done.returncode == 0, done.stderr
-    answer = stack.ask("mood", input_text=TEXTS)
-    assert answer["scores"].shape == (len(TEXTS), len(encoders.MOODS))
-    # Without settings the model stays; another FORMAT assembles it again.
-    assert "in place" in stack.make("models", SYSTEMS="mood").stdout
-    assert "assembled" in stack.make("models", SYSTEMS="mood", SOURCE=checkpoints["mood"], FORMAT="onnx").stdout
-
-
-def test_unservable_weights_are_one_sentence(new_stack, checkpoints, tmp_path):
-    stack = new_stack()
-    odd = shutil.copytree(checkpoints["mood"], tmp_path / "odd")
-    config = json.loads((odd / "config.json").read_text())
-    (odd / "config.json").write_text(json.dumps(config | {"model_type": "nonsense"}))
-    pickled = shutil.copytree(checkpoints["mood"], tmp_path / "pickled")
-    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    for source, sentence in (
-        (odd, "is of the type nonsense, which transformers"),
-        (
-            pickled,
-            "has no model.safetensors, and its pytorch_model.bin is not read, because other formats can run code",
-        ),
-        (tmp_path / "nowhere", "there is no such folder"),
-    ):
-        done = stack.make("models", SYSTEMS="mood", SOURCE=source)
-        assert done.returncode != 0
-        assert sentence in done.stderr
-        assert "Traceback" not in done.stderr
-        assert not (stack.folder / "models/mood").exists()
+@pytest.mark.parametrize("served", ["cpu"], indirect=True)
+def test_int8_keeps_the_interface(served):
+    assert re.search(r"mood_int8: .*\n?.*int8: .* times as fast", served.assembled, re.DOTALL)
+    assert served.ask("mood_int8", input_text=TEXTS)["scores"].shape == (len(TEXTS), len(encoders.MOODS))

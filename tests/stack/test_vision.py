@@ -26,7 +26,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.batches import batches_of
 from tests.support.checkpoints import encoders, vision
-from tests.support.stacks import TestStack, bring_up
+from tests.support.stacks import SHORT, TestStack, bring_up
 from triton_transformers.settings import ROOT
 
 pytestmark = pytest.mark.slow
@@ -422,16 +422,7 @@ def test_documented_program_works(stack, tmp_path):
 
 def test_comparison_runs_on_images(stack):
     # Over gRPC and with workers, because images are larger than texts.
-    load = {
-        "MODES": "none dynamic",
-        "ROUNDS": 2,
-        "WINDOW": 2,
-        "WARMUP": 1,
-        "USERS": 16,
-        "PROTOCOL": "grpc",
-        "WORKERS": 2,
-    }
-    done = stack.make("loadtest", SYSTEM="vit_ensemble", **load)
+    done = stack.make("loadtest", SYSTEM="vit_ensemble", PROTOCOL="grpc", WORKERS=2, **SHORT)
     assert "images per batch (" in done.stdout, done.stdout + done.stderr
     results = stack.results()
     # Compare the means of all windows: on a busy machine, Triton may run no batch of a tiny model in one of them.

@@ -30,7 +30,7 @@ from triton_transformers.triton import Triton
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
 # A comparison that ends in seconds. Its ratio proves nothing.
-SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
+SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 1, "WARMUP": 1, "USERS": 16}
 
 
 _reserved_ports: set[int] = set()
@@ -97,6 +97,7 @@ class TestStack:
     __test__ = False
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    assembled: str = ""  # what the last assemble() printed
 
     def __post_init__(self) -> None:
         names = [name for name in DEFAULTS if name.endswith("_PORT")]
@@ -166,6 +167,7 @@ class TestStack:
             timeout=300 + 60 * len(systems),
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        self.assembled = done.stdout
         return done.stdout
 
     def start_make(self, target: str, **settings: object) -> FollowedMake:

@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import json
+import random
 import re
 from collections.abc import Iterable, Iterator
 
@@ -282,8 +283,10 @@ def test_all_pairs_keep_policies(combined, policy):
 
 
 @pytest.mark.slow
-def test_all_combinations_are_valid_and_keep_policies(combined):
-    rest = render_all((name, parts) for name, parts in combinations() if " ".join([name, *parts]) not in combined)
+def test_combinations_are_valid_and_keep_policies(combined):
+    """Take one in ten of those with more than pairs, because all take 21 s of CPU time."""
+    left = [(name, parts) for name, parts in combinations() if " ".join([name, *parts]) not in combined]
+    rest = render_all(random.Random(2).sample(left, len(left) // 10))
     assert [
         (name, problem) for name, objects in rest.items() for policy in POLICIES for problem in policy(objects)
     ] == []

@@ -88,14 +88,14 @@ def test_truncated_tokens_are_those_of_the_whole_text(kind):
     tokenizer = trained(kind)
     shortener = Shortener(tokenizer, MAX_LENGTH)
     shortened = 0
-    for text in nasty_texts(60):
+    for text in nasty_texts(20):
         short = shortener.shortened(text)
         assert short is not None
         cut, whole = tokenizer.encode(short), tokenizer.encode(text)
         assert (cut.ids, cut.offsets, cut.word_ids) == (whole.ids, whole.offsets, whole.word_ids), (text[:EDGE], short)
         assert bool(cut.overflowing) == bool(whole.overflowing)
         shortened += len(short) < len(text)
-    assert shortened > 100
+    assert shortened > 30
 
 
 def word_pieces(normalizer: normalizers.Normalizer) -> Tokenizer:

@@ -247,6 +247,24 @@ def test_model_is_refused_in_one_sentence(tmp_path, case):
     assert sentence in refusal(tmp_path, files, chosen)
 
 
+@pytest.mark.parametrize("format", ["onnx", "python"])
+def test_weights_for_another_task_are_refused(tmp_path, format):
+    """Transformers would initialize the missing weights at random."""
+    encoders.save_distilbert(tmp_path / "source", "Model")
+    sentence = refusal(tmp_path, chosen={"TASK": "text-classification", "FORMAT": format})
+    assert "is not a model for text-classification: it lacks the weights 'classifier.bias'" in sentence
+
+
+def test_unknown_type_and_pickled_weights_are_refused(tmp_path):
+    source = encoders.save_bert(tmp_path / "source", "ForSequenceClassification")
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    sentence = "has no model.safetensors, and its pytorch_model.bin is not read, because other formats can run code"
+    assert sentence in refusal(tmp_path)
+    (source / "pytorch_model.bin").rename(source / "model.safetensors")
+    change(source, "config.json", model_type="nonsense")
+    assert "is of the type nonsense, which transformers" in refusal(tmp_path)
+
+
 def refusal(folder: Path, files: dict | None = None, chosen: dict | None = None) -> str:
     """Return the sentence that refuses the model of these files, or the one in the folder `source`."""
     source, repository = folder / "source", folder / "models"
