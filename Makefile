@@ -123,9 +123,9 @@ bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generati
 # Each process imports all test modules, which takes 15 s of CPU time. Stack tests also wait, so they get one more than
 # there are cores. At most four modules run side by side, because each stack takes memory.
 # A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
-pytest = $(python) -m pytest --numprocesses $(1) --maxprocesses 4 --max-worker-restart 0 --dist $(2) --no-loadscope-reorder --durations 15
-unit_tests = $(call pytest,$$(nproc),loadfile) tests/unit
-stack_tests = $(call pytest,$$(($$(nproc) + 1)),loadgroup) tests/stack
+pytest = $(python) -m pytest --numprocesses $(1) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
+unit_tests = $(call pytest,$$(nproc)) tests/unit
+stack_tests = $(call pytest,$$(($$(nproc) + 1))) tests/stack
 
 # Without SLOW=1, tests marked `slow` are left out.
 quick = $(if $(SLOW),,-m "not slow")

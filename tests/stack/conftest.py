@@ -17,21 +17,11 @@ SLOWEST = (
 HANGS = pytest.mark.timeout(1200)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the modules, and have one worker run all tests of the stack that nobody changes: it starts once then."""
-    shared = {item.path for item in items if is_unchanging(item)}
     items.sort(key=lambda item: SLOWEST.index(item.path.stem) if item.path.stem in SLOWEST else len(SLOWEST))
     for item in items:
         if not item.get_closest_marker("timeout"):
             item.add_marker(HANGS)
-        item.add_marker(pytest.mark.xdist_group("stack" if item.path in shared else item.path.stem))
-
-
-def is_unchanging(item: pytest.Item) -> bool:
-    """Return whether the fixture `stack` of a test is the one below, and not its module's own."""
-    definitions = item._fixtureinfo.name2fixturedefs.get("stack", ())
-    return any(definition.scope == "session" for definition in definitions[-1:])
 
 
 @pytest.fixture(scope="module")

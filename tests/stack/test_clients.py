@@ -17,8 +17,8 @@ import tritonclient.http.aio as http_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.support.clients import IDS, address, connect, exchange_over_shared_memory, ids_input
 from tests.support.stacks import KEY, TestStack
+from tests.support.triton_clients import IDS, address, connect, exchange_over_shared_memory, ids_input
 
 # The header that carries the admin key has a longer name over gRPC.
 HEADERS = {httpclient: {"triton-admin-key": KEY}, grpcclient: {"triton-grpc-protocol-triton-admin-key": KEY}}

@@ -37,8 +37,8 @@ from triton_transformers.settings import MODES, ROOT
 
 RECORDED = Path(__file__).with_name("recorded")
 STAND_IN = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
-SHORT = {"ROUNDS": 2, "WINDOW": 3, "WARMUP": 2, "USERS": 16}
-GENERATING = {"SYSTEM": "story", "ROUNDS": 2, "WINDOW": 3, "WARMUP": 1}
+SHORT = {"ROUNDS": 2, "WINDOW": 5, "WARMUP": 4, "USERS": 16}
+GENERATING = {"SYSTEM": "story", "ROUNDS": 2, "WINDOW": 4, "WARMUP": 1}
 # Panels with at least one query for hardware that the test machines lack.
 NEEDS_HARDWARE = {
     "GPUs in use",

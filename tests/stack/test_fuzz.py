@@ -30,9 +30,9 @@ from tritonclient.utils import InferenceServerException
 from scripts.stack.local.supervisor import Supervisor
 from tests.support import fuzz
 from tests.support.checkpoints import encoders, language
-from tests.support.clients import address, connect, ids_input
 from tests.support.embedding import embed
 from tests.support.stacks import TestStack, bring_up, filled_stack, stacks
+from tests.support.triton_clients import address, connect, ids_input
 from triton_transformers.settings import ROOT
 from triton_transformers.triton import TritonError
 

@@ -26,9 +26,9 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
-from tests.support.clients import IDS, connect, exchange_over_shared_memory
 from tests.support.generation import PROMPTS, SECRET, counted, pieces, send_concurrently, settled, text, texts
 from tests.support.stacks import TestStack, bring_up
+from tests.support.triton_clients import IDS, connect, exchange_over_shared_memory
 from triton_transformers.triton import TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

@@ -97,7 +97,7 @@ def test_text_above_the_compiled_length_gets_400(neuron):
 
 
 def test_comparison_runs_on_neuron(neuron):
-    done = neuron.make("loadtest", USERS=8, ROUNDS=2, WINDOW=1, WARMUP=1)
+    done = neuron.make("loadtest", USERS=8, ROUNDS=2, WINDOW=2, WARMUP=1)
     assert done.returncode == 0, done.stdout + done.stderr
     results = neuron.results()
     assert results["profile"] == "neuron"

@@ -30,7 +30,7 @@ from triton_transformers.triton import Triton
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
 # A comparison that ends in seconds. Its ratio proves nothing.
-SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 1, "WARMUP": 1, "USERS": 16}
+SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
 
 
 _reserved_ports: set[int] = set()

@@ -14,14 +14,15 @@ from triton_transformers.settings import ROOT
 
 # Names that Python, pytest and Triton prescribe.
 PRESCRIBED = {"__init__.py", "__main__.py", "conftest.py", "model.py", "sitecustomize.py"}
-# Folders whose modules mirror each other: one runtime and the other, an exporter and the backend or checkpoints of its
-# task, a unit test and the test of the same subject on a real server, what the comparison and the search show, images.
+# task, a unit test and the test of the same
+# subject on a real server, what the comparison, the search and the soak show, clients, images.
 MIRRORS = (
     {"scripts/stack/local", "scripts/stack/docker"},
     {"triton_transformers/models/exporters", "images/triton/backends/neuron", "images/triton/backends/shared"}
     | {"tests/support/checkpoints", "tests/support"},
     {"tests/unit", "tests/stack", "tests/docker"},
-    {"loadtest", "loadtest/tune"},
+    {"loadtest", "loadtest/tune", "drills/soak"},
+    {"bench", "drills"},
     {"images/triton", "images/gateway"},
 )
 
