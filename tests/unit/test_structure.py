@@ -14,8 +14,9 @@ from triton_transformers.settings import ROOT
 
 # Names that Python, pytest and Triton prescribe.
 PRESCRIBED = {"__init__.py", "__main__.py", "conftest.py", "model.py", "sitecustomize.py"}
-# task, a unit test and the test of the same
-# subject on a real server, what the comparison, the search and the soak show, clients, images.
+# Folders whose modules mirror each other: one runtime and the other, an exporter and the backend or checkpoints of its
+# task, a unit test and the test of the same subject on a real server, what the comparison, the search and the soak
+# show, clients, tensors, images.
 MIRRORS = (
     {"scripts/stack/local", "scripts/stack/docker"},
     {"triton_transformers/models/exporters", "images/triton/backends/neuron", "images/triton/backends/shared"}
@@ -23,6 +24,7 @@ MIRRORS = (
     {"tests/unit", "tests/stack", "tests/docker"},
     {"loadtest", "loadtest/tune", "drills/soak"},
     {"bench", "drills"},
+    {"triton_transformers", "images/triton/backends/neuron"},
     {"images/triton", "images/gateway"},
 )
 
