@@ -67,7 +67,7 @@ class Result:
     recovery_s: float = 0.0  # infinite: the stack did not recover by itself
     slowest_s: float = 0.0  # the longest wait for a right answer
     reload_s: float | None = None  # how long a reload of the models took, if it was measured for the bound
-    problem: str = ""  # what a command of the drill did that it should not do
+    problem: str = ""  # what a command of the drill did that it should not do, or why the load stopped
     not_run: str = ""  # the reason why the drill cannot run here
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -167,6 +167,7 @@ def result(chosen: Drill, stack: DrillStack) -> Result:
             time.sleep(AFTER_S)
     if not_run:
         return replace(figures, not_run=not_run)
+    problem = problem or "; ".join(load.problems)
     recovery = recovery_s(load.outcomes, fault_at, whole_at)
     figures = replace(figures, **counted(load.outcomes), recovery_s=recovery, problem=problem)
     if figures.held or not chosen.bound.reloads or math.isinf(whole_at):

@@ -130,6 +130,8 @@ class FakeStack:
 class FakeLoad:
     """A load with one failed request, one second after the beginning of the drill's function."""
 
+    problems: tuple[str, ...] = ()
+
     def __init__(self, clients: None, known: None) -> None:
         self.outcomes = [Outcome(HTTP, 101 + harness.BEFORE_S, 0.1, FAILED, "why")]
 
@@ -221,6 +223,12 @@ def test_error_of_a_drill_is_in_its_result(stack: FakeStack, error: Exception, f
     result = run(stack, fail)
     assert str(error) in getattr(result, field)
     assert not result.held
+
+
+def test_drill_whose_load_stopped_does_not_hold(stack: FakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeLoad, "problems", ("the clients stopped: KeyError()",))
+    result = run(stack, lambda stack: None)
+    assert (result.problem, result.held) == ("the clients stopped: KeyError()", False)
 
 
 def test_drill_does_not_begin_on_a_broken_stack(stack: FakeStack) -> None:
