@@ -36,7 +36,7 @@ from triton_transformers.tensors import Tensor
 CLIENTS = int(os.environ.get("CLIENTS", 16))  # over each protocol
 PAUSE_S = float(os.environ.get("PAUSE_S", 0.2))
 TIMEOUT_S = 70
-# The gateway sends requests of one text to Triton over HTTP, and those of nine over gRPC.
+# Texts of a request to the gateway.
 BATCHES = (1, 9)
 OUTPUT = "output__0"
 GATEWAY, PODS = "gateway:8080", "triton-pods"
