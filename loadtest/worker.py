@@ -1,6 +1,6 @@
 """python -m loadtest.worker: one of the processes that run the users of a comparison with WORKERS.
 
-It connects to LOADTEST_MASTER (host:port), carries out the orders of the master (master.py), and ends with it.
+It connects to LOADTEST_MASTER (host:port), carries out the orders of the master (worker_users.py), and ends with it.
 """
 
 from __future__ import annotations
