@@ -93,9 +93,8 @@ def test_grpc_equals_http(stack):
 
 def test_served_vectors_equal_the_original(stack, original):
     """Compare also an empty text, one token, and more tokens than the maximum."""
-    from triton_transformers.models.exporters.text import (
-        example_texts,  # with transformers, whose ssl Locust would patch too late
-    )
+    # It imports transformers, whose ssl Locust would patch too late.
+    from triton_transformers.models.exporters.text import example_texts
 
     texts = example_texts(256)
     served = np.concatenate([embed(stack, *texts[i : i + 30]) for i in range(0, len(texts), 30)])

@@ -198,7 +198,7 @@ def test_request_file_is_sent(user):
     assert user.make("predict-oci", REQUEST=path).startswith("out BYTES [2]: ")
 
 
-def test_unsupported_do_not_quote_the_prompt(user):
+def test_refusals_do_not_quote_the_prompt(user):
     for settings, message in (
         ({"PROMPT": "", "REQUEST": ""}, "error: Nothing to send. Set PROMPT="),
         ({"PROMPT": "x" * 3000}, "error: gpt2_ensemble refused the request (400): "),
