@@ -58,6 +58,9 @@ class DrillStack:
         self.supervisor = Supervisor(self.state)
         self.triton = Triton(self.url("TRITON_HTTP_PORT"), self.variables["TRITON_ADMIN_KEY"])
         self.fault_at: float | None = None
+        # One loop for all questions. gRPC hands its events to any loop of the process, and fails at those of a closed
+        # loop: the ends of requests that were cancelled with their channel.
+        self.runner = asyncio.Runner()
 
     @property
     def state(self) -> Path:
@@ -170,7 +173,7 @@ class DrillStack:
             async with contextlib.aclosing(self.clients()) as clients:
                 return await clients.learn()
 
-        self.known = asyncio.run(ask())
+        self.known = self.runner.run(ask())
         self.until(self.is_whole, "right answers on every route")
 
     def is_whole(self) -> bool:
@@ -188,7 +191,7 @@ class DrillStack:
             return False
         if "prometheus" in running and not is_up(self.url("PROMETHEUS_PORT") + "/-/ready"):
             return False
-        return asyncio.run(ask())
+        return self.runner.run(ask())
 
     def reload_s(self) -> float:
         """Return how long the models take to load while they serve no requests, as after a crash."""
@@ -257,6 +260,7 @@ class DrillStack:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.runner.close()
         with contextlib.suppress(BrokenError):
             self.make("down")
         self.kill_all()
