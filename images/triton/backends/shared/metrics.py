@@ -76,7 +76,7 @@ class Metrics:
             self.counts.update(counts)
 
     def add_request(self, arrived_at: float, began_at: float) -> None:
-        """Count a request that has just got its last response; both times are those of time.monotonic()."""
+        """Count a request whose last response is ready; both times are those of time.monotonic()."""
         now = time.monotonic()
         self.add(
             requests=1,
