@@ -43,9 +43,7 @@ class RequestForm:
 
 
 def triton_request(text: str) -> HttpRequest:
-    data = text.encode()
-    tensor = Tensor("input_text", "BYTES", [1, 1], len(data).to_bytes(4, "little") + data)
-    return http_request([tensor], ["output__0"])
+    return http_request([Tensor.from_texts("input_text", [text], [1, 1])], ["output__0"])
 
 
 def triton_headers(text: str) -> dict[str, str]:

@@ -70,7 +70,7 @@ class Examples:
         batch = [1] if config.get("max_batch_size") else []
         inputs = {tensor["name"]: tensor for tensor in config["input"]}
         if "image_bytes" in inputs:
-            return cls("images", [[_bytes("image_bytes", batch, file)] for file in image_files()])
+            return cls("images", [[Tensor.from_texts("image_bytes", [file], [*batch, 1])] for file in image_files()])
         if "image" in inputs and [int(axis) for axis in inputs["image"]["dims"]] == [-1, -1, 3]:
             return cls("images", [[_pixels("image", batch, image)] for image in small_images()])
         # A model that accepts `prompt` or `text_input` requires neither: send the first one.
@@ -87,7 +87,7 @@ class Examples:
             columns[0] = _questions(texts)
         requests = [
             [
-                _bytes(tensor["name"], batch, column[row % len(column)].encode())
+                Tensor.from_texts(tensor["name"], [column[row % len(column)]], [*batch, 1])
                 for tensor, column in zip(required, columns, strict=True)
             ]
             for row in range(len(texts))
@@ -106,10 +106,6 @@ def _questions(texts: list[str]) -> list[str]:
     """Return the short questions among the texts, or else the beginning of each text."""
     questions = [text for text in texts if text.endswith("?") and len(text.encode()) <= QUESTION_BYTES]
     return questions or [text.encode()[:QUESTION_BYTES].decode(errors="ignore") for text in texts]
-
-
-def _bytes(name: str, batch: list[int], data: bytes) -> Tensor:
-    return Tensor(name, "BYTES", [*batch, 1], len(data).to_bytes(4, "little") + data)
 
 
 def _pixels(name: str, batch: list[int], image: Image) -> Tensor:
