@@ -39,7 +39,7 @@ OWN_CONNECTION = {
     # The time to connect. The gateway's 100 ms are too short for new clients on a busy machine.
     "grpc.min_reconnect_backoff_ms": 20_000,
 }
-# Of a soak.
+# The soak sends requests of 1 to MAXIMUM_TEXTS texts, and a share of bad requests.
 MAXIMUM_TEXTS = 8
 BAD_SHARE = 0.01
 # Requests of a client before it leaves: a stack that keeps something of each connection shows that too.

@@ -202,7 +202,7 @@ class Setting(Generic[T]):
 
     rule: Rule[T]
     default: str = ""
-    # What another value restarts: the gateway alone, or the rest of the stack, in both runtimes or in one.
+    # Another value restarts the gateway alone, or the rest of the stack in both runtimes or in one.
     restarts: Literal["", "gateway", "stack", "local", "docker"] = ""
     # Reports show it, because it changes what is served or measured. People share reports, so nothing that can hold a
     # token or a password may be shown: no keys, no URLs (TRANSFORMERS, TORCH_INDEX), no paths.

