@@ -226,15 +226,20 @@ def traced(stack):
 
 
 def compare_without_a_crash(traced) -> subprocess.CompletedProcess[str]:
-    """Run a comparison. Repeat it if Triton crashed: docs/triton-faults.md#tracing."""
+    """Run a comparison. Repeat it if Triton crashed or stopped answering: docs/triton-faults.md#tracing."""
     for _ in range(3):
         crashes = traced.log.count(CRASH)
-        done = traced.make("loadtest", TRACE=1, **SHORT)
-        if traced.log.count(CRASH) == crashes:
-            break
-        warnings.warn("Triton crashed while it traced: comparing again", stacklevel=2)
+        try:
+            done = traced.make("loadtest", timeout=300, TRACE=1, **SHORT)
+            if traced.log.count(CRASH) == crashes:
+                return done
+            warnings.warn("Triton crashed while it traced: comparing again", stacklevel=2)
+        except subprocess.TimeoutExpired:
+            warnings.warn("Triton stopped answering while it traced: comparing again", stacklevel=2)
+            docker("rm", "--force", traced.container("loadtest"))
+            docker("restart", "--time", "0", traced.container("triton-cpu"))
         assert traced.make("up", TRACE=1).returncode == 0  # waits until the models are back
-    return done
+    raise AssertionError(f"Triton failed in each traced comparison:\n{traced.log[-5000:]}")
 
 
 def test_traces_are_in_the_report_and_in_jaeger(traced):
