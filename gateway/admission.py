@@ -30,7 +30,7 @@ from gateway.api_error import RETRY, ApiError, shown, timed_out
 from gateway.config import Config
 from gateway.counters import SLOT, Counters, InFlightSlot
 from gateway.monitoring import is_loopback
-from gateway.outages import Outages, answer_at_once
+from gateway.outages import Outages
 from gateway.request_state import RequestState
 from gateway.routes import ApiRoute, Routes
 
@@ -77,15 +77,23 @@ class Admission:
         state = RequestState(self._request_id(headers), send, self._limits.timeout)
         scope["app"], scope["request_state"] = self._app, state
         try:
-            await self._respond(state, scope, headers, receive)
+            try:
+                response = await self._response(state, scope, headers, receive)
+            except ApiError as error:
+                # A client that waits for "100 Continue" may send its body, or not: only a new connection is clear.
+                more = CLOSE if b"expect" in headers and not state.has_body else {}
+                state.failure, response = error.cause, error.response(more, state.error_form)
+            if response:
+                # GatewayProtocol reports a client that leaves, so the response gets a `receive` that never returns.
+                await response(scope, _wait_forever, state.send)
         except asyncio.CancelledError:
-            await self._report_cancellation(state, scope, receive)
+            await self._report_cancellation(state, scope)
         except Exception as error:
             state.failure = _origin(error)
             state.status = 500
             if not state.has_response:
                 failed = ApiError(500, "The gateway failed. Its log shows where (`make logs`).")
-                await state.error_response(failed)(scope, receive, state.send)
+                await failed.response(form=state.error_form)(scope, _wait_forever, state.send)
         finally:
             state.end()
             self.counters.request(state.route, state.status, state.seconds if state.has_body else None)
@@ -96,9 +104,8 @@ class Admission:
 
     def client_left(self, scope: Scope) -> None:
         """End the request of a connection that was lost."""
-        state: RequestState | None = scope.get("request_state")
-        if state:
-            state.client_left()
+        if "request_state" in scope:
+            scope["request_state"].client_left()
 
     def refuse_at_once(self, path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         """Return the whole response to a POST if there are too many already; None if it needs a closer look."""
@@ -112,44 +119,29 @@ class Admission:
         self.counters.request(self._routes.label(path.decode("latin-1")), 429)
         return next(self._refusals) % self._request_id(fields)
 
-    async def _respond(self, state: RequestState, scope: Scope, headers: Headers, receive: Receive) -> None:
-        try:
-            route = self._admit(state, scope, headers)
-        except ApiError as error:
-            # A client that waits for "100 Continue" may send its body, or not: only a new connection is unambiguous.
-            response = state.error_response(error, CLOSE if b"expect" in headers else {})
-            await response(scope, receive, state.send)
-            return
-        if scope["method"] != "POST":
-            await self._run(route, state, scope, b"")
-            return
-        slot = InFlightSlot(self.counters)
-        SLOT.set(slot)
-        slot.hold()
-        try:
+    async def _response(self, state: RequestState, scope: Scope, headers: Headers, receive: Receive) -> Response | None:
+        """Return the response of the request's route, or None if the client leaves before the end of its body."""
+        route = self._admit(state, scope, headers)
+        body: bytes | None = b""
+        is_post = scope["method"] == "POST"
+        if is_post:
+            state.slot = InFlightSlot(self.counters)
+            SLOT.set(state.slot)
+            state.slot.hold()
             body = await self._read_body(receive)
-            if body is None:
-                state.status = CLIENT_LEFT
-            else:
-                await self._run(route, state, scope, body)
-        except ApiError as error:
-            await state.error_response(error)(scope, receive, state.send)
-        finally:
-            slot.release()
-
-    async def _run(self, route: Route, state: RequestState, scope: Scope, body: bytes) -> None:
+        if body is None:
+            state.status = CLIENT_LEFT
+            return None
+        request = _ReadRequest(scope, body)
         state.body_is_read()
-        # A GET holds none of GATEWAY_IN_FLIGHT, so it does not wait.
-        answer = self._outages.answer if scope["method"] == "POST" else answer_at_once
-        try:
-            response: Response = await answer(lambda: route.endpoint(_ReadRequest(scope, body)))
-        except ApiError as error:
-            state.failure = error.cause
-            response = state.error_response(error)
-        # GatewayProtocol reports a client that leaves, so the response gets a `receive` that never returns.
-        await response(scope, _wait_forever, state.send)
 
-    async def _report_cancellation(self, state: RequestState, scope: Scope, receive: Receive) -> None:
+        async def answer() -> Response:
+            return cast(Response, await route.endpoint(request))
+
+        # A GET holds none of GATEWAY_IN_FLIGHT, so it does not wait.
+        return await (self._outages.answer(answer) if is_post else answer())
+
+    async def _report_cancellation(self, state: RequestState, scope: Scope) -> None:
         if state.ended_by == "client":
             state.status = CLIENT_LEFT
             return
@@ -161,7 +153,7 @@ class Admission:
             error = ApiError(503, "The gateway is being stopped. Try again.", headers=RETRY)
         state.status = error.status
         if not state.has_response:
-            await state.error_response(error)(scope, receive, state.send)
+            await error.response(form=state.error_form)(scope, _wait_forever, state.send)
 
     # --- checks -----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The gateway's ASGI application.
 
 A route is a function `async def route(request: Request) -> Response`. It finds what it needs in
-`gateway_of(request)`, and raises ApiError or lets Triton's grpc.RpcError through. ROUTES lists all of them.
+`gateway_of(request)`, and raises ApiError. ROUTES lists all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -17,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway import cohere_api, front_page, tei_api, vllm_api
+from gateway import cohere_api, front_page, page_boxes, tei_api, vllm_api
 from gateway.admission import METRICS_PATH, Admission
 from gateway.api_error import ErrorForm, cohere_form, not_found, openai_form, tei_form
 from gateway.bodies import json_response
@@ -29,7 +28,6 @@ from gateway.inference import Inference
 from gateway.monitoring import Monitoring
 from gateway.routes import ApiRoute, Endpoint, Routes
 from gateway.served_systems import Served
-from gateway.try_it import try_it
 from triton_transformers.certificate import expiry
 from triton_transformers.settings import Settings
 
@@ -45,28 +43,18 @@ async def metrics(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    return json_response({"object": "list", "data": await _models(gateway_of(request))})
-
-
-async def show_model(request: Request) -> Response:
-    name = request.path_params["model"]
+    """Return the systems that have a route of OpenAI's API, or the one that the path names."""
     gateway = gateway_of(request)
-    for model in await _models(gateway):
-        if model["id"] == name:
-            return json_response(model)
-    await gateway.served.find(name)  # raises ApiError 503 for a system that is not loaded now
-    raise not_found(name)
-
-
-async def _models(gateway: Gateway) -> list[dict[str, Any]]:
-    """Return the systems that have a route of OpenAI's API, as that API lists models."""
     # OpenAI's clients require a time of creation, which Triton does not know.
-    created = int(gateway.started)
-    return [
-        {"id": system.name, "object": "model", "created": created, "owned_by": "triton-transformers"}
-        for system in await gateway.served.systems()
-        if system.kind != "other"
-    ]
+    more = {"object": "model", "created": int(gateway.started), "owned_by": "triton-transformers"}
+    names = [system.name for system in await gateway.served.systems() if system.kind != "other"]
+    models = {name: {"id": name, **more} for name in names}
+    if (name := request.path_params.get("model")) is None:
+        return json_response({"object": "list", "data": [*models.values()]})
+    if name not in models:
+        await gateway.served.find(name)  # raises ApiError 503 for a system that is not loaded now
+        raise not_found(name)
+    return json_response(models[name])
 
 
 def api(
@@ -87,7 +75,7 @@ def tei(path: str, endpoint: Endpoint, abilities: str = "", method: str = "POST"
 # Each path and method once; the path is the label `route` of the metrics.
 ROUTES = [
     *api("/v1/models /models", list_models, method="GET"),
-    *api("/v1/models/{model:path}", show_model, method="GET"),
+    *api("/v1/models/{model:path}", list_models, method="GET"),
     *api("/v1/embeddings /embeddings", vllm_api.embeddings, "embedding sparse multi"),
     *api("/v1/completions", completions, "generation"),
     *api("/v1/chat/completions", chat, "chat"),
@@ -113,7 +101,7 @@ ROUTES = [
     Route("/", front_page.index),
     *(Route(f"/{name}", front_page.asset) for name in front_page.MEDIA_TYPES),
     Route("/reports/{name}", front_page.report),
-    Route("/try/{system}", try_it, methods=["POST"]),
+    Route("/try/{system}", page_boxes.try_it, methods=["POST"]),
 ]
 
 

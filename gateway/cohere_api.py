@@ -9,11 +9,10 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import bodies
 from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
 from gateway.bodies import PositiveInt, json_response
-from gateway.context import Gateway, gateway_of
+from gateway.context import Gateway, read
 from gateway.rows import Answers, Part, read_rows
 from gateway.served_systems import System
 from triton_transformers.tensors import Row
@@ -68,25 +67,24 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
 
 async def embed_v1(request: Request) -> Response:
     """Return lists of numbers, unless the request names types."""
-    body = await bodies.read(request, EmbedBody)
-    answer = await embedded(request, body)
+    body, answer = await embedded(request)
     if body.embedding_types is None:
         answer |= {"embeddings": answer["embeddings"]["float"], "response_type": "embeddings_floats"}
     return json_response(answer)
 
 
 async def embed_v2(request: Request) -> Response:
-    return json_response(await embedded(request, await bodies.read(request, EmbedBody)))
+    return json_response((await embedded(request))[1])
 
 
-async def embedded(request: Request, body: EmbedBody) -> dict[str, Any]:
-    gateway = gateway_of(request)
-    system = await gateway.served.find(body.model, "embedding")
+async def embedded(request: Request) -> tuple[EmbedBody, dict[str, Any]]:
+    """Return the body and the answer in the form of v2."""
+    gateway, body, system = await read(request, EmbedBody, "embedding")
     rows = body.rows(gateway, system)
     prompt = encoders.prompt_for(system, body.input_type)
     vectors, answers = await encoders.embed(gateway, system, rows, prompt, body.output_dimension)
     types = body.embedding_types or ["float"]
-    return {
+    return body, {
         "id": encoders.new_id("embed"),
         "texts": [row for row in rows if isinstance(row, str)],
         "embeddings": {name: await encoded(vectors, name) for name in types},
@@ -106,9 +104,7 @@ async def encoded(vectors: encoders.Vectors, name: EmbeddingType) -> list[Any]:
 
 
 async def rerank(request: Request) -> Response:
-    gateway = gateway_of(request)
-    body = await bodies.read(request, RerankBody)
-    system = await gateway.served.find(body.model, "rerank")
+    gateway, body, system = await read(request, RerankBody, "rerank")
     scores = await encoders.rank(gateway, system, body.query, body.documents, "documents")
     results = [{"index": index, "relevance_score": scores.values[index]} for index in scores.order[: body.top_n]]
     return json_response({"id": encoders.new_id("rerank"), "results": results, "meta": meta(scores.answers)})

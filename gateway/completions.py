@@ -1,25 +1,29 @@
-"""POST /v1/completions, and /v1/chat/completions, whose messages become a prompt inside Triton."""
+"""POST /v1/completions, and /v1/chat/completions, whose messages become a prompt inside Triton.
+
+The answers are whole, or streams of server-sent events.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
+import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from contextlib import AsyncExitStack, aclosing
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-import grpc
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from gateway import bodies
-from gateway.answer_format import AnswerFormat, EventStream, Piece, events
-from gateway.api_error import ApiError, from_triton
+from gateway.api_error import ApiError, openai_form
 from gateway.bodies import PositiveInt, json_response
 from gateway.context import Gateway, gateway_of
-from gateway.inference import Inference, Outputs
+from gateway.inference import Outputs
 from gateway.rows import Input, as_rows, check_count, check_ids
 from gateway.served_systems import Served, System
 from triton_transformers.tensors import Row, Tensor
@@ -39,6 +43,11 @@ OUTPUTS = TEXT, REASON, PROMPT_TOKENS, NEW_TOKENS = (
 )  # fmt: skip
 # The backends' words for a prompt that leaves no room for the new tokens.
 TOO_LONG = re.compile(r"has \d+ tokens; (in the model's|of the model's|the model is compiled)")
+Item = TypeVar("Item")
+DONE = b"data: [DONE]\n\n"
+# Proxies must not collect events.
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+ENCODER = msgspec.json.Encoder()
 
 
 class StreamOptions(msgspec.Struct):
@@ -57,49 +66,11 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    @property
-    def includes_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
 
 class CompletionsBody(GenerationBody, kw_only=True):
     prompt: Input
     max_tokens: PositiveInt = 16  # OpenAI's default
     echo: bool | None = None
-
-
-class TextChoice(msgspec.Struct):
-    text: str
-    index: int
-    finish_reason: str | None
-    logprobs: None = None
-
-
-class CompletionsFormat(AnswerFormat):
-    """Answers and events have the same form."""
-
-    prefix = "cmpl"
-    object = event_object = "text_completion"
-
-    def choice(self, index: int, piece: Piece) -> TextChoice:
-        return TextChoice(piece.text, index, piece.finish_reason)
-
-    def first(self, index: int) -> list[msgspec.Struct]:
-        return []
-
-    def part(self, index: int, text: str) -> TextChoice:
-        return TextChoice(text, index, None)
-
-    def last(self, index: int, finish_reason: str) -> TextChoice:
-        return TextChoice("", index, finish_reason)
-
-
-async def completions(request: Request) -> Response:
-    body = await bodies.read(request, CompletionsBody)
-    prompts = as_rows(body.prompt, "prompt")
-    check_count(gateway_of(request), len(prompts), "prompt")
-    answer = CompletionsFormat(body.model, body.includes_usage)
-    return await respond(request, body, "text_input", prompts, answer, bool(body.echo))
 
 
 class TextPart(msgspec.Struct):
@@ -122,49 +93,11 @@ class ChatBody(GenerationBody, kw_only=True):
     max_completion_tokens: PositiveInt | None = None
 
 
-class AnswerMessage(msgspec.Struct):
-    content: str
-    role: str = "assistant"
-    refusal: None = None
-
-
-class MessageChoice(msgspec.Struct):
-    index: int
-    message: AnswerMessage
-    finish_reason: str | None
-    logprobs: None = None
-
-
-class Delta(msgspec.Struct):
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class DeltaChoice(msgspec.Struct):
-    index: int
-    delta: Delta
-    finish_reason: str | None = None
-    logprobs: None = None
-
-
-class ChatFormat(AnswerFormat):
-    """A stream begins with the role and ends with the reason; texts come between."""
-
-    prefix = "chatcmpl"
-    object = "chat.completion"
-    event_object = "chat.completion.chunk"
-
-    def choice(self, index: int, piece: Piece) -> MessageChoice:
-        return MessageChoice(index, AnswerMessage(piece.text), piece.finish_reason)
-
-    def first(self, index: int) -> list[msgspec.Struct]:
-        return [DeltaChoice(index, Delta("assistant", ""))]
-
-    def part(self, index: int, text: str) -> DeltaChoice:
-        return DeltaChoice(index, Delta(content=text))
-
-    def last(self, index: int, finish_reason: str) -> DeltaChoice:
-        return DeltaChoice(index, Delta(), finish_reason)
+async def completions(request: Request) -> Response:
+    body = await bodies.read(request, CompletionsBody)
+    prompts = as_rows(body.prompt, "prompt")
+    check_count(gateway_of(request), len(prompts), "prompt")
+    return await respond(request, body, "text_input", prompts, bool(body.echo))
 
 
 async def chat(request: Request) -> Response:
@@ -172,8 +105,7 @@ async def chat(request: Request) -> Response:
     messages = conversation(body.messages)
     if body.max_completion_tokens is not None:
         body.max_tokens = body.max_completion_tokens
-    answer = ChatFormat(body.model, body.includes_usage)
-    return await respond(request, body, "messages", [messages], answer)
+    return await respond(request, body, "messages", [messages])
 
 
 def conversation(messages: list[Message]) -> str:
@@ -190,11 +122,8 @@ def plain(message: Message) -> dict[str, str]:
     return {"role": "system" if message.role == "developer" else message.role, "content": text}
 
 
-# --- options as tensors, and texts, whole or in pieces ----------------------------------------------------------------
-
-
 async def respond(
-    request: Request, body: GenerationBody, source: str, texts: Sequence[Row], answer: AnswerFormat, echo: bool = False
+    request: Request, body: GenerationBody, source: str, texts: Sequence[Row], echo: bool = False
 ) -> Response:
     """Generate from the texts, which are the model's input `source`."""
     if body.stream_options is not None and not body.stream:
@@ -203,15 +132,16 @@ async def respond(
     system = await find(gateway.served, body, source)
     check_ids(system, texts, "prompt")
     options = option_tensors(system, body, echo)
+    answer = AnswerFormat(body, is_chat=source == "messages")
     if not body.stream:
         tensors = [Tensor.from_texts(source, texts), *options]
         (pieces,) = [pieces async for pieces in generate(gateway, system, tensors)]
         return json_response(answer.whole(pieces))
     prompts = [Tensor.from_texts(source, [text]) for text in texts]
     streams = [generate(gateway, system, [prompt, *options]) for prompt in prompts]
-    response = await EventStream.begin(events(answer, streams), gateway.limits.timeout)
+    response = await EventStream.begin(answer.events(streams), gateway.limits.timeout)
     state = request.scope["request_state"]
-    gateway.counters.first_token(state.route, time.perf_counter() - state.started)
+    gateway.counters.first_token(state.route, state.seconds)
     return response
 
 
@@ -260,33 +190,31 @@ def option_tensors(system: System, body: GenerationBody, echo: bool) -> list[Ten
     ]
 
 
+class Piece(NamedTuple):
+    """A generated text, or a piece of it. A field is None if the model does not report it."""
+
+    text: str
+    finish_reason: str | None  # None also until the text ends
+    prompt_tokens: int | None
+    new_tokens: int | None
+
+
 async def generate(gateway: Gateway, system: System, tensors: Sequence[Tensor]) -> AsyncGenerator[list[Piece], None]:
     """Yield each response of the model as its texts. Raise ApiError that names a field of the request."""
     names = [name for name in OUTPUTS if name in system.outputs]
     prompt_tokens = new_tokens = 0
     try:
-        async with aclosing(responses(gateway.inference, system, tensors, names)) as answers:
-            async for outputs in answers:
+        async with aclosing(gateway.responses(system, tensors, names)) as responses:
+            async for outputs in responses:
                 if TEXT in outputs:  # the last response of a stream may be empty
                     pieces = read(outputs)
                     prompt_tokens = sum(piece.prompt_tokens or 0 for piece in pieces)
                     new_tokens += sum(piece.new_tokens or 0 for piece in pieces)
                     yield pieces
-    except grpc.RpcError as error:
-        raise renamed(from_triton(error, system.name)) from None
+    except ApiError as error:
+        raise renamed(error) from None
     finally:
         gateway.counters.tokens(prompt_tokens, new_tokens)
-
-
-async def responses(
-    inference: Inference, system: System, tensors: Sequence[Tensor], names: Sequence[str]
-) -> AsyncGenerator[Outputs, None]:
-    if not system.streams:
-        yield await inference.infer(system.name, tensors, names, system.cancellable)
-        return
-    async with aclosing(inference.stream(system.name, tensors, names, system.cancellable)) as stream:
-        async for outputs in stream:
-            yield outputs
 
 
 def read(outputs: Outputs) -> list[Piece]:
@@ -308,3 +236,152 @@ def renamed(error: ApiError) -> ApiError:
         code = "context_length_exceeded" if TOO_LONG.search(message) else None
         return ApiError(error.status, message, FIELDS.get(match[1], match[1]), code)
     return error
+
+
+# --- the form of answers ----------------------------------------------------------------------------------------------
+
+
+class AnswerFormat:
+    """The form of the answer to one request: a whole one, or the events of a stream."""
+
+    def __init__(self, body: GenerationBody, is_chat: bool) -> None:
+        self.is_chat = is_chat
+        self.includes_usage = bool(body.stream_options and body.stream_options.include_usage)
+        kind = ("chat.completion.chunk" if body.stream else "chat.completion") if is_chat else "text_completion"
+        id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.head = {"id": id, "object": kind, "created": int(time.time()), "model": body.model}
+
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        choices, usage = [], Usage()
+        for index, piece in enumerate(pieces):
+            message = {"content": piece.text, "role": "assistant", "refusal": None}
+            content = {"message": message} if self.is_chat else {"text": piece.text}
+            choices.append(self.choice(index, content, piece.finish_reason))
+            usage.add(piece)
+        return self.head | {"choices": choices, "usage": usage.fields()}
+
+    def choice(self, index: int, content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        return {"index": index, **content, "finish_reason": finish_reason, "logprobs": None}
+
+    def event(self, index: int, delta: dict[str, str], finish_reason: str | None = None) -> bytes:
+        """Return an event with a piece of a text. If one event has the usage, the others have null."""
+        content = {"delta": delta} if self.is_chat else {"text": delta.get("content", "")}
+        usage = {"usage": None} if self.includes_usage else {}
+        return event(self.head | {"choices": [self.choice(index, content, finish_reason)]} | usage)
+
+    async def events(self, streams: Sequence[AsyncGenerator[list[Piece], None]]) -> AsyncGenerator[bytes, None]:
+        """Yield the events of texts that are generated side by side.
+
+        A chat's text begins with the role. Each text ends with the reason.
+        """
+        usage = Usage()
+        begun: set[int] = set()
+        async with aclosing(side_by_side(streams)) as arrivals:
+            async for index, (piece,) in arrivals:
+                # Each piece repeats the number of the prompt's tokens.
+                usage.add(piece, with_prompt=index not in begun)
+                events = b""
+                if self.is_chat and index not in begun:
+                    events += self.event(index, {"role": "assistant", "content": ""})
+                if piece.text:
+                    events += self.event(index, {"content": piece.text})
+                if piece.finish_reason:
+                    events += self.event(index, {}, piece.finish_reason)
+                begun.add(index)
+                yield events
+        if self.includes_usage:
+            yield event(self.head | {"choices": [], "usage": usage.fields()})
+
+
+class Usage:
+    """The tokens of an answer's pieces so far; unknown if the model does not count them."""
+
+    def __init__(self) -> None:
+        self.prompt = self.completion = 0
+        self.is_known = True
+
+    def add(self, piece: Piece, with_prompt: bool = True) -> None:
+        self.is_known = self.is_known and None not in (piece.prompt_tokens, piece.new_tokens)
+        self.prompt += (piece.prompt_tokens or 0) * with_prompt
+        self.completion += piece.new_tokens or 0
+
+    def fields(self) -> dict[str, int] | None:
+        if not self.is_known:
+            return None
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+        }
+
+
+async def side_by_side(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
+    """Yield what each stream yields, with the stream's number, in the order of arrival. Close them at the end."""
+    async with AsyncExitStack() as stack:
+        for stream in streams:
+            await stack.enter_async_context(aclosing(stream))
+        if len(streams) == 1:  # needs no task
+            async for item in streams[0]:
+                yield 0, item
+            return
+        waiting = {asyncio.ensure_future(anext(stream, None)): index for index, stream in enumerate(streams)}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    index = waiting.pop(task)
+                    if (next_item := task.result()) is not None:
+                        waiting[asyncio.ensure_future(anext(streams[index], None))] = index
+                        yield index, next_item
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+
+# --- server-sent events -----------------------------------------------------------------------------------------------
+
+
+def event(value: Any) -> bytes:
+    return b"data: %b\n\n" % ENCODER.encode(value)
+
+
+class EventStream(StreamingResponse):
+    """A stream of events whose first ones exist already. An error after them becomes the last event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], timeout: float) -> None:
+        super().__init__(events, headers=HEADERS)
+        self.first = first
+        self.events = events
+        self.timeout = timeout  # seconds from one event to the next
+
+    @classmethod
+    async def begin(cls, events: AsyncGenerator[bytes, None], timeout: float) -> EventStream:
+        """Wait for the first events, so that an error before them gets its own status."""
+        return cls(await anext(events, b""), events, timeout)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events. Starlette would also wait for the client's end, which GatewayProtocol reports."""
+        async with aclosing(self.events):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                await self.send_events(send)
+                last = DONE
+            except ApiError as error:
+                scope["request_state"].status, scope["request_state"].failure = error.status, error.cause
+                last = event(openai_form(error))
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def send_events(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                await send({"type": "http.response.body", "body": self.first, "more_body": True})
+                async for events in self.events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                    limit.reschedule(clock() + self.timeout)
+        except TimeoutError:
+            message = f"The model sent nothing for {self.timeout:g} seconds (GATEWAY_TIMEOUT)."
+            raise ApiError(504, message, code="timeout") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
@@ -16,26 +17,21 @@ class Counters:
         disable_created_metrics()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._requests = self._counter("requests", "Requests by route and HTTP status; 499: the client left", "code")
-        self._seconds = self._histogram(
-            "request_seconds", "Time from the request's head to the last byte of the answer"
-        )
-        self._first_token = self._histogram("first_token_seconds", "Time until the first piece of a generated text")
-        self._tokens = Counter(
-            "gateway_tokens", "Tokens that models read and generated", ["kind"], registry=self.registry
-        )
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, buckets=SECONDS, registry=self.registry)
+        text = "Requests by route and HTTP status; 499: the client left"
+        self._requests = counter("gateway_requests", text, ["route", "code"])
+        text = "Time from the request's head to the last byte of the answer"
+        self._seconds = histogram("gateway_request_seconds", text, ["route"])
+        text = "Time until the first piece of a generated text"
+        self._first_token = histogram("gateway_first_token_seconds", text, ["route"])
+        tokens = counter("gateway_tokens", "Tokens that models read and generated", ["kind"])
+        self._prompt, self._completion = (tokens.labels(kind) for kind in ("prompt", "completion"))
         self.running = 0  # requests that hold one of GATEWAY_IN_FLIGHT
         in_flight = Gauge("gateway_in_flight", "Requests that hold one of GATEWAY_IN_FLIGHT", registry=self.registry)
         in_flight.set_function(lambda: self.running)
         # labels() takes a lock and compares names: too slow for each request.
         self._by_code: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        self._prompt, self._completion = (self._tokens.labels(kind) for kind in ("prompt", "completion"))
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"gateway_{name}", text, ["route", *labels], registry=self.registry)
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"gateway_{name}", text, ["route"], buckets=SECONDS, registry=self.registry)
 
     def request(self, route: str, status: int, seconds: float | None = None) -> None:
         """Count a request that has ended, and its time unless it was refused before its route."""

@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-import grpc
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gateway.api_error import ApiError, from_triton, not_ready
+from gateway.api_error import ApiError, not_ready
 from gateway.context import Gateway
-from gateway.rows import IMAGE, Answers, Columns, check_rows, infer_rows, together
+from gateway.rows import IMAGE, Answers, Columns, check_rows, counted, infer_rows, together
 from gateway.served_systems import System
 from triton_transformers.kinds import SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
 from triton_transformers.tensors import Row, Tensor
@@ -125,11 +124,7 @@ async def embed_chunks(
     tensors = [Tensor.from_texts(name, rows, [1, 1]) for name, rows in columns.items()]
     tensors.append(Tensor.from_values(SPANS, "INT64", spans[None]))
     outputs = [SPAN_VECTORS, *({TOKEN_COUNT} & system.outputs)]
-    try:
-        answers = Answers([await gateway.inference.infer(system.name, tensors, outputs)])
-    except grpc.RpcError as error:
-        raise from_triton(error, system.name) from None
-    gateway.counters.tokens(answers.tokens or 0)
+    answers = counted(gateway, [await gateway.infer(system, tensors, outputs)])
     return answers.array(SPAN_VECTORS)[0].astype("<f4", copy=False), answers
 
 
@@ -236,15 +231,7 @@ async def tokenized(
         columns = {"query": rows, "text": [""] * len(rows)} if "text" in system.inputs else {"input_text": rows}
         texts = (await infer_rows(gateway, tokenizing, columns, [TOKENIZED])).texts(TOKENIZED)
     else:
-        try:
-            texts = await _tokenized_prompts(gateway, system, Tensor.from_texts(source, rows))
-        except grpc.RpcError as error:
-            raise from_triton(error, system.name) from None
+        async with aclosing(gateway.responses(system, [Tensor.from_texts(source, rows)], [TOKENIZED])) as responses:
+            parts = [outputs async for outputs in responses if TOKENIZED in outputs]
+        texts = Answers(parts).texts(TOKENIZED)
     return [TOKENIZED_ROW.decode(text) for text in texts]
-
-
-async def _tokenized_prompts(gateway: Gateway, system: System, prompts: Tensor) -> list[str]:
-    if not system.streams:
-        return (await gateway.inference.infer(system.name, [prompts], [TOKENIZED]))[TOKENIZED].texts()
-    async with aclosing(gateway.inference.stream(system.name, [prompts], [TOKENIZED])) as responses:
-        return [text async for outputs in responses if TOKENIZED in outputs for text in outputs[TOKENIZED].texts()]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -16,11 +17,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from gateway import page_boxes
 from gateway.api_error import ApiError, shown
-from gateway.context import gateway_of
+from gateway.context import Gateway, gateway_of
 from gateway.inference import Inference
 from gateway.monitoring import REPORTS, RecentFigures
-from gateway.page_boxes import Box
-from gateway.served_systems import Served, System
+from gateway.served_systems import System
 from triton_transformers.model_config import called_models
 from triton_transformers.pages import page
 from triton_transformers.triton import batching
@@ -59,8 +59,7 @@ class Loaded:
     stream: str = ""  # the loaded model that streams its responses
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A number with its label."""
 
     label: str
@@ -69,58 +68,14 @@ class Figure:
     is_bad: bool = False
 
 
-@dataclass(frozen=True)
-class Row:
-    """One Triton model of a system."""
-
-    name: str
-    engine: str
-    batching: str
-    mean_batch: str
-
-
-@dataclass(frozen=True)
-class Card:
-    """One system as the page shows it."""
-
-    name: str
-    reason: str  # why it is not ready
-    purpose: str = ""
-    routes: Sequence[str] = ()
-    figures: Sequence[Figure] = ()
-    models: Sequence[Row] = ()
-    box: Box | None = None
-    command: str = ""
-    is_shortened: bool = False  # whether the answer to its command is shortened
-
-    @classmethod
-    def from_loaded(
-        cls, loaded: Loaded, routes: Sequence[str], figures: RecentFigures | None, url: str, needs_key: bool
-    ) -> Card:
-        system = loaded.system
-        if system is None:
-            return cls(loaded.name, loaded.reason)
-        return cls(
-            loaded.name,
-            loaded.reason,
-            page_boxes.purpose(system),
-            routes,
-            system_figures(loaded, figures) if figures else [],
-            [row(config, figures) for config in loaded.configs.values() if not config.HasField("ensemble_scheduling")],
-            page_boxes.box(system, loaded.configs, bool(loaded.stream)),
-            page_boxes.command(system, routes, loaded.configs, url, needs_key),
-            not routes,
-        )
-
-
 # --- routes -----------------------------------------------------------------------------------------------------------
 
 
 async def index(request: Request) -> Response:
     gateway = gateway_of(request)
     host, port = host_of(request)
-    observed, is_ready, systems = await asyncio.gather(
-        gateway.monitoring.read(), triton_is_ready(gateway.inference), read_all(gateway.served, gateway.inference)
+    (figures, links), is_ready, systems = await asyncio.gather(
+        gateway.monitoring.read(host), triton_is_ready(gateway.inference), read_all(gateway)
     )
     complaints = []
     if is_ready is None:
@@ -128,7 +83,7 @@ async def index(request: Request) -> Response:
         systems = [Loaded(name, "Triton does not answer.") for name in gateway.served.names()]
     elif not is_ready:
         complaints.append(readiness_complaint(systems))
-    if observed.figures is None:
+    if figures is None:
         complaints.append("Prometheus does not answer, so the figures of the last minute are missing.")
     needs_key = bool(gateway.config.keys)
     url = f"{request.url.scheme}://{host}{port}"
@@ -139,19 +94,10 @@ async def index(request: Request) -> Response:
         "page.html.j2",
         summary=summary(systems),
         needs_key=needs_key,
-        links=gateway.monitoring.links(observed, host),
+        links=links,
         complaints=complaints,
-        totals=totals(observed.figures) if observed.figures else [],
-        systems=[
-            Card.from_loaded(
-                loaded,
-                gateway.served.routes_of(loaded.system) if loaded.system else [],
-                observed.figures,
-                url,
-                needs_key,
-            )
-            for loaded in systems
-        ],
+        totals=totals(figures) if figures else [],
+        systems=[card(gateway, loaded, figures, url) for loaded in systems],
         body_limit=gateway.limits.body,
         url=url,
     )
@@ -184,11 +130,11 @@ async def triton_is_ready(inference: Inference) -> bool | None:
         return None
 
 
-async def read_all(served: Served, inference: Inference) -> list[Loaded]:
+async def read_all(gateway: Gateway) -> list[Loaded]:
     """Return the served systems and their loaded companions; a model that streams another's responses is part of it."""
-    names = served.names()
-    all_names = dict.fromkeys([*names, *served.companions()])
-    systems = await asyncio.gather(*(read(served, inference, name) for name in all_names))
+    names = gateway.served.names()
+    all_names = dict.fromkeys([*names, *gateway.served.companions()])
+    systems = await asyncio.gather(*(read(gateway, name) for name in all_names))
     streams = {system.stream for system in systems if system.stream != system.name}
     return [
         system
@@ -197,12 +143,29 @@ async def read_all(served: Served, inference: Inference) -> list[Loaded]:
     ]
 
 
-async def read(served: Served, inference: Inference, name: str) -> Loaded:
+async def read(gateway: Gateway, name: str) -> Loaded:
     """Return the system as Triton has it. Never raise: the page shows the reason."""
+    missing = Loaded(name, f"{name} {NOT_LOADED}")
     try:
-        return await asyncio.wait_for(_read(served, inference, name), TRITON_S)
+        async with asyncio.timeout(TRITON_S):
+            system = await gateway.served.lookup(name)
+            if system is None:
+                return missing
+            configs = {name: system.config}
+            steps = step_names(system.config)
+            for step in steps:  # grows: a step may be an ensemble, too
+                composing = await gateway.served.lookup(step)
+                if composing is None:
+                    return Loaded(name, f"its model {step} {NOT_LOADED}", system, configs)
+                configs[step] = composing.config
+                steps += [inner for inner in step_names(composing.config) if inner not in steps]
+            stream = await gateway.served.stream_of(system) if system.kind == "generation" else None
+            if stream:
+                configs[stream.name] = stream.config
+            reason = "" if await gateway.inference.ready(name) else missing.reason
+            return Loaded(name, reason, system, configs, stream.name if stream else "")
     except (ApiError, grpc.RpcError, TimeoutError):
-        return Loaded(name, f"{name} {NOT_LOADED}")
+        return missing
 
 
 def step_names(config: ModelConfig) -> list[str]:
@@ -210,26 +173,30 @@ def step_names(config: ModelConfig) -> list[str]:
     return called_models(steps, {name: value.string_value for name, value in config.parameters.items()})
 
 
-async def _read(served: Served, inference: Inference, name: str) -> Loaded:
-    system = await served.lookup(name)
-    if system is None:
-        return Loaded(name, f"{name} {NOT_LOADED}")
-    configs = {name: system.config}
-    steps = step_names(system.config)
-    for step in steps:  # grows: a step may be an ensemble, too
-        composing = await served.lookup(step)
-        if composing is None:
-            return Loaded(name, f"its model {step} {NOT_LOADED}", system, configs)
-        configs[step] = composing.config
-        steps += [inner for inner in step_names(composing.config) if inner not in steps]
-    stream = await served.stream_of(system) if system.kind == "generation" else None
-    if stream:
-        configs[stream.name] = stream.config
-    reason = "" if await inference.ready(name) else f"{name} {NOT_LOADED}"
-    return Loaded(name, reason, system, configs, stream.name if stream else "")
-
-
 # --- what the page shows ----------------------------------------------------------------------------------------------
+
+
+def card(gateway: Gateway, loaded: Loaded, figures: RecentFigures | None, url: str) -> dict[str, Any]:
+    """Return one system as the page shows it. Without a route, the answer to its command is shortened."""
+    fields: dict[str, Any] = {
+        "name": loaded.name,
+        "reason": loaded.reason,
+        "purpose": "",
+        "figures": [],
+        "models": [],
+        "box": None,
+    }
+    if (system := loaded.system) is None:
+        return fields | {"command": ""}
+    routes, configs = gateway.served.routes_of(system), loaded.configs
+    return fields | {
+        "purpose": page_boxes.purpose(system),
+        "routes": routes,
+        "figures": system_figures(loaded, figures) if figures else [],
+        "models": [row(one, figures) for one in configs.values() if not one.HasField("ensemble_scheduling")],
+        "box": page_boxes.box(system, configs, bool(loaded.stream)),
+        "command": page_boxes.command(system, routes, configs, url, bool(gateway.config.keys)),
+    }
 
 
 def readiness_complaint(systems: Sequence[Loaded]) -> str:
@@ -296,15 +263,16 @@ def is_model(config: ModelConfig) -> bool:
     return not config.HasField("ensemble_scheduling") and config.backend not in STEP_BACKENDS
 
 
-def row(config: ModelConfig, figures: RecentFigures | None) -> Row:
+def row(config: ModelConfig, figures: RecentFigures | None) -> dict[str, str]:
     own = figures.models.get(config.name, {}) if figures else {}
+    backend = config.backend or config.platform
     engine = figures.engines.get(config.name, "") if figures else ""
-    return Row(
-        config.name,
-        ", ".join(name for name in (config.backend or config.platform, engine) if name not in ("", config.name)),
-        batching(MessageToDict(config, preserving_proto_field_name=True)),
-        decimal(own.get("together" if "max_batch" in config.parameters else "batch")),
-    )
+    return {
+        "name": config.name,
+        "engine": ", ".join(name for name in (backend, engine) if name not in ("", config.name)),
+        "batching": batching(MessageToDict(config, preserving_proto_field_name=True)),
+        "mean_batch": decimal(own.get("together" if "max_batch" in config.parameters else "batch")),
+    }
 
 
 def per_second(rate: float) -> tuple[str, str]:

@@ -85,23 +85,6 @@ class RecentFigures:
         return figures
 
 
-@dataclass(frozen=True)
-class Link:
-    """A page to go to."""
-
-    name: str
-    url: str
-
-
-@dataclass(frozen=True)
-class Observed:
-    """The answers that came in time. If Prometheus did not answer, there are no figures."""
-
-    figures: RecentFigures | None
-    pages: frozenset[str] = frozenset()  # the programs whose page answers
-    reports: frozenset[str] = frozenset()  # those that exist
-
-
 class Monitoring:
     """Reads from these programs in threads, so that the requests of the API do not wait."""
 
@@ -111,17 +94,21 @@ class Monitoring:
         self._threads = ThreadPoolExecutor(len(PAGES) + 1)
         self._asked: dict[str, asyncio.Future[Any]] = {}
 
-    async def read(self) -> Observed:
-        """Return what answers within a second."""
+    async def read(self, host: str) -> tuple[RecentFigures | None, list[tuple[str, str]]]:
+        """Return the figures, None if Prometheus does not answer within a second, and the pages to link.
+
+        The links lead somewhere from a browser that reached the gateway by this host name.
+        """
         if not self._settings:
-            return Observed(None)
-        figures, *pages = await asyncio.gather(
+            return None, []
+        figures, *answered = await asyncio.gather(
             self._ask("figures", self._figures), *(self._ask(name, partial(self._answers, name)) for name in PAGES)
         )
-        reports = frozenset(name for name in REPORTS if self.report(name))
-        return Observed(
-            figures, frozenset(name for name, answered in zip(PAGES, pages, strict=True) if answered), reports
-        )
+        links = [(title, f"/reports/{name}") for name, (title, _) in REPORTS.items() if self.report(name)]
+        if is_loopback(host) or not self._settings.bind_address.is_loopback:
+            programs = [name for name, is_there in zip(PAGES, answered, strict=True) if is_there]
+            links = [(name, f"http://{host}:{self._settings.value(_port(name))}/") for name in programs] + links
+        return figures, links
 
     async def _ask(self, question: str, read: Callable[[], Any]) -> Any:
         """Return the answer of `read`, or None if it takes too long."""
@@ -132,14 +119,6 @@ class Monitoring:
             return await asyncio.wait_for(asyncio.shield(answer), LIMIT_S)
         except TimeoutError:
             return None
-
-    def links(self, observed: Observed, host: str) -> list[Link]:
-        """Return the links that lead somewhere from a browser that reached the gateway by this host name."""
-        links = [Link(REPORTS[name][0], f"/reports/{name}") for name in REPORTS if name in observed.reports]
-        if observed.pages and (is_loopback(host) or not self._settings.bind_address.is_loopback):
-            pages = [name for name in PAGES if name in observed.pages]
-            links = [Link(name, f"http://{host}:{self._settings.value(_port(name))}/") for name in pages] + links
-        return links
 
     def report(self, name: str) -> Path | None:
         """Return the file of the report, or None if there is none."""

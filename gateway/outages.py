@@ -12,9 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import grpc
-
-from gateway.api_error import ApiError, from_triton
+from gateway.api_error import ApiError
 
 Result = TypeVar("Result")
 
@@ -38,7 +36,7 @@ class Outages:
         give_up = time.monotonic() + LIMIT_S
         while True:
             try:
-                return await answer_at_once(send)
+                return await send()
             except ApiError as failure:
                 if failure.outage is None or time.monotonic() >= min(give_up, self._end(failure.outage)):
                     raise
@@ -52,11 +50,3 @@ class Outages:
             first = now
         self._failures[system] = first, now
         return first + LIMIT_S
-
-
-async def answer_at_once(send: Callable[[], Awaitable[Result]]) -> Result:
-    """Return the result of `send`. Raise ApiError for an error of Triton."""
-    try:
-        return await send()
-    except grpc.RpcError as error:
-        raise from_triton(error) from None

@@ -1,17 +1,37 @@
-"""The part of the page about each system: its purpose, the fields of its box, and a command to try it."""
+"""The part of the page about each system: its purpose, the fields of its box, and a command to try it.
+
+POST /try/{system} sends texts or an image to a system of any kind, and returns its outputs, shortened. The page needs
+it for systems that have no OpenAI route. Programs use Triton's own API, which answers in full.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
+from gateway import bodies
+from gateway.api_error import ApiError, shown
+from gateway.bodies import json_response
+from gateway.context import gateway_of
+from gateway.inference import CANCEL
 from gateway.rows import IMAGE
 from gateway.served_systems import System
+from triton_transformers.kinds import TOKENIZED
+from triton_transformers.tensors import DTYPES, Tensor
+
+ELEMENTS = 256  # of an output, at most
+CHARACTERS = 4096  # of a text, at most
 
 Configs = Mapping[str, ModelConfig]  # of a system and its steps
 IMAGE_LABEL = "Image (JPEG, PNG or WebP)"
@@ -56,40 +76,27 @@ class Box:
     streams: bool = False
 
 
-@dataclass(frozen=True)
-class Task:
-    """The purpose of systems with these inputs and outputs, and examples of their texts."""
-
-    purpose: str
-    inputs: frozenset[str]
-    outputs: frozenset[str]
-    examples: Mapping[str, str] = field(default_factory=dict)
-
-
-def _task(purpose: str, inputs: str, outputs: str, **examples: str) -> Task:
-    return Task(purpose, frozenset(inputs.split()), frozenset(outputs.split()), examples)
-
-
-# The first that fits. {mask} stands for the mask token of the model.
-TASKS = (
-    _task("classifies images", IMAGE, "label score"),
-    _task("turns an image into vectors", IMAGE, ""),
-    _task(
+# The purpose of systems with these inputs and these outputs, the first that fits. An input has an example of its text;
+# {mask} stands for the mask token of the model.
+TASKS: Sequence[tuple[str, Mapping[str, str], str]] = (
+    ("classifies images", {IMAGE: ""}, "label score"),
+    ("turns an image into vectors", {IMAGE: ""}, ""),
+    (
         "recognizes names and other entities",
-        "input_text",
+        {"input_text": "Marie Curie was born in Warsaw and worked in Paris."},
         "label score start end",
-        input_text="Marie Curie was born in Warsaw and worked in Paris.",
     ),
-    _task(
+    (
         "finds the answer to a question in a text",
-        "question context",
+        {
+            "question": "Where was Marie Curie born?",
+            "context": "Marie Curie was born in Warsaw. In 1891 she went to Paris, where she studied physics.",
+        },
         "answer score start end",
-        question="Where was Marie Curie born?",
-        context="Marie Curie was born in Warsaw. In 1891 she followed her sister to Paris, where she studied physics.",
     ),
-    _task("turns a text into a sparse vector", "input_text", "token token_id weight", input_text=QUERY),
-    _task("fills in a masked word", "input_text", "token score", input_text="Paris is the {mask} of France."),
-    _task("turns a text into a vector for each token", "input_text", "last_hidden_state", input_text=QUERY),
+    ("turns a text into a sparse vector", {"input_text": QUERY}, "token token_id weight"),
+    ("fills in a masked word", {"input_text": "Paris is the {mask} of France."}, "token score"),
+    ("turns a text into a vector for each token", {"input_text": QUERY}, "last_hidden_state"),
 )
 PURPOSES = {
     "embedding": "turns texts into vectors",
@@ -112,9 +119,9 @@ def purpose(system: System) -> str:
     if takes_both(system):
         return "turns texts and images into vectors of one space"
     if system.kind in PURPOSES:
-        return PURPOSES[system.kind] + (", and answers in a chat" if system.answers_chats else "")
+        return PURPOSES[system.kind] + (", and answers in a chat" if "chat" in system.abilities else "")
     if task := _task_of(system):
-        return task.purpose
+        return task[0]
     inputs, outputs = (
         ", ".join(tensor.name for tensor in side) for side in (system.config.input, system.config.output)
     )
@@ -132,8 +139,12 @@ def text_inputs(config: ModelConfig) -> list[ModelInput]:
     There are none if the system requires other tensors, too.
     """
     required = [tensor for tensor in config.input if not tensor.optional]
-    inputs = required or [tensor for tensor in config.input if tensor.data_type == model_config_pb2.TYPE_STRING][:1]
-    return inputs if all(tensor.data_type == model_config_pb2.TYPE_STRING for tensor in inputs) else []
+    inputs = required or [tensor for tensor in config.input if is_text(tensor)][:1]
+    return inputs if all(map(is_text, inputs)) else []
+
+
+def is_text(tensor: ModelInput) -> bool:
+    return bool(tensor.data_type == model_config_pb2.TYPE_STRING)
 
 
 def box(system: System, configs: Configs, streams: bool) -> Box | None:
@@ -151,7 +162,7 @@ def box(system: System, configs: Configs, streams: bool) -> Box | None:
         lines = "I love this film.\nThe service was slow and the food was cold."
         return Box("classify", [Field("input", "Texts, one in each line", value=lines, rows=3)], "Classify")
     if system.kind == "generation":
-        modes = [("text", "Continue the text"), *([("chat", "Answer in a chat")] if system.answers_chats else [])]
+        modes = [("text", "Continue the text"), *([("chat", "Answer in a chat")] if "chat" in system.abilities else [])]
         fields = [
             Field("prompt", "Prompt", value="The three laws of robotics are", rows=3),
             *([Field("mode", "Mode", "choice", choices=modes)] if len(modes) > 1 else []),
@@ -203,16 +214,70 @@ def _examples(system: System, configs: Configs) -> dict[str, str]:
     )
     mask = next(masks, "")
     task = _task_of(system)
-    known = {IMAGE: ""} | dict(task.examples if task else {})
+    known = {IMAGE: "", **(task[1] if task else {})}
     default = f"{mask} {QUERY}".strip()
     return {
         tensor.name: known.get(tensor.name, default).replace("{mask}", mask) for tensor in text_inputs(system.config)
     }
 
 
-def _task_of(system: System) -> Task | None:
-    return next((task for task in TASKS if task.inputs <= system.inputs and task.outputs <= system.outputs), None)
+def _task_of(system: System) -> tuple[str, Mapping[str, str], str] | None:
+    return next(
+        (task for task in TASKS if task[1].keys() <= system.inputs and {*task[2].split()} <= system.outputs), None
+    )
 
 
 def _quoted(body: object) -> str:
     return shlex.quote(json.dumps(body, ensure_ascii=False))
+
+
+# --- POST /try/{system} -----------------------------------------------------------------------------------------------
+
+
+class TryBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The texts by the names of the inputs. An image is its file in base64, under image_bytes."""
+
+    inputs: dict[str, str]
+
+
+async def try_it(request: Request) -> Response:
+    gateway = gateway_of(request)
+    body = await bodies.read(request, TryBody)
+    system = await gateway.served.find(request.path_params["system"], param="system")
+    tensors = input_tensors(system, body.inputs)
+    names = [tensor.name for tensor in system.config.output if tensor.name != TOKENIZED]
+    outputs = await gateway.infer(system, tensors, names)
+    return json_response({"model": system.name, "outputs": [shortened(tensor) for tensor in outputs.values()]})
+
+
+def input_tensors(system: System, texts: dict[str, str]) -> list[Tensor]:
+    """Return the inputs of one row. Raise ApiError with the name of an input that is missing, empty or unknown."""
+    if system.streams:
+        raise ApiError(400, f"The model '{system.name}' streams its responses: send it to /v1/completions.", "system")
+    known = [tensor.name for tensor in system.config.input if is_text(tensor) and tensor.name != CANCEL]
+    required = [tensor.name for tensor in text_inputs(system.config)]
+    if not required:
+        names = ", ".join(tensor.name for tensor in system.config.input)
+        message = f"The model '{system.name}' takes {names}, which are not texts or images: use Triton's own API."
+        raise ApiError(400, message, "system")
+    for name in texts:
+        if name not in known:
+            raise ApiError(
+                400, f"The model '{system.name}' takes the texts {', '.join(known)}.", f"inputs.{shown(name)}"
+            )
+    for name in required:
+        if not texts.get(name):
+            raise ApiError(400, f"The model '{system.name}' requires this input.", f"inputs.{name}")
+    shape = [1, 1] if system.max_batch else [1]
+    return [Tensor.from_texts(name, [text], shape) for name, text in texts.items()]
+
+
+def shortened(tensor: Tensor) -> dict[str, Any]:
+    """Return the tensor as JSON has it, with its first elements."""
+    if tensor.datatype == "BYTES":
+        data: list[Any] = [text[:CHARACTERS] for text in tensor.texts()[:ELEMENTS]]
+    else:
+        values = tensor.array().ravel()[:ELEMENTS] if tensor.datatype in DTYPES else np.empty(0)  # BF16
+        # JSON has no NaN and no infinity.
+        data = [value if math.isfinite(value) else None for value in values.tolist()]
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "data": data}

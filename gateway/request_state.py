@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from typing import Literal
 
-from starlette.responses import Response
 from starlette.types import Message, Send
 
-from gateway.api_error import ApiError, ErrorForm, openai_form
+from gateway.api_error import ErrorForm, openai_form
+from gateway.counters import InFlightSlot
 from gateway.routes import OTHER
 
 # A route that streams reports by itself that a piece is late. This ends a stream whose client does not read.
@@ -29,6 +28,7 @@ class RequestState:
         self.error_form: ErrorForm = openai_form  # of the API that the client uses
         self.status = 0
         self.failure = ""  # what to log about an error of ours
+        self.slot: InFlightSlot | None = None
         self.started = time.perf_counter()
         self.has_body = False  # the body was read
         self.has_response = False  # its head was sent
@@ -45,9 +45,6 @@ class RequestState:
     def seconds(self) -> float:
         """Return the time since the request's head arrived."""
         return time.perf_counter() - self.started
-
-    def error_response(self, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
-        return error.response(headers, self.error_form)
 
     async def send(self, message: Message) -> None:
         """Send a part of the response; its head gets the request's id."""
@@ -72,6 +69,8 @@ class RequestState:
 
     def end(self) -> None:
         self._timer.cancel()
+        if self.slot:
+            self.slot.release()
 
     def _check_deadline(self) -> None:
         if self._loop.time() < self._deadline:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
-import grpc
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gateway.api_error import ApiError, from_triton, shown
+from gateway.api_error import ApiError, shown
 from gateway.context import PARTS_AT_ONCE, Gateway
 from gateway.inference import Outputs
 from gateway.served_systems import System
@@ -84,15 +83,17 @@ async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs
         outputs = [*outputs, TOKEN_COUNT]
     try:
         parts = await _infer(gateway, system, columns, outputs)
-    except grpc.RpcError as error:
-        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT or "batch-size must be" not in (error.details() or ""):
-            raise from_triton(error, system.name) from None
+    except ApiError as error:
+        if error.status != 400 or "batch-size must be" not in error.message:
+            raise
         # The model was loaded again with a smaller max_batch_size.
         gateway.served.forget(system.name)
-        try:
-            parts = await _infer(gateway, await gateway.served.find(system.name), columns, outputs)
-        except grpc.RpcError as again:
-            raise from_triton(again, system.name) from None
+        parts = await _infer(gateway, await gateway.served.find(system.name), columns, outputs)
+    return counted(gateway, parts)
+
+
+def counted(gateway: Gateway, parts: Sequence[Outputs]) -> Answers:
+    """Count the tokens of the answers."""
     answers = Answers(parts)
     gateway.counters.tokens(answers.tokens or 0)
     return answers
@@ -100,15 +101,14 @@ async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs
 
 async def _infer(gateway: Gateway, system: System, columns: Columns, outputs: Sequence[str]) -> list[Outputs]:
     count = len(next(iter(columns.values())))
-    infer = gateway.inference.infer
     if count <= system.max_batch:
-        return [await infer(system.name, _tensors(columns, 0, count), outputs)]
+        return [await gateway.infer(system, _tensors(columns, 0, count), outputs)]
     # A request asks for no more turns than there are, so that long requests take them in rotation.
     own_turns, turns = asyncio.Semaphore(PARTS_AT_ONCE), gateway.turns[system.name]
 
     async def part(start: int) -> Outputs:
         async with own_turns, turns:
-            return await infer(system.name, _tensors(columns, start, start + system.max_batch), outputs)
+            return await gateway.infer(system, _tensors(columns, start, start + system.max_batch), outputs)
 
     return await together(part(start) for start in range(0, count, system.max_batch))
 

@@ -66,17 +66,13 @@ class System:
     @cached_property
     def abilities(self) -> frozenset[str]:
         """Return the system's abilities: kinds.abilities, chat, and tokens, its texts as token ids."""
-        others = {"chat": self.answers_chats, "tokens": bool(self.tokenizing_model)}
+        others = {"chat": "messages" in self.inputs, "tokens": bool(self.tokenizing_model)}
         own = kinds.abilities(self.inputs, self._shapes, self.max_batch)
         return frozenset([*own, *(name for name, is_there in others.items() if is_there)])
 
     def can(self, abilities: Collection[str]) -> bool:
         """Return whether the system has one of these abilities."""
         return not self.abilities.isdisjoint(abilities)
-
-    @cached_property
-    def answers_chats(self) -> bool:
-        return "messages" in self.inputs
 
     @cached_property
     def embedding(self) -> str:
@@ -233,22 +229,21 @@ class Served:
 
     async def _read(self, name: str) -> System | None:
         try:
-            config = await self._inference.config(name)
-            # An ensemble lacks the output: Triton asks a step for all that are mapped, and this one is made only alone.
-            steps = [await self._step(step.model_name) for step in config.ensemble_scheduling.step]
-            able = (one.name for one in [config, *steps] if any(out.name == kinds.TOKENIZED for out in one.output))
-            return System(name, config, next(able, ""))
-        except grpc.RpcError as error:
-            if is_not_loaded(error):
+            if (config := await self._model_config(name)) is None:
                 return None
+            # An ensemble lacks the output: Triton asks a step for all that are mapped, and this one is made only alone.
+            models = [config, *[await self._model_config(step.model_name) for step in config.ensemble_scheduling.step]]
+        except grpc.RpcError as error:
             self.forget(name)
             raise from_triton(error, name) from None
+        able = (one.name for one in models if one and any(out.name == kinds.TOKENIZED for out in one.output))
+        return System(name, config, next(able, ""))
 
-    async def _step(self, name: str) -> ModelConfig:
-        """Return the configuration of a step, without outputs if Triton has not loaded it."""
+    async def _model_config(self, name: str) -> ModelConfig | None:
+        """Return the configuration of a model, or None if Triton has not loaded it."""
         try:
             return await self._inference.config(name)
         except grpc.RpcError as error:
             if is_not_loaded(error):
-                return ModelConfig(name=name)
+                return None
             raise

@@ -11,11 +11,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import bodies
 from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError, tei_form
 from gateway.bodies import PositiveInt, json_response
-from gateway.context import gateway_of
+from gateway.context import Gateway, gateway_of, read, system_for
 from gateway.rows import Input, check_rows, read_rows
 from gateway.served_systems import System
 from triton_transformers.tensors import Row
@@ -74,37 +73,30 @@ Inputs = TypeVar("Inputs", bound=PromptedBody)
 BEGINNING = msgspec.json.Decoder(Beginning)
 
 
-async def system_for(request: Request, path: str, *abilities: str) -> System:
-    """Return the system that the address names, or the only one that has one of the abilities."""
-    served = gateway_of(request).served
-    if name := request.path_params.get("model"):
-        return await served.find(name, *abilities)
-    return await served.only(path, *abilities)
-
-
-async def read(request: Request, struct: type[Inputs], path: str, ability: str) -> tuple[Inputs, System, list[Row]]:
-    """Return the body, the system with the ability that answers it, and the rows of its inputs."""
-    body = await bodies.read(request, struct)
-    system = await system_for(request, path, ability)
-    return body, system, read_rows(gateway_of(request), system, body.inputs, "inputs")
+async def read_inputs(
+    request: Request, struct: type[Inputs], ability: str
+) -> tuple[Gateway, Inputs, System, list[Row]]:
+    """Return what `read` returns, and the rows of the inputs."""
+    gateway, body, system = await read(request, struct, ability)
+    return gateway, body, system, read_rows(gateway, system, body.inputs, "inputs")
 
 
 async def embed(request: Request) -> Response:
-    body, system, rows = await read(request, EmbedBody, "/embed", "embedding")
-    vectors, _ = await encoders.embed(gateway_of(request), system, rows, body.prompt_name, body.dimensions)
+    gateway, body, system, rows = await read_inputs(request, EmbedBody, "embedding")
+    vectors, _ = await encoders.embed(gateway, system, rows, body.prompt_name, body.dimensions)
     return json_response(await encoders.as_lists(encoders.normalized(vectors) if body.normalize else vectors))
 
 
 async def embed_all(request: Request) -> Response:
     """Return a vector for each token."""
-    body, system, rows = await read(request, PromptedBody, "/embed_all", "multi")
-    vectors, _ = await encoders.token_vectors(gateway_of(request), system, rows, body.prompt_name)
+    gateway, body, system, rows = await read_inputs(request, PromptedBody, "multi")
+    vectors, _ = await encoders.token_vectors(gateway, system, rows, body.prompt_name)
     return json_response(await encoders.as_lists(vectors))
 
 
 async def embed_sparse(request: Request) -> Response:
-    body, system, rows = await read(request, PromptedBody, "/embed_sparse", "sparse")
-    vectors, _ = await encoders.sparse(gateway_of(request), system, rows, body.prompt_name)
+    gateway, body, system, rows = await read_inputs(request, PromptedBody, "sparse")
+    vectors, _ = await encoders.sparse(gateway, system, rows, body.prompt_name)
     return json_response(
         [[{"index": index, "value": value} for index, value in zip(*vector, strict=True)] for vector in vectors]
     )
@@ -112,13 +104,11 @@ async def embed_sparse(request: Request) -> Response:
 
 async def predict(request: Request) -> Response:
     """Return all labels of each text, the most probable first."""
-    body = await bodies.read(request, PredictBody)
-    system = await system_for(request, "/predict", "classify")
+    gateway, body, system = await read(request, PredictBody, "classify")
     if not (names := system.labels):
         message = f"The model '{system.name}' does not name its labels: assemble it again with `make models`."
         raise ApiError(400, message, "model", "model_not_supported")
     pairs, is_batch = sequences(body.inputs)
-    gateway = gateway_of(request)
     check_rows(gateway, [first for first, _ in pairs], "inputs", is_list=is_batch)
     labels = await encoders.classify(gateway, system, pairs, "inputs")
     count = body.parameters.top_k if body.parameters else None
@@ -142,9 +132,7 @@ def sequences(inputs: Any) -> tuple[list[tuple[str, str]], bool]:
 
 async def similarity(request: Request) -> Response:
     """Return the cosine of the first sentence with each of the others."""
-    body = await bodies.read(request, SimilarityBody)
-    system = await system_for(request, "/similarity", "embedding")
-    gateway = gateway_of(request)
+    gateway, body, system = await read(request, SimilarityBody, "embedding")
     check_rows(gateway, [body.inputs.source_sentence], "inputs.source_sentence", is_list=False)
     check_rows(gateway, body.inputs.sentences, "inputs.sentences")
     prompt = body.parameters.prompt_name if body.parameters else None
@@ -155,9 +143,8 @@ async def similarity(request: Request) -> Response:
 
 async def rerank(request: Request) -> Response:
     request.scope["request_state"].error_form = tei_form
-    body = await bodies.read(request, RerankBody)
-    system = await system_for(request, "/rerank", "rerank")
-    scores = await encoders.rank(gateway_of(request), system, body.query, body.texts, "texts")
+    gateway, body, system = await read(request, RerankBody, "rerank")
+    scores = await encoders.rank(gateway, system, body.query, body.texts, "texts")
     return json_response(
         [
             {"index": index, "score": scores.values[index]} | ({"text": body.texts[index]} if body.return_text else {})
@@ -186,7 +173,7 @@ async def any_task(request: Request) -> Response:
     elif bytes(body.inputs).startswith(b"{"):
         path, answer = "/similarity", similarity
     else:
-        system = await system_for(request, "/", *TASKS)
+        system = await system_for(request, body, *TASKS)
         request.path_params["model"] = system.name
         path, answer = next(task for ability, task in TASKS.items() if ability in system.abilities)
     request.scope["request_state"].route = path
@@ -200,7 +187,7 @@ TASKS = {"embedding": ("/embed", embed), "classify": ("/predict", predict), "spa
 async def info(request: Request) -> Response:
     """Return the facts that TEI's clients ask for about a model; null for those that the gateway does not know."""
     gateway = gateway_of(request)
-    system = await system_for(request, "/info", "embedding", "sparse", "multi", "rerank", "classify")
+    system = await system_for(request, None, "embedding", "sparse", "multi", "rerank", "classify")
     longest = (await encoders.tokenized(gateway, system, ["a"]))[0].max_length if system.can(["tokens"]) else None
     kind: Literal["reranker", "classifier", "embedding"] = "embedding"
     if system.can(["rerank", "classify"]):

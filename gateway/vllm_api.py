@@ -16,7 +16,7 @@ from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
 from gateway.bodies import PositiveInt, json_response
 from gateway.completions import Message, conversation
-from gateway.context import Gateway, gateway_of
+from gateway.context import Gateway, gateway_of, read
 from gateway.rows import Answers, Input, Part, TokenId, check_rows, read_rows
 from gateway.served_systems import System
 from triton_transformers.kinds import SPAN_VECTORS
@@ -192,9 +192,7 @@ def item(kind: str, field: str, index: int, value: Any) -> msgspec.Raw:
 
 async def pooling(request: Request) -> Response:
     """Return for each text its vector, a vector for each token, or the probabilities of the model's labels."""
-    gateway = gateway_of(request)
-    body = await bodies.read(request, PoolingBody)
-    system = await gateway.served.find(body.model, "embedding", "multi", "classify")
+    gateway, body, system = await read(request, PoolingBody, "embedding", "multi", "classify")
     rows = read_rows(gateway, system, body.input, "input")
     vectors: encoders.ManyVectors
     answers: Answers
@@ -221,9 +219,7 @@ async def rerank(request: Request) -> Response:
     """Return the documents in the order of their relevance to the query."""
     if await tei_api.is_rerank(request):
         return await tei_api.rerank(request)
-    gateway = gateway_of(request)
-    body = await bodies.read(request, RerankBody)
-    system = await gateway.served.find(body.model, "rerank")
+    gateway, body, system = await read(request, RerankBody, "rerank")
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     scores = await encoders.rank(gateway, system, body.query, texts, "documents", body.instruction)
     results = [
@@ -237,9 +233,7 @@ async def rerank(request: Request) -> Response:
 
 async def score(request: Request) -> Response:
     """Return the score of each pair: one text with each of the others, or two lists element by element."""
-    gateway = gateway_of(request)
-    body = await bodies.read(request, ScoreBody)
-    system = await gateway.served.find(body.model, "rerank", "embedding")
+    gateway, body, system = await read(request, ScoreBody, "rerank", "embedding")
     firsts, seconds = paired(gateway, body)
     if "rerank" in system.abilities:
         scores = await encoders.score(gateway, system, firsts, seconds)
@@ -273,9 +267,7 @@ async def cosines(
 
 async def classify(request: Request) -> Response:
     """Return the best label of each text, and the probabilities of all labels in the model's order."""
-    gateway = gateway_of(request)
-    body = await bodies.read(request, ClassifyBody)
-    system = await gateway.served.find(body.model, "classify")
+    gateway, body, system = await read(request, ClassifyBody, "classify")
     rows = [body.input] if isinstance(body.input, str) else body.input
     pairs = [(row, "") if isinstance(row, str) else row for row in rows]
     check_rows(gateway, [first for first, _ in pairs], "input", is_list=rows is body.input)
@@ -289,10 +281,10 @@ async def classify(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     """Return the token ids of a text of any length, or of a chat."""
-    gateway = gateway_of(request)
     body = await bodies.read(request, TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Send either 'prompt' or 'messages'.", "prompt", "missing_required_parameter")
+    gateway = gateway_of(request)
     system = await gateway.served.find(body.model, "tokens" if body.messages is None else "chat")
     if body.messages is not None:
         (row,) = await encoders.tokenized(gateway, system, [conversation(body.messages)], "messages")
@@ -306,9 +298,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids."""
-    gateway = gateway_of(request)
-    body = await bodies.read(request, DetokenizeBody)
-    system = await gateway.served.find(body.model, "tokens")
+    gateway, body, system = await read(request, DetokenizeBody, "tokens")
     if not body.tokens:
         return json_response({"prompt": ""})
     (row,) = await encoders.tokenized(gateway, system, [body.tokens])

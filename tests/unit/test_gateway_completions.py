@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from gateway import outages
-from gateway.answer_format import EventStream
+from gateway.completions import EventStream
 from gateway.config import Config, Limits
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.triton_stand_in import (

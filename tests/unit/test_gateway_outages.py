@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from gateway import outages
-from gateway.api_error import ApiError, not_ready
+from gateway.api_error import ApiError, from_triton, not_ready
 from gateway.config import Config, Limits
 from gateway.inference import rpc_error
 from gateway.outages import LIMIT_S, QUIET_S, Outages
@@ -24,7 +24,7 @@ STREAM = {"model": "counter", "prompt": "a", "stream": True}
 CRASHED = (
     "Failed to process the request(s) for model 'encoder_0_0', message: Stub process 'encoder_0_0' is not healthy."
 )
-REFUSED = rpc_error(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
+REFUSED = from_triton(rpc_error(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"))
 
 
 @pytest.fixture
@@ -158,7 +158,9 @@ def test_broken_system_leaves_the_outages_of_others_alone(triton: Triton) -> Non
     assert (status(outage, triton), triton.requests) == (503, 1)
 
 
-@pytest.mark.parametrize("error", [rpc_error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), ApiError(400, "wrong")])
+@pytest.mark.parametrize(
+    "error", [from_triton(rpc_error(grpc.StatusCode.UNAVAILABLE, "Socket closed")), ApiError(400, "wrong")]
+)
 def test_request_that_triton_had_is_not_sent_again(triton: Triton, error: Exception) -> None:
     triton.up_at, triton.failure = 3, error
     assert status(Outages(), triton) in (400, 503)
