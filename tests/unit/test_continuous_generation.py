@@ -125,10 +125,6 @@ def test_seed_gives_the_same_text_alone_and_among_others(served):
     assert text(model, "I am going", **sampling | {"seed": 8}) != alone
 
 
-def test_one_at_a_time_gives_the_same_texts(served):
-    assert together(served("llama", max_batch=1), PROMPTS) == together(served("llama"), PROMPTS)
-
-
 def test_stop_string_ends_a_text_before_it(served):
     model = served("llama")
     whole = text(model, "I am going")
@@ -370,13 +366,6 @@ def test_full_queue_answers_busy(served):
     assert all(request.sender.finished.wait(60) for request in [running, *others])
 
 
-def test_more_prompts_than_may_wait_are_wrong(served):
-    request = InferenceRequest(["text"], {}, prompt=[b"It"] * 3)
-    served("llama", max_batch=1, max_waiting=2).execute([request])
-    error = request.sender.responses[0].error
-    assert error == ("INVALID_ARG", "input 'prompt' holds 3 prompts; at most 2 may wait")
-
-
 def test_counters_hold_times_and_prefix_hits(served, pb_utils):
     model = served("gpt2")
     text(model, "I am going to the market with my brother, and then we go home. It was raining when the train left")
@@ -410,20 +399,6 @@ def test_int8_is_kept_only_if_perplexity_holds(tmp_path, monkeypatch):
     outcome, _ = export(tmp_path / "b", "openvino")
     assert outcome.facts["weights"] == "fp16"
     assert "weights in fp16, because in int8 its perplexity" in outcome.summary
-
-
-@pytest.mark.slow
-def test_model_without_a_limit_of_positions_is_served(tmp_path):
-    """Bloom's configuration has no max_position_embeddings."""
-    _, folder = export(tmp_path, "vllm", language.save_bloom)
-    assert json.loads((folder / "limits.json").read_text())["context"] is None
-
-
-@pytest.mark.slow
-def test_int4_is_what_the_user_asked_for(tmp_path):
-    outcome, folder = export(tmp_path, "openvino-int4")
-    assert "weights in int4: perplexity" in outcome.summary
-    assert not list(folder.glob("tmp*"))
 
 
 @pytest.mark.slow
@@ -483,11 +458,6 @@ def test_transformers_replace_openvino_unless_the_user_chose_it(tmp_path, monkey
     record = read_record("mine", tmp_path / "models")
     assert (record.format, record.facts[DEFAULT]) == ("python", "cpu")
     assert (tmp_path / "models/mine/1/model.safetensors").exists()
-
-
-def test_memory_for_the_export_is_that_of_the_container(monkeypatch):
-    monkeypatch.setattr("shared.memory.memory", lambda: (3 * 10**9, 8 * 10**9))
-    assert openvino_export.free_memory() == 5 * 10**9
 
 
 def test_full_disk_is_not_taken_for_an_unknown_architecture(tmp_path, monkeypatch):

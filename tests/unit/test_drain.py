@@ -63,12 +63,6 @@ def test_model_that_names_itself_is_unloaded():
     assert triton.unloaded == ["echo"]
 
 
-def test_drain_waits_until_the_last_model_is_unloaded():
-    triton = StandIn(step={}, outer=ensemble("step"))
-    drain.drain(triton)
-    assert set(triton.states.values()) == {"UNAVAILABLE"}
-
-
 def test_server_that_does_not_answer_is_one_sentence(monkeypatch):
     monkeypatch.setenv("BIND_ADDRESS", "127.0.0.1")
     monkeypatch.setenv("TRITON_HTTP_PORT", "9")

@@ -240,11 +240,6 @@ def test_tokenized_is_empty_beside_outputs_of_the_model(of_texts):
     assert response.outputs == {"sum": [[1], [2]], "tokenized": [[b""], [b""]]}
 
 
-def test_wrong_text_leaves_the_others_in_one_run(of_texts, pb_utils):
-    of_texts.execute([texts("one"), texts(""), texts("two")])
-    assert counted(of_texts, pb_utils, "runs") == (1,)
-
-
 def test_parameters_of_the_tokenizer_apply(start):
     model = start(TEXT, max_length="1")
     (response,) = model.execute([texts("one two")])
@@ -255,11 +250,6 @@ def test_texts_and_tokens_exclude_each_other(start):
     tokens = {"name": "input_ids", "data_type": "TYPE_INT64", "dims": [-1]}
     with pytest.raises(ConfigError, match=r"input 'input_ids' is no text: give the model texts .* or tokens, not both"):
         start(TEXT, tokens)
-
-
-def test_pairs_have_no_output_of_their_text(start):
-    with pytest.raises(ConfigError, match="a model of pairs of texts has no output 'text'"):
-        start(TEXT, TEXT | {"name": "text_pair"})
 
 
 @pytest.mark.parametrize("name", ["numbers", "offsets", "past"])
@@ -339,14 +329,6 @@ def test_long_texts_alone_are_a_batch_of_one_for_each_worker(of_tokens, engine):
     assert answer.outputs == {"sum": [[64]]}
     assert none is None
     assert response(requests[1]).outputs == {"sum": [[128]]}
-
-
-def test_long_text_leaves_the_batch_of_short_ones(of_tokens, engine):
-    request = tokens(2, length=64)
-    answer, none = of_tokens.execute([tokens(1), request])
-    assert answer.outputs == {"sum": [[16]]}
-    assert none is None
-    assert response(request).outputs == {"sum": [[128]]}
 
 
 def test_too_many_long_requests_stay_in_tritons_queue(of_tokens, engine, monkeypatch):

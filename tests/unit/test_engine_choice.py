@@ -340,17 +340,6 @@ def test_index_outside_its_table_is_refused(loader, engine):
         model.engine.run(["pooled"], {"input_ids": longer, "attention_mask": longer})
 
 
-def test_only_requested_outputs_are_returned_in_their_order(loader):
-    config = POOLED | {"output": [*tensors(pooled=[SIZE]), *tensors(per_token=[-1, SIZE])]}
-    model = loader.load(config, ragged=True, engine=F32)
-    ones = np.ones((3, 4), np.int64)
-    shapes = [
-        array.shape for array in model.engine.run(["per_token", "pooled"], {"input_ids": ones, "attention_mask": ones})
-    ]
-    assert shapes == [(3, 4, SIZE), (3, SIZE)]
-    assert len(model.engine.run(["pooled"], {"input_ids": ones, "attention_mask": ones})) == 1
-
-
 def test_threads_share_an_engine(loader):
     model = loader.load(POOLED, ragged=True, engine=F32)
     feeds = [
@@ -427,14 +416,6 @@ def test_cost_of_a_run_is_remembered(packed, tmp_path, cache, measured_costs):
     assert len(measured_costs) == len(costs) == 1
 
 
-def test_costs_of_several_numbers_of_threads_are_remembered(packed, tmp_path, cache, measured_costs):
-    """A comparison switches between them again and again."""
-    save_encoder(tmp_path / "1/model.onnx")
-    first = [packed("onnxruntime", threads).cost for threads in "123"]
-    assert [packed("onnxruntime", threads).cost for threads in "123"] == first
-    assert len(measured_costs) == 3
-
-
 def test_oldest_measurements_are_forgotten(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path))
     kept, values = measurements.MAXIMUM_KEPT, itertools.count()
@@ -446,13 +427,6 @@ def test_oldest_measurements_are_forgotten(tmp_path, monkeypatch):
     assert [recall(number) for number in range(kept + 1)] == [*range(kept + 1)]
     assert [recall(number) for number in range(1, kept + 1)] == [*range(1, kept + 1)]
     assert recall(0) == kept + 1
-
-
-def test_incomplete_measurement_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path))
-    for seconds in (8, 9):
-        measurements.recall_or_measure("m", lambda: {"n": 1}, lambda s=seconds: {"s": s}, lambda _: False)
-    assert json.loads((tmp_path / "m.json").read_text()) == [{"key": {"n": 1}, "s": 9}]
 
 
 @pytest.mark.parametrize(

@@ -176,12 +176,6 @@ def test_sampling_does_not_depend_on_the_batch(decoder):
     assert generate(decoder, rows(decoder, PROMPTS[:1], other_seed)) != together[:1]
 
 
-def test_greedy_and_sampling_rows_share_a_batch(gpt2):
-    batch = rows(gpt2, ["I am going", "I am going"], options(), options(temperature=2.0))
-    greedy, sampled = generate(gpt2, batch)
-    assert greedy == reference(gpt2, "I am going") != sampled
-
-
 def test_row_stops_at_the_end_token(gpt2):
     whole = rows(gpt2, ["I am going"])
     generate(gpt2, whole)
@@ -194,16 +188,6 @@ def test_row_stops_at_the_end_token(gpt2):
     assert batch[0].tokens[-1] == end
     assert batch[0].new_tokens <= 6
     assert [row.finish_reason for row in batch] == ["stop", "length"]
-
-
-def test_finished_row_does_not_change(gpt2):
-    batch = rows(gpt2, PROMPTS[:2])
-
-    def after_token() -> None:
-        batch[0].done = batch[0].new_tokens >= 4
-
-    generate(gpt2, batch, after_token)
-    assert [row.new_tokens for row in batch] == [4, 24]
 
 
 @pytest.mark.parametrize("at", [1, 6, 14])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import urllib.error
 from collections import Counter
@@ -126,9 +125,3 @@ def test_wait_ends_with_the_last_file_of_the_export(tmp_path):
     (tmp_path / "encoder/1").mkdir(parents=True)
     (tmp_path / "encoder/1/model.onnx").touch()
     assert missing("embedding", tmp_path) == ""
-
-
-def test_wait_reads_a_record_that_is_half_written(tmp_path):
-    (tmp_path / "embedding/1").mkdir(parents=True)
-    (tmp_path / "embedding/1/assembled.json").write_text(json.dumps({"recipe": "1"})[:-1])
-    assert missing("embedding", tmp_path).endswith("assembled.json")

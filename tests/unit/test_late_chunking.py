@@ -96,9 +96,3 @@ def test_wrong_spans_are_refused(served, spans, error):
     inputs = {"input_text": np.array([[b"Rain falls."]], np.object_), "spans": np.array(spans)}
     with pytest.raises(UserError, match=re.escape(error)):
         served.together([inputs])
-
-
-def test_model_that_takes_the_first_token_has_no_spans(tmp_path):
-    weights = encoders.save_sentence_transformer(tmp_path / "weights", pooling="cls")
-    text.assemble(Job("search", "sentence-similarity", "python", weights, False, tmp_path))
-    assert "span" not in (tmp_path / "search/config.pbtxt").read_text()

@@ -12,7 +12,7 @@ import torch
 
 from neuron import batches, frameworks
 from neuron.cores import Cores
-from neuron.frameworks import FRAMEWORKS, TensorFlow, TorchNeuron, TorchNeuronX
+from neuron.frameworks import FRAMEWORKS, TorchNeuron, TorchNeuronX
 from neuron.libraries import ModelFailed, imported, loading
 from shared.types import BadRequest, ConfigError
 
@@ -190,15 +190,6 @@ def test_missing_library_names_the_image_that_has_it(monkeypatch, name, message)
         FRAMEWORKS[name]({"input": tensors("x__0"), "output": tensors("z__0")}, Cores(0, 1, 1))
 
 
-def test_unrelated_folder_with_the_name_of_a_library_is_not_the_library(monkeypatch, tmp_path):
-    (tmp_path / "tensorflow/models").mkdir(parents=True)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    monkeypatch.delitem(sys.modules, "tensorflow")
-    with pytest.raises(ConfigError, match="the Python package tensorflow is not installed"):
-        imported("tensorflow")
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -231,11 +222,6 @@ def test_failed_load_is_one_line_with_the_cores(raised, message):
     assert str(error.value) == f"/models/model.pt could not be loaded on NeuronCores 2 to 3: {message}"
 
 
-def test_config_error_during_loading_is_unchanged():
-    with pytest.raises(ConfigError, match=r"^there is no such signature$"), loading("model", Cores(0, 1, 1)):
-        raise ConfigError("there is no such signature")
-
-
 @pytest.mark.parametrize("fault", [None, RuntimeError("NRT: NeuronCore(s) not available")])
 def test_inf1_model_is_wrapped_in_data_parallel(monkeypatch, tmp_path, fault):
     device_lists = []
@@ -266,39 +252,3 @@ def test_missing_compiled_model_is_an_error(monkeypatch, tmp_path):
     pytorch = library(monkeypatch, {"input": tensors("x__0"), "output": tensors("z__0")})
     with pytest.raises(ConfigError, match=r"model\.pt, the compiled model, is missing"):
         pytorch.load(tmp_path / "model.pt")
-
-
-# --- TensorFlow 1, which has no release for this Python ---------------------------------------------------------------
-
-
-def test_tensorflow_1_uses_a_predictor(monkeypatch, tmp_path):
-    calls = []
-
-    def from_saved_model(path, signature_def_key, tags):
-        calls.append((path, signature_def_key, tags))
-        if tags != "serve":
-            raise RuntimeError(f"MetaGraphDef associated with tags {tags} could not be found")
-        if signature_def_key != "serving_default":
-            raise ValueError(f"Got signature_def_key {signature_def_key!r}")
-        return lambda feed: {"y": feed["x"] * 2, "more": feed["x"]}
-
-    predictor = SimpleNamespace(from_saved_model=from_saved_model)
-    fake = SimpleNamespace(__version__="1.15.5", contrib=SimpleNamespace(predictor=predictor))
-    monkeypatch.setattr(frameworks, "imported", lambda name: fake)
-    (tmp_path / "saved_model.pb").touch()
-    config = {"input": tensors("x"), "output": tensors("y"), "parameters": {}}
-    tensorflow = TensorFlow(config, Cores(0, 4, 1))
-    assert tensorflow.copies == 4
-    answer = tensorflow.call(tensorflow.load(tmp_path), {"x": np.ones(2)})
-    assert {name: array.tolist() for name, array in answer.items()} == {"y": [2, 2]}
-    assert calls == [(str(tmp_path), "serving_default", "serve")]
-    config["parameters"]["SIGNATURE_DEF_KEY"] = {"string_value": "predict"}
-    with pytest.raises(ConfigError, match="no signature 'predict' under the tags 'serve'"):
-        TensorFlow(config, Cores(0, 4, 1)).load(tmp_path)
-    config["parameters"]["TAG_SET"] = {"string_value": "train"}
-    with pytest.raises(
-        ConfigError, match=r"with the tags train could not be loaded on NeuronCores 0 to 3: MetaGraphDef"
-    ):
-        TensorFlow(config, Cores(0, 4, 1)).load(tmp_path)
-    with pytest.raises(ConfigError, match="is no SavedModel"):
-        tensorflow.load(tmp_path / "elsewhere")

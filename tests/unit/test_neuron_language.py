@@ -213,13 +213,6 @@ def test_end_tokens_come_from_the_checkpoint(compile_, llama):
     assert row.new_tokens < whole.new_tokens
 
 
-def test_model_compiled_for_one_row_runs_rows_one_by_one(compile_, alone):
-    single = decoder(LLAMA, compiled(compile_(LLAMA, batch_size=1)))
-    new_batches()
-    assert generated(single, make_rows(single, PROMPTS[:3])) == [alone(prompt) for prompt in PROMPTS[:3]]
-    assert [batch["rows"] for batch in new_batches()] == [1, 1, 1]
-
-
 def test_long_prompt_and_long_answer_run_in_separate_batches(llama, alone):
     prompts = ["a 1 " * 80, "It"]
     rows = make_rows(llama, prompts, options(max_new_tokens=5), options(max_new_tokens=20))
@@ -239,10 +232,6 @@ def test_sampling_on_the_device_is_detected_on_load(compile_, alone, model_class
     assert generated(device, make_rows(device, PROMPTS[:1])) == [alone(PROMPTS[0])]
 
 
-def test_sampling_on_the_host_is_detected_on_load(served):
-    assert served.samples
-
-
 # --- the compiled model and its config --------------------------------------------------------------------------------
 
 
@@ -258,13 +247,6 @@ def test_unset_parameters_of_a_plain_checkpoint_use_defaults(checkpoint):
     assert (shape.batch_size, shape.tp_degree, shape.n_positions, shape.amp, shape.unroll) == (1, 4, 2048, "bf16", None)
     assert compiled(checkpoint, UNROLL="None").unroll is None
     assert compiled(checkpoint, UNROLL=2).unroll == 2
-
-
-def test_relative_path_starts_at_the_model_folder(tmp_path, checkpoint):
-    (tmp_path / "llm").mkdir()
-    (tmp_path / "llm/opt").symlink_to(checkpoint)
-    config = {"parameters": {"COMPILED_MODEL": {"string_value": "opt"}}}
-    assert CompiledLLM.read(config, {"model_repository": str(tmp_path / "llm")}, FOUR).folder == tmp_path / "llm/opt"
 
 
 @pytest.mark.parametrize(("parameters", "reason"), [
@@ -283,11 +265,6 @@ def test_relative_path_starts_at_the_model_folder(tmp_path, checkpoint):
 def test_wrong_parameter_is_an_error(compile_, parameters, reason):
     with pytest.raises(ConfigError, match=reason):
         compiled(compile_(LLAMA), **parameters)
-
-
-def test_error_has_the_name_that_optimum_uses(compile_):
-    with pytest.raises(ConfigError, match="is 2048, but the model was compiled for sequence_length 256"):
-        compiled(compile_(OPTIMUM), N_POSITIONS=2048)
 
 
 @pytest.mark.parametrize(

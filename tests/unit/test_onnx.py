@@ -1,12 +1,11 @@
 """The onnxruntime stand-in completes and refuses configs by the rules that the C++ backend documents."""
 
-import numpy as np
 import onnxruntime as ort
 import pytest
 
 from shared import onnx_model
 from shared.parameters import usable_cpus
-from shared.types import BadRequest, ConfigError
+from shared.types import ConfigError
 from tests.support.onnx_models import save_identity
 
 
@@ -31,10 +30,6 @@ def test_empty_config_is_completed(batching_model):
         "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}],
         "output": [{"name": "x_out", "data_type": "TYPE_FP32", "dims": [4]}],
     }
-
-
-def test_config_with_inputs_and_outputs_is_not_changed(batching_model):
-    assert onnx_model.complete_config({"input": [{}], "output": [{}], "max_batch_size": 8}, *batching_model) == {}
 
 
 def test_completion_keeps_what_the_config_sets(batching_model):
@@ -80,23 +75,12 @@ def test_parameters_set_session_options():
         options(execution_mode="2")
 
 
-@pytest.mark.parametrize("threads", ["intra_op", "inter_op"])
-def test_idle_threads_do_not_spin(threads):
-    options = onnx_model.session_options({"parameters": {"execution_mode": {"string_value": "1"}}})
-    assert options.get_session_config_entry(f"session.{threads}.allow_spinning") == "0"
-
-
 @pytest.mark.parametrize(
     ("level", "expected"), [(-1, "BASIC"), (0, "ALL"), (1, "EXTENDED"), (2, "DISABLE_ALL"), (7, "ALL")]
 )
 def test_graph_level_sets_optimization_level(level, expected):
     options = onnx_model.session_options({"optimization": {"graph": {"level": level}}})
     assert options.graph_optimization_level.name.endswith(expected)
-
-
-def test_threads_are_divided_among_instances():
-    config = {"instance_group": [{"count": 2}, {"count": 1}]}
-    assert onnx_model.intra_op_threads(config) == max(1, usable_cpus() // 3)
 
 
 def test_gpu_instance_without_cuda_is_refused():
@@ -106,21 +90,7 @@ def test_gpu_instance_without_cuda_is_refused():
         onnx_model.providers("GPU", 0)
 
 
-def test_strings_survive_the_round_trip():
-    array = np.array([[b"\xed\x95\x9c", b""]], np.object_)
-    decoded = onnx_model.decode_strings(array, "s")
-    assert decoded.tolist() == [["한", ""]]
-    assert onnx_model.encode_strings(decoded).tolist() == array.tolist()
-    with pytest.raises(BadRequest, match=r"input 's': element 1 is not valid UTF-8 \(byte 1\)"):
-        onnx_model.decode_strings(np.array([b"ok", b"a\xff"], np.object_), "s")
-
-
 def test_broken_file_is_refused(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"not a model")
     with pytest.raises(ConfigError, match=r"ONNX Runtime cannot run .*model\.onnx"):
         onnx_model.open_session({}, tmp_path / "model.onnx", "CPU", 0)
-
-
-def test_missing_file_names_the_command_that_makes_it(tmp_path):
-    with pytest.raises(ConfigError, match="make models"):
-        onnx_model.model_path({}, tmp_path)

@@ -43,15 +43,3 @@ def test_exported_attention_is_recognised(tmp_path):
     products = [node for node in graph.get_ordered_ops() if node.get_type_name() == "MatMul"]
     of_heads = [node for node in products if node.get_output_partial_shape(0).rank.get_length() == 4]
     assert sum(node.get_attributes()["transpose_b"] for node in of_heads) == len(softmaxes) > 0
-
-
-@pytest.mark.parametrize(("precision", "mode"), [("bf16", "DISABLE"), ("f32", None)])
-def test_attention_in_bf16_is_computed_in_parts(precision, mode):
-    class Core:
-        def compile_model(self, graph, device, settings):
-            self.settings = settings
-
-    graph = object.__new__(OpenVinoGraph)
-    graph.core, graph.graph, graph.outputs, graph.limits, graph.tables = Core(), None, [], {}, []
-    graph.compile(precision, 1, 1)
-    assert graph.core.settings.get("SNIPPETS_MODE") == mode

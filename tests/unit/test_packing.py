@@ -31,11 +31,6 @@ def test_no_cut_is_cheaper(seed):
     assert total(runs, lengths, COST) == pytest.approx(cheapest)
 
 
-def test_equal_lengths_share_a_run_and_unequal_ones_do_not():
-    assert cheapest_cut(np.full(16, 20), RunCost(2e-3, 2e-4)) == [(0, 16)]
-    assert cheapest_cut(np.array([5] * 8 + [200] * 8), COST)[0] == (0, 8)
-
-
 @pytest.mark.parametrize("workers", [2, 4, 16])
 @pytest.mark.parametrize("seed", range(5))
 def test_runs_are_spread_over_the_workers(seed, workers):
@@ -77,10 +72,6 @@ def test_other_runs_are_split_beside_a_row_that_takes_longest():
     assert last_ends({run: cost(run[1] - run[0], int(lengths[run[1] - 1])) for run in runs}, 4)[0] == cost(1, 300)
 
 
-def test_free_runs_are_cut_at_every_length():
-    assert cheapest_cut(np.array([1, 2, 3]), RunCost(0.0, 1e-4)) == [(0, 1), (1, 2), (2, 3)]
-
-
 @pytest.mark.parametrize(("lengths", "runs"), [([], []), ([3], [(0, 1)]), ([1, 1, 2, 5, 5], [(0, 2), (2, 3), (3, 5)])])
 def test_runs_without_padding_have_rows_of_one_length(lengths, runs):
     assert equal_lengths(np.array(lengths, int)) == runs
@@ -99,15 +90,6 @@ def test_fit_has_no_negative_term():
     falling = [(1, 8, 0.004), (1, 256, 0.05), (32, 64, 0.2), (32, 32, 0.15), (16, 32, 0.06)]
     fitted = RunCost.fit(falling)
     assert min(fitted.per_run, fitted.per_token, fitted.per_pair, fitted.per_token2) >= 0
-
-
-def test_measure_skips_lengths_that_the_model_refuses():
-    def seconds_of(rows, length):
-        if length > 128:
-            raise RuntimeError("position out of range")
-        return COST(rows, length)
-
-    assert RunCost.measure(seconds_of, max_rows=64)(8, 16) == pytest.approx(COST(8, 16), rel=0.2)
 
 
 @pytest.mark.parametrize("max_rows", [1, 8, 64])

@@ -104,10 +104,6 @@ def test_traces_go_to_the_receiver_or_to_a_collector_of_the_users(serve):
     assert "url=http://collector:4318/v1/traces\n" in serve(TRACE="1", TRACE_URL="http://collector:4318/v1/traces")
 
 
-def test_exit_code_of_the_server_passes_through(serve):
-    serve(EXIT="3")
-
-
 def test_watchdog_that_cannot_run_ends_with_the_server(serve):
     """serve() returns after the last process that holds its output."""
     serve(WATCHDOG_EXIT="1")

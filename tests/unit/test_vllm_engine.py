@@ -159,25 +159,6 @@ def test_cancelled_text_frees_its_place_at_once(module, assembled):
     assert engine.step() == []
 
 
-def test_max_batch_is_the_number_of_sequences(module, assembled):
-    for max_batch in (1, 3):
-        engine, tokenizer = load(module, assembled["mistral"], max_batch=max_batch)
-        for key, prompt in enumerate(PROMPTS):
-            engine.add(key, tokenizer.encode(prompt), options(max_new_tokens=100))
-        assert len(engine.step()) == max_batch
-        engine.close()
-
-
-def test_chunks_of_a_long_prompt_leave_room_for_the_tokens_of_others(module, own):
-    edit(own, max_num_batched_tokens=16)
-    engine, tokenizer = load(module, own)
-    engine.add(1, tokenizer.encode("It"), options(max_new_tokens=50))
-    engine.step()
-    engine.add(2, tokenizer.encode("I am going. " * 20), options())
-    for _ in range(5):
-        assert {new.key for new in engine.step()} == {1}
-
-
 def test_stats_count_the_cache_and_the_prompts_found_in_it(module, assembled):
     engine, tokenizer = load(module, assembled["mistral"])
     tokens = tokenizer.encode(" ".join(PROMPTS) * 2)
@@ -191,15 +172,6 @@ def test_stats_count_the_cache_and_the_prompts_found_in_it(module, assembled):
     assert 0 < prefix_tokens < len(tokens)
     finish(engine, {2: tokens})
     assert engine.stats().prefix_tokens == prefix_tokens
-
-
-def test_text_that_the_engine_refuses_leaves_the_others(module, assembled):
-    engine, tokenizer = load(module, assembled["mistral"])
-    tokens = tokenizer.encode(PROMPTS[0])
-    engine.add(1, tokens, options())
-    with pytest.raises(ValueError, match="longer than the maximum model length"):
-        engine.add(2, [1] * 300, options())
-    assert len(finish(engine, {1: tokens})[1]) == 12
 
 
 def test_text_that_the_engine_ends_early_has_the_reason(module, assembled, monkeypatch):
@@ -271,13 +243,6 @@ def test_files_that_choose_the_image_choose_the_engine(pb_utils):
     assert (backends.ENGINES["model.json"], chosen["model.json"][0]) == ("vllm", "shared.vllm_engine")
 
 
-def test_context_is_the_engines(module, own):
-    edit(own, max_model_len=64)
-    assert load(module, own)[1].context == 64
-    edit(own, max_model_len=-1)
-    assert load(module, own)[1].context == language.CONTEXT
-
-
 # --- model.json -------------------------------------------------------------------------------------------------------
 
 
@@ -305,18 +270,6 @@ def test_edited_settings_are_the_engines_arguments(module, own):
     arguments = load(module, own)[0].engine.args
     assert (arguments.gpu_memory_utilization, arguments.kv_cache_memory_bytes) == (0.9, None)
     assert (arguments.enforce_eager, arguments.dtype) == (True, "float32")
-
-
-def test_dtype_of_the_config_is_used_if_the_settings_have_none(module, own):
-    edit(own, dtype=None)
-    assert load(module, own, parameters(dtype="bfloat16"))[0].precision == "bfloat16"
-
-
-def test_weights_may_be_in_another_folder(module, own, tmp_path):
-    shutil.move(own / "model.safetensors", tmp_path)
-    shutil.copy(own / "config.json", tmp_path)
-    edit(own, model=str(tmp_path))
-    assert load(module, own)[0].engine.args.model == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -353,12 +306,6 @@ def test_cpu_is_an_error(module, assembled, place):
     config = {} if place else parameters(device="cpu")
     with pytest.raises(ConfigError, match=r"this instance was placed on a CPU\. `make models FORMAT=python`"):
         load(module, assembled["mistral"], config, **place)
-
-
-def test_missing_gpu_is_an_error(module, assembled, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="vLLM runs on a GPU, and the installed torch finds none"):
-        load(module, assembled["mistral"])
 
 
 def test_missing_vllm_is_an_error(module, assembled, monkeypatch):

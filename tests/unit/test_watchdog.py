@@ -66,11 +66,9 @@ def test_model_is_reloaded_once_if_it_stays_short_of_processes(triton, polls, re
 
 def test_unload_causes_no_reload(triton):
     crashes = crashed_processes.Crashes(triton)
-    crashes.poll({1: "m", 2: "m"})
-    crashes.poll({1: "m"})
-    triton.required = 0
-    for _ in range(4):
-        crashes.poll({})
+    for required, pids in ((2, {1, 2}), (2, {1}), *[(0, set())] * 4):
+        triton.required = required
+        crashes.poll(dict.fromkeys(pids, "m"))
     assert triton.reloads == 0
 
 
@@ -189,14 +187,6 @@ def test_triton_may_give_up_on_a_process_that_loads_its_model(region):
     assert region.memory.reports == 2
 
 
-def test_memory_of_an_unknown_layout_is_left_alone(memory, child):
-    (memory / "region_0").touch()
-    region = memory_regions.Region(child.pid, ["stub", "other", "region_0"])
-    region.keep_alive()
-    region.remove()
-    assert not (memory / "region_0").exists()
-
-
 def test_stopped_process_is_kept_alive_and_then_continued(region, child):
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
@@ -206,18 +196,6 @@ def test_stopped_process_is_kept_alive_and_then_continued(region, child):
     region.keep_alive()
     os.waitid(os.P_PID, child.pid, os.WCONTINUED)
     assert region.memory.reports == memory_regions.STOPPED_POLLS
-
-
-def test_stops_of_a_process_are_counted_apart(region, child):
-    for _ in range(2):
-        child.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-        for _ in range(memory_regions.STOPPED_POLLS - 1):
-            region.keep_alive()
-        assert tritonserver.cpu_ticks(child.pid) == tritonserver.STOPPED
-        child.send_signal(signal.SIGCONT)
-        os.waitid(os.P_PID, child.pid, os.WCONTINUED)
-        region.keep_alive()
 
 
 # --- processes that Triton waits for in vain --------------------------------------------------------------------------
@@ -242,60 +220,42 @@ def hung(triton):
     return run
 
 
-def test_idle_process_of_an_endless_load_is_ended(hung, triton):
-    triton.required = 0  # the model is not ready
-    assert hung({1: "m"}, HUNG - 1) == []
-    assert hung({1: "m"}, 1) == [1]
+FIRST, RELOAD = {1: "m"}, {1: "m", 2: "m", 3: "m"}  # of a reload, processes 1 and 2 serve the model meanwhile
+SERVING = {1: "m", 2: "m"}
+BOTH = dict.fromkeys(range(4), "m")
+# The processes that the model needs (0: it is not ready), and for each row of polls what is seen and which are ended.
+LOADS = {
+    "idle": (0, [(FIRST, {"times": HUNG - 1}, []), (FIRST, {"times": 1}, [1])]),
+    # It would go on in memory that Triton has given up.
+    "stopped": (0, [(FIRST, {"times": 1, "stopped": {1}}, [1]), (FIRST, {"awaited": (), "stopped": {1}}, [])]),
+    "busy": (0, [(FIRST, {"busy": {1}}, [])]),
+    "not awaited": (0, [(FIRST, {"awaited": ()}, [])]),
+    "loaded": (2, [(SERVING, {}, [])]),
+    "reload": (2, [(SERVING, {"times": 1}, []), (RELOAD, {"awaited": {3}}, [3])]),
+    # The old processes take long to end, and the new one is idle until requests come.
+    "old ones awaited": (2, [(SERVING, {"times": 1}, []), (RELOAD, {"times": 100, "awaited": {1, 2}}, [])]),
+    "kernel does not show": (
+        2,
+        [
+            (SERVING, {"times": 1}, []),
+            (RELOAD, {"times": endless_loads.REPLACED_POLLS}, []),
+            (RELOAD, {"times": 1}, [3]),
+        ],
+    ),
+    # The model needs two processes for each version, and Triton reports those of one.
+    "several versions": (2, [(BOTH, {"times": endless_loads.SETTLED_POLLS, "awaited": ()}, []), (BOTH, {}, [])]),
+    "pause": (
+        0,
+        [(FIRST, {"times": HUNG - 1}, []), (FIRST, {"times": 1, "busy": {1}}, []), (FIRST, {"times": HUNG - 1}, [])],
+    ),
+}
 
 
-def test_stopped_process_of_an_endless_load_is_ended_at_once(hung, triton):
-    """It would go on in memory that Triton has given up."""
-    triton.required = 0
-    assert hung({1: "m"}, 1, stopped={1}) == [1]
-    assert hung({1: "m"}, 1, awaited=(), stopped={1}) == []
-
-
-def test_process_is_left_alone_while_it_works_or_triton_waits_for_none(hung, triton):
-    triton.required = 0
-    assert hung({1: "m"}, busy={1}) == []
-    assert hung({1: "m"}, awaited=()) == []
-
-
-def test_processes_of_loaded_models_are_left_alone(hung):
-    assert hung({1: "m", 2: "m"}) == []
-
-
-def test_reload_ends_only_the_new_process(hung):
-    """Processes 1 and 2 serve the model meanwhile."""
-    assert hung({1: "m", 2: "m"}, 1) == []
-    assert hung({1: "m", 2: "m", 3: "m"}, awaited={3}) == [3]
-
-
-def test_new_process_is_left_alone_while_triton_waits_for_the_old_one(hung):
-    """The old processes 1 and 2 take long to end, and the new one is idle until requests come."""
-    assert hung({1: "m", 2: "m"}, 1) == []
-    assert hung({1: "m", 2: "m", 3: "m"}, 100, awaited={1, 2}) == []
-
-
-def test_new_process_gets_more_time_if_the_kernel_does_not_show_for_which_triton_waits(hung):
-    stubs = {1: "m", 2: "m", 3: "m"}
-    assert hung({1: "m", 2: "m"}, 1) == []
-    assert hung(stubs, endless_loads.REPLACED_POLLS) == []
-    assert hung(stubs, 1) == [3]
-
-
-def test_processes_of_several_versions_are_left_alone(hung):
-    """A model needs two processes for each version, and Triton reports those of one."""
-    both = dict.fromkeys(range(4), "m")
-    assert hung(both, endless_loads.SETTLED_POLLS, awaited=()) == []
-    assert hung(both) == []
-
-
-def test_pause_of_an_idle_process_starts_the_count_again(hung, triton):
-    triton.required = 0
-    assert hung({1: "m"}, HUNG - 1) == []
-    assert hung({1: "m"}, 1, busy={1}) == []
-    assert hung({1: "m"}, HUNG - 1) == []
+@pytest.mark.parametrize(("required", "polls"), LOADS.values(), ids=LOADS)
+def test_only_processes_that_triton_waits_for_in_vain_are_ended(hung, triton, required, polls):
+    triton.required = required
+    for stubs, seen, ended in polls:
+        assert hung(stubs, **seen) == ended
 
 
 def test_wait_for_a_process_is_seen_in_a_thread(child):
@@ -374,16 +334,13 @@ def load(listed):
     return run
 
 
-def test_listed_systems_are_loaded_in_order(load):
-    assert load() == ["spam", "ham"]
-
-
-def test_system_whose_process_did_not_report_is_loaded_again(load):
-    assert load("Stub process 'spam_0_0' is not healthy.") == ["spam", "spam", "ham"]
-
-
-def test_broken_system_does_not_keep_the_others_from_loading(load):
-    assert load("bad config") == ["spam", "ham"]
+@pytest.mark.parametrize(("messages", "loads"), [
+    ([], ["spam", "ham"]),
+    (["Stub process 'spam_0_0' is not healthy."], ["spam", "spam", "ham"]),
+    (["bad config"], ["spam", "ham"]),
+])  # fmt: skip
+def test_listed_systems_are_loaded_and_a_hung_one_again(load, messages, loads):
+    assert load(*messages) == loads
 
 
 @pytest.mark.parametrize(

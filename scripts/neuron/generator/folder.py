@@ -52,12 +52,9 @@ BASES = {  # class: its module, and the methods to override
 def write_folder(specification: Specification, command: str) -> list[str]:
     """Write what is new, leave everything else. Return the names under which replaced files are kept."""
     folder = specification.folder
-    with created(folder):
-        work = Path(tempfile.mkdtemp(dir=folder, prefix=f".{folder.name}.", suffix=".unfinished"))
-        try:
-            return move_in(prepare(specification, command, work), folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    prefix, suffix = f".{folder.name}.", ".unfinished"
+    with created(folder), tempfile.TemporaryDirectory(dir=folder, prefix=prefix, suffix=suffix) as work:
+        return move_in(prepare(specification, command, Path(work)), folder)
 
 
 @contextlib.contextmanager
@@ -96,8 +93,6 @@ def same_content(one: Path, other: Path) -> bool:
     """Compare bytes: a reproducible build has the same times and sizes, whatever is in its files."""
     if not other.exists() or one.is_dir() != other.is_dir():
         return False
-    if os.path.samefile(one, other):
-        return True
     if not one.is_dir():
         return filecmp.cmp(one, other, shallow=False)
     names = sorted(os.listdir(one))
@@ -105,38 +100,25 @@ def same_content(one: Path, other: Path) -> bool:
 
 
 def move_in(paths: dict[str, Path], folder: Path) -> list[str]:
+    """Replace files, and return the free names that the old ones get: the user may have edited earlier ones too."""
     kept = []
     for name, new in paths.items():
-        place = folder / name
+        place, old = folder / name, None
         place.parent.mkdir(parents=True, exist_ok=True)
-        old = keep(place) if os.path.lexists(place) else None
         try:
+            if os.path.lexists(place):
+                numbers = itertools.chain([""], (f".{number}" for number in itertools.count(1)))
+                names = (f"{name}.old{number}" for number in numbers)
+                old = next(free for free in names if not os.path.lexists(folder / free))
+                os.rename(place, folder / old)
             os.replace(new, place)
         except BaseException:
-            if old:
-                restore(old, place)
+            if old and not os.path.lexists(place):
+                os.rename(folder / old, place)
             raise
         if old:
-            kept.append(str(old.relative_to(folder)))
+            kept.append(old)
     return kept
-
-
-def keep(place: Path) -> Path:
-    """Give what is about to be replaced another name, which is free: the user may have edited earlier ones too."""
-    names = itertools.chain([f"{place}.old"], (f"{place}.old.{number}" for number in itertools.count(1)))
-    old = next(Path(name) for name in names if not os.path.lexists(name))
-    try:
-        os.link(place, old)  # the place is never empty
-    except OSError:  # a folder, or a file system without links
-        os.rename(place, old)
-    return old
-
-
-def restore(old: Path, place: Path) -> None:
-    if not os.path.lexists(place):
-        os.rename(old, place)
-    elif os.path.samefile(old, place):
-        os.unlink(old)
 
 
 def generated_files(specification: Specification, command: str) -> dict[str, str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from generator import options
 from generator.folder import Enum, Map
 from generator.options import (
     DATA_TYPES,
@@ -24,29 +25,18 @@ from generator.options import (
 
 LANGUAGE_OPTIONS = [option.name for group in GROUPS if group.kinds == (TRANSFORMERS,) for option in group.options]
 # The same as in model_repository/falcon7b/config.pbtxt.
+PROMPTS = (
+    "prompt,STRING,-1 text_input,STRING,-1 messages,STRING,1 max_new_tokens,INT32,1 temperature,FP32,1 top_p,FP32,1 "
+    "seed,INT64,1 stop,STRING,-1 cancel,STRING,1 stream,BOOL,1 exclude_input_in_output,BOOL,1 "
+    "sampling_parameters,STRING,1"
+)
+TEXTS = (
+    "text,STRING,-1 text_output,STRING,-1 finish_reason,STRING,-1 num_input_tokens,UINT32,-1 "
+    "num_output_tokens,UINT32,-1 tokenized,STRING,-1"
+)
 LANGUAGE_MODEL = {
-    "triton_input": [
-        Tensor("prompt", "STRING", [-1], optional=True),
-        Tensor("text_input", "STRING", [-1], optional=True),
-        Tensor("messages", "STRING", [1], optional=True),
-        Tensor("max_new_tokens", "INT32", [1], optional=True),
-        Tensor("temperature", "FP32", [1], optional=True),
-        Tensor("top_p", "FP32", [1], optional=True),
-        Tensor("seed", "INT64", [1], optional=True),
-        Tensor("stop", "STRING", [-1], optional=True),
-        Tensor("cancel", "STRING", [1], optional=True),
-        Tensor("stream", "BOOL", [1], optional=True),
-        Tensor("exclude_input_in_output", "BOOL", [1], optional=True),
-        Tensor("sampling_parameters", "STRING", [1], optional=True),
-    ],
-    "triton_output": [
-        Tensor("text", "STRING", [-1]),
-        Tensor("text_output", "STRING", [-1]),
-        Tensor("finish_reason", "STRING", [-1]),
-        Tensor("num_input_tokens", "UINT32", [-1]),
-        Tensor("num_output_tokens", "UINT32", [-1]),
-        Tensor("tokenized", "STRING", [-1]),
-    ],
+    "triton_input": [replace(options.tensor(text), optional=True) for text in PROMPTS.split()],
+    "triton_output": [options.tensor(text) for text in TEXTS.split()],
 }
 TRITON_TYPES = {
     **{f"DT_{name}": name for name in ("BOOL", *INTEGERS, "STRING")},

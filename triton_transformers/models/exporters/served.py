@@ -263,11 +263,10 @@ def served_tokens(model: Path, route: str, names: list[str], requests: list[Tens
     assert path
     with python_backend():
         config, args = backend_config(path), {"model_repository": str(model), "model_version": "1"}
+        packed_encoder = importlib.import_module("shared.packed_encoder")
         if route:
-            config, args = importlib.import_module("shared.routed_encoder").of_route(route, config, args)
-        tokenization, _ = importlib.import_module("shared.packed_encoder").text_model(
-            config, args, dict.fromkeys(names, np.int64)
-        )
+            config, args = packed_encoder.of_route(route, config, args)
+        tokenization, _ = packed_encoder.text_model(config, args, dict.fromkeys(names, np.int64))
         return [
             tokenization.run([tokenization.prepare(InferenceRequest(request, []))])[0].tensors for request in requests
         ]

@@ -156,7 +156,7 @@ def named(answer: object, outputs: list[str]) -> dict[str, object]:
 
 
 class TensorFlow(Framework):
-    """A SavedModel, in TensorFlow 1 or 2."""
+    """A SavedModel."""
 
     cuts_evenly = True
 
@@ -176,14 +176,7 @@ class TensorFlow(Framework):
         if not any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):
             raise ConfigError(f"{path}, the compiled model, is no SavedModel: put it there, or correct COMPILED_MODEL")
         with loading(f"{path} with the tags {', '.join(self.tags)}", self.cores):
-            return self.predictor(path) if self.tf.__version__.startswith("1.") else self.signature(path)
-
-    def predictor(self, path: Path) -> Callable:
-        tags = ",".join(self.tags)
-        try:
-            return self.tf.contrib.predictor.from_saved_model(str(path), signature_def_key=self.key, tags=tags)
-        except ValueError as error:
-            raise ConfigError(f"{path}: no signature '{self.key}' under the tags '{tags}': {error}") from error
+            return self.signature(path)
 
     def signature(self, path: Path) -> Callable:
         loaded = self.tf.saved_model.load(str(path), tags=self.tags)  # its error lists the known tags

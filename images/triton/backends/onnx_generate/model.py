@@ -16,6 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from shared import serving
 from shared.continuation import Options
 from shared.continuous_generation import ContinuousGeneration, EngineStats, NewTokens, TokenEngine
 from shared.parameters import parameter, version_file
@@ -100,12 +101,7 @@ class ModelEngine(TokenEngine):
 
     def run_model(self, inputs: Tensors) -> list[Array]:
         outputs = ["logits", "present"]
-        response = pb_utils.InferenceRequest(
-            model_name=self.model,
-            inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
-            requested_output_names=outputs,
-            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
-        ).exec()
+        response = serving.infer(self.model, inputs, outputs)
         if response.has_error():
             raise RuntimeError(f"model '{self.model}' failed: {response.error().message()}")
         tensors = [pb_utils.get_output_tensor_by_name(response, name) for name in outputs]

@@ -61,7 +61,8 @@ class TritonPythonModel(BatchBackend[Job]):
         for name in self.model.request_inputs:
             array = serving.input_tensor(request, name)
             if array.dtype == np.object_:
-                array = onnx_model.decode_strings(array, name)
+                texts = [serving.text(value, name, i, "element") for i, value in enumerate(array.ravel())]
+                array = np.array(texts, np.object_).reshape(array.shape)
             feed[name] = array if self.model.inputs[name].shape else array.reshape(())
         return serving.requested_outputs(request, self.model.outputs), feed
 
@@ -88,5 +89,5 @@ class TritonPythonModel(BatchBackend[Job]):
 
 def output_array(array: Array) -> Array:
     if array.dtype == np.object_:
-        array = onnx_model.encode_strings(array)
+        array = np.array([text.encode() for text in array.ravel()], np.object_).reshape(array.shape)
     return np.atleast_1d(array)  # the config gives a scalar the dims [1]

@@ -12,9 +12,8 @@ import triton_python_backend_utils as pb_utils
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import onnx_model
-from shared.packed_encoder import Encoder
+from shared.packed_encoder import Encoder, RoutedEncoder
 from shared.parameters import parameter
-from shared.routed_encoder import RoutedEncoder
 from shared.types import Array, ConfigError, InstanceArgs, ModelConfig
 
 HEAD = "head.onnx"

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import pipelines, serving
 from shared.backend import BatchBackend
-from shared.parameters import choice_parameter, int_parameter, parameter
+from shared.parameters import choice_parameter, int_parameter, parameter, version_file
 from shared.types import Array, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 class TritonPythonModel(BatchBackend[Tensors]):
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.inputs = [tensor["name"] for tensor in config["input"]]
-        folder = Path(args["model_repository"]) / args["model_version"]
         task = choice_parameter(config, "task", tuple(TASKS), parameter(config, "task") or "?")
-        self.postprocess: Callable[[Tensors], Tensors] = TASKS[task](config, folder)
+        self.postprocess: Callable[[Tensors], Tensors] = TASKS[task](config, args)
 
     def prepare(self, request: pb_utils.InferenceRequest) -> Tensors:
         return {name: serving.input_tensor(request, name) for name in self.inputs}
@@ -40,21 +39,21 @@ class TritonPythonModel(BatchBackend[Tensors]):
         return [self.postprocess(tensors) for tensors in jobs]
 
 
-def classification(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
-    labels = read_labels(folder)
+def classification(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Tensors]:
+    labels = read_labels(args)
     activation = choice_parameter(config, "activation", pipelines.ACTIVATIONS, "softmax")
     return lambda tensors: pipelines.classify(tensors["logits"], labels, activation)
 
 
-def ranking(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
+def ranking(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Tensors]:
     activation = choice_parameter(config, "activation", pipelines.ACTIVATIONS, "sigmoid")
     return lambda tensors: {"score": pipelines.activate(tensors["logits"], activation)}
 
 
-def token_classification(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
-    labels = read_labels(folder)
+def token_classification(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Tensors]:
+    labels = read_labels(args)
     strategy = choice_parameter(config, "aggregation_strategy", pipelines.STRATEGIES, "simple")
-    inside_words = word_continuations(config, folder) if strategy in pipelines.WORD_STRATEGIES else None
+    inside_words = word_continuations(config, args) if strategy in pipelines.WORD_STRATEGIES else None
 
     def postprocess(tensors: Tensors) -> Tensors:
         columns = (tensors["logits"], tensors["offsets"], tensors["special_tokens_mask"])
@@ -79,15 +78,15 @@ def token_classification(config: ModelConfig, folder: Path) -> Callable[[Tensors
     return postprocess
 
 
-def word_continuations(config: ModelConfig, folder: Path) -> Callable[[Tensors], list[Array]]:
+def word_continuations(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], list[Array]]:
     """Return a function that marks the tokens of each text that continue a word, as transformers' pipeline does."""
     inputs = {tensor["name"] for tensor in config["input"]}
-    if not {"input_ids", "input_text"} <= inputs or not (folder / "tokenizer.json").is_file():
+    if not {"input_ids", "input_text"} <= inputs:
         raise ConfigError(
             "parameter 'aggregation_strategy': first, average and max need the tokens and the text, which this model "
             "does not get: run `make models` again with the system's FORMAT"
         )
-    tokenizer = read_tokenizer(folder)
+    tokenizer = read_tokenizer(args)
     unknown = tokenizer.token_to_id(parameter(config, "unknown_token"))
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
 
@@ -107,8 +106,8 @@ def word_continuations(config: ModelConfig, folder: Path) -> Callable[[Tensors],
     return all_inside
 
 
-def fill_mask(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
-    tokenizer = read_tokenizer(folder)
+def fill_mask(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Tensors]:
+    tokenizer = read_tokenizer(args)
     count = int_parameter(config, "count", 5)
 
     def postprocess(tensors: Tensors) -> Tensors:
@@ -119,15 +118,15 @@ def fill_mask(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]
     return postprocess
 
 
-def sparse_embedding(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
-    tokenizer = read_tokenizer(folder)
+def sparse_embedding(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Tensors]:
+    tokenizer = read_tokenizer(args)
 
     return lambda tensors: pipelines.sparse_tensors(
         [pipelines.active_dimensions(row) for row in tensors["sparse_embedding"]], tokenizer
     )
 
 
-def question_answering(config: ModelConfig, folder: Path) -> Callable[[Tensors], Tensors]:
+def question_answering(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Tensors]:
     max_tokens = int_parameter(config, "longest_answer", 15)
     align_to_words = choice_parameter(config, "align_to_words", ("0", "1"), "1") == "1"
     first_token_competes = choice_parameter(config, "first_token_competes", ("0", "1"), "1") == "1"
@@ -165,14 +164,11 @@ TASKS = {
 }
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
+def read_tokenizer(args: InstanceArgs) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return Tokenizer.from_file(str(version_file(args, "tokenizer.json")))
 
 
-def read_labels(folder: Path) -> list[str]:
-    path = folder / "labels.json"
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing: put a JSON list of the labels there, or run `make models`")
-    return json.loads(path.read_text(encoding="utf-8"))
+def read_labels(args: InstanceArgs) -> list[str]:
+    return json.loads(version_file(args, "labels.json", "a JSON list of the labels").read_text(encoding="utf-8"))

@@ -10,15 +10,15 @@ import locale
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
-from shared import serving, stall_guard, tracing
+from shared import serving, tracing
 from shared.metrics import Metrics
 from shared.parameters import choice_parameter
-from shared.stub_memory import stub_arguments
+from shared.stub_memory import StubMemory, UnknownLayoutError, stub_arguments
 from shared.types import InstanceArgs, ModelConfig, Tensors
 
 Job = TypeVar("Job")
@@ -38,6 +38,39 @@ if stub_arguments("self"):  # not in a test, whose exit code would be lost
     atexit.register(exit_now)
 
 
+def guarded(
+    execute: Callable[[Sequence[pb_utils.InferenceRequest]], Any], model: str
+) -> Callable[[Sequence[pb_utils.InferenceRequest]], Any]:
+    """Return `execute` with a check before and after each batch, which may end this process.
+
+    See docs/triton-faults.md#stalled-processes.
+    """
+    try:
+        memory = StubMemory(stub_arguments("self"))
+    except (UnknownLayoutError, OSError):  # the watchdog logs it
+        return execute
+
+    def execute_guarded(requests: Sequence[pb_utils.InferenceRequest]) -> Any:
+        check(memory, model)
+        try:
+            return execute(requests)
+        finally:
+            check(memory, model)
+
+    return execute_guarded
+
+
+def check(memory: StubMemory, model: str) -> None:
+    """End the process if Triton has given up on its batch; else make Triton wait for at least another second.
+
+    The order matters: after report_alive(), Triton cannot give up in the moment before the responses leave.
+    """
+    memory.report_alive()
+    if memory.is_given_up():
+        os.write(2, f"{model}: Triton gave up on this process while it stood still; ending it\n".encode())
+        os._exit(1)
+
+
 class Backend(ABC):
     """One instance of a model, with the methods that Triton calls."""
 
@@ -53,7 +86,7 @@ class Backend(ABC):
         self.set_up(json.loads(args["model_config"]), args)
         tracing.start(args["model_name"])
         self.metrics = Metrics(args, *self.counters, gauges=self.gauges, engine_labels=self.engine_labels)
-        self.execute = stall_guard.guarded(self.execute, args["model_name"])  # type: ignore[assignment, method-assign]
+        self.execute = guarded(self.execute, args["model_name"])  # type: ignore[assignment, method-assign]
 
     @abstractmethod
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
@@ -27,21 +27,6 @@ class EngineError(Exception):
     """Raised when an engine cannot run a model; the message is the reason."""
 
 
-class Engine(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def precision(self) -> str: ...
-
-    def run(self, outputs: list[str], feed: Tensors) -> list[Array]:
-        """Return these outputs. Threads may call this at the same time."""
-        ...
-
-    def alone(self) -> Engine:
-        """Return the engine for runs that have all threads to themselves."""
-        ...
-
-
 @dataclass(frozen=True)
 class OnnxRuntimeEngine:
     session: ort.InferenceSession
@@ -50,6 +35,7 @@ class OnnxRuntimeEngine:
     precision: ClassVar[str] = "f32"
 
     def run(self, outputs: list[str], feed: Tensors) -> list[Array]:
+        """Return these outputs. Threads may call this at the same time."""
         arrays: list[Array] = self.session.run(outputs, feed, self.options)
         return arrays
 
@@ -207,6 +193,9 @@ class OpenVinoEngine:
             raise RuntimeError(_one_line(error)) from None
         finally:
             self.idle.put(request)
+
+
+Engine = OnnxRuntimeEngine | OpenVinoEngine
 
 
 def _one_line(error: Exception) -> str:

@@ -45,12 +45,8 @@ class GenAIGeneration(ContinuousGeneration):
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[-1]
                 raise ConfigError(f"OpenVINO GenAI cannot load {folder}: {reason}") from None
-        return GenAIEngine(pipeline, weights_precision(folder), self.tokenizer.end_tokens)
-
-
-def weights_precision(folder: Path) -> str:
-    precision: str = json.loads((folder / LIMITS).read_text())["weights"]
-    return precision
+        precision = json.loads((folder / LIMITS).read_text())["weights"]
+        return GenAIEngine(pipeline, precision, self.tokenizer.end_tokens)
 
 
 class GenAIEngine(TokenEngine):

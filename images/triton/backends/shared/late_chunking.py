@@ -16,7 +16,7 @@ from tokenizers import Encoding
 from shared import serving
 from shared.token_ids import TokenIds
 from shared.tokenization import Answers, Rows, Tokenization, is_set
-from shared.types import Array, BadRequest, ConfigError, InstanceArgs, ModelConfig, Tensors
+from shared.types import Array, BadRequest, ConfigError, ModelConfig, Tensors
 
 # Optional input: the characters of each text's spans.
 SPANS = "spans"
@@ -27,9 +27,7 @@ TOKENS = "span_tokens"
 
 
 class SpanTokenization(Tokenization):
-    def __init__(self, config: ModelConfig, args: InstanceArgs, dtypes: dict[str, Any], padding: str) -> None:
-        inputs = [tensor for tensor in config["input"] if tensor["name"] != SPANS]
-        super().__init__(config | {"input": inputs}, args, dtypes, padding)
+    own_input = SPANS
 
     def prepare(self, request: pb_utils.InferenceRequest) -> Rows:
         rows = super().prepare(request)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -65,12 +65,7 @@ class LongRequest(Generic[Request]):
         return self.rows[first : first + int(np.searchsorted(self.seconds[first:].cumsum(), seconds, side="right"))]
 
 
-@dataclass
-class Share(Generic[Request]):
-    """The rows of a long request that run in one turn."""
-
-    long: LongRequest[Request]
-    rows: Array
+Share = tuple[LongRequest[Any], Array]  # the rows of a long request that run in one turn
 
 
 class LongRequests(Generic[Request]):
@@ -120,15 +115,15 @@ class LongRequests(Generic[Request]):
             self.batch_came = False
             results = serving.run_apart(dict(enumerate(shares)), self._run)
             ended: list[tuple[LongRequest[Request], Exception | None]] = []
-            for share, result in zip(shares, results.values(), strict=True):
+            for (long, _), result in zip(shares, results.values(), strict=True):
                 if isinstance(result, Exception):
-                    ended.append((share.long, result))
+                    ended.append((long, result))
                     continue
-                share.long.results += result
-                if len(share.long.results) == len(share.long.rows):
-                    ended.append((share.long, None))
+                long.results += result
+                if len(long.results) == len(long.rows):
+                    ended.append((long, None))
                 else:
-                    self.add(share.long)  # another thread may take its next turn now
+                    self.add(long)  # another thread may take its next turn now
         for long, error in ended:
             self._respond(long, error)
 
@@ -139,9 +134,9 @@ class LongRequests(Generic[Request]):
             while self.waiting:
                 self.take_turn()
 
-    def _next_shares(self, seconds: float) -> list[Share[Request]]:
+    def _next_shares(self, seconds: float) -> list[Share]:
         """Return at least one row, if any waits, and as many of the requests at the front as fit into these seconds."""
-        shares: list[Share[Request]] = []
+        shares: list[Share] = []
         while self.waiting:
             long = self.waiting[0]
             rows = long.next_rows(seconds)
@@ -152,20 +147,18 @@ class LongRequests(Generic[Request]):
             self.waiting.popleft()
             first = len(long.results)
             seconds -= float(long.seconds[first : first + len(rows)].sum())
-            shares.append(Share(long, rows))
+            shares.append((long, rows))
         return shares
 
-    def _run(self, shares: list[Share[Request]]) -> Sequence[list[RowResult]]:
-        results = iter(self.run([(share.long.request, int(row)) for share in shares for row in share.rows]))
-        return [[next(results) for _ in share.rows] for share in shares]
+    def _run(self, shares: list[Share]) -> Sequence[list[RowResult]]:
+        results = iter(self.run([(long.request, int(row)) for long, rows in shares for row in rows]))
+        return [[next(results) for _ in rows] for _, rows in shares]
 
     def _respond(self, long: LongRequest[Request], error: Exception | None) -> None:
         if error:
             long.response.send(error)
             return
-        results = [
-            result for _, result in sorted(zip(long.rows.tolist(), long.results, strict=True), key=lambda r: r[0])
-        ]
+        results = [long.results[i] for i in np.argsort(long.rows)]
         try:
             long.response.send(self.answer(long.request, results))
         except Exception as error:

@@ -62,9 +62,10 @@ class Role:
 
 
 class MultiVectorTokenization(Tokenization):
+    own_input = QUERY
+
     def __init__(self, config: ModelConfig, args: InstanceArgs, dtypes: dict[str, Any], padding: str) -> None:
-        inputs = [tensor for tensor in config["input"] if tensor["name"] != QUERY]
-        super().__init__(config | {"input": inputs}, args, dtypes, padding)
+        super().__init__(config, args, dtypes, padding)
         path = version_file(args, MULTI_VECTOR, "what `make models` writes")
         self.settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         roles: dict[str, dict[str, Any]] = self.settings["roles"]

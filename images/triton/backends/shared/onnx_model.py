@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.29 and later report by default
 
-import numpy as np
 import onnxruntime as ort
 
 from shared.engine_choice import Subject, choose_engine, engine_choices
@@ -23,7 +22,7 @@ from shared.engines import Engine, OnnxRuntimeEngine
 from shared.measurements import Measured, model_and_machine
 from shared.parameters import choice_parameter, instance_count, int_parameter, parameter, usable_cpus
 from shared.sample_inputs import InputSpec, batch_samples, packed_samples
-from shared.types import BY_ONNX, Array, BadRequest, ConfigError, ElementType, InstanceArgs, ModelConfig
+from shared.types import BY_ONNX, ConfigError, ElementType, InstanceArgs, ModelConfig
 
 # The C++ backend sets this for a model that batches and has no max_batch_size.
 DEFAULT_MAX_BATCH_SIZE = 4
@@ -158,7 +157,8 @@ class OnnxModel:
         inputs, outputs = ports(session.get_inputs()), ports(session.get_outputs())
         check_config(config, inputs, outputs, ragged)
         reference = OnnxRuntimeEngine(session, run_options(config))
-        engine, reason = cast(Engine, reference), "the only one on a GPU"
+        engine: Engine
+        engine, reason = reference, "the only one on a GPU"
         if kind != "GPU":
             threads = intra_op_threads(config)
             subject = Subject(
@@ -266,21 +266,6 @@ def check_config(config: ModelConfig, inputs: dict[str, Port], outputs: dict[str
                 raise ConfigError(
                     f"{side} '{port.name}' has dims {port.dims(batching)}, not {dims}: correct config.pbtxt"
                 )
-
-
-def decode_strings(array: Array, name: str) -> Array:
-    """Return Triton's bytes as the str that ONNX Runtime takes."""
-    decoded: Array = np.empty(array.size, np.object_)
-    for i, value in enumerate(array.ravel()):
-        try:
-            decoded[i] = value.decode() if isinstance(value, bytes) else str(value)
-        except UnicodeDecodeError as error:
-            raise BadRequest(f"input '{name}': element {i} is not valid UTF-8 (byte {error.start})") from None
-    return decoded.reshape(array.shape)
-
-
-def encode_strings(array: Array) -> Array:
-    return np.array([str(value).encode() for value in array.ravel()], np.object_).reshape(array.shape)
 
 
 def _flag(config: ModelConfig, key: str, default: bool) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from abc import abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -24,6 +24,7 @@ import triton_python_backend_utils as pb_utils
 
 from shared import serving, tracing
 from shared.backend import BatchBackend
+from shared.embedding_prompts import NAME, alternatives
 from shared.late_chunking import SPANS, SpanAnswers, SpanTokenization
 from shared.long_requests import LongRequest, LongRequests
 from shared.measurements import Measured, recall_or_measure
@@ -31,7 +32,17 @@ from shared.multi_vector import MULTI_VECTOR, MultiVectorAnswers, MultiVectorTok
 from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths, spread_cut
 from shared.parameters import choice_parameter, int_parameter, parameter
 from shared.token_ids import TOKENIZED, TokenIds
-from shared.tokenization import NUMBERS, PRESENT, REQUEST_CHARACTERS, TOKEN_COUNT, Answers, Rows, Tokenization, Tokens
+from shared.tokenization import (
+    NUMBERS,
+    PRESENT,
+    REQUEST_CHARACTERS,
+    TOKEN_COUNT,
+    Answers,
+    Rows,
+    Tokenization,
+    Tokens,
+    is_set,
+)
 from shared.types import Array, BadRequest, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 # Increase it when a new version of this project may measure another cost.
@@ -46,6 +57,8 @@ WAITING = 64
 TEXT = "text"
 # The outputs that need no run.
 OTHERS = (TEXT, TOKENIZED, TOKEN_COUNT)
+# The name of a prompt -> the parameter that names its route; the last one is for all other requests.
+ROUTES = {"query": "query_route", "document": "document_route", "": "default_route"}
 
 
 @dataclass(frozen=True)
@@ -424,6 +437,76 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             end = texts.lengths[i]
             out[i, :end] = result[:end]
         return out
+
+
+class RoutedEncoder(PackedEncoder):
+    """A packed encoder, or one for each route of a Router of sentence-transformers.
+
+    Each route has a folder in that of the version, and its own parameters.
+    """
+
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
+        self.routes = {name: route for name, key in ROUTES.items() if (route := parameter(config, key))}
+        self.encoders = {route: type(self)() for route in self.routes.values()}
+        if not self.encoders:
+            super().set_up(config, args)
+        for route, encoder in self.encoders.items():
+            encoder.set_up(*of_route(route, config, args))
+            self.engine_labels = encoder.engine_labels
+
+    def initialize(self, args: InstanceArgs) -> None:
+        super().initialize(args)
+        for encoder in self.encoders.values():
+            encoder.metrics = self.metrics
+
+    def finalize(self) -> None:
+        for encoder in self.encoders.values():
+            encoder.long_requests.close()
+        if self.encoders:
+            BatchBackend.finalize(self)
+        else:
+            super().finalize()
+
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
+        if not self.encoders:
+            return super().execute(requests)
+        responses: dict[int, pb_utils.InferenceResponse | None] = {}
+        numbers: dict[str, list[int]] = defaultdict(list)
+        for number, request in enumerate(requests):
+            try:
+                numbers[self.route(request)].append(number)
+            except BadRequest as error:
+                responses[number] = serving.error_response(error)
+        for route, own in numbers.items():
+            responses |= zip(own, self.encoders[route].execute([requests[number] for number in own]), strict=True)
+        return [responses[number] for number in range(len(requests))]
+
+    def route(self, request: pb_utils.InferenceRequest) -> str:
+        """Return the route of all rows of a request."""
+        names = serving.texts(request, NAME) if is_set(request, NAME) else []
+        default = self.routes.get("", "")
+        routes = {
+            next((self.routes[choice] for choice in alternatives(name) if choice in self.routes), default)
+            for name in names or [""]
+        }
+        if len(routes) > 1:
+            raise BadRequest(f"input '{NAME}': send queries and documents in requests of their own")
+        if "" in routes:
+            raise BadRequest(f"input '{NAME}' must be {' or '.join(self.routes)}: this model has no other route")
+        return routes.pop()
+
+
+def of_route(route: str, config: ModelConfig, args: InstanceArgs) -> tuple[ModelConfig, InstanceArgs]:
+    """Return the configuration and arguments of a route's encoder, with its own parameters and those of no route."""
+    own, shared = {}, {}
+    for name, value in config.get("parameters", {}).items():
+        owner, dot, key = name.rpartition(".")
+        if not dot and name not in ROUTES.values():
+            shared[name] = value
+        elif owner == route:
+            own[key] = value
+    folder = Path(args["model_repository"]) / args["model_version"]
+    return config | {"parameters": shared | own}, args | {"model_repository": str(folder), "model_version": route}
 
 
 def text_model(

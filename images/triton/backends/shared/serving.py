@@ -31,6 +31,16 @@ class Response:
         del self.sender  # frees its shared memory
 
 
+def infer(model: str, inputs: Mapping[str, Array], outputs: list[str]) -> pb_utils.InferenceResponse:
+    """Send a request to another model of this server."""
+    return pb_utils.InferenceRequest(
+        model_name=model,
+        inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
+        requested_output_names=outputs,
+        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
+    ).exec()
+
+
 class Later(NamedTuple):
     """The result of a request that takes long: begin its work, which sends the response."""
 

@@ -128,6 +128,8 @@ OF_IDS = frozenset({"input_ids", "attention_mask", "pooling_mask", "adapter", "t
 class Tokenization:
     """The tokenizer of a model, with the parameters and the text inputs of its configuration."""
 
+    own_input = ""  # which a subclass reads, beside the texts and their prompts
+
     def __init__(self, config: ModelConfig, args: InstanceArgs, dtypes: dict[str, Any], padding: str) -> None:
         """Load the tokenizer. `dtypes` names the outputs, each with its numpy type."""
         self.dtypes = dtypes
@@ -136,7 +138,7 @@ class Tokenization:
         self.set_padding(config, padding)
         optional = [tensor["name"] for tensor in config["input"] if tensor.get("optional")]
         self.prompt_inputs = [name for name in (OWN, NAME) if name in optional]
-        texts = [tensor for tensor in config["input"] if tensor["name"] not in self.prompt_inputs]
+        texts = [tensor for tensor in config["input"] if tensor["name"] not in (*self.prompt_inputs, self.own_input)]
         self.inputs = [tensor["name"] for tensor in texts]
         self.second_is_optional = bool(texts[-1].get("optional"))
         if len(self.inputs) > 2:

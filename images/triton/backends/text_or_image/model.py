@@ -98,12 +98,7 @@ class TritonPythonModel(BatchBackend[Forwarded]):
 
 
 def forward(job: Forwarded) -> Tensors:
-    answer = pb_utils.InferenceRequest(
-        model_name=job.model,
-        inputs=[pb_utils.Tensor(name, array) for name, array in job.inputs.items()],
-        requested_output_names=job.outputs,
-        preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
-    ).exec()
+    answer = serving.infer(job.model, job.inputs, job.outputs)
     if answer.has_error():
         message = answer.error().message()
         raise next((kind for pattern, kind in ERRORS if pattern.search(message)), RuntimeError)(message)
