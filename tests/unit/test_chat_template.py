@@ -354,6 +354,58 @@ def test_wrong_chat_is_refused(serve, inputs, reason):
     assert "battery" not in message.replace("Which battery fits?", "")
 
 
+def continued(serve, streams: bool, parameters: dict | None = None, **inputs) -> list[InferenceResponse]:
+    return serve("python", streams, OUTPUTS[:2], parameters={"max_tokens": 12} | (parameters or {}), **inputs)
+
+
+def joined(responses: list[InferenceResponse], output: str) -> str:
+    assert all(list(response.outputs) == [output] for response in responses)
+    return b"".join(response.outputs[output][0] for response in responses).decode()
+
+
+def test_text_is_the_same_under_both_names_and_in_pieces(serve):
+    (answer,) = continued(serve, False, prompt=[b"I am going"])
+    text = joined([answer], "text")
+    assert text.startswith("I am going")
+    assert joined(continued(serve, False, text_input=[b"I am going"]), "text_output") == text
+    streamed = continued(serve, True, prompt=[b"I am going"])
+    assert len(streamed) > 2
+    assert joined(streamed, "text") == text
+
+
+def test_stream_of_vllm_begins_after_the_prompt(serve):
+    text = joined(continued(serve, False, prompt=[b"I am going"]), "text")
+    continuation = joined(
+        continued(serve, False, text_input=[b"I am going"], exclude_input_in_output=[True]), "text_output"
+    )
+    assert "I am going" + continuation == text
+    for extra in ({"parameters": {"stream": True}}, {"stream": [True]}):
+        assert joined(continued(serve, True, text_input=[b"I am going"], **extra), "text_output") == continuation
+    whole = continued(serve, True, text_input=[b"I am going"], stream=[True], exclude_input_in_output=[False])
+    assert joined(whole, "text_output") == text
+
+
+def test_streaming_model_answers_once_without_stream(serve):
+    (answer,) = continued(serve, True, {"stream": False}, text_input=[b"I am going", b"It"])
+    first, second = answer.outputs["text_output"]
+    assert first.startswith(b"I am going") and second.startswith(b"It")
+
+
+@pytest.mark.parametrize(
+    ("streams", "inputs", "reason"),
+    [
+        (False, {"text_input": [b"I am"], "stream": [True]}, "option 'stream' is true, but this model answers once"),
+        (True, {"text_input": [b"I am", b"It"]}, "input 'text_input' holds 2 prompts; streaming takes one per request"),
+        (False, {"text_input": [b"a 1 " * 300]}, r"input 'text_input' has \d+ tokens; in the model's context"),
+    ],
+)
+def test_wrong_request_gets_one_error(serve, streams, inputs, reason):
+    (answer,) = continued(serve, streams, **inputs)
+    code, message = answer.error
+    assert code == "INVALID_ARG"
+    assert message.startswith(reason.split(r"\d+")[0])
+
+
 # --- token ids --------------------------------------------------------------------------------------------------------
 
 

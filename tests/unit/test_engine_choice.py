@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import os
 import threading
@@ -151,7 +150,7 @@ def measured_models(monkeypatch, seconds) -> list[str]:
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path / "engines"))
-    return tmp_path / "engines/model-1.json"
+    return tmp_path / "engines"
 
 
 @pytest.mark.parametrize(
@@ -212,10 +211,11 @@ def test_decision_is_measured_again_after_a_change(loader, measured_models, cach
         monkeypatch.setenv("TRITON_ENGINE", "openvino")
         monkeypatch.setattr(engine_choice, "has_bf16", lambda: True)
     elif change == "damage":
-        cache.write_text(cache.read_text()[:-9])
+        (file,) = cache.iterdir()
+        file.write_text(file.read_text()[:-9])
     else:
-        (kept,) = json.loads(cache.read_text())
-        cache.write_text(json.dumps([kept | {"engine": "abacus"}]))
+        (file,) = cache.iterdir()
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"engine": "abacus"}))
     loader.load(POOLED)
     assert measured_models == ["model-1"] * 2
     loader.load(POOLED)
@@ -416,29 +416,18 @@ def test_cost_of_a_run_is_remembered(packed, tmp_path, cache, measured_costs):
     assert len(measured_costs) == len(costs) == 1
 
 
-def test_oldest_measurements_are_forgotten(tmp_path, monkeypatch):
+@pytest.mark.parametrize("content", ["", "7", "[7, {}]", "[" * 100_000])
+def test_unreadable_measurement_is_replaced(tmp_path, monkeypatch, content):
     monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path))
-    kept, values = measurements.MAXIMUM_KEPT, itertools.count()
 
-    def recall(number: int) -> int:
-        key, measure = (lambda: {"n": number}), (lambda: {"value": next(values)})
-        return measurements.recall_or_measure("m", key, measure, lambda _: True)["value"]
+    def recalled(seconds: int) -> int:
+        measured = measurements.recall_or_measure("m", lambda: {"n": 1}, lambda: {"s": seconds}, lambda kept: kept["s"])
+        return measured["s"]
 
-    assert [recall(number) for number in range(kept + 1)] == [*range(kept + 1)]
-    assert [recall(number) for number in range(1, kept + 1)] == [*range(1, kept + 1)]
-    assert recall(0) == kept + 1
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "7", "[7, {}]", pytest.param('{"key": {"n": 1}, "s": 7}', id="earlier version"), "[" * 100_000],
-)
-def test_unreadable_measurements_are_replaced(tmp_path, monkeypatch, content):
-    monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path))
-    (tmp_path / "m.json").write_text(content)
-    for seconds in (8, 9):
-        measured = measurements.recall_or_measure("m", lambda: {"n": 1}, lambda s=seconds: {"s": s}, lambda _: True)
-        assert measured["s"] == 8
+    assert recalled(7) == 7
+    (file,) = tmp_path.iterdir()
+    file.write_text(content)
+    assert [recalled(8), recalled(9)] == [8, 8]
 
 
 @pytest.mark.parametrize("change", ["model", "cpu", "engine", "threads", "damage", "no folder"])
@@ -450,9 +439,8 @@ def test_cost_of_a_run_is_measured_again_after_a_change(packed, tmp_path, cache,
     elif change == "cpu":
         monkeypatch.setattr(measurements, "cpu", lambda: {"model name": "another"})
     elif change == "damage":
-        memory = cache.with_name("model-1-cost.json")
-        (kept,) = json.loads(memory.read_text())
-        memory.write_text(json.dumps([kept | {"per_token": None}]))
+        (file,) = cache.glob("model-1-cost-*.json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"per_token": None}))
     elif change == "no folder":
         monkeypatch.delenv("TRITON_ENGINE_CACHE")
     packed(F32 if change == "engine" else "onnxruntime", "3" if change == "threads" else "2")

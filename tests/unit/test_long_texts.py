@@ -207,11 +207,3 @@ def test_tokens_are_those_of_any_thread(tokenizer, texts):
     quick = encode(tokenizer, *texts, add_special_tokens=False)
     assert (slow.ids, slow.offsets, slow.sequence_ids) == (quick.ids, quick.offsets, quick.sequence_ids)
     assert len(slow.overflowing) == len(quick.overflowing)
-
-
-def test_error_of_the_tokenizer_keeps_its_message(tokenizer):
-    tokenizer.enable_truncation(3, strategy="only_second")
-    with slow_thread() as thread:
-        future = thread.submit(encode, tokenizer, "one " * 9000, "two")
-    with pytest.raises(Exception, match="Truncation error"):
-        future.result()

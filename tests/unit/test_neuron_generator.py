@@ -180,16 +180,6 @@ def test_special_characters_of_names_survive(home):
     assert (config(home / "m").input[0].name, config(home / "m").output[0].name) == (odd, "größe__0")
 
 
-def test_command_in_config_writes_the_same_folder_again(home):
-    assert generate(FINE, home) == 0
-    first = content(home / "m")
-    command = next(line for line in first["config.pbtxt"].splitlines() if "gen_triton_model.py --" in line)
-    shutil.rmtree(home / "m")
-    arguments = command.removeprefix("# gen_triton_model.py ").split()
-    assert gen_triton_model.main(arguments) == 0
-    assert content(home / "m") == first
-
-
 def test_script_runs_from_another_folder_without_packages(tmp_path, home):
     alone = tmp_path / "elsewhere" / SCRIPT.name
     alone.parent.mkdir()

@@ -8,11 +8,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 
 from shared.types import BadRequest
-from tests.support.checkpoints import language
-from tests.support.python_backend import InferenceRequest, InferenceResponse, instance_args
+from tests.support.python_backend import InferenceRequest
 from triton_transformers.model_config import read_config
 from triton_transformers.settings import ROOT
 
@@ -183,76 +181,3 @@ def test_message_with_half_a_character_can_be_sent(prompts, read):
     code, message = prompts.serving.error_response(caught.value).error
     assert code == "INVALID_ARG"
     assert message.encode().startswith(rb"unknown sampling parameter '\ud83e'")
-
-
-# --- responses, from a real model -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def serve(pb_utils, tmp_path_factory):
-    """Return a function that sends a request to a tiny GPT-2, streaming or not, and returns its responses."""
-    repository = tmp_path_factory.mktemp("models")
-    language.save_gpt2(repository / "mine/1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a model this small gains nothing from a second one
-    models = {}
-    for streams in (False, True):
-        config = {"model_transaction_policy": {"decoupled": streams}}
-        models[streams] = importlib.import_module("shared.batched_generation").BatchedGeneration()
-        models[streams].initialize(instance_args(repository / "mine", config))
-
-    def send(streams: bool, parameters: dict | None = None, **inputs: object) -> list[InferenceResponse]:
-        request = InferenceRequest(OUTPUTS, {"max_tokens": 12} | (parameters or {}), **inputs)
-        models[streams].execute([request])
-        assert request.sender.finished.wait(60)
-        return request.sender.responses
-
-    yield send
-    for model in models.values():
-        model.finalize()
-    torch.set_num_threads(threads)
-
-
-def joined(responses: list[InferenceResponse], output: str) -> str:
-    assert all(list(response.outputs) == [output] for response in responses)
-    return b"".join(response.outputs[output][0] for response in responses).decode()
-
-
-def test_text_is_the_same_under_both_names_and_in_pieces(serve):
-    (answer,) = serve(False, prompt=[b"I am going"])
-    text = joined([answer], "text")
-    assert text.startswith("I am going")
-    assert joined(serve(False, text_input=[b"I am going"]), "text_output") == text
-    streamed = serve(True, prompt=[b"I am going"])
-    assert len(streamed) > 2
-    assert joined(streamed, "text") == text
-
-
-def test_stream_of_vllm_begins_after_the_prompt(serve):
-    text = joined(serve(False, prompt=[b"I am going"]), "text")
-    continuation = joined(serve(False, text_input=[b"I am going"], exclude_input_in_output=[True]), "text_output")
-    assert "I am going" + continuation == text
-    for extra in ({"parameters": {"stream": True}}, {"stream": [True]}):
-        assert joined(serve(True, text_input=[b"I am going"], **extra), "text_output") == continuation
-    whole = serve(True, text_input=[b"I am going"], stream=[True], exclude_input_in_output=[False])
-    assert joined(whole, "text_output") == text
-
-
-def test_streaming_model_answers_once_without_stream(serve):
-    (answer,) = serve(True, {"stream": False}, text_input=[b"I am going", b"It"])
-    assert [text.decode().split()[0] for text in answer.outputs["text_output"]] == ["I", "It"]
-
-
-@pytest.mark.parametrize(
-    ("streams", "inputs", "reason"),
-    [
-        (False, {"text_input": [b"I am"], "stream": [True]}, "option 'stream' is true, but this model answers once"),
-        (True, {"text_input": [b"I am", b"It"]}, "input 'text_input' holds 2 prompts; streaming takes one per request"),
-        (False, {"text_input": [b"a 1 " * 300]}, r"input 'text_input' has \d+ tokens; in the model's context"),
-    ],
-)
-def test_wrong_request_gets_one_error(serve, streams, inputs, reason):
-    (answer,) = serve(streams, **inputs)
-    code, message = answer.error
-    assert code == "INVALID_ARG"
-    assert message.startswith(reason.split(r"\d+")[0])

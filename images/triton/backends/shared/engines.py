@@ -96,7 +96,7 @@ class OpenVinoGraph:
         except Exception as error:
             raise EngineError(f"OpenVINO cannot compile the model: {_one_line(error)}") from error
         alone = partial(self.compile, precision, threads, 1) if parallel_runs > 1 else None
-        return OpenVinoEngine(compiled, precision, self.outputs, self.limits, self.tables, alone)
+        return OpenVinoEngine(self, compiled, precision, alone)
 
     def _find_tables(self) -> None:
         from openvino import opset13 as ops
@@ -149,17 +149,15 @@ class OpenVinoEngine:
 
     def __init__(
         self,
+        graph: OpenVinoGraph,
         compiled: openvino.CompiledModel,
         precision: str,
-        outputs: list[str],
-        limits: dict[str, int],
-        tables: list[int],
-        alone: Callable[[], OpenVinoEngine] | None = None,
+        alone: Callable[[], OpenVinoEngine] | None,
     ) -> None:
-        self.compiled, self.precision = compiled, precision
-        self.positions = {name: i for i, name in enumerate(outputs)}
-        self.limits = limits
-        self.tables = dict(enumerate(tables, len(outputs)))
+        """Keep no reference to the graph, which holds the weights once more."""
+        self.compiled, self.precision, self.limits = compiled, precision, graph.limits
+        self.positions = {name: i for i, name in enumerate(graph.outputs)}
+        self.tables = dict(enumerate(graph.tables, len(graph.outputs)))
         self.idle: queue.LifoQueue[Any] = queue.LifoQueue()
         self.compile_alone = alone
 

@@ -15,8 +15,6 @@ from typing import Any
 import onnxruntime as ort
 
 Measured = dict[str, Any]
-# A file keeps several, because a comparison and a search load a model with several numbers of threads in turn.
-MAXIMUM_KEPT = 16
 
 
 def recall_or_measure(
@@ -29,13 +27,21 @@ def recall_or_measure(
     folder = _folder()
     if folder is None:
         return measure()
-    file, depends_on = folder / f"{name}.json", key()
-    if (measured := _find(file, depends_on, is_complete)) is None:
+    depends_on = key()
+    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
+    # A comparison and a search load a model with several numbers of threads in turn, so each has a file of its own.
+    file = folder / f"{name}-{digest[:12]}.json"
+    if (measured := _read(file, is_complete)) is None:
         with _lock(folder):
-            if (measured := _find(file, depends_on, is_complete)) is None:
+            if (measured := _read(file, is_complete)) is None:
                 measured = measure()
-                others = (other for other in _read(file) if other["key"] != depends_on)
-                _write(file, [{"key": depends_on} | measured, *others][:MAXIMUM_KEPT])
+                unfinished = file.with_suffix(f".{os.getpid()}")
+                with contextlib.suppress(OSError):  # a full disk costs the next load some seconds, no more
+                    try:
+                        unfinished.write_text(json.dumps({"key": depends_on} | measured, indent=1) + "\n")
+                        unfinished.replace(file)
+                    finally:
+                        unfinished.unlink(missing_ok=True)
     return measured
 
 
@@ -92,30 +98,10 @@ def _lock(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _find(file: Path, key: Measured, is_complete: Callable[[Measured], bool]) -> Measured | None:
-    """Return the kept measurement with this key, or None if it is missing or incomplete."""
-    for measured in _read(file):
-        with contextlib.suppress(KeyError, TypeError):
-            if measured["key"] == key and is_complete(measured):
-                return measured
+def _read(file: Path, is_complete: Callable[[Measured], bool]) -> Measured | None:
+    """Return the measurement in a file, or None if it is missing, damaged or incomplete."""
+    with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        measured: Measured = json.loads(file.read_text())
+        if is_complete(measured):
+            return measured
     return None
-
-
-def _read(file: Path) -> list[Measured]:
-    """Return all measurements in a file, the newest first; none if it is missing, damaged or of an earlier version."""
-    try:
-        kept = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        return []
-    kept = kept if isinstance(kept, list) else []
-    return [measured for measured in kept if isinstance(measured, dict) and "key" in measured]
-
-
-def _write(file: Path, measurements: list[Measured]) -> None:
-    unfinished = file.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # a full disk costs the next load some seconds, no more
-        try:
-            unfinished.write_text(json.dumps(measurements, indent=1) + "\n")
-            unfinished.replace(file)
-        finally:
-            unfinished.unlink(missing_ok=True)

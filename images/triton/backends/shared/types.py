@@ -31,16 +31,9 @@ class ElementType(NamedTuple):
     numpy: type
 
 
+_SAME = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")  # names in all three
 _TYPES = (
-    ElementType("tensor(bool)", "TYPE_BOOL", np.bool_),
-    ElementType("tensor(uint8)", "TYPE_UINT8", np.uint8),
-    ElementType("tensor(uint16)", "TYPE_UINT16", np.uint16),
-    ElementType("tensor(uint32)", "TYPE_UINT32", np.uint32),
-    ElementType("tensor(uint64)", "TYPE_UINT64", np.uint64),
-    ElementType("tensor(int8)", "TYPE_INT8", np.int8),
-    ElementType("tensor(int16)", "TYPE_INT16", np.int16),
-    ElementType("tensor(int32)", "TYPE_INT32", np.int32),
-    ElementType("tensor(int64)", "TYPE_INT64", np.int64),
+    *(ElementType(f"tensor({name})", f"TYPE_{name.upper()}", np.dtype(name).type) for name in _SAME),
     ElementType("tensor(float16)", "TYPE_FP16", np.float16),
     ElementType("tensor(float)", "TYPE_FP32", np.float32),
     ElementType("tensor(double)", "TYPE_FP64", np.float64),
