@@ -62,14 +62,6 @@ class UserError(Exception):
     """A mistake that the user can correct. The message states what is wrong, where, and what to do."""
 
 
-def _text(text: str) -> str:
-    return text
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
 def _optional(rule: Rule[T]) -> Rule[T | None]:
     return lambda text: rule(text) if text else None
 
@@ -243,16 +235,16 @@ class Settings(dict[str, str]):
     )
 
     # Models
-    systems = Setting(_words, "embedding", shown=True)
+    systems = Setting(str.split, "embedding", shown=True)
     model_repository = Setting(_path, "model_repository", restarts="stack")
-    hf_model = Setting(_text, shown=True)
-    hf_revision = Setting(_text, shown=True)
+    hf_model = Setting(str, shown=True)
+    hf_revision = Setting(str, shown=True)
     source = Setting(_optional(_path))
     # The catalogue of models has the values of TASK and FORMAT.
-    task = Setting(_text, shown=True)
-    format = Setting(_text, shown=True)
-    transformers = Setting(_text, "transformers", restarts="local")
-    hf_token = Setting(_text)
+    task = Setting(str, shown=True)
+    format = Setting(str, shown=True)
+    transformers = Setting(str, "transformers", restarts="local")
+    hf_token = Setting(str)
     exporter_memory = Setting(_size, "8g")
     trust_remote_code = Setting(_flag, "0")
     list = Setting(_flag, "0")
@@ -284,7 +276,7 @@ class Settings(dict[str, str]):
     gateway_timeout = Setting(_decimal(0.1), "60", restarts="gateway")
 
     # Triton
-    triton_admin_key = Setting(_text, restarts="stack")
+    triton_admin_key = Setting(str, restarts="stack")
     triton_engine = Setting(
         _choice("auto", "onnxruntime", "openvino", "openvino-f32", "openvino-bf16"),
         "auto",
@@ -307,20 +299,20 @@ class Settings(dict[str, str]):
         _pattern(r"(\d+(ms|[smhdwy]))+", "a duration, as in 7d or 12h"), "7d", restarts="local"
     )
     grafana_home = Setting(_optional(_path), restarts="local")
-    grafana_admin_password = Setting(_text, restarts="local")
+    grafana_admin_password = Setting(str, restarts="local")
 
     # Installing packages and building images
     triton_source = Setting(_optional(_choice("pypi", "pypi-transformers", "ngc")), shown=True)
-    torch_index = Setting(_text, "https://download.pytorch.org/whl/cpu")
+    torch_index = Setting(str, "https://download.pytorch.org/whl/cpu")
     build_pip_conf = Setting(_optional(_path))
     build_ca = Setting(_optional(_path))
 
     # Generating text (`make generate`)
-    prompt = Setting(_text)
+    prompt = Setting(str)
     tokens = Setting(_integer(1), "32", shown=True)
 
     # The comparison (`make loadtest`)
-    system = Setting(_text, "embedding", shown=True)
+    system = Setting(str, "embedding", shown=True)
     workload = Setting(_choice("mixed", "published"), "mixed", shown=True)
     protocol = Setting(_choice("http", "grpc", "openai"), "http", shown=True)
     users = Setting(_optional(_integer(1)), shown=True)
@@ -350,23 +342,23 @@ class Settings(dict[str, str]):
     soak = Setting(_optional(_decimal(0.1)))
 
     # The dashboards as one page (`make dashboards`)
-    range = Setting(_text, "15m")
-    until = Setting(_text)
+    range = Setting(str, "15m")
+    until = Setting(str)
 
     # AWS Neuron (PROFILE=neuron)
     neuron_chip = Setting(_choice("inf1", "inf2", "trn1"), "inf2", restarts="docker", shown=True)
     neuron_devices = Setting(_integer(), "1", restarts="docker", shown=True)
-    neuron_batches = Setting(_text, shown=True)
-    neuron_lengths = Setting(_text, shown=True)
-    neuron_compiler_args = Setting(_words, shown=True)
-    neuron_cores = Setting(_text, "0:1", shown=True)
+    neuron_batches = Setting(str, shown=True)
+    neuron_lengths = Setting(str, shown=True)
+    neuron_compiler_args = Setting(str.split, shown=True)
+    neuron_cores = Setting(str, "0:1", shown=True)
 
     # Oracle Cloud (`make deploy-oci`: docs/oci.md)
     deployment = Setting(_path, "deploy/oci/deployment.toml")
-    tag = Setting(_text)
+    tag = Setting(str)
     dry_run = Setting(_flag, "0")
     push = Setting(_flag, "0")
-    oci_endpoint = Setting(_text)
+    oci_endpoint = Setting(str)
     request = Setting(_optional(_path))
 
     # Known vulnerabilities (`make audit`: docs/security.md)

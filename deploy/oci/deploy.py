@@ -9,7 +9,7 @@ from deploy.oci import requests as bodies
 from deploy.oci.client import Service, service_errors
 from deploy.oci.container_image import Image, push
 from deploy.oci.deployment import Deployment, read
-from deploy.oci.registered_models import Artifact, assemble, is_assembled, pack, settings_for
+from deploy.oci.registered_models import Artifact, assemble, is_assembled, pack
 from deploy.oci.rollout import roll_out
 from triton_transformers.cli import err, out, run
 from triton_transformers.files import exclusive
@@ -27,7 +27,7 @@ def main() -> None:
     path = settings.deployment
     deployment = read(path)
     option = f" DEPLOYMENT={settings['DEPLOYMENT']}" if settings.chosen_for_this_command("DEPLOYMENT") else ""
-    settings = settings_for(settings, deployment)
+    settings = settings.replace(SYSTEMS=" ".join(deployment.models.systems))
     with_push = settings.push
     if settings.dry_run:
         dry_run(settings, deployment)
@@ -84,9 +84,9 @@ def dry_run(settings: Settings, deployment: Deployment) -> None:
     deployment = with_digest(deployment, image)
     model = bodies.create_model(deployment, artifact.sha256 if artifact else UNKNOWN_HASH)
     requests = {
-        "POST /20190101/models": bodies.as_json(model),
+        "POST /20190101/models": model,
         "POST /20190101/models/{id}/artifact": str(settings.package),
-        "POST /20190101/modelDeployments": bodies.as_json(bodies.create_deployment(deployment, UNKNOWN_MODEL)),
+        "POST /20190101/modelDeployments": bodies.create_deployment(deployment, UNKNOWN_MODEL),
     }
     print(json.dumps(requests, indent=2, ensure_ascii=False))
 

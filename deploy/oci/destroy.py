@@ -34,18 +34,14 @@ def destroy(service: Service, deployment: Deployment, dry_run: bool = False) -> 
     for live in deployments:
         out.print(f"{verb}  deployment {live.id}, {live.lifecycle_state.lower()}")
         if not dry_run:
-            delete_settled(service, deployment, live.id)
+            # An earlier run may be deleting it already.
+            live = wait_until_settled(service, live.id, f"{deployment.name}: its state", deployment.wait)
+            if live.lifecycle_state != "DELETED":
+                delete(service, deployment, live.id)
     for model in models:
         out.print(f"{verb}  model {model.id}")
         if not dry_run:
             service.data_science.delete_model(model.id)
-
-
-def delete_settled(service: Service, deployment: Deployment, live_id: str) -> None:
-    """Delete a deployment once the service allows it; an earlier run may be deleting it already."""
-    live = wait_until_settled(service, live_id, f"{deployment.name}: its state", deployment.wait)
-    if live.lifecycle_state != "DELETED":
-        delete(service, deployment, live_id)
 
 
 if __name__ == "__main__":

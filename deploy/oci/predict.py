@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
@@ -23,38 +22,32 @@ SHOWN_VALUES = 6
 REMEDIES = {"FAILED": "replaces it", "INACTIVE": "starts it"}
 
 
-@dataclass(frozen=True)
-class RequestForm:
-    """The requests that a model takes, from its config.pbtxt: no endpoint of a deployment describes its models."""
+def read_form(model: str, repository: Path) -> ModelConfig:
+    """Return the form of a model's requests, from its config.pbtxt: no endpoint of a deployment describes its models."""
+    path = find_config(model, repository)
+    if not path:
+        raise UserError(
+            f"SYSTEM={model}: {repository} has no {model}/config.pbtxt, which describes the model's inputs. "
+            "Check the name, or set MODEL_REPOSITORY"
+        )
+    return read_config(path)
 
-    config: ModelConfig
 
-    @classmethod
-    def read(cls, model: str, repository: Path) -> RequestForm:
-        path = find_config(model, repository)
-        if not path:
-            raise UserError(
-                f"SYSTEM={model}: {repository} has no {model}/config.pbtxt, which describes the model's inputs. "
-                "Check the name, or set MODEL_REPOSITORY"
-            )
-        return cls(read_config(path))
+def inputs_of(form: ModelConfig) -> set[str]:
+    return {tensor.name for tensor in form.inputs}
 
-    @property
-    def inputs(self) -> set[str]:
-        return {tensor.name for tensor in self.config.inputs}
 
-    @property
-    def generates_text(self) -> bool:
-        takes_prompt = bool(self.inputs & {"TEXT", "prompt"})
-        return takes_prompt and any(tensor.data_type == "STRING" for tensor in self.config.outputs)
+def generates_text(form: ModelConfig) -> bool:
+    return bool(inputs_of(form) & {"TEXT", "prompt"}) and any(tensor.data_type == "STRING" for tensor in form.outputs)
 
-    def fill_in(self, text: str) -> dict | None:
-        """Return a request with one text, or None if the model requires other inputs."""
-        required = [tensor for tensor in self.config.inputs if not tensor.optional]
-        if [tensor.data_type for tensor in required] != ["STRING"]:
-            return None
-        shape = [1] * (len(required[0].dims) + bool(self.config.max_batch_size))
-        return {"inputs": [{"name": required[0].name, "shape": shape, "datatype": "BYTES", "data": [text]}]}
+
+def fill_in(form: ModelConfig, text: str) -> dict | None:
+    """Return a request with one text, or None if the model requires other inputs."""
+    required = [tensor for tensor in form.inputs if not tensor.optional]
+    if [tensor.data_type for tensor in required] != ["STRING"]:
+        return None
+    shape = [1] * (len(required[0].dims) + bool(form.max_batch_size))
+    return {"inputs": [{"name": required[0].name, "shape": shape, "datatype": "BYTES", "data": [text]}]}
 
 
 def main() -> None:
@@ -76,7 +69,7 @@ def main() -> None:
     if settings.request:
         request = read_request(settings.request)
     else:
-        form = RequestForm.read(model, repository)
+        form = read_form(model, repository)
         check_prompt(model, form)
     service = Service.connect(deployment.account)
     with service_errors():
@@ -136,22 +129,22 @@ def newest_version(model: str, repository: Path) -> str:
     return str(max(numbers, default=1))
 
 
-def check_prompt(model: str, form: RequestForm) -> None:
-    if form.config.decoupled:
+def check_prompt(model: str, form: ModelConfig) -> None:
+    if form.decoupled:
         raise UserError(
             f"SYSTEM={model} streams its answer, which /predict does not support. Name the model without _stream"
         )
-    if not form.generates_text and not form.fill_in(""):
-        names = ", ".join(sorted(form.inputs)) or "tensors"
+    if not generates_text(form) and not fill_in(form, ""):
+        names = ", ".join(sorted(inputs_of(form))) or "tensors"
         raise UserError(
             f"SYSTEM={model} takes {names}, not a PROMPT. Put the request in a file, and set REQUEST=file.json"
         )
 
 
-def answer_prompt(endpoint: Endpoint, model: str, form: RequestForm, prompt: str, tokens: int) -> None:
-    if form.generates_text:
-        show(prompt, pieces(endpoint, model, form.inputs, prompt, tokens))
-    elif request := form.fill_in(prompt):
+def answer_prompt(endpoint: Endpoint, model: str, form: ModelConfig, prompt: str, tokens: int) -> None:
+    if generates_text(form):
+        show(prompt, pieces(endpoint, model, inputs_of(form), prompt, tokens))
+    elif request := fill_in(form, prompt):
         show_outputs(endpoint.infer(model, request))
 
 

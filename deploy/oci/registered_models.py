@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from oci.data_science.models import ArtifactExportDetailsObjectStorage, ExportModelArtifactDetails
 from oci.exceptions import ServiceError
 from oci.object_storage import UploadManager
 from rich.filesize import decimal
@@ -50,11 +49,6 @@ class Artifact:
 
 def identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_ino, status.st_mtime_ns
-
-
-def settings_for(settings: Settings, deployment: Deployment) -> Settings:
-    """Return the settings with the deployment's systems as SYSTEMS."""
-    return Settings(settings | {"SYSTEMS": " ".join(deployment.models.systems)})
 
 
 def assemble(settings: Settings) -> None:
@@ -131,12 +125,9 @@ def upload_by_bucket(service: Service, deployment: Deployment, artifact: Artifac
         except (UserError, OSError):
             empty_bucket(service, deployment)
             raise
-    source = ArtifactExportDetailsObjectStorage(
-        namespace=namespace, source_bucket=bucket, source_object_name=name, source_region=service.region
-    )
-    response = service.data_science.export_model_artifact(
-        model_id, ExportModelArtifactDetails(artifact_export_details=source)
-    )
+    source = {"artifactSourceType": "ORACLE_OBJECT_STORAGE", "namespace": namespace, "sourceBucket": bucket}
+    source |= {"sourceObjectName": name, "sourceRegion": service.region}
+    response = service.data_science.export_model_artifact(model_id, {"artifactExportDetails": source})
     wait_for_work(service, response, "copying the zip to the model catalogue", deployment.wait)
     empty_bucket(service, deployment)
 

@@ -1,12 +1,10 @@
-"""Build the bodies of requests to Oracle Cloud, as the SDK's own models."""
+"""Build the bodies of requests to Oracle Cloud. A test compares them with the SDK's own models."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from oci.data_science import models
-
-from deploy.oci.deployment import Deployment, Logs
+from deploy.oci.deployment import Deployment
 
 # A deployment mounts the content of the zip here, read-only; the folder is the one that `make package` writes.
 REPOSITORY = "/opt/ds/model/deployed_model/model_repository"
@@ -16,6 +14,8 @@ MADE_BY = "made-by"
 PROJECT = "triton-transformers"
 DEPLOYED_AS = "deployed-as"
 ARTIFACT = "artifact-sha256"
+
+Body = dict[str, Any]
 
 
 def environment(deployment: Deployment) -> dict[str, str]:
@@ -47,68 +47,66 @@ def is_ours(resource: Any, deployment: Deployment) -> bool:
     return created_with.get(MADE_BY) == PROJECT and created_with.get(DEPLOYED_AS) == deployment.name
 
 
-def create_model(deployment: Deployment, sha256: str) -> models.CreateModelDetails:
+def create_model(deployment: Deployment, sha256: str) -> Body:
+    return described(deployment) | {"freeformTags": tags(deployment) | {ARTIFACT: sha256}}
+
+
+def create_deployment(deployment: Deployment, model_id: str) -> Body:
+    logs = deployment.logs
+    groups = {"access": logs.access_id, "predict": logs.predict_id}
+    log_details = {kind: {"logId": id, "logGroupId": logs.group_id} for kind, id in groups.items() if id}
+    configuration = {
+        "deploymentType": "SINGLE_MODEL",
+        "modelConfigurationDetails": {
+            "modelId": model_id,
+            "instanceConfiguration": instance_configuration(deployment),
+            "scalingPolicy": {"policyType": "FIXED_SIZE", "instanceCount": deployment.instances.count},
+            "bandwidthMbps": deployment.instances.bandwidth_mbps,
+        },
+        "environmentConfigurationDetails": container(deployment),
+    }
+    details = {"modelDeploymentConfigurationDetails": configuration, "categoryLogDetails": log_details}
+    return described(deployment) | filled(details) | {"freeformTags": tags(deployment)}
+
+
+def filled(body: Body) -> Body:
+    """Return the fields that have a value."""
+    return {name: value for name, value in body.items() if value not in (None, "", [], {})}
+
+
+def described(deployment: Deployment) -> Body:
     place = deployment.deployment
-    return models.CreateModelDetails(
-        compartment_id=place.compartment_id,
-        project_id=place.project_id,
-        display_name=place.name,
-        description=place.description or None,
-        freeform_tags=tags(deployment) | {ARTIFACT: sha256},
-    )
+    names = {"displayName": place.name, "description": place.description}
+    return filled(names | {"projectId": place.project_id, "compartmentId": place.compartment_id})
 
 
-def create_deployment(deployment: Deployment, model_id: str) -> models.CreateModelDeploymentDetails:
-    place = deployment.deployment
-    return models.CreateModelDeploymentDetails(
-        display_name=place.name,
-        description=place.description or None,
-        compartment_id=place.compartment_id,
-        project_id=place.project_id,
-        model_deployment_configuration_details=models.SingleModelDeploymentConfigurationDetails(
-            model_configuration_details=models.ModelConfigurationDetails(
-                model_id=model_id,
-                instance_configuration=instance_configuration(deployment),
-                scaling_policy=models.FixedSizeScalingPolicy(instance_count=deployment.instances.count),
-                bandwidth_mbps=deployment.instances.bandwidth_mbps,
-            ),
-            environment_configuration_details=container(deployment),
-        ),
-        category_log_details=logs(deployment.logs),
-        freeform_tags=tags(deployment),
-    )
-
-
-def instance_configuration(deployment: Deployment) -> models.InstanceConfiguration:
+def instance_configuration(deployment: Deployment) -> Body:
     instances = deployment.instances
-    size = models.ModelDeploymentInstanceShapeConfigDetails(ocpus=instances.ocpus, memory_in_gbs=instances.memory_gb)
-    return models.InstanceConfiguration(
-        instance_shape_name=instances.shape,
-        model_deployment_instance_shape_config_details=size if instances.flexible else None,
-        subnet_id=instances.subnet_id or None,
+    size = {"ocpus": instances.ocpus, "memoryInGBs": instances.memory_gb}
+    return filled(
+        {
+            "instanceShapeName": instances.shape,
+            "modelDeploymentInstanceShapeConfigDetails": size if instances.flexible else None,
+            "subnetId": instances.subnet_id,
+        }
     )
 
 
-def container(deployment: Deployment) -> models.OcirModelDeploymentEnvironmentConfigurationDetails:
+def container(deployment: Deployment) -> Body:
     """Return the container's configuration; an empty entrypoint or cmd leaves the image's own."""
     image, _, digest = deployment.container.image.partition("@")
-    return models.OcirModelDeploymentEnvironmentConfigurationDetails(
-        image=image,
-        image_digest=digest or None,
-        entrypoint=deployment.container.entrypoint or None,
-        cmd=deployment.container.cmd or None,
-        server_port=PORT,
-        health_check_port=PORT,
-        environment_variables=environment(deployment),
+    return filled(
+        {
+            "environmentConfigurationType": "OCIR_CONTAINER",
+            "image": image,
+            "imageDigest": digest,
+            "entrypoint": deployment.container.entrypoint,
+            "cmd": deployment.container.cmd,
+            "serverPort": PORT,
+            "healthCheckPort": PORT,
+            "environmentVariables": environment(deployment),
+        }
     )
-
-
-def logs(logs: Logs) -> models.CategoryLogDetails | None:
-    def log(log_id: str) -> models.LogDetails | None:
-        return models.LogDetails(log_id=log_id, log_group_id=logs.group_id) if log_id else None
-
-    details = models.CategoryLogDetails(access=log(logs.access_id), predict=log(logs.predict_id))
-    return details if logs.group_id else None
 
 
 # --- updates ----------------------------------------------------------------------------------------------------------
@@ -126,15 +124,16 @@ GROUPS = {
 }
 # Compare these fields exactly; elsewhere ignore fields that the service adds.
 EXACT = ("description", "environmentVariables", "freeformTags", "entrypoint", "cmd", "access", "predict")
+# The values that clear a field.
+CLEARED: Body = {"description": "", "categoryLogDetails": {}}
 
 
-def changed(target: models.CreateModelDeploymentDetails, live: models.ModelDeployment) -> list[str]:
+def changed(target: Body, live: Body) -> list[str]:
     """Return the groups in which a live deployment differs from the target."""
-    ours, theirs = as_json(target), as_json(live)
     return [
         group
         for group, paths in GROUPS.items()
-        if any(differ(value_at(ours, path), value_at(theirs, path), path.rpartition(".")[2]) for path in paths)
+        if any(differ(value_at(target, path), value_at(live, path), path.rpartition(".")[2]) for path in paths)
     ]
 
 
@@ -153,50 +152,17 @@ def differ(ours: Any, theirs: Any, name: str) -> bool:
     return ours is not None and ours != theirs
 
 
-def update_deployment(
-    target: models.CreateModelDeploymentDetails, groups: list[str], model_id: str
-) -> models.UpdateModelDeploymentDetails:
+def update_deployment(target: Body, groups: list[str], model_id: str) -> Body:
     """Return the body that changes these groups; it always names a model, if not the new one then `model_id`."""
-    body = models.UpdateModelDeploymentDetails()
-    if "description and tags" in groups:
-        body.description, body.freeform_tags = target.description or "", target.freeform_tags
-    if "logs" in groups:
-        logs = target.category_log_details or models.CategoryLogDetails()
-        body.category_log_details = recast(logs, models.UpdateCategoryLogDetails)
-    configuration = models.UpdateSingleModelDeploymentConfigurationDetails()
-    details = target.model_deployment_configuration_details
-    if {"instances", "bandwidth", "model"} & set(groups):
-        theirs = details.model_configuration_details
-        ours = configuration.model_configuration_details = models.UpdateModelConfigurationDetails()
-        ours.model_id = theirs.model_id if "model" in groups else model_id
-        if "instances" in groups:
-            ours.instance_configuration, ours.scaling_policy = theirs.instance_configuration, theirs.scaling_policy
-        if "bandwidth" in groups:
-            ours.bandwidth_mbps = theirs.bandwidth_mbps
-    if "container" in groups:
-        kind = models.UpdateOcirModelDeploymentEnvironmentConfigurationDetails
-        configuration.environment_configuration_details = recast(details.environment_configuration_details, kind)
-    if set(groups) - {"description and tags", "logs"}:
-        body.model_deployment_configuration_details = configuration
+    body: Body = {}
+    for path in (path for group in groups for path in GROUPS[group]):
+        *parents, name = path.split(".")
+        section = body
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[name] = value_at(target, path) or CLEARED[name]
+    if configuration := body.get(CONFIGURATION):
+        configuration["deploymentType"] = "SINGLE_MODEL"
+        if model := configuration.get("modelConfigurationDetails"):
+            model.setdefault("modelId", model_id)
     return body
-
-
-def recast(value: Any, kind: type) -> Any:
-    """Copy the fields to the class that an update has for them."""
-    other = kind()
-    for name in other.swagger_types.keys() & value.swagger_types.keys():
-        setattr(other, name, getattr(value, name))
-    return other
-
-
-def as_json(value: Any) -> Any:
-    """Return the JSON that the SDK sends: the API's names, without fields that are not set."""
-    if hasattr(value, "attribute_map"):
-        return {
-            theirs: as_json(getattr(value, ours))
-            for ours, theirs in value.attribute_map.items()
-            if getattr(value, ours) is not None
-        }
-    if isinstance(value, list):
-        return [as_json(item) for item in value]
-    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from oci.data_science.models import CreateModelDeploymentDetails, ModelDeployment
+from oci.data_science.models import ModelDeployment
 from oci.exceptions import ServiceError
 from rich.markup import escape
 
@@ -45,14 +45,12 @@ def roll_out(service: Service, deployment: Deployment, artifact: Artifact) -> Mo
     return check_active(service, deployment, response.data.id)
 
 
-def update(
-    service: Service, deployment: Deployment, target: CreateModelDeploymentDetails, live: ModelDeployment
-) -> ModelDeployment:
+def update(service: Service, deployment: Deployment, target: bodies.Body, live: ModelDeployment) -> ModelDeployment:
     """Change what differs: one group at a time while it serves, as the service requires.
 
     A new model and a new container may not fit the old ones, so both change together, while the deployment is stopped.
     """
-    groups = bodies.changed(target, live)
+    groups = bodies.changed(target, service.data_science.base_client.sanitize_for_serialization(live))
     out.print(f"deployment  {live.id}, {'changes: ' + ', '.join(groups) if groups else 'unchanged'}")
     stopped = live.lifecycle_state == "INACTIVE"
     if {"model", "container"} <= set(groups) and not stopped:
@@ -97,9 +95,7 @@ def while_serving(group: str) -> Iterator[None]:
         raise
 
 
-def change(
-    service: Service, deployment: Deployment, target: CreateModelDeploymentDetails, live_id: str, groups: list[str]
-) -> None:
+def change(service: Service, deployment: Deployment, target: bodies.Body, live_id: str, groups: list[str]) -> None:
     live = service.data_science.get_model_deployment(live_id).data
     model_id = live.model_deployment_configuration_details.model_configuration_details.model_id
     body = bodies.update_deployment(target, groups, model_id)

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -63,10 +64,6 @@ def certificate(settings: Settings) -> str:
     """Return the digest of the gateway's certificate, which a renewal changes; nothing without a certificate."""
     tls = settings.tls()
     return hashlib.sha256(tls[0].read_bytes()).hexdigest() if tls else ""
-
-
-class NoLogsError(Exception):
-    """There are no logs; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,7 @@ class Stack(ABC):
 
     @abstractmethod
     def log_command(self, follow: bool) -> list[str]:
-        """Return the command that prints the logs. Raise NoLogsError if there are none."""
+        """Return the command that prints the logs. If there are none, print why and return nothing."""
 
     @abstractmethod
     def clean(self) -> None: ...
@@ -218,28 +215,17 @@ class Stack(ABC):
             if unload:
                 with self.no_comparison():
                     self.control.unload(unload)
-            self.unload_unfinished(systems)
-            self.control.serve(systems, self.refreshable(systems if refresh is None else refresh))
-
-    def unload_unfinished(self, systems: Collection[str]) -> None:
-        """Unload what interrupted commands left on the server, except these systems; none during a comparison."""
-        leftover = sorted({*self.served.unfinished()}.difference(systems, self.control.listed()))
-        if not leftover:
-            return
-        try:
-            self.check_no_comparison()
-        except UserError:
-            return  # the next `make up` unloads them
-        self.control.unload(leftover)
-
-    def refreshable(self, systems: Collection[str]) -> Collection[str]:
-        """Return the systems whose edited configurations may be loaded now: none during a comparison."""
-        try:
-            self.check_no_comparison()
-        except UserError:
-            out.print(WOULD_REFRESH)
-            return ()
-        return systems
+            refreshed = systems if refresh is None else refresh
+            try:
+                self.check_no_comparison()
+            except UserError:
+                out.print(WOULD_REFRESH)
+                refreshed = ()
+            else:
+                # Unload what interrupted commands left on the server.
+                if leftover := {*self.served.unfinished()}.difference(systems, self.control.listed()):
+                    self.control.unload(sorted(leftover))
+            self.control.serve(systems, refreshed)
 
     def remove(self, system: str) -> tuple[str, ...]:
         """Unload a system, delete its files, and return the names of its models."""
@@ -298,19 +284,17 @@ class Stack(ABC):
         facts |= {"certificate": certificate(self.settings)}
         self.record.write_text(json.dumps({"settings": settings, **facts}))
 
-    def changed_settings(self) -> list[str]:
+    def changed_settings(self, record: dict[str, Any] | None = None) -> list[str]:
         """Return the names of the settings that differ from those of the running programs, except the gateway's own."""
-        return self._changed(self.started_with)
+        before = (record or self.recorded())["settings"]
+        return [name for name in self.started_with if self.settings[name] != before.get(name)]
 
-    def changed_gateway(self) -> list[str]:
+    def changed_gateway(self, record: dict[str, Any] | None = None) -> list[str]:
         """Return the names of the gateway's own settings that differ; a renewed certificate counts as one."""
-        changed = self._changed(GATEWAY_SETTINGS)
-        renewed = "TLS_CERT" not in changed and certificate(self.settings) != self.recorded().get("certificate", "")
+        record = record or self.recorded()
+        changed = [name for name in GATEWAY_SETTINGS if self.settings[name] != record["settings"].get(name)]
+        renewed = "TLS_CERT" not in changed and certificate(self.settings) != record.get("certificate", "")
         return changed + ["TLS_CERT"] * renewed
-
-    def _changed(self, names: Iterable[str]) -> list[str]:
-        before = self.recorded()["settings"]
-        return [name for name in names if self.settings[name] != before.get(name)]
 
     def check_gateway(self) -> None:
         """Raise UserError if the gateway would refuse these settings."""
@@ -394,10 +378,11 @@ class Stack(ABC):
             process = self.process(name)
             healthy &= process.running
             # The clock may have been set back since the start.
-            age = _duration(max(0, int(process.seconds))) if process.running else "-"
+            age = str(timedelta(seconds=max(0, int(process.seconds)))) if process.running else "-"
             table.add_row(name, _colour(process.state, process.running), age, str(process.crashes))
         out.print(table)
-        if self.recorded()["settings"] and (changed := self.changed_settings() + self.changed_gateway()):
+        record = self.recorded()
+        if record["settings"] and (changed := self.changed_settings(record) + self.changed_gateway(record)):
             out.print(
                 f"[yellow]The stack runs with other values of {', '.join(changed)}.[/] Give each command those values "
                 "or keep them in .env, or run `make up` to restart the stack with the present ones"
@@ -449,10 +434,7 @@ class Stack(ABC):
                 out.print(f"{model} uses configs/{path.name}{tuned}, not config.pbtxt{edited}")
 
     def logs(self, follow: bool) -> None:
-        try:
-            command = self.log_command(follow)
-        except NoLogsError as error:
-            out.print(f"no logs: {error}")
+        if not (command := self.log_command(follow)):
             return
         if follow:
             os.execvp(command[0], command)
@@ -469,12 +451,6 @@ def _table(*columns: str) -> Table:
         # rich wraps the long reason of a failed load at 80 columns; it must not wrap the names.
         table.add_column(column, no_wrap=column in ("model", "state", "engine"))
     return table
-
-
-def _duration(seconds: int) -> str:
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
 
 
 def _colour(text: str, good: bool) -> str:

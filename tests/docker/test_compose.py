@@ -14,7 +14,7 @@ from dotenv import dotenv_values
 from scripts.stack.docker.compose import NEURON_SERVICES, Compose
 from scripts.stack.docker.stack import DockerStack
 from tests.support.certificates import save_certificate
-from triton_transformers.settings import DEFAULTS, ROOT, VERSIONS, Settings, UserError
+from triton_transformers.settings import DEFAULTS, ROOT, VERSIONS, Settings, UserError, pins
 
 PINS = {"inf2": "TRITON_IMAGE", "trn1": "TRITON_IMAGE", "inf1": "TRITON_INF1_IMAGE"}
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
@@ -65,7 +65,7 @@ def test_each_chip_has_its_image(new_compose, chip):
     triton = composed["triton-neuron"]
     assert triton["image"] == composed["neuron-monitor"]["image"] == f"triton-transformers:{target}"
     assert triton["build"]["target"] == target
-    assert triton["build"]["args"]["TRITON_IMAGE"] == compose.pins[PINS[chip]]
+    assert triton["build"]["args"]["TRITON_IMAGE"] == pins()[PINS[chip]]
     assert compose.environment["TRITON_IMAGE_BUILT"] == triton["image"]
 
 
@@ -84,7 +84,7 @@ def test_every_target_is_in_its_dockerfile(new_compose, source):
 def test_other_profiles_use_the_compose_file_alone(new_compose):
     compose = new_compose(PROFILE="cuda", NEURON_CHIP="inf1")
     assert "--file" not in compose.command("up")
-    assert services(compose)["triton-cuda"]["build"]["args"]["TRITON_IMAGE"] == compose.pins["TRITON_IMAGE"]
+    assert services(compose)["triton-cuda"]["build"]["args"]["TRITON_IMAGE"] == pins()["TRITON_IMAGE"]
     assert not compose.devices_file.parent.exists()
 
 
@@ -103,10 +103,10 @@ def test_generating_systems_choose_the_image_with_vllm(new_compose, tmp_path, fi
     triton = services(compose)["triton-cuda"]
     assert (triton["image"], triton["build"]["target"]) == (f"triton-transformers:{target}", target)
     pin = "TRITON_VLLM_IMAGE" if target == "cuda-vllm" else "TRITON_IMAGE"
-    assert triton["build"]["args"]["TRITON_IMAGE"] == compose.nvidia_image == compose.pins[pin]
+    assert triton["build"]["args"]["TRITON_IMAGE"] == compose.nvidia_image == pins()[pin]
     assert f" AS {target}\n" in (ROOT / triton["build"]["dockerfile"]).read_text()
     assert services(new_compose(PROFILE="cuda", SYSTEMS="embedding"))["triton-cuda"]["build"]["target"] == "cuda"
-    assert new_compose(PROFILE="cpu", SYSTEMS="story").nvidia_image == compose.pins["TRITON_IMAGE"]
+    assert new_compose(PROFILE="cpu", SYSTEMS="story").nvidia_image == pins()["TRITON_IMAGE"]
 
 
 def test_unknown_chip_is_an_error(new_compose):

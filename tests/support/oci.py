@@ -36,6 +36,20 @@ REQUIRED = {
     "container.image": "iad.ocir.io/tests/triton:1.0",
 }
 
+# All that a deployment.toml can set, and the committed one does not.
+EVERYTHING = {
+    "deployment__description": "of the tests",
+    "container__entrypoint": ["/opt/triton-transformers/serve.sh"],
+    "container__cmd": ["--log-verbose=1"],
+    "container__environment": {"TRITON_LOG_VERBOSE": "1"},
+    "container__image": f"iad.ocir.io/tests/triton:1.0@sha256:{'0' * 64}",
+    "instances__subnet_id": "ocid1.subnet.oc1.iad.tests",
+    "logs__group_id": "ocid1.loggroup.oc1.iad.tests",
+    "logs__access_id": "ocid1.log.oc1.iad.access",
+    "logs__predict_id": "ocid1.log.oc1.iad.predict",
+    "tags__team": "search",
+}
+
 
 def write_deployment(folder: Path, **settings: object) -> Path:
     """Write the committed file with the required keys filled in, and these: section__name=value; None removes a key."""

@@ -35,6 +35,7 @@ class StackStandIn:
     load_error: Exception | None = None  # of the first load
     during_search: str = ""  # written into the file by another program meanwhile
     ignores_files: bool = False
+    wrong: str = ""  # the system that answers wrongly
     result_files: dict[str, str] = field(default_factory=lambda: {NAME: AFTER})
     files: list[str] = field(default_factory=list)
 
@@ -121,53 +122,54 @@ def test_file_of_an_earlier_search_is_kept_in_the_report(stack, capsys):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"outcome": "nothing better"}, {"outcome": "not confirmed"}, {"code": 130}, {"code": 1}],
-    ids=lambda changes: str(*changes.values()),
+    ("changes", "message"),
+    [
+        ({"outcome": "nothing better"}, ""),
+        ({"outcome": "not confirmed"}, ""),
+        ({"code": 130}, ""),
+        ({"code": 1}, ""),
+        ({"settings": {"APPLY": "0"}}, ""),
+        ({"result_files": {}}, "the configuration cannot be written, see above, so nothing is applied"),
+        ({"during_search": BEFORE + "# Mine.\n"}, r"config\.pbtxt changed during the search, so nothing is applied"),
+        ({"tune": lambda: 0}, "latest-tune has no new result"),  # the link has an earlier one
+    ],
+    ids=lambda changes: str(changes)[:30],
 )
-def test_nothing_is_written_without_a_confirmed_winner(stack, changes):
+def test_nothing_is_written_without_a_new_confirmed_winner(stack, changes, message):
+    if "tune" in changes:
+        stack.tune()
+    for name, value in changes.items():
+        setattr(stack, name, stack.settings.replace(**value) if name == "settings" else value)
+    if message:
+        with pytest.raises(UserError, match=message):
+            tune(stack)
+    else:
+        assert tune(stack) == stack.code
+    assert not stack.path.exists()
+    assert stack.files == []
+
+
+@pytest.mark.parametrize("earlier", [None, EARLIER])
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        *(({"load_error": e}, type(e), str(e)) for e in (UserError("no memory"), TritonError("no memory"))),
+        ({"load_error": KeyboardInterrupt()}, KeyboardInterrupt, ""),
+        ({"ignores_files": True}, UserError, "does not use the new configuration of 'spam'"),
+        ({"wrong": "both"}, UserError, "`make smoke` fails with the new configuration: both: differs"),
+    ],
+)
+def test_configuration_that_does_not_serve_is_taken_back(stack, monkeypatch, earlier, changes, error, message):
+    if earlier:
+        stack.path.parent.mkdir()
+        stack.path.write_text(earlier)
     for name, value in changes.items():
         setattr(stack, name, value)
-    assert tune(stack) == stack.code
-    assert not stack.path.exists()
-    assert stack.files == []
-
-
-def test_files_that_cannot_be_changed_are_an_error(stack):
-    stack.result_files = {}
-    with pytest.raises(UserError, match="the configuration cannot be written, see above, so nothing is applied"):
+    monkeypatch.setattr(apply_module, "check_system", lambda _, system: "differs" if system == stack.wrong else "")
+    with pytest.raises(error, match=message or None):
         tune(stack)
-
-
-def test_nothing_is_written_unless_asked(stack):
-    stack.settings = stack.settings.replace(APPLY="0")
-    assert tune(stack) == 0
-    assert not stack.path.exists()
-
-
-def test_result_of_an_earlier_search_is_not_applied(stack, monkeypatch):
-    stack.tune()
-    monkeypatch.setattr(stack, "tune", lambda: 0)
-    with pytest.raises(UserError, match="latest-tune has no new result"):
-        tune(stack)
-    assert not stack.path.exists()
-
-
-def test_file_that_changed_during_the_search_is_left_alone(stack):
-    stack.during_search = BEFORE + "# Mine.\n"
-    with pytest.raises(UserError, match=r"config\.pbtxt changed during the search, so nothing is applied"):
-        tune(stack)
-    assert not stack.path.exists()
-    assert stack.files == []
-
-
-@pytest.mark.parametrize("error", [UserError("out of memory"), TritonError("out of memory"), KeyboardInterrupt()])
-def test_configuration_that_does_not_load_is_taken_back(stack, error):
-    stack.load_error = error
-    with pytest.raises(type(error), match=str(error) or None):  # an interrupt has no message
-        tune(stack)
-    assert stack.files == [AFTER, ""]
-    assert not stack.path.exists()
+    assert stack.files == [AFTER, earlier or ""]
+    assert stack.path.parent.exists() == bool(earlier)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -181,20 +183,6 @@ def test_signals_take_the_configuration_back(stack, monkeypatch, number):
         tune(stack)
     assert stack.files == [AFTER, ""]  # a second signal, while the files are restored, changes nothing
     assert not stack.path.exists()
-
-
-def test_configuration_that_answers_wrongly_is_taken_back(stack, monkeypatch):
-    monkeypatch.setattr(apply_module, "check_system", lambda settings, system: "differs" if system == "both" else "")
-    with pytest.raises(UserError, match="`make smoke` fails with the new configuration: both: differs"):
-        tune(stack)
-    assert stack.files == [AFTER, ""]
-
-
-def test_configuration_that_the_server_ignores_is_taken_back(stack):
-    stack.ignores_files = True
-    with pytest.raises(UserError, match="does not use the new configuration of 'spam'"):
-        tune(stack)
-    assert stack.files == [AFTER, ""]
 
 
 def test_folder_that_is_not_writable_is_an_error_before_the_search(stack, monkeypatch):
@@ -227,18 +215,6 @@ def test_interrupt_is_named_if_the_old_configuration_does_not_load(stack, monkey
     monkeypatch.setattr(stack, "serve", serve)
     with pytest.raises(UserError, match=r"^interrupted\. The files are as before, but do not load: out of memory"):
         tune(stack)
-
-
-@pytest.mark.parametrize("earlier", [None, EARLIER])
-def test_failure_leaves_the_folder_as_it_was(stack, earlier):
-    if earlier:
-        stack.path.parent.mkdir()
-        stack.path.write_text(earlier)
-    stack.ignores_files = True
-    with pytest.raises(UserError):
-        tune(stack)
-    assert stack.files == [AFTER, earlier or ""]
-    assert stack.path.parent.exists() == bool(earlier)
 
 
 def test_link_to_a_configuration_stays_a_link(stack, tmp_path):

@@ -59,10 +59,7 @@ def test_table_aligns_its_columns_and_is_never_cut(capsys):
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (
-            errno.EROFS,
-            "/srv/.env: Read-only file system. Change that, or set LOCAL_STATE, MODEL_REPOSITORY and REPORTS",
-        ),
+        (errno.EROFS, "/srv/.env: Read-only file system. Change that, or set LOCAL_STATE, MODEL_REPOSITORY and REP"),
         (errno.ENOTDIR, "/srv/.env: Not a directory\n"),
     ],
 )

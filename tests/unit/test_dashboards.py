@@ -18,10 +18,10 @@ from triton_transformers.dashboards.__main__ import FOLDER, files
 from triton_transformers.dashboards.definitions.hardware import PROFILES
 from triton_transformers.dashboards.render import draw as units
 from triton_transformers.dashboards.render.draw import NAMED, alone, colours_of, draw
-from triton_transformers.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards, since
+from triton_transformers.dashboards.render.evaluate import SCRAPE_S, Evaluator, Range, dashboards
 from triton_transformers.dashboards.render.page import check_ours, chosen_range
 from triton_transformers.figures import MODE_COLOURS
-from triton_transformers.prometheus import Prometheus, PrometheusError, Series
+from triton_transformers.prometheus import Prometheus, Series
 from triton_transformers.settings import MODES, ROOT, Settings, UserError
 
 
@@ -41,38 +41,39 @@ def test_grafana_schema_reads_every_field(name):
     assert theirs == ours
 
 
-def test_dashboards_have_fixed_uids_one_tag_and_links():
-    assert {dashboard["uid"] for dashboard in ALL.values()} == {
-        "triton-throughput",
-        "triton-batching",
-        "triton-hardware",
-    }
-    for dashboard in ALL.values():
-        assert dashboard["tags"] == dashboard["links"][0]["tags"] == ["triton"]
-        ids = [panel["id"] for panel in dashboard["panels"]]
-        assert len(set(ids)) == len(ids)
-
-
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_has_one_hardware_dashboard(profile):
+def test_dashboards_of_a_profile_have_fixed_uids(profile):
     uids = [dashboard["uid"] for dashboard in dashboards(profile)]
     assert uids == ["triton-throughput", "triton-batching", "triton-hardware"]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_panels_fill_the_grid_without_overlap(name):
-    cells = set()
-    for panel in ALL[name]["panels"]:
-        place = panel["gridPos"]
-        own = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert place["x"] + place["w"] <= 24
-        assert not cells & own, panel["title"]
-        cells |= own
-    assert len(cells) == 24 * (max(y for _, y in cells) + 1), "a hole"
+    places = [panel["gridPos"] for panel in ALL[name]["panels"]]
+    cells = [(p["x"] + x, p["y"] + y) for p in places for y in range(p["h"]) for x in range(p["w"])]
+    assert sorted(cells) == [(x, y) for x in range(24) for y in range(max(y for _, y in cells) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"RANGE": "5m"}, Range(3300, 3600)),
+        *(({"RANGE": text}, Range(3600 - s, 3600)) for text, s in (("90s", 90), ("1h", 3600))),
+        *(({"RANGE": text}, f"RANGE={text}: must be a length of time above 0") for text in ("15", "m", "0m", "1.5h")),
+        ({"RANGE": "3650d"}, "RANGE=3650d: must be at most 31d"),
+        *(
+            ({"UNTIL": until}, f"UNTIL={until}: must be a time such as")
+            for until in ("yesterday", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00", "1970-01-01T00:01:00Z")
+        ),
+    ],
+)
+def test_range_is_read_from_two_settings(settings, expected):
+    chosen = Settings.load().replace(**{"UNTIL": "1970-01-01T01:00:00Z"} | settings)
+    if isinstance(expected, Range):
+        assert chosen_range(chosen) == expected
+    else:
+        with pytest.raises(UserError, match=expected):
+            chosen_range(chosen)
 
 
 @pytest.mark.parametrize("panel", PANELS)
@@ -124,32 +125,6 @@ def test_numbers_have_a_readable_unit(value, unit, shown):
     assert units.text(value, unit) == shown
 
 
-def test_unknown_unit_is_refused():
-    with pytest.raises(UserError, match="unknown unit 'furlongs'"):
-        units.text(1, "furlongs")
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("2h", 7200), ("1d", 86400)])
-def test_range_is_parsed(text, seconds):
-    assert since(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "15", "m", "0m", "-3m", "1.5h", "15 m", "15min"])
-def test_wrong_range_is_refused(text):
-    with pytest.raises(UserError, match=f"RANGE={re.escape(text)}"):
-        since(text)
-
-
-def test_until_moves_the_range():
-    settings = Settings(Settings.load() | {"RANGE": "5m", "UNTIL": "1970-01-01T01:00:00Z"})
-    assert chosen_range(settings) == Range(3300, 3600)
-    for until in ("yesterday", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"):
-        with pytest.raises(UserError, match=f"UNTIL={until}: must be a time such as"):
-            chosen_range(Settings(settings | {"UNTIL": until}))
-    with pytest.raises(UserError, match="RANGE=3650d: must be at most 31d"):
-        chosen_range(Settings(settings | {"RANGE": "3650d"}))
-
-
 def test_scrape_interval_is_the_same_everywhere():
     scrapes = yaml.safe_load((ROOT / "monitoring/prometheus/prometheus.yml").read_text())["global"]
     source = yaml.safe_load((FOLDER / "provisioning/datasources/prometheus.yaml").read_text())["datasources"][0]
@@ -157,11 +132,6 @@ def test_scrape_interval_is_the_same_everywhere():
     assert scrapes["scrape_interval"] == scrapes["evaluation_interval"] == interval
     assert source["jsonData"]["timeInterval"] == interval
     assert LAST_SCRAPE_S > SCRAPE_S
-
-
-def test_long_range_has_a_longer_step():
-    assert Range(0, 60).step == 1
-    assert Range(0, 86400).step == 288
 
 
 class EmptyPrometheus(Prometheus):
@@ -235,14 +205,11 @@ def test_legend_names_the_five_largest_series_and_counts_the_others():
     assert len(set(colours)) == NAMED + 1
 
 
-def test_series_that_are_always_zero_are_left_out():
+def test_series_that_are_always_zero_and_the_mode_outside_of_comparisons_are_left_out():
+    assert legend_of("Requests/s", rates("as configured", m=1.0))[0] == ["m, at most 1 req/s"]
     assert legend_of("Requests/s", rates(busy=2.0, idle=0.0))[0] == ["busy, none, at most 2 req/s"]
     assert legend_of("Requests/s", rates(idle=0.0))[0] == ["Always 0 req/s"]
     assert legend_of("Cache in use", rates(idle=1e-7))[0] == ["Always 0%"]
-
-
-def test_legend_names_no_mode_outside_of_comparisons():
-    assert legend_of("Requests/s", rates("as configured", m=1.0))[0] == ["m, at most 1 req/s"]
 
 
 class OneWindow(EmptyPrometheus):
@@ -261,7 +228,7 @@ def test_short_window_is_shaded_on_a_long_range(length):
 
 
 def test_another_stacks_prometheus_is_refused():
-    settings = Settings(Settings.load() | {"TRITON_METRICS_PORT": "8002"})
+    settings = Settings.load()
     prometheus = EmptyPrometheus()
     prometheus.url = settings.url("PROMETHEUS_PORT")
     prometheus.at = lambda *_: [Series({"instance": "127.0.0.1:8102"}, [900.0], [1.0])]
@@ -289,19 +256,6 @@ def test_engines_are_shown_by_name():
     assert "<b>encoder: openvino bf16</b>" in page
 
 
-def test_missing_prometheus_raises_one_sentence():
-    with pytest.raises(PrometheusError, match=r"http://127.0.0.1:9 does not answer"):
-        draw(Prometheus("http://127.0.0.1:9"), ALL["dashboards/batching"], Range(0, 900))
-
-
 def test_points_without_a_neighbour_are_marked():
     times, values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [7.0, math.nan, 8.0, 9.0, math.nan, 6.0]
     assert alone(times, values) == ([1.0, 6.0], [7.0, 6.0])
-
-
-def test_mode_has_its_colour_in_every_panel():
-    panel = {"fieldConfig": {"overrides": []}}
-    names = ["embedding, dynamic", "embedding, instances", "embedding, none", "other, none"]
-    colours = colours_of(panel, names)
-    assert [colours[f"embedding, {mode}"] for mode in MODE_COLOURS] == [*MODE_COLOURS.values()]
-    assert len(set(colours.values())) == len(names)

@@ -102,10 +102,3 @@ def test_running_engine_is_not_stopped(checkout):
         assert run(checkout).returncode == 0
         assert engine.poll() is None
         engine.kill()
-
-
-def test_help_names_what_it_installs():
-    text = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    (line,) = [line for line in text.splitlines() if line.startswith("  make test-docker ")]
-    assert "install Docker system-wide" in line
-    assert "stops it" in line

@@ -44,7 +44,7 @@ def test_server_without_our_backends_has_the_cores_of_the_setting_or_the_machine
 
 
 def test_silent_metrics_port_is_no_error():
-    settings = Settings(Settings.load() | {"TRITON_METRICS_PORT": "9", "TRITON_CPUS": "0,1"})
+    settings = Settings.load().replace(TRITON_METRICS_PORT="9", TRITON_CPUS="0,1")
     assert Capacity.from_server(settings) == Capacity(2)
 
 
@@ -85,7 +85,7 @@ class OneModel:
 
 def comparison(monkeypatch, cores: int, modes: str) -> Comparison:
     monkeypatch.setattr(Capacity, "from_server", classmethod(lambda cls, settings: Capacity(cores)))
-    measured = Comparison(Settings(Settings.load() | {"MODES": modes}))
+    measured = Comparison(Settings.load().replace(MODES=modes))
     measured.triton = OneModel()
     return measured
 

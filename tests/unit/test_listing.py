@@ -67,6 +67,9 @@ def test_list_fits_80_columns(listed, tmp_path):
     written(tmp_path / "a_rather_long_name_of_a_model_of_some_other_user/config.pbtxt", CONFIG)
     text = listed().replace(str(tmp_path), "model_repository")
     assert max(map(len, text.splitlines())) <= 80
+    config = written(tmp_path / "mine/config.pbtxt", "input [ {")
+    with pytest.raises(UserError, match=re.escape(str(config))):
+        listed()
 
 
 def test_list_marks_systems_on_disk_loaded_and_own(listed, tmp_path):
@@ -92,12 +95,6 @@ def test_list_marks_systems_on_disk_loaded_and_own(listed, tmp_path):
     assert re.findall(r"^([a-z]\w*) +(?:loaded|on disk|not)", text, re.MULTILINE) == [*SYSTEMS, "spam", "mine"]
 
 
-def test_list_names_a_broken_config(listed, tmp_path):
-    config = written(tmp_path / "mine/config.pbtxt", "input [ {")
-    with pytest.raises(UserError, match=re.escape(str(config))):
-        listed()
-
-
 # --- docs/models.md ---------------------------------------------------------------------------------------------------
 
 
@@ -115,13 +112,9 @@ def test_docs_list_the_catalogue():
         source = system.source
         weights = f"{source.repository} @ {source.revision[:12]}" if isinstance(source, Hub) else str(source)
         assert documented[name][2:5] == [weights, f"{system.gigabytes:g} GB", system.licence]
-
-
-def test_docs_list_tensors_of_the_configs():
-    for row in table("Serve a system of the catalogue"):
-        for name in re.findall(r"`(\w+)`", row[0]):
-            listed = interface(name, CONFIGS)
-            for tensor in re.findall(r"`(\w+)`", " ".join(row[5:])):
+        for model in system.names:
+            listed = interface(model, CONFIGS)
+            for tensor in re.findall(r"`(\w+)`", " ".join(documented[name][5:])):
                 assert f"{tensor} " in listed
 
 

@@ -62,9 +62,6 @@ def test_vector_of_another_text_is_wrong(vectors: list[list[float]], is_right: b
         KNOWN.check([1], np.array(vectors))
 
     assert asyncio.run(outcome("", check())).kind == (RIGHT if is_right else WRONG)
-
-
-def test_known_vectors_must_differ() -> None:
     with pytest.raises(ValueError, match="nearly the same vector"):
         KnownVectors(np.array([[0.6, 0.8], [0.6, 0.8]]))
 

@@ -20,7 +20,6 @@ from triton_transformers.model_config import (
     read_config,
     with_steps,
 )
-from triton_transformers.models.backends import needed
 from triton_transformers.settings import UserError
 
 
@@ -148,9 +147,3 @@ def test_steps_of_steps_are_included_once(tmp_path):
         (tmp_path / model).mkdir()
         (tmp_path / model / "config.pbtxt").write_text(step.format(other))
     assert with_steps("a", tmp_path) == ["a", "b", "tokenizer"]
-
-
-def test_backend_after_another_field_on_one_line_is_needed(tmp_path):
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m/config.pbtxt").write_text('name: "m" backend: "transformers"')
-    assert needed(["m"], tmp_path) == {"transformers"}

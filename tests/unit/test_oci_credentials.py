@@ -33,6 +33,9 @@ def account(tmp_path):
         ("tenancy=ocid1.tenancy.oc1..tests", "tenancy=x", "tenancy is malformed"),
         ("key.pem", "nothing.pem", "its key_file cannot be read"),
         ("key.pem", "config", "key_file is not a private key"),
+        ("region=us-ashburn-1\n", "", "region is missing"),
+        ("region=", "security_token_file=/nowhere\nregion=", "/nowhere cannot be read"),
+        ("key_file=", "security_token_file=/nowhere\nother=", "key_file is missing"),
     ],
 )
 def test_wrong_profile_is_refused(account, old, new, message):
@@ -65,24 +68,11 @@ def test_session_token_signs(account, tmp_path):
     assert credentials(session)[1].api_key == "ST$a.token.b"
 
 
-def test_session_without_its_token_is_refused(account):
-    with pytest.raises(UserError, match="/nowhere cannot be read"):
-        credentials(account("region=", "security_token_file=/nowhere\nregion="))
-
-
-def test_session_without_its_key_is_refused(account, tmp_path):
-    with pytest.raises(UserError, match="key_file is missing"):
-        credentials(account(f"key_file={tmp_path}/key.pem", "security_token_file=/nowhere"))
-
-
-def test_missing_configuration_is_refused():
-    with pytest.raises(UserError, match="/nowhere/config: no such file\\. Write one with `oci setup config`"):
-        credentials(Account(config_file="/nowhere/config"))
-
-
-def test_unknown_profile_is_refused(account):
+def test_missing_configuration_or_profile_is_refused(account):
     with pytest.raises(UserError, match="config has no profile OTHER; it has DEFAULT"):
         credentials(account(profile="OTHER"))
+    with pytest.raises(UserError, match="/nowhere/config: no such file\\. Write one with `oci setup config`"):
+        credentials(Account(config_file="/nowhere/config"))
 
 
 def test_missing_resource_principal_is_refused(monkeypatch):
@@ -94,8 +84,3 @@ def test_missing_resource_principal_is_refused(monkeypatch):
 def test_region_of_deployment_toml_is_used(account):
     service = Service.connect(account("region=us-ashburn-1\n", region="eu-frankfurt-1"))
     assert service.data_science.base_client.endpoint.startswith("https://datascience.eu-frankfurt-1.")
-
-
-def test_missing_region_is_refused(account):
-    with pytest.raises(UserError, match="region is missing"):
-        credentials(account("region=us-ashburn-1\n"))

@@ -103,24 +103,57 @@ def words(line: list[str], after: str) -> list[str]:
     return [word for before, word in pairwise(line) if before == after]
 
 
-def test_command_builds_on_debian_for_pypi():
-    line = command("r/x:1", "cpu", ["detokenizer", "tokenizer"], ENVIRONMENT)
-    assert (words(line, "--target"), words(line, "--tag")) == (["cpu-pypi"], ["r/x:1"])
-    assert words(line, "--file") == ["images/triton/Dockerfile.debian"]
-    assert words(line, "--label") == [
-        "io.triton-transformers.backends=detokenizer tokenizer",
-        "io.triton-transformers.profile=cpu",
-    ]
-    assert "BACKENDS=detokenizer tokenizer" in words(line, "--build-arg")
-    assert "TORCH_INDEX=https://torch" in words(line, "--build-arg")
-    assert "TOOLS=curl" in words(line, "--build-arg")
-    assert words(line, "--secret") == []
+NVIDIA = {"target": ["slim"], "file": ["images/triton/Dockerfile.nvidia"]}
 
 
-def test_platform_is_amd64_unless_docker_sets_another():
-    elsewhere = ENVIRONMENT | {"DOCKER_DEFAULT_PLATFORM": "linux/arm64"}
-    assert words(command("r/x:1", "cpu", ["tokenizer"], ENVIRONMENT), "--platform") == ["linux/amd64"]
-    assert words(command("r/x:1", "cpu", ["tokenizer"], elsewhere), "--platform") == ["linux/arm64"]
+@pytest.mark.parametrize(
+    ("profile", "backends", "engines", "settings", "expected", "arguments"),
+    [
+        (
+            *("cpu", ["detokenizer", "tokenizer"], (), {}),
+            {
+                "target": ["cpu-pypi"],
+                "tag": ["r/x:1"],
+                "file": ["images/triton/Dockerfile.debian"],
+                "platform": ["linux/amd64"],
+                "label": [
+                    "io.triton-transformers.backends=detokenizer tokenizer",
+                    "io.triton-transformers.profile=cpu",
+                ],
+                "secret": [],
+            },
+            ["BACKENDS=detokenizer tokenizer", "TORCH_INDEX=https://torch", "TOOLS=curl"],
+        ),
+        (
+            *("cpu", ["packed_onnx"], (), {"TRITON_SOURCE": "ngc", "BUILD_CA": "/etc/ca.pem"}),
+            NVIDIA | {"secret": ["id=ca,src=/etc/ca.pem"]},
+            ["PACKAGES=numpy tokenizers onnxruntime openvino"],
+        ),
+        (
+            *("cuda", ["packed_onnx"], (), {"DOCKER_DEFAULT_PLATFORM": "linux/arm64"}),
+            NVIDIA | {"platform": ["linux/arm64"]},
+            ["PACKAGES=numpy tokenizers onnxruntime-gpu"],
+        ),
+        ("cuda", ["onnxruntime"], (), {}, NVIDIA, ["PACKAGES=numpy tokenizers"]),
+        ("cuda", ["transformers"], (), {}, NVIDIA, ["PACKAGES=numpy tokenizers torch pillow transformers"]),
+        *[
+            ("cpu", ["generation"], {engine}, {"TRITON_SOURCE": "ngc"}, NVIDIA, [f"PACKAGES=numpy tokenizers {more}"])
+            for engine, more in (
+                ("openvino-genai", "openvino-genai jinja2"),
+                ("transformers", "torch pillow transformers"),
+            )
+        ],
+        # Nothing can be left out of NVIDIA's image with vLLM.
+        ("cuda", ["generation"], {"vllm"}, {}, NVIDIA | {"target": ["cuda-vllm"]}, ["TRITON_IMAGE=triton:1"]),
+    ],
+)
+def test_command_builds_what_the_backends_need(profile, backends, engines, settings, expected, arguments):
+    line = command("r/x:1", profile, backends, ENVIRONMENT | settings, engines)
+    assert {name: words(line, f"--{name}") for name in expected} == expected
+    built_with = words(line, "--build-arg")
+    assert {*arguments} <= {*built_with}
+    assert any(word.startswith("TORCH_INDEX=") for word in built_with) == (profile == "cpu")
+    assert any(word.startswith(("BACKENDS=", "PACKAGES=")) for word in built_with) == ("vllm" not in engines)
 
 
 def test_unknown_backend_is_an_error_before_the_build():
@@ -148,44 +181,6 @@ def test_dockerfile_installs_the_packages_of_all_backends():
         assert sorted(installed) == sorted(packages(users, profile, '"$TRANSFORMERS"'))
 
 
-@pytest.mark.parametrize(
-    ("profile", "backends", "installed"),
-    [
-        ("cpu", ["tokenizer", "packed_onnx"], "numpy tokenizers onnxruntime openvino"),
-        ("cuda", ["tokenizer", "packed_onnx"], "numpy tokenizers onnxruntime-gpu"),
-        ("cuda", ["tokenizer", "onnxruntime"], "numpy tokenizers"),
-        ("cuda", ["transformers"], "numpy tokenizers torch pillow transformers"),
-    ],
-)
-def test_command_builds_on_nvidias_for_ngc_and_cuda(profile, backends, installed):
-    environment = ENVIRONMENT | {"TRITON_SOURCE": "ngc", "BUILD_CA": "/etc/ca.pem"}
-    line = command("r/x:1", profile, backends, environment)
-    assert words(line, "--target") == ["slim"]
-    assert words(line, "--file") == ["images/triton/Dockerfile.nvidia"]
-    assert f"PACKAGES={installed}" in words(line, "--build-arg")
-    assert ("TORCH_INDEX=https://torch" in words(line, "--build-arg")) == (profile == "cpu")
-    assert words(line, "--secret") == ["id=ca,src=/etc/ca.pem"]
-    assert packages(set(backends), profile, "transformers") == installed.split()
-
-
-def test_image_with_vllm_is_built_whole():
-    """Nothing can be left out of NVIDIA's image with vLLM."""
-    line = command("r/x:1", "cuda", ["generation", "packed_onnx"], ENVIRONMENT, {"vllm"})
-    assert words(line, "--target") == ["cuda-vllm"]
-    assert words(line, "--file") == ["images/triton/Dockerfile.nvidia"]
-    assert words(line, "--label")[0] == "io.triton-transformers.backends=generation packed_onnx"
-    assert "TRITON_IMAGE=triton:1" in words(line, "--build-arg")
-    assert not any(argument.startswith(("PACKAGES=", "BACKENDS=")) for argument in words(line, "--build-arg"))
-
-
-def test_engine_brings_its_packages():
-    environment = ENVIRONMENT | {"TRITON_SOURCE": "ngc"}
-    packages = {"openvino-genai": "openvino-genai jinja2", "transformers": "torch pillow transformers"}
-    for engine, installed in packages.items():
-        line = command("r/x:1", "cpu", ["generation"], environment, {engine})
-        assert f"PACKAGES=numpy tokenizers {installed}" in words(line, "--build-arg")
-
-
 def test_neuron_profile_is_an_error():
     with pytest.raises(UserError, match="PROFILE=neuron: must be one of cpu, cuda"):
-        build(Settings(Settings.load() | {"PROFILE": "neuron", "TAG": "x"}), ENVIRONMENT)
+        build(Settings.load().replace(PROFILE="neuron", TAG="x"), ENVIRONMENT)

@@ -22,85 +22,28 @@ from triton_transformers.settings import Settings, UserError
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """Return a machine that has every requirement, for tests to remove one. A stand-in replaces the docker command."""
-    state = SimpleNamespace(
-        info={"Runtimes": {"runc": {}, "nvidia": {}}, "DockerRootDir": str(tmp_path)},
-        compose="2.26.1",
-        buildx=True,
-        free_gb=100,
-        has_image=False,
-    )
+    info = {"Runtimes": {"runc": {}, "nvidia": {}}, "DockerRootDir": str(tmp_path)}
+    state = SimpleNamespace(installed=True, info=info, compose="2.26.1", buildx=True, free_gb=100, has_image=False)
 
     def run(*command, timeout=60):
-        output, code = "", 0
-        if command[1] == "info":
-            output = json.dumps(state.info)
-        elif command[1] == "compose":
-            output, code = state.compose, int(not state.compose)
-        elif command[1] == "buildx":
-            code = int(not state.buildx)
-        elif command[1] == "image":
-            code = int(not state.has_image)
-        return subprocess.CompletedProcess(command, code, output, "")
+        output, succeeds = {
+            "info": (json.dumps(state.info), True),
+            "compose": (state.compose, state.compose),
+            "buildx": ("", state.buildx),
+            "image": ("", state.has_image),
+        }[command[1]]
+        return subprocess.CompletedProcess(command, int(not succeeds), output, "")
 
     monkeypatch.setattr(preflight, "run", run)
-    monkeypatch.setattr(preflight.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: f"/usr/bin/{name}" if state.installed else None)
     monkeypatch.setattr(preflight, "DEVICES", tmp_path / "dev")
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: SimpleNamespace(free=state.free_gb * 2**30))
     return state
 
 
 def check(**settings):
-    complete = Settings(Settings.load() | {"PROFILE": "cuda"} | settings)
+    complete = Settings.load().replace(**{"PROFILE": "cuda"} | settings)
     preflight.check_device(complete, preflight.check_build(complete, "nvidia/triton:1"))
-
-
-def test_complete_machine_passes(machine):
-    check()
-    check(PROFILE="cpu")
-
-
-def test_missing_docker_is_an_error(machine, monkeypatch):
-    monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match="docker is not installed"):
-        check()
-
-
-def test_engine_that_does_not_answer_is_an_error(machine):
-    machine.info = {"ServerErrors": ["Cannot connect to the Docker daemon"]}
-    with pytest.raises(UserError, match=r"does not answer \(Cannot connect to the Docker daemon\)"):
-        check()
-
-
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [("", "no compose plugin"), ("2.20.1", "2.20.1 is too old: install 2.26"), ("1.29.2", "too old")],
-)
-def test_missing_or_old_compose_is_an_error(machine, version, message):
-    machine.compose = version
-    with pytest.raises(UserError, match=message):
-        check()
-
-
-@pytest.mark.parametrize("version", ["v2.26.0", "5.0.1"])
-def test_new_enough_compose_passes(machine, version):
-    machine.compose = version
-    check()
-
-
-def test_missing_nvidia_runtime_is_an_error_for_cuda_only(machine):
-    machine.info["Runtimes"] = {"runc": {}}
-    with pytest.raises(UserError, match="no NVIDIA runtime"):
-        check()
-    check(PROFILE="cpu")
-
-
-@pytest.mark.parametrize("settings", [{"PROFILE": "cuda"}, {"PROFILE": "cpu", "TRITON_SOURCE": "ngc"}])
-def test_disk_too_small_for_nvidias_image_is_an_error(machine, settings):
-    machine.free_gb = 20
-    with pytest.raises(UserError, match=r"45 GB, and .* has 20 GB free"):
-        check(**settings)
-    machine.has_image = True
-    check(**settings)
 
 
 def make_devices(count):
@@ -109,58 +52,57 @@ def make_devices(count):
         (preflight.DEVICES / f"neuron{number}").touch()
 
 
-def test_missing_neuron_device_is_an_error(machine):
-    message = "there is no /dev/neuron0 here. .*`sudo scripts/neuron/setup-host.sh` installs .*, else set PROFILE=cpu"
-    with pytest.raises(UserError, match=message):
-        check(PROFILE="neuron")
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_enough_neuron_devices_pass(machine, count):
-    make_devices(2)
-    check(PROFILE="neuron", NEURON_DEVICES=str(count))
-
-
-def test_too_few_neuron_devices_are_an_error(machine):
-    make_devices(2)
-    message = (
-        "NEURON_DEVICES=4: there is no /dev/neuron2 here, only /dev/neuron0, /dev/neuron1. Set NEURON_DEVICES=2, or run"
-    )
-    with pytest.raises(UserError, match=message):
-        check(PROFILE="neuron", NEURON_DEVICES="4")
+NEURON = {"PROFILE": "neuron"}
+SETUP = "there is no /dev/neuron0 here. .*`sudo scripts/neuron/setup-host.sh` installs .*, else set PROFILE=cpu"
+TOO_FEW = "there is no /dev/neuron2 here, only /dev/neuron0, /dev/neuron1. Set NEURON_DEVICES=2, or run"
 
 
 @pytest.mark.parametrize(
-    ("number", "message"),
-    [("0", "NEURON_DEVICES=0 is for `make models` alone"), ("-1", "at least 0"), ("two", "must be a whole number")],
+    ("machine_has", "devices", "settings", "message"),
+    [
+        ({}, 0, {}, ""),
+        ({}, 0, {"PROFILE": "cpu"}, ""),
+        ({"installed": False}, 0, {}, "docker is not installed"),
+        ({"info": {"ServerErrors": ["Cannot connect"]}}, 0, {}, r"does not answer \(Cannot connect\)"),
+        ({"compose": ""}, 0, {}, "no compose plugin"),
+        ({"compose": "2.20.1"}, 0, {}, "2.20.1 is too old: install 2.26"),
+        ({"compose": "1.29.2"}, 0, {}, "too old"),
+        ({"compose": "v2.26.0"}, 0, {}, ""),
+        ({"compose": "5.0.1"}, 0, {}, ""),
+        ({"buildx": False}, 0, {}, ""),
+        ({"buildx": False, "compose": "2.37.0"}, 0, {}, "no buildx plugin"),
+        ({"info": {"Runtimes": {"runc": {}}}}, 0, {}, "no NVIDIA runtime"),
+        ({"info": {"Runtimes": {"runc": {}}}}, 0, {"PROFILE": "cpu"}, ""),
+        ({"free_gb": 20}, 0, {}, "45 GB, and .* has 20 GB free"),
+        ({"free_gb": 20}, 0, {"PROFILE": "cpu", "TRITON_SOURCE": "ngc"}, "45 GB, and .* has 20 GB free"),
+        ({"free_gb": 20, "has_image": True}, 0, {}, ""),
+        ({}, 0, NEURON, SETUP),
+        ({}, 2, NEURON, ""),
+        ({}, 2, NEURON | {"NEURON_DEVICES": "2"}, ""),
+        ({}, 2, NEURON | {"NEURON_DEVICES": "4"}, f"NEURON_DEVICES=4: {TOO_FEW}"),
+        ({}, 2, NEURON | {"NEURON_DEVICES": "0"}, "NEURON_DEVICES=0 is for `make models` alone"),
+    ],
 )
-def test_serving_on_no_neuron_device_is_an_error(machine, number, message):
-    with pytest.raises(UserError, match=message):
-        check(PROFILE="neuron", NEURON_DEVICES=number)
+def test_missing_requirement_of_docker_is_one_sentence(machine, machine_has, devices, settings, message):
+    vars(machine).update(machine_has)
+    make_devices(devices)
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        check(**settings)
 
 
-def check_compiling(**settings):
-    preflight.check_compiling(Settings(Settings.load() | {"PROFILE": "neuron"} | settings))
-
-
-def test_compiling_needs_a_device_or_no_check(machine):
-    check_compiling(NEURON_DEVICES="0")
-    with pytest.raises(
-        UserError, match=r"no /dev/neuron0 here. .*, else set NEURON_DEVICES=0 to compile without a device"
-    ):
-        check_compiling()
-    with pytest.raises(UserError, match="NEURON_CHIP=inf1: `make models` compiles for inf2 and trn1"):
-        check_compiling(NEURON_CHIP="inf1", NEURON_DEVICES="0")
-    make_devices(1)
-    check_compiling()
-
-
-def test_compose_that_builds_only_through_buildx_needs_buildx(machine):
-    machine.buildx = False
-    check()
-    machine.compose = "2.37.0"
-    with pytest.raises(UserError, match="no buildx plugin"):
-        check()
+@pytest.mark.parametrize(
+    ("devices", "settings", "message"),
+    [
+        (0, {"NEURON_DEVICES": "0"}, ""),
+        (0, {}, "no /dev/neuron0 here. .*, else set NEURON_DEVICES=0 to compile without a device"),
+        (0, {"NEURON_CHIP": "inf1", "NEURON_DEVICES": "0"}, "NEURON_CHIP=inf1: `make models` compiles for inf2"),
+        (1, {}, ""),
+    ],
+)
+def test_compiling_needs_a_device_or_no_check(machine, devices, settings, message):
+    make_devices(devices)
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        preflight.check_compiling(Settings.load().replace(PROFILE="neuron", **settings))
 
 
 def test_checkout_of_a_strict_umask_is_an_error(tmp_path):
@@ -200,55 +142,38 @@ def test_unreachable_torch_index_is_a_warning_before_the_first_build(machine, ca
 # --- without Docker ---------------------------------------------------------------------------------------------------
 
 
-class SupervisorStandIn:
-    """Stands in for a supervisord whose programs run; stopping them fails the test."""
-
-    def running(self) -> bool:
-        return True
-
-    def answers(self) -> bool:
-        return True
-
-    def stop(self) -> None:
-        raise AssertionError("the running stack was stopped")
-
-
 @pytest.mark.parametrize(
-    ("profile", "message"),
+    ("profile", "gpus", "packages", "message"),
     [
-        ("cuda", "PROFILE=cuda: CUDA finds no GPU on this machine. Install NVIDIA's driver .*, or set PROFILE=cpu"),
-        ("neuron", "PROFILE=neuron: Python finds neither torch_neuronx nor torch_neuron here"),
-        ("tpu", "PROFILE=tpu: must be one of cpu, cuda, neuron"),
+        ("cuda", 0, {}, "PROFILE=cuda: CUDA finds no GPU on this machine. Install NVIDIA's .*, or set PROFILE=cpu"),
+        ("cuda", 1, {}, "neither ONNX Runtime nor PyTorch is installed with CUDA here"),
+        ("cuda", 1, {"torch": "2.13.0+cpu"}, "neither ONNX Runtime nor PyTorch"),
+        ("cuda", 1, {"torch": "2.13.0+rocm7.1"}, "neither ONNX Runtime nor PyTorch"),
+        ("cuda", 1, {"torch": "2.13.0"}, ""),
+        ("cuda", 1, {"torch": "2.13.0+cu130"}, ""),
+        ("cuda", 1, {"torch": "2.13.0+cpu", "onnxruntime-gpu": "1.31.1"}, ""),
+        ("neuron", 0, {}, "PROFILE=neuron: Python finds neither torch_neuronx nor torch_neuron here"),
+        ("neuron", 0, {"torch_neuron": "1"}, ""),
+        ("cpu", 0, {}, ""),
     ],
 )
-def test_local_profile_without_its_device_restarts_nothing(monkeypatch, tmp_path, profile, message):
+def test_missing_device_without_docker_is_one_sentence(monkeypatch, profile, gpus, packages, message):
+    monkeypatch.setattr(local_preflight, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(local_preflight, "installed_version", lambda package: packages.get(package, ""))
+    monkeypatch.setattr(local_preflight.importlib.util, "find_spec", packages.get)
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        local_preflight.check_device(Settings.load().replace(PROFILE=profile))
+
+
+def test_profile_without_its_device_restarts_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(local_preflight, "gpu_count", lambda: 0)
-    settings = Settings(Settings.load() | {"LOCAL_STATE": str(tmp_path), "PROFILE": profile})
+    settings = Settings.load().replace(LOCAL_STATE=str(tmp_path), PROFILE="cuda")
     stack = LocalStack(settings)
-    stack.supervisor = SupervisorStandIn()
+    stack.supervisor = SimpleNamespace(running=lambda: True, answers=lambda: True)  # it cannot be stopped
     (tmp_path / "run").mkdir()
     stack.record.write_text(json.dumps({"settings": dict(settings) | {"PROFILE": "cpu"}, "programs": ["triton"]}))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="PROFILE=cuda: CUDA finds no GPU"):
         stack.up(["embedding"])
-
-
-@pytest.mark.parametrize(
-    ("packages", "passes"),
-    [
-        ({"torch": "2.13.0+cpu"}, False),
-        ({}, False),
-        ({"torch": "2.13.0+rocm7.1"}, False),
-        ({"torch": "2.13.0"}, True),
-        ({"torch": "2.13.0+cu130"}, True),
-        ({"torch": "2.13.0+cpu", "onnxruntime-gpu": "1.31.1"}, True),
-    ],
-)
-def test_local_cuda_needs_a_build_for_it(monkeypatch, packages, passes):
-    monkeypatch.setattr(local_preflight, "gpu_count", lambda: 1)
-    monkeypatch.setattr(local_preflight, "installed_version", lambda package: packages.get(package, ""))
-    refused = pytest.raises(UserError, match="neither ONNX Runtime nor PyTorch is installed with CUDA here")
-    with nullcontext() if passes else refused:
-        local_preflight.check_device(Settings(Settings.load() | {"PROFILE": "cuda"}))
 
 
 def test_installed_package_has_a_version():
@@ -256,60 +181,42 @@ def test_installed_package_has_a_version():
     assert local_preflight.installed_version("no-such-package") == ""
 
 
-def test_local_profile_with_its_device_passes(monkeypatch):
-    monkeypatch.setattr(local_preflight, "gpu_count", lambda: 1)
-    monkeypatch.setattr(local_preflight, "has_cuda_build", lambda: True)
-    monkeypatch.setattr(local_preflight.importlib.util, "find_spec", lambda name: object())
-    for profile in ("cpu", "cuda", "neuron"):
-        local_preflight.check_device(Settings(Settings.load() | {"PROFILE": profile}))
-
-
-@pytest.mark.parametrize(("init", "count"), [(0, 2), (100, 0)])
+@pytest.mark.parametrize(("init", "count"), [(0, 2), (100, 0), (None, 0)])
 def test_gpu_count_asks_the_driver(monkeypatch, init, count):
-    """Read the driver's return code; 100 is CUDA_ERROR_NO_DEVICE."""
+    """Read the driver's return code; 100 is CUDA_ERROR_NO_DEVICE. None: there is no driver."""
 
     def count_devices(reference):
         reference._obj.value = 2
         return 0
 
-    driver = SimpleNamespace(cuInit=lambda flags: init, cuDeviceGetCount=count_devices)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    def load(name):
+        if init is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return SimpleNamespace(cuInit=lambda flags: init, cuDeviceGetCount=count_devices)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
     assert local_preflight.gpu_count() == count
 
 
-def test_gpu_count_is_zero_without_a_driver(monkeypatch):
-    def missing(name):
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert local_preflight.gpu_count() == 0
-
-
 @pytest.mark.parametrize("path", ["/tmp/two words", "/tmp/prüfung", "/tmp/it's"])
-@pytest.mark.parametrize("name", ["LOCAL_STATE", "MODEL_REPOSITORY"])
-def test_path_from_which_no_python_process_starts_is_an_error(name, path):
-    local_preflight.check_paths(Settings.load().replace(**{name: "/srv/models-1.0"}))
-    message = rf"^{name}={path}: Triton starts its Python .* Set {name} to a path of ASCII letters"
-    with pytest.raises(UserError, match=message):
-        local_preflight.check_paths(Settings.load().replace(**{name: path}))
-
-
-def test_checkout_from_which_no_python_process_starts_is_an_error(monkeypatch):
-    monkeypatch.setattr(local_preflight, "ROOT", Path("/tmp/prüfung"))
-    with pytest.raises(UserError, match=r"^/tmp/prüfung: Triton starts .* Move this checkout to a path of ASCII"):
+def test_path_from_which_no_python_process_starts_is_an_error(monkeypatch, path):
+    message = rf"{path}: Triton starts its Python .* {{}} to a path of ASCII letters"
+    for name in ("LOCAL_STATE", "MODEL_REPOSITORY"):
+        local_preflight.check_paths(Settings.load().replace(**{name: "/srv/models-1.0"}))
+        with pytest.raises(UserError, match=f"^{name}=" + message.format(f"Set {name}")):
+            local_preflight.check_paths(Settings.load().replace(**{name: path}))
+    monkeypatch.setattr(local_preflight, "ROOT", Path(path))
+    with pytest.raises(UserError, match="^" + message.format("Move this checkout")):
         local_preflight.check_paths(Settings.load())
 
 
-def test_folder_that_cannot_be_written_is_an_error_with_its_setting(tmp_path):
+def test_folder_that_cannot_be_written_is_an_error_with_its_setting(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     settings = Settings.load().replace(LOCAL_STATE=str(tmp_path / "state"), REPORTS=str(tmp_path / "file/reports"))
     with pytest.raises(UserError, match=r"^REPORTS=.*/file/reports cannot be used \(Not a directory\): set REPORTS to"):
         local_preflight.make_folders(settings, "LOCAL_STATE", "REPORTS")
     assert (tmp_path / "state").is_dir()
-
-
-def test_folder_of_another_user_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_preflight.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(local_preflight.os, "access", lambda path, mode: False)  # it is another user's
     with pytest.raises(UserError, match=r"^REPORTS=.* cannot be used \(it is not writable\): set REPORTS to"):
         local_preflight.make_folders(Settings.load().replace(REPORTS=str(tmp_path)), "REPORTS")
 
@@ -327,6 +234,9 @@ def test_too_low_limit_of_open_files_is_an_error_with_the_limit(monkeypatch):
         local_preflight.check_open_files()
 
 
+# --- ports ------------------------------------------------------------------------------------------------------------
+
+
 def test_free_ports_are_none_of_outgoing_connections():
     ports = free_ports(200)
     assert len(set(ports)) == 200
@@ -337,39 +247,24 @@ def check_port(port: int) -> None:
     check_free(Settings.load().replace(PROMETHEUS_PORT=str(port)), ["PROMETHEUS_PORT"])
 
 
-@pytest.fixture
-def outgoing():
-    """Return an outgoing connection, and the server's side of it."""
+def test_port_of_a_connection_is_refused_with_the_cause_on_the_clients_side_alone():
+    """Servers open a port of ended connections with SO_REUSEADDR, and so does the check."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())
         accepted, _ = server.accept()
-        with client, accepted:
-            yield client, accepted
-
-
-def test_port_of_an_outgoing_connection_is_an_error_with_the_cause(outgoing):
-    client, accepted = outgoing
-    port = client.getsockname()[1]
-    first, last = outgoing_ports()[0], outgoing_ports()[-1]
-    with pytest.raises(
-        UserError, match=rf"\(an outgoing connection of .*, pid {os.getpid()} uses it\): set PROM"
-    ) as error:
-        check_port(port)
-    assert f"to a port outside {first}-{last}, which the kernel gives to outgoing connections" in str(error.value)
-    client.close()
-    assert accepted.recv(1) == b""  # the client closed first, so its side waits for late packets
-    accepted.close()
+        port = client.getsockname()[1]
+        first, last = outgoing_ports()[0], outgoing_ports()[-1]
+        used = rf"\(an outgoing connection of .*, pid {os.getpid()} uses it\): set PROMETHEUS_PORT .* to a port outside"
+        with accepted, client, pytest.raises(UserError, match=rf"{used} {first}-{last}, which the kernel gives"):
+            check_port(port)
+    # The client closed first, so its side waits for late packets.
     with pytest.raises(UserError, match=r"\(the kernel keeps it for a minute after an outgoing connection\): set PROM"):
         check_port(port)
-
-
-def test_port_of_ended_connections_to_a_server_is_free():
-    """The server's side waits for late packets. Servers open such a port with SO_REUSEADDR, and so does the check."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+        served = server.getsockname()[1]
         client = socket.create_connection(server.getsockname())
         accepted, _ = server.accept()
     accepted.close()
-    assert client.recv(1) == b""
+    assert client.recv(1) == b""  # the server closed first
     client.close()
-    check_port(port)
+    check_port(served)

@@ -27,11 +27,15 @@ def test_grafana_home_is_used(tmp_path, name, command):
     grafana = programs.grafana(unpack(tmp_path / "home", name))
     assert grafana == programs.Grafana(tmp_path / "home/bin" / name, tmp_path / "home")
     assert grafana.command == command
-
-
-def test_grafana_home_without_grafana_is_an_error(tmp_path):
     with pytest.raises(UserError, match="there is neither bin/grafana nor bin/grafana-server in it"):
         programs.grafana(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "release"), [("Version 11.6.0 (commit: 1)", 11), ("grafana version 12.1.1", 12), ("7.5.5", 7), ("", 0)]
+)
+def test_grafana_reports_its_release(tmp_path, version, release):
+    assert programs.grafana(unpack(tmp_path / "home", version=version)).release() == release
 
 
 def test_grafana_on_the_path_is_used(tmp_path, monkeypatch):
@@ -42,13 +46,6 @@ def test_grafana_on_the_path_is_used(tmp_path, monkeypatch):
     (tmp_path / "links/grafana").symlink_to(home / "bin/grafana")
     monkeypatch.setenv("PATH", str(tmp_path / "links"))
     assert programs.grafana(None).home == home
-
-
-@pytest.mark.parametrize(
-    ("version", "release"), [("Version 11.6.0 (commit: 1)", 11), ("grafana version 12.1.1", 12), ("7.5.5", 7), ("", 0)]
-)
-def test_grafana_reports_its_release(tmp_path, version, release):
-    assert programs.grafana(unpack(tmp_path / "home", version=version)).release() == release
 
 
 def test_python_path_keeps_the_users_own(tmp_path, monkeypatch):
@@ -81,44 +78,31 @@ def test_stub_loads_the_libpython_of_this_python(tmp_path):
     assert version_of(loaded_by_stub(programs.triton(tmp_path))) == platform.python_version()
 
 
-def own_libpython(folder: Path, monkeypatch, release: tuple[int, ...] | None = None) -> str:
-    """Let this Python's libraries lie in the folder, and the loader find a libpython of a release; return its name."""
-    monkeypatch.setattr(programs.sysconfig, "get_config_var", lambda name: str(folder / "built-elsewhere"))
-    monkeypatch.setattr(programs.sys, "base_prefix", str(folder))
-
+@pytest.mark.parametrize(
+    ("release", "message"),
+    [
+        (sys.version_info[:3], ""),
+        ((3, 11, 0), r"without a shared library, and {name} is of the older 3\.11\.0, .*: set PYTHON to"),
+        (None, r"needs {name}, which this machine lacks: install libpython3"),
+    ],
+)
+def test_libpython_of_the_loader_replaces_a_missing_own_if_it_is_not_older(tmp_path, monkeypatch, release, message):
     def load(name: str) -> str:
         if not release:
             raise OSError(f"{name}: cannot open shared object file")
         return name
 
+    monkeypatch.setattr(programs.sysconfig, "get_config_var", lambda name: str(tmp_path / "built-elsewhere"))
+    monkeypatch.setattr(programs.sys, "base_prefix", str(tmp_path))
     monkeypatch.setattr(programs.ctypes, "CDLL", load)
     monkeypatch.setattr(programs, "release_of", lambda library: release)
-    return f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
-
-
-def test_own_libpython_is_preferred_to_the_loaders(tmp_path, monkeypatch):
-    name = own_libpython(tmp_path, monkeypatch, (3, 11, 0))
+    monkeypatch.setattr(programs, "debian_package", lambda name, state: None)
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    if message:
+        with pytest.raises(UserError, match=message.format(name=re.escape(name))):
+            programs.libpython(tmp_path)
+    else:
+        assert programs.libpython(tmp_path) is None
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / name).touch()
-    assert programs.libpython(tmp_path) == tmp_path / "lib" / name
-
-
-def test_python_without_a_shared_library_uses_the_loaders_of_its_release(tmp_path, monkeypatch):
-    own_libpython(tmp_path, monkeypatch, sys.version_info[:3])
-    assert programs.libpython(tmp_path) is None
-
-
-def test_older_libpython_of_the_loader_is_an_error(tmp_path, monkeypatch):
-    name = own_libpython(tmp_path, monkeypatch, (3, 11, 0))
-    message = rf"without a shared library, and {name} is of the older 3\.11\.0, .*: set PYTHON to"
-    with pytest.raises(UserError, match=message):
-        programs.libpython(tmp_path)
-
-
-def test_missing_libpython_is_an_error(tmp_path, monkeypatch):
-    own_libpython(tmp_path, monkeypatch)
-    monkeypatch.setattr(programs, "debian_package", lambda name, state: None)
-    with pytest.raises(
-        UserError, match=r"needs libpython3\.\d+\.so\.1\.0, which this machine lacks: install libpython3"
-    ):
-        programs.libpython(tmp_path)
+    assert programs.libpython(tmp_path) == tmp_path / "lib" / name  # its own is preferred

@@ -45,25 +45,21 @@ def serve(tmp_path):
     return run
 
 
-def shared_memory(printed: str) -> int:
-    return int(re.search(r"shm-default-byte-size=(\d+)$", printed, re.MULTILINE)[1])
-
-
 @pytest.mark.parametrize(
-    ("available", "expected"),
-    [(64 * MIB, 4 * MIB), (256 * MIB, 16 * MIB), (16 * 2**30, 64 * MIB), (MIB, 4 * MIB), (0, 64 * MIB)],
+    ("df", "settings", "expected"),
+    [
+        *[
+            (f"printf '  1B-blocks\\n %s\\n' {available}", {}, expected * MIB)
+            for available, expected in ((64 * MIB, 4), (256 * MIB, 16), (16 * 2**30, 64), (MIB, 4), (0, 64))
+        ],
+        ("echo 'df: unrecognized option: output' >&2; exit 1", {}, 64 * MIB),
+        ("echo Size; echo -", {}, 64 * MIB),
+        ("kill -9 $PPID", {"TRITON_SHM_BYTES": "12345678"}, 12345678),
+    ],
 )
-def test_shared_memory_is_a_sixteenth_within_limits(serve, available, expected):
-    assert shared_memory(serve(f"printf '  1B-blocks\\n %s\\n' {available}")) == expected
-
-
-@pytest.mark.parametrize("df", ["echo 'df: unrecognized option: output' >&2; exit 1", "echo Size; echo -", "exit 1"])
-def test_shared_memory_has_a_default_where_df_fails(serve, df):
-    assert shared_memory(serve(df)) == 64 * MIB
-
-
-def test_shared_memory_setting_overrides_df(serve):
-    assert shared_memory(serve("kill -9 $PPID", TRITON_SHM_BYTES="12345678")) == 12345678
+def test_shared_memory_is_a_sixteenth_within_limits_unless_it_is_set(serve, df, settings, expected):
+    (size,) = re.findall(r"shm-default-byte-size=(\d+)$", serve(df, **settings), re.MULTILINE)
+    assert int(size) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,15 +101,12 @@ def test_traces_go_to_the_receiver_or_to_a_collector_of_the_users(serve):
 
 
 def test_watchdog_that_cannot_run_ends_with_the_server(serve):
-    """serve() returns after the last process that holds its output."""
-    serve(WATCHDOG_EXIT="1")
-
-
-@pytest.mark.parametrize(("profile", "explained"), [("cpu", True), ("neuron", True), ("cuda", False)])
-def test_errors_without_a_gpu_are_explained(serve, profile, explained):
-    assert ("harmless: 'CudaDriverHelper has not been initialized'" in serve(PROFILE=profile)) == explained
+    """serve() returns after the last process that holds its output, and checks the exit code."""
+    serve(WATCHDOG_EXIT="1", EXIT="3")
 
 
 @pytest.mark.parametrize(("profile", "visible"), [("cpu", ""), ("neuron", ""), ("cuda", "1")])
 def test_only_cuda_uses_the_gpus_of_the_machine(serve, profile, visible):
-    assert f"\nCUDA_VISIBLE_DEVICES={visible}\n" in serve(PROFILE=profile, CUDA_VISIBLE_DEVICES="1")
+    printed = serve(PROFILE=profile, CUDA_VISIBLE_DEVICES="1")
+    assert f"\nCUDA_VISIBLE_DEVICES={visible}\n" in printed
+    assert ("harmless: 'CudaDriverHelper has not been initialized'" in printed) == (visible == "")

@@ -36,7 +36,7 @@ def test_without_packages_the_stack_is_not_running(tmp_path, target, runtime):
 
 
 def test_status_and_logs_of_a_stopped_stack(tmp_path, capsys):
-    stack = LocalStack(Settings(Settings.load() | {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local"}))
+    stack = LocalStack(Settings.load().replace(LOCAL_STATE=str(tmp_path), RUNTIME="local"))
     assert stack.status()
     stack.logs(follow=False)
     assert capsys.readouterr().out.splitlines() == [
@@ -45,36 +45,22 @@ def test_status_and_logs_of_a_stopped_stack(tmp_path, capsys):
     ]
 
 
-def test_status_names_settings_that_the_running_stack_lacks(tmp_path, capsys, monkeypatch):
-    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local"}
-    LocalStack(Settings(Settings.load() | own | {"TRITON_HTTP_PORT": "8010"})).write_record(programs=[])
+def test_status_names_other_settings_and_firing_alerts(tmp_path, capsys, monkeypatch):
+    alerts = [
+        {"labels": {"alertname": name}, "annotations": {"summary": "[no] space"}, "state": state}
+        for name, state in (("TargetDown", "pending"), ("Full", "firing"))
+    ]
+    monkeypatch.setattr(Prometheus, "_call", lambda prometheus, path: {"alerts": alerts} if path == "alerts" else None)
     monkeypatch.setattr(LocalStack, "running", lambda stack: True)
     monkeypatch.setattr(LocalStack, "print_models", lambda stack: True)
-    stack = LocalStack(Settings(Settings.load() | own))
-    assert stack.status()
-    assert "The stack runs with other values of TRITON_HTTP_PORT." in capsys.readouterr().out
-    stack.write_record(programs=[])
-    assert stack.status()
-    assert "other values" not in capsys.readouterr().out
-
-
-def test_status_names_the_alerts_that_fire(tmp_path, capsys, monkeypatch):
-    answer = {
-        "alerts": [alert("TargetDown", "pending", "triton does not answer"), alert("Full", "firing", "[no] space")]
-    }
-    monkeypatch.setattr(Prometheus, "_call", lambda prometheus, path: answer if path == "alerts" else None)
-    monkeypatch.setattr(LocalStack, "running", lambda stack: True)
-    monkeypatch.setattr(LocalStack, "print_models", lambda stack: True)
-    stack = LocalStack(Settings(Settings.load() | {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local"}))
-    stack.write_record(programs=[])
-    assert stack.status()
-    printed = capsys.readouterr().out
-    assert "alert Full: [no] space (docs/alerts.md#full)\n" in printed
-    assert "TargetDown" not in printed
-
-
-def alert(name: str, state: str, summary: str) -> dict:
-    return {"labels": {"alertname": name}, "annotations": {"summary": summary}, "state": state}
+    stack = LocalStack(Settings.load().replace(LOCAL_STATE=str(tmp_path), RUNTIME="local"))
+    for port, differs in (("8010", True), ("8000", False)):
+        LocalStack(stack.settings.replace(TRITON_HTTP_PORT=port)).write_record(programs=[])
+        assert stack.status()
+        printed = capsys.readouterr().out
+        assert ("The stack runs with other values of TRITON_HTTP_PORT." in printed) == differs
+        assert "alert Full: [no] space (docs/alerts.md#full)\n" in printed
+        assert "TargetDown" not in printed
 
 
 def test_down_works_in_a_read_only_checkout(tmp_path, monkeypatch, capsys):
@@ -82,7 +68,7 @@ def test_down_works_in_a_read_only_checkout(tmp_path, monkeypatch, capsys):
         raise OSError("Read-only file system")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    LocalStack(Settings(Settings.load() | {"LOCAL_STATE": str(tmp_path / "state"), "RUNTIME": "local"})).down()
+    LocalStack(Settings.load().replace(LOCAL_STATE=str(tmp_path / "state"), RUNTIME="local")).down()
     assert capsys.readouterr().out == "not running\n"
 
 
@@ -94,8 +80,8 @@ def test_up_lists_what_is_to_be_served_before_it_starts_anything(monkeypatch, tm
 
     monkeypatch.setattr(LocalStack, "start", killed)
     monkeypatch.setattr(LocalStack, "running", lambda stack: True)
-    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local", "MODEL_REPOSITORY": str(tmp_path)}
-    stack = LocalStack(Settings(Settings.load() | own))
+    own = Settings.load().replace(LOCAL_STATE=str(tmp_path), RUNTIME="local", MODEL_REPOSITORY=str(tmp_path))
+    stack = LocalStack(own)
     for name in ("spam", "ham"):
         (tmp_path / name).mkdir()
     stack.served.write(["spam", "ham"])
@@ -153,58 +139,45 @@ def calls(monkeypatch, tmp_path):
     return run
 
 
-def test_up_serves_exactly_the_systems_that_the_user_set(calls):
+def test_up_serves_exactly_the_systems_that_the_user_set_or_keeps_those_of_the_server(calls):
     assert calls("up", served="spam ham", dotenv="SYSTEMS='ham egg'\n") == [
         ("check",),
         ("check_no_comparison",),
         ("assemble", "ham egg"),
         ("serve", "ham egg", "spam"),
     ]
-
-
-def test_up_without_systems_keeps_those_of_the_server(calls):
-    assert calls("up", served="spam ham")[-1] == ("serve", "spam ham", "")
+    assert calls("up", served="spam ham", dotenv="")[-1] == ("serve", "spam ham", "")
     assert calls("up")[-1] == ("serve", "embedding", "")
 
 
-def test_loadtest_serves_its_system_beside_the_others(calls):
-    own = calls("loadtest", served="ham", dotenv="SYSTEMS=egg\n", SYSTEM="spam", HF_MODEL="tests/spam")
-    assert own == [("check_comparison",), ("check",), ("assemble", "spam"), ("serve", "ham spam", ""), ("loadtest",)]
-    assert calls("loadtest", dotenv="SYSTEMS=egg\n", SYSTEM="spam")[-2] == ("serve", "egg spam", "")
-    assert calls("loadtest", SYSTEM="spam")[-2] == ("serve", "spam", "")
+@pytest.mark.parametrize("command", ["loadtest", "tune"])
+def test_load_serves_its_system_beside_the_others(calls, command):
+    own = calls(command, served="ham", dotenv="SYSTEMS=egg\n", SYSTEM="spam", HF_MODEL="tests/spam", P95="100")
+    assert own == [("check_comparison",), ("check",), ("assemble", "spam"), ("serve", "ham spam", ""), (command,)]
+    assert calls(command, dotenv="SYSTEMS=egg\n")[-2] == ("serve", "egg spam", "")
+    assert calls(command)[-2] == ("serve", "spam", "")
 
 
-def test_tune_serves_its_system_beside_the_others(calls):
-    own = calls("tune", served="ham", SYSTEM="spam", P95="100")
-    assert own == [("check_comparison",), ("check",), ("assemble", "spam"), ("serve", "ham spam", ""), ("tune",)]
-
-
-@pytest.mark.parametrize("goal", [{}, {"P95": "100", "RATE": "200"}], ids=["none", "both"])
-def test_tune_needs_one_goal(calls, goal):
-    with pytest.raises(UserError, match=r"^set either P95, .* or RATE"):
-        calls("tune", served="ham", **goal)
-    assert StackStandIn.calls == []
+DIGEST_ALONE = {"PROTOCOL": "openai", "API_KEYS": f"sha256:{'0' * 64}"}
 
 
 @pytest.mark.parametrize(
-    ("command", "name", "value"),
+    ("command", "settings", "message"),
     [
-        *[("loadtest", "USERS", "abc"), ("loadtest", "ROUNDS", "1"), ("loadtest", "WORKERS", "99")],
-        *[("tune", "P95", "0"), ("tune", "MINUTES", "0.5"), ("tune", "APPLY", "yes")],
-        *[("up", "READY_TIMEOUT", "3m"), ("up", "USERS", "abc"), ("add", "GRAFANA_PORT", "0")],
+        ("loadtest", {"USERS": "abc"}, "USERS=abc: "),
+        ("loadtest", {"WORKERS": "99"}, "WORKERS=99: "),
+        ("tune", {"P95": "0"}, "P95=0: "),
+        ("tune", {}, "^set either P95, .* or RATE"),
+        ("tune", {"P95": "100", "RATE": "200"}, "^set either P95, .* or RATE"),
+        ("up", {"USERS": "abc"}, "USERS=abc: "),
+        ("add", {"GRAFANA_PORT": "0"}, "GRAFANA_PORT=0: "),
+        ("loadtest", DIGEST_ALONE, "^PROTOCOL=openai: API_KEYS has only digests"),
+        ("tune", {"P95": "100"} | DIGEST_ALONE, "^PROTOCOL=openai: API_KEYS has only digests"),
     ],
 )
-def test_wrong_setting_is_refused_before_anything_happens(calls, command, name, value):
-    with pytest.raises(UserError, match=f"{name}={value}: "):
-        calls(command, served="ham", **{name: value})
-    assert StackStandIn.calls == []
-
-
-@pytest.mark.parametrize("command", ["loadtest", "tune"])
-def test_load_without_a_plain_key_is_refused_before_anything_happens(calls, command):
-    digest = f"sha256:{'0' * 64}"
-    with pytest.raises(UserError, match=r"^PROTOCOL=openai: API_KEYS has only digests"):
-        calls(command, served="ham", P95="100", PROTOCOL="openai", API_KEYS=digest)
+def test_wrong_setting_is_refused_before_anything_happens(calls, command, settings, message):
+    with pytest.raises(UserError, match=message):
+        calls(command, served="ham", **settings)
     assert StackStandIn.calls == []
 
 
@@ -229,13 +202,10 @@ def test_add_names_the_command_that_serves_streams(calls, capsys):
     assert "streams" not in capsys.readouterr().out
 
 
-def test_remove_takes_the_system_out_of_dotenv(calls):
+def test_remove_takes_the_system_out_of_dotenv(calls, capsys):
     assert calls("remove", dotenv="SYSTEMS='ham spam spam_stream'\n", SYSTEM="spam") == [("remove", "spam")]
     assert calls.saved() == "ham"
-
-
-def test_remove_of_the_only_system_returns_to_the_default(calls, capsys):
-    calls("remove", dotenv="SYSTEMS=spam\n", SYSTEM="spam")
+    calls("remove", dotenv="SYSTEMS=spam\n")
     assert calls.saved() == "embedding"
     assert "SYSTEMS is empty: `make up` starts with the default" in capsys.readouterr().out
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import psutil
 import pytest
 
@@ -41,10 +39,3 @@ def test_ports_of_a_stack_without_its_socket_are_its_own(tmp_path):
         stack = LocalStack(Settings.load().replace(REPORTS=str(tmp_path), RUNTIME="local", **ports))
         stack.check(["embedding"])
         assert stack.reason_to_restart() == f"{stack.supervisor.socket} was deleted"
-
-
-def test_start_that_was_never_made_leaves_nothing_to_stop(tmp_path):
-    supervisor = Supervisor(tmp_path)
-    supervisor.stop()
-    assert not supervisor.running()
-    assert os.listdir(tmp_path) == []

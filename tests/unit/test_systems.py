@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import ClassVar
 
 import pytest
@@ -14,6 +13,8 @@ from triton_transformers.settings import UserError
 from triton_transformers.triton import TritonError
 
 UNHEALTHY = TritonError("load failed for model 'spam': Stub process 'spam_0_0' is not healthy.", 400)
+CRASHED = TritonError("http://127.0.0.1:8000 does not answer: closed")
+TOO_SLOW = TritonError("http://127.0.0.1:8000 does not answer: timed out")
 
 
 class StandIn:
@@ -72,6 +73,12 @@ def control(triton, tmp_path):
 
 
 NO_POLL = TritonError("failed to load 'spam', failed to poll from model repository", 400)
+FULL = TritonError(
+    "load failed for model 'spam': Unable to initialize shared memory key 'triton_python_backend_shm_region_7' to "
+    "requested size (67108864 bytes). If you are running Triton inside docker, use '--shm-size' flag to control "
+    "the shared memory region size. Error: No space left on device",
+    400,
+)
 POLLED = """E1126 model_repository_manager.cc:1460] "Poll failed for model directory 'spam': an older reason"
 [libprotobuf ERROR text_format.cc:337] Error parsing text-format inference.ModelConfig: 24:9: no field named "nonsense".
 E1126 model_repository_manager.cc:1460] "Poll failed for model directory 'spam': failed to read config.pbtxt"
@@ -80,25 +87,50 @@ E1126 model_repository_manager.cc:1460] "Poll failed for model directory 'ham': 
 
 
 @pytest.mark.parametrize(
-    ("log", "reason"),
-    [(POLLED, 'failed to read config.pbtxt: 24:9: no field named "nonsense".'), ("", "`make logs` shows why")],
+    ("errors", "log", "message"),
+    [
+        ([TritonError("bad config", 400)], "", "^model 'spam' did not load: bad config$"),
+        ([NO_POLL], POLLED, r"\(failed to read config.pbtxt: 24:9: no field named \"nonsense\"\.\)$"),
+        ([NO_POLL], "", r"\(`make logs` shows why\)$"),
+        ([FULL], "", "^model 'spam' did not load: /dev/shm is full, 0 bytes are free$"),
+        ([UNHEALTHY] * 3, "", "is not healthy"),
+        ([CRASHED] * 3, "", "does not answer: closed"),
+        (
+            [TOO_SLOW],
+            "",
+            "^spam is not loaded within READY_TIMEOUT=5: Triton goes on loading encoder, tokenizer. `make",
+        ),
+    ],
 )
-def test_model_that_cannot_be_read_is_refused_with_the_reason(control, triton, log, reason):
+def test_failed_load_is_refused_with_the_reason_and_keeps_no_other_from_loading(control, triton, errors, log, message):
     control.log = lambda: log
-    triton.failures["spam"] = [NO_POLL]
-    with pytest.raises(UserError, match=f"model repository {re.escape(f'({reason})')}$"):
+    triton.failures["spam"] = list(errors)
+    triton.loading = ["tokenizer", "encoder"]
+    with pytest.raises(UserError, match=message):
         control.serve(["spam"], [])
+    assert control.served.unfinished() == ["spam"] * (errors[0] is TOO_SLOW)
+    triton.failures["spam"] = list(errors)
+    with pytest.raises(UserError):
+        control.serve(["spam", "ham"], ["spam", "ham"])
+    assert control.served.read() == ["ham"]
 
 
-def test_full_shared_memory_is_named_instead_of_tritons_key(control, triton):
-    raw = (
-        "load failed for model 'spam': Unable to initialize shared memory key 'triton_python_backend_shm_region_7' to "
-        "requested size (67108864 bytes). If you are running Triton inside docker, use '--shm-size' flag to control "
-        "the shared memory region size. Error: No space left on device"
-    )
-    triton.failures["spam"] = [TritonError(raw, 400)]
-    with pytest.raises(UserError, match=r"^model 'spam' did not load: /dev/shm is full, 0 bytes are free$"):
-        control.serve(["spam"], [])
+@pytest.mark.parametrize(
+    ("error", "calls", "message"),
+    [
+        (
+            UNHEALTHY,
+            ["load", "load"],
+            "spam: process 7 of model 'spam' did not report to Triton in time; ended it. Load",
+        ),
+        (CRASHED, ["load", "wait", "load"], "spam: the server crashed and is restarted. Loading the system again"),
+    ],
+)
+def test_system_is_loaded_again_after_a_crash(control, triton, capsys, error, calls, message):
+    triton.failures["spam"] = [error]
+    control.serve(["spam"], ["spam"])
+    assert [call for call, _ in triton.calls] == calls
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_largest_files_of_shared_memory_are_named_with_their_programs(tmp_path):
@@ -127,6 +159,9 @@ def test_loaded_system_is_refreshed_step_by_step(control, triton):
     triton.calls.clear()
     control.serve(["spam", "egg"], ["spam", "egg"])
     assert triton.calls == [("load", name) for name in ("encoder", "tokenizer", "spam", "egg")]
+    triton.calls.clear()
+    control.serve(["spam", "egg"], ["egg"])
+    assert triton.calls == [("load", "egg")]
 
 
 def test_steps_that_a_system_no_longer_has_are_unloaded_if_no_other_runs_them(control, triton):
@@ -146,20 +181,6 @@ def test_steps_that_a_system_no_longer_has_are_unloaded_if_no_other_runs_them(co
     assert triton.calls == [("load", "encoder"), ("load", "spam"), ("unload", "old")]
 
 
-def test_other_loaded_systems_are_left_alone(control, triton):
-    control.serve(["spam", "egg"], [])
-    triton.calls.clear()
-    control.serve(["spam", "egg"], ["egg"])
-    assert triton.calls == [("load", "egg")]
-
-
-def test_failed_system_does_not_keep_the_others_from_loading(control, triton):
-    triton.failures["spam"] = [TritonError("bad config", 400)]
-    with pytest.raises(UserError, match=r"^model 'spam' did not load: bad config$"):
-        control.serve(["spam", "ham"], ["spam", "ham"])
-    assert control.served.read() == ["ham"]
-
-
 def test_failed_refresh_keeps_the_system_listed(control, triton):
     control.serve(["spam"], ["spam"])
     triton.failures["encoder"] = [TritonError("bad config", 400)]
@@ -168,56 +189,23 @@ def test_failed_refresh_keeps_the_system_listed(control, triton):
     assert control.served.read() == ["spam"]
 
 
-def test_process_that_does_not_report_is_named_and_the_system_loaded_again(control, triton, capsys):
-    triton.failures["spam"] = [UNHEALTHY]
-    control.serve(["spam"], ["spam"])
-    assert triton.calls == [("load", "spam")] * 2
-    message = " ".join(capsys.readouterr().err.split())
-    assert "spam: process 7 of model 'spam' did not report to Triton in time; ended it. Loading" in message
-
-
-def test_process_that_never_reports_ends_in_an_error(control, triton):
-    triton.failures["spam"] = [UNHEALTHY] * 3
-    with pytest.raises(UserError, match="is not healthy"):
-        control.serve(["spam"], ["spam"])
-
-
-def test_system_is_loaded_again_after_a_crash_of_the_server(control, triton, capsys):
-    triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: closed")]
-    control.serve(["spam"], ["spam"])
-    assert triton.calls == [("load", "spam"), ("wait", ""), ("load", "spam")]
-    assert "the server crashed" in capsys.readouterr().err
-
-
-def test_load_beyond_ready_timeout_is_one_sentence(control, triton):
-    triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: timed out")]
-    triton.loading = ["tokenizer", "encoder"]
-    message = "^spam is not loaded within READY_TIMEOUT=5: Triton goes on loading encoder, tokenizer. `make status`"
-    with pytest.raises(UserError, match=message):
-        control.serve(["spam"], ["spam"])
-
-
 def test_unload_keeps_steps_that_another_system_runs(control, triton):
     control.serve(["spam", "ham"], ["spam", "ham"])
+    control.served.request(["spam", "ham"])
     triton.calls.clear()
     control.unload(["spam"])
     assert triton.calls == [("unload", "spam"), ("unload", "encoder")]
-    assert control.served.read() == ["ham"]
+    assert (control.served.read(), control.served.requested()) == (["ham"], ["ham"])
 
 
 def test_system_that_is_not_loaded_is_only_unlisted(control, triton):
     control.served.write(["spam"])
+    control.served.begin("spam")  # on a server that restarted since
     control.unload(["spam"])
-    assert (triton.calls, control.served.read()) == ([], [])
+    assert (triton.calls, control.served.read(), control.served.unfinished()) == ([], [], [])
 
 
-def test_unloaded_system_is_not_requested_any_more(control):
-    control.served.request(["spam", "ham"])
-    control.unload(["spam"])
-    assert control.served.requested_path.read_text() == "ham\n"
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), TritonError("http://127.0.0.1:8000: timed out")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TOO_SLOW])
 def test_load_that_was_not_seen_to_end_is_waited_for_and_unloaded(control, triton, error):
     triton.failures["spam"] = [error]
     with pytest.raises((KeyboardInterrupt, UserError)):
@@ -232,27 +220,15 @@ def test_load_that_was_not_seen_to_end_is_waited_for_and_unloaded(control, trito
 def test_load_that_goes_on_beyond_the_timeout_stays_noted(control, triton):
     control.served.begin("spam")
     triton.loading = ["encoder"]
-    triton.failures["spam"] = [TritonError("http://127.0.0.1:8000 does not answer: timed out")]
+    triton.failures["spam"] = [TOO_SLOW]
     with pytest.raises(UserError, match=r"^spam is not loaded within READY_TIMEOUT=5: Triton goes on loading encoder"):
         control.unload(["spam"])
     assert control.served.unfinished() == ["spam"]
 
 
-def test_ended_loads_are_not_noted(control, triton):
-    triton.failures["ham"] = [TritonError("bad config", 400)]
-    with pytest.raises(UserError):
-        control.serve(["spam", "ham"], [])
-    assert control.served.unfinished() == []
-
-
-def test_interrupted_load_of_a_server_that_restarted_is_only_forgotten(control, triton):
-    control.served.begin("spam")
-    control.unload(["spam"])
-    assert (triton.calls, control.served.unfinished()) == ([], [])
-
-
 @pytest.mark.parametrize("content", [b"\xff\xfe\0garbage", b"unknown\n", None])
 def test_damaged_list_is_written_again_from_what_the_server_has_loaded(control, triton, content):
+    assert control.listed() == []
     triton.steps = triton.steps | {"tokenizer": [], "encoder": []}
     triton.loaded += ["encoder", "tokenizer", "spam"]
     if content is not None:
@@ -261,12 +237,6 @@ def test_damaged_list_is_written_again_from_what_the_server_has_loaded(control, 
     assert control.listed() == ["spam"]
     control.serve(["egg"], [])
     assert control.served.read() == ["spam", "egg"]
-
-
-def test_damaged_list_of_a_server_that_has_loaded_nothing_is_empty(control):
-    control.served.write(["spam"])
-    control.served.path.write_bytes(b"\0")
-    assert control.listed() == []
 
 
 def test_unreadable_configuration_is_named_before_triton_is_asked(control, triton):

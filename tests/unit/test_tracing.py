@@ -105,19 +105,17 @@ def test_request_has_the_steps_of_its_run_with_links_to_its_neighbours(encoder, 
     assert wait.start < long_wait.start < long_wait.end < wait.end
 
 
-def test_rows_of_one_request_run_apart_and_link_to_no_neighbour(encoder, files):
-    encoder.execute([request(1, 2, 40)])
-    encoder.finalize()
-    runs = [span for span in files.spans() if span.name == "run"]
-    assert [(run.attributes["tokens"], run.links) for run in runs] == [("40", []), ("2", [])]
-
-
 def test_failing_request_is_answered_as_without_traces(encoder, files):
-    responses = encoder.execute([request(1, 3), request(2, 3, token=13)])
+    responses = encoder.execute([request(1, 2, 40), request(2, 3, token=13)])
     encoder.finalize()
-    assert responses[0].outputs == {"length": [3]}
+    assert responses[0].outputs == {"length": [2, 40]}
     assert "13" in responses[1].error[1]
-    assert {span.trace for span in files.spans()} == {trace(1)}
+    # The rows of one request run apart, and link to no neighbour.
+    runs = [span for span in files.spans() if span.name == "run"]
+    assert [(run.trace, run.attributes["tokens"], run.links) for run in runs] == [
+        (trace(1), "40", []),
+        (trace(1), "2", []),
+    ]
 
 
 def test_span_links_to_the_longest_neighbours_only(port, files):
@@ -224,13 +222,6 @@ def test_messages_are_dropped_while_the_other_receiver_hangs():
             assert forwarder.waiting.full()
 
 
-def test_receiver_reports_a_full_disk(port, files):
-    files.newer.parent.write_text("a file in place of the folder")
-    code, answer = post(port, receiver.PATH, b'{"resourceSpans": []}', JSON)
-    assert code == 507
-    assert str(files.newer) in answer
-
-
 def message(number: int) -> dict:
     span = {
         "traceId": trace(number), "spanId": "1" * 16, "name": "run", "startTimeUnixNano": "1", "endTimeUnixNano": "2",
@@ -238,30 +229,29 @@ def message(number: int) -> dict:
     return {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "m"}, "spans": [span]}]}]}
 
 
-def test_newest_messages_are_kept_within_the_limit(tmp_path):
+def test_newest_messages_are_kept_and_lines_that_are_no_messages_skipped(tmp_path):
     line = len(json.dumps(message(1), separators=(",", ":"))) + 1
     files = TraceFiles(tmp_path, max_bytes=2 * line)
     for number in range(1, 8):
         files.append(message(number))
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4 * line
     assert [int(span.trace, 16) for span in files.spans()] == [5, 6, 7]
-
-
-def test_line_that_is_no_message_of_spans_is_skipped(tmp_path):
-    files = TraceFiles(tmp_path)
-    files.append(message(1))
+    files.max_bytes = 10**6
     with files.newer.open("a") as file:
         file.write('{"resourceSpans": [{}]}\nno JSON\n{"resourceSpans": 3}\n')
-        strange = message(3)
+        strange = message(8)
         strange["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["attributes"] = [{"key": "rows", "value": "8"}]
         file.write(json.dumps(strange) + "\n")
-    files.append(message(2))
+    files.append(message(9))
     with files.newer.open("a") as file:
         file.write(json.dumps(message(3))[:-20])
-    assert [int(span.trace, 16) for span in files.spans()] == [1, 2]
+    assert [int(span.trace, 16) for span in files.spans()] == [5, 6, 7, 9]
 
 
-def test_taken_port_is_one_sentence(port, monkeypatch):
+def test_taken_port_and_a_full_disk_are_one_sentence(port, files, monkeypatch):
+    files.newer.parent.write_text("a file in place of the folder")
+    code, answer = post(port, receiver.PATH, b'{"resourceSpans": []}', JSON)
+    assert (code, str(files.newer) in answer) == (507, True)
     monkeypatch.setattr("sys.argv", ["receiver", str(port), "."])
     with pytest.raises(SystemExit, match=f"TRACE_PORT={port} cannot be opened: Address already in use. Stop"):
         receiver.main()

@@ -34,14 +34,6 @@ class Compose:
     running: str = ""
 
     @cached_property
-    def pins(self) -> dict[str, str]:
-        return pins()
-
-    @cached_property
-    def profile(self) -> str:
-        return self.settings.profile
-
-    @cached_property
     def neuron_target(self) -> str:
         """Return the target of Dockerfile.neuron; Inf1 needs other software than its successors."""
         return "neuron-inf1" if self.settings.neuron_chip == "inf1" else "neuron"
@@ -49,37 +41,33 @@ class Compose:
     @cached_property
     def engines(self) -> set[str]:
         """Return the engines that continue the texts of SYSTEMS."""
-        return engines(self.settings.systems, self.settings.model_repository, self.profile)
+        return engines(self.settings.systems, self.settings.model_repository, self.settings.profile)
 
     @cached_property
     def cuda_target(self) -> str:
         """Return the target of Dockerfile.nvidia for PROFILE=cuda."""
-        runs_vllm = self.profile == "cuda" and (slim.VLLM in self.engines or self.running == slim.CUDA_VLLM)
+        runs_vllm = self.settings.profile == "cuda" and (slim.VLLM in self.engines or self.running == slim.CUDA_VLLM)
         return slim.CUDA_VLLM if runs_vllm else "cuda"
 
     @property
     def nvidia_image(self) -> str:
         if self.cuda_target == slim.CUDA_VLLM:
-            return self.pins["TRITON_VLLM_IMAGE"]
-        inf1 = self.profile == "neuron" and self.neuron_target == "neuron-inf1"
-        return self.pins["TRITON_INF1_IMAGE" if inf1 else "TRITON_IMAGE"]
+            return pins()["TRITON_VLLM_IMAGE"]
+        inf1 = self.settings.profile == "neuron" and self.neuron_target == "neuron-inf1"
+        return pins()["TRITON_INF1_IMAGE" if inf1 else "TRITON_IMAGE"]
 
     @cached_property
     def triton_source(self) -> str:
         if self.settings.triton_source:
             return self.settings.triton_source
-        backends = needed(self.settings.systems, self.settings.model_repository, self.profile)
+        backends = needed(self.settings.systems, self.settings.model_repository, self.settings.profile)
         torch = (backends | self.engines) & slim.TORCH or self.running == "cpu-pypi-transformers"
         return "pypi-transformers" if torch else "pypi"
 
     @property
     def image_tag(self) -> str:
         tags = {"cpu": f"cpu-{self.triton_source}", "cuda": self.cuda_target, "neuron": self.neuron_target}
-        return tags[self.profile]
-
-    @property
-    def workers(self) -> int:
-        return self.settings.workers or 0
+        return tags[self.settings.profile]
 
     @cached_property
     def engine(self) -> dict:
@@ -92,7 +80,7 @@ class Compose:
         rootless = any("rootless" in option for option in self.engine.get("SecurityOptions") or [])
         user = "0:0" if rootless else f"{os.getuid()}:{os.getgid()}"
         return {
-            **self.pins,
+            **pins(),
             **os.environ,
             **{name: os.environ.get(name) or os.environ.get(name.upper(), "") for name in PROXIES},
             **self.settings,
@@ -101,7 +89,7 @@ class Compose:
             **{name: str(self.settings.value(name).resolve()) for name in ("MODEL_REPOSITORY", "REPORTS")},
             "SOURCE": str(self.settings.source.resolve()) if self.settings.source else "",
             "TRITON_SOURCE": self.triton_source,
-            "TRITON_BASE": slim.base(self.profile, self.triton_source),
+            "TRITON_BASE": slim.base(self.settings.profile, self.triton_source),
             "TRITON_IMAGE": self.nvidia_image,
             "TRITON_IMAGE_BUILT": f"{self.settings.compose_project_name}:{self.image_tag}",
             "NEURON_TARGET": self.neuron_target,
@@ -123,7 +111,7 @@ class Compose:
             "TRITON_IPC": "host" if self.settings.shares_memory() else "private",
             "TTY": "true" if sys.stdout.isatty() else "false",
             "COLUMNS": str(shutil.get_terminal_size().columns),
-            "LOADTEST_BIND": "0.0.0.0:5557" if self.workers else "",
+            "LOADTEST_BIND": "0.0.0.0:5557" if self.settings.workers else "",
             # With attestations, newer engines make a new image of an unchanged build, and Triton would restart.
             "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
             # Compose grants the build access to its contexts, but forgets the secrets.
@@ -148,7 +136,7 @@ class Compose:
 
         Compose has no loops, so with PROFILE=neuron a written file lists as many devices as NEURON_DEVICES.
         """
-        if self.profile != "neuron":
+        if self.settings.profile != "neuron":
             return []
         devices = json.dumps([f"{device}:{device}" for device in preflight.neuron_devices(self.settings)])
         lines = [f"  {service}: {{ devices: !override {devices} }}" for service in NEURON_SERVICES]
@@ -158,7 +146,11 @@ class Compose:
         return [word for path in paths if path.exists() for word in ("--file", str(path))]
 
     def command(self, *arguments: str, profile: str | None = None) -> list[str]:
-        profiles = ["--profile", profile or self.profile, *(["--profile", "traces"] if self.settings.traces() else [])]
+        profiles = [
+            "--profile",
+            profile or self.settings.profile,
+            *(["--profile", "traces"] if self.settings.traces() else []),
+        ]
         return ["docker", "compose", "--project-directory", str(ROOT), *self.files, *profiles, *arguments]
 
     def run(self, *arguments: str, profile: str | None = None) -> str:

@@ -18,7 +18,7 @@ import psutil
 from rich.markup import escape
 
 from loadtest.machine import STACK_PROCESS
-from scripts.stack.base import GATEWAY_SETTINGS, PORTS, SBOMS, WOULD_RESTART, NoLogsError, Process, Stack
+from scripts.stack.base import GATEWAY_SETTINGS, PORTS, SBOMS, WOULD_RESTART, Process, Stack
 from scripts.stack.local import preflight, programs, shared_memory
 from scripts.stack.local.supervisor import Supervisor
 from triton_transformers.cli import call, err, out, without_codes
@@ -26,7 +26,7 @@ from triton_transformers.files import ANOTHER_COMPARISON, comparison_lock, exclu
 from triton_transformers.models.removal import remove_all
 from triton_transformers.models.selection import all_in_place
 from triton_transformers.ports import check_free
-from triton_transformers.settings import ROOT, SECRETS, Settings, UserError, command_environment, restarting
+from triton_transformers.settings import ROOT, SECRETS, UserError, command_environment, restarting
 from triton_transformers.triton import Triton
 
 SERVER_SETTINGS = restarting("stack", "local")
@@ -65,7 +65,7 @@ class LocalStack(Stack):
 
     @property
     def comparison_lock(self) -> Path:
-        return comparison_lock(Settings(self.settings | self.recorded()["settings"]))
+        return comparison_lock(self.settings.replace(**self.recorded()["settings"]))
 
     # --- up and down ------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class LocalStack(Stack):
             return
         environment = supervisord.environ()
         started_with = {name: environment[name] for name in SERVER_SETTINGS if name in environment}
-        if Triton.from_settings(Settings(self.settings | started_with)).live():
+        if Triton.from_settings(self.settings.replace(**started_with)).live():
             done = subprocess.run([sys.executable, DRAIN], env=environment, capture_output=True, text=True)
             if done.returncode:
                 err.print(f"[yellow]{escape(done.stderr.strip())}[/]")
@@ -310,5 +310,6 @@ class LocalStack(Stack):
     def log_command(self, follow: bool) -> list[str]:
         files = [path for name in PORTS if (path := self.state / f"log/{name}.log").exists()]
         if not files:
-            raise NoLogsError(f"nothing has run without Docker in {self.state} yet (`make up`)")
+            out.print(f"no logs: nothing has run without Docker in {self.state} yet (`make up`)")
+            return []
         return ["tail", "-n", "100", *(["-F"] if follow else []), *map(str, files)]
