@@ -139,7 +139,7 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, a
 	@$(venv)/bin/mypy
 	@git ls-files -z | xargs -0 $(venv)/bin/codespell
 	@awk -f scripts/make/docs-width.awk $$(git ls-files "*.md")
-	@$(venv)/bin/shellcheck images/triton/serve.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
+	@$(venv)/bin/shellcheck images/triton/serve.sh deploy/kubernetes/*.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
 	@$(python) -m triton_transformers.dashboards --check
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
@@ -171,8 +171,8 @@ audit: $(all) ## Compare the pinned packages and Tritons with known vulnerabilit
 dashboards-json: $(all) ## Write the dashboards of triton_transformers/dashboards for Grafana
 	@$(python) -m triton_transformers.dashboards
 
-kubernetes-rules: $(all) ## Write Prometheus' rules for prometheus-operator
-	@$(python) -m deploy.kubernetes.rules
+kubernetes-rules: ## Write Prometheus' rules for prometheus-operator
+	@deploy/kubernetes/rules.sh >deploy/kubernetes/components/monitoring/objects/rules.yaml
 
 # The second uv runs without pip's settings: the lock has PyPI's addresses, whatever index this machine installs from.
 lock: ## Write uv.lock: the newest versions that the groups of pyproject.toml allow

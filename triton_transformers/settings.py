@@ -19,6 +19,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
@@ -30,16 +31,8 @@ from dotenv.parser import parse_stream
 NAMES = "TRITON_SETTINGS_NAMES"
 # These prefixes belong to this stack and its programs, so such a variable is a setting wherever it comes from.
 PREFIXES = (
-    "COMPOSE_PROJECT_NAME",
-    "GATEWAY_",
-    "GRAFANA_",
-    "HF_",
-    "LOADTEST_",
-    "LOCUST_",
-    "NEURON_",
-    "OCI_",
-    "PROMETHEUS_",
-    "TRITON_",
+    *("COMPOSE_PROJECT_NAME", "GATEWAY_", "GRAFANA_", "HF_", "LOADTEST_"),
+    *("LOCUST_", "NEURON_", "OCI_", "PROMETHEUS_", "TRITON_"),
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -404,13 +397,15 @@ class Settings(dict[str, str]):
 
     def corrected(self) -> Settings:
         """Return a copy with defaults in place of wrong values. RUNTIME has none: make chooses it."""
-        wrong = [name for name in TABLE if self[name] and name != "RUNTIME" and self._is_wrong(name)]
-        copy = self.replace(**{name: DEFAULTS[name] for name in wrong})
-        for check, names in ((copy.shares_memory, ["TRITON_SHARED_MEMORY"]), (copy.tls, ["TLS_CERT", "TLS_KEY"])):
+        copy = self.replace()
+        names = (name for name in TABLE if self[name] and name != "RUNTIME")
+        checks: list[tuple[Callable[[], object], list[str]]] = [(partial(copy.value, name), [name]) for name in names]
+        checks += [(copy.shares_memory, ["TRITON_SHARED_MEMORY"]), (copy.tls, ["TLS_CERT", "TLS_KEY"])]
+        for check, wrong in checks:
             try:
                 check()
             except UserError:
-                copy.update({name: DEFAULTS[name] for name in names})
+                copy.update({name: DEFAULTS[name] for name in wrong})
         return copy
 
     def chosen(self, name: str) -> bool:
@@ -491,13 +486,6 @@ class Settings(dict[str, str]):
         host = os.environ.get(f"{port.partition('_')[0]}_HOST")
         scheme = "https" if port == "GATEWAY_PORT" and self.tls_cert else "http"
         return f"{scheme}://{host or _reachable(self.bind(port))}:{self.value(port)}"
-
-    def _is_wrong(self, name: str) -> bool:
-        try:
-            self.value(name)
-        except UserError:
-            return True
-        return False
 
 
 DEFAULTS = {name: row.default for name, row in TABLE.items()}

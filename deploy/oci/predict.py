@@ -23,7 +23,7 @@ REMEDIES = {"FAILED": "replaces it", "INACTIVE": "starts it"}
 
 
 def read_form(model: str, repository: Path) -> ModelConfig:
-    """Return the form of a model's requests, from its config.pbtxt: no endpoint of a deployment describes its models."""
+    """Read a model's inputs from its config.pbtxt: no endpoint of a deployment describes its models."""
     path = find_config(model, repository)
     if not path:
         raise UserError(

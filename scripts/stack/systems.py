@@ -75,10 +75,6 @@ class ServedSystems:
         """List the systems that the server is to serve."""
         self._write(self.requested_path, systems)
 
-    def withdraw(self, systems: Collection[str]) -> None:
-        """List what the server still is to serve without these systems."""
-        self.request(name for name in self.requested() or self.read() or [] if name not in systems)
-
     def _write(self, path: Path, systems: Iterable[str]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         _write_names(path, systems)
@@ -141,7 +137,10 @@ class ModelControl:
                     start = time.monotonic()
                     self.served.begin(system)
                     with err.status(f"{system}: loading{progress}"):
-                        self._check_configs(system)
+                        try:
+                            self.assembled(system)  # Triton names neither the file nor the line
+                        except UserError as error:
+                            raise UserError(f"{system} did not load: {error}") from None
                         self._load(system, system)
                     out.print(f"{system}: loaded in {time.monotonic() - start:.1f} s{progress}")
             except StillLoadingError as error:
@@ -163,7 +162,8 @@ class ModelControl:
         stay = [system for system in self.listed() if system not in systems]
         # Write the list first: after a crash from here on, the watchdog must not load them again.
         self.served.write(stay)
-        self.served.withdraw(systems)
+        requested = self.served.requested() or self.served.read() or []
+        self.served.request(name for name in requested if name not in systems)
         used = {model for system in stay for model in self._models(system)}
         for system in systems:
             models = self._models(system)
@@ -221,13 +221,6 @@ class ModelControl:
         for model in dropped:
             if model not in used:
                 self.triton.unload(model)
-
-    def _check_configs(self, system: str) -> None:
-        """Raise UserError if a config.pbtxt of the system is unreadable: Triton names neither the file nor the line."""
-        try:
-            self.assembled(system)
-        except UserError as error:
-            raise UserError(f"{system} did not load: {error}") from None
 
     def _load(self, model: str, system: str, consequence: str = "") -> None:
         for attempt in range(1, ATTEMPTS + 1):

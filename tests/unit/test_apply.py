@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
+import shutil
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +34,7 @@ class StackStandIn:
     settings: Settings
     outcome: str = "better"
     code: int = 0
-    load_error: Exception | None = None  # of the first load
+    errors: list[BaseException] = field(default_factory=list)  # of the first loads
     during_search: str = ""  # written into the file by another program meanwhile
     ignores_files: bool = False
     wrong: str = ""  # the system that answers wrongly
@@ -85,9 +87,8 @@ class StackStandIn:
     def serve(self, systems, refresh):
         assert systems == refresh == ["spam", "both"]
         self.files.append(self.path.read_text() if self.path.exists() else "")
-        error, self.load_error = self.load_error, None
-        if error:
-            raise error
+        if self.errors:
+            raise self.errors.pop(0)
 
     def config(self, model):
         new = self.files[-1] == AFTER and not self.ignores_files
@@ -110,15 +111,6 @@ def test_better_configuration_is_written_beside_the_users_and_loaded(stack, caps
     assert (stack.path.read_text(), stack.config_path.read_text()) == (AFTER, BEFORE)
     assert stack.files == [AFTER]
     assert f"{stack.path}: written; to return to config.pbtxt, delete it\n" in capsys.readouterr().out
-
-
-def test_file_of_an_earlier_search_is_kept_in_the_report(stack, capsys):
-    stack.path.parent.mkdir()
-    stack.path.write_text(EARLIER)
-    assert tune(stack) == 0
-    copy = stack.reports.resolve() / "20261123T060000Z-spam-tune/before" / NAME
-    assert (stack.path.read_text(), copy.read_text()) == (AFTER, EARLIER)
-    assert f"{stack.path}: written; the one from before is {copy}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -153,8 +145,8 @@ def test_nothing_is_written_without_a_new_confirmed_winner(stack, changes, messa
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        *(({"load_error": e}, type(e), str(e)) for e in (UserError("no memory"), TritonError("no memory"))),
-        ({"load_error": KeyboardInterrupt()}, KeyboardInterrupt, ""),
+        *(({"errors": [e]}, type(e), str(e)) for e in (UserError("no memory"), TritonError("no memory"))),
+        ({"errors": [KeyboardInterrupt()]}, KeyboardInterrupt, ""),
         ({"ignores_files": True}, UserError, "does not use the new configuration of 'spam'"),
         ({"wrong": "both"}, UserError, "`make smoke` fails with the new configuration: both: differs"),
     ],
@@ -164,7 +156,7 @@ def test_configuration_that_does_not_serve_is_taken_back(stack, monkeypatch, ear
         stack.path.parent.mkdir()
         stack.path.write_text(earlier)
     for name, value in changes.items():
-        setattr(stack, name, value)
+        setattr(stack, name, copy.copy(value))
     monkeypatch.setattr(apply_module, "check_system", lambda _, system: "differs" if system == stack.wrong else "")
     with pytest.raises(error, match=message or None):
         tune(stack)
@@ -192,9 +184,12 @@ def test_folder_that_is_not_writable_is_an_error_before_the_search(stack, monkey
         tune(stack)
 
 
-def test_copies_are_named_if_the_files_cannot_be_restored(stack, monkeypatch):
-    stack.load_error = UserError("out of memory")
-    write = apply_module.write
+def test_failed_restoration_is_one_sentence(stack, monkeypatch):
+    stack.errors = [KeyboardInterrupt(), UserError("no memory")]
+    with pytest.raises(UserError, match=r"^interrupted\. The files are as before, but do not load: no memory"):
+        tune(stack)
+    shutil.rmtree(stack.reports)
+    stack.errors, stack.files, write = [UserError("no memory")], [], apply_module.write
 
     def fill_disk(texts):
         if stack.files:
@@ -202,25 +197,17 @@ def test_copies_are_named_if_the_files_cannot_be_restored(stack, monkeypatch):
         write(texts)
 
     monkeypatch.setattr(apply_module, "write", fill_disk)
-    with pytest.raises(UserError, match=r"out of memory\. The files cannot be restored: .*No space.*cpu\.pbtxt, copy"):
+    with pytest.raises(UserError, match=r"no memory\. The files cannot be restored: .*No space.*cpu\.pbtxt, copy"):
         tune(stack)
 
 
-def test_interrupt_is_named_if_the_old_configuration_does_not_load(stack, monkeypatch):
-    errors = iter([KeyboardInterrupt(), UserError("out of memory")])
-
-    def serve(systems, refresh):
-        raise next(errors)
-
-    monkeypatch.setattr(stack, "serve", serve)
-    with pytest.raises(UserError, match=r"^interrupted\. The files are as before, but do not load: out of memory"):
-        tune(stack)
-
-
-def test_link_to_a_configuration_stays_a_link(stack, tmp_path):
+def test_earlier_file_is_kept_in_the_report_and_a_link_stays_a_link(stack, tmp_path, capsys):
     (tmp_path / "own.pbtxt").write_text(EARLIER)
     stack.path.parent.mkdir()
     stack.path.symlink_to(tmp_path / "own.pbtxt")
     assert tune(stack) == 0
+    kept = stack.reports.resolve() / "20261123T060000Z-spam-tune/before" / NAME
+    assert kept.read_text() == EARLIER
+    assert f"{stack.path}: written; the one from before is {kept}\n" in capsys.readouterr().out
     assert stack.path.is_symlink()
     assert (tmp_path / "own.pbtxt").read_text() == AFTER

@@ -97,32 +97,21 @@ def test_panel_has_description_unit_and_queries(panel):
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "shown"),
+    ("unit", "values"),
     [
-        (0.000_25, "s", "250 µs"),
-        (0.0382, "s", "38.2 ms"),
-        (1.5, "s", "1.5 s"),
-        (90, "s", "90 s"),
-        (4000, "s", "4000 s"),
-        (0, "s", "0 s"),
-        (0.123, "percentunit", "12.3%"),
-        (0, "percentunit", "0%"),
-        (2 * 2**30, "bytes", "2 GiB"),
-        (0, "bytes", "0 B"),
-        (152.34, "reqps", "152 req/s"),
-        (1999, "reqps", "2 K req/s"),
-        (0.25, "reqps", "0.25 req/s"),
-        (285.4, "watt", "285 W"),
-        (0.5, "joule", "500 mJ"),
-        (17.9, "none", "17.9"),
-        (3730, "none", "3730"),
-        (3730, "short", "3.73 K"),
-        (1.794, "suffix: ×", "1.79 ×"),
-        (math.nan, "s", "-"),
+        ("s", {0.000_25: "250 µs", 0.0382: "38.2 ms", 1.5: "1.5 s", 4000: "4000 s", 0: "0 s", math.nan: "-"}),
+        ("percentunit", {0.123: "12.3%", 0: "0%"}),
+        ("bytes", {2 * 2**30: "2 GiB", 0: "0 B"}),
+        ("reqps", {152.34: "152 req/s", 1999: "2 K req/s", 0.25: "0.25 req/s"}),
+        ("watt", {285.4: "285 W"}),
+        ("joule", {0.5: "500 mJ"}),
+        ("none", {17.9: "17.9", 3730: "3730"}),
+        ("short", {3730: "3.73 K"}),
+        ("suffix: ×", {1.794: "1.79 ×"}),
     ],
 )
-def test_numbers_have_a_readable_unit(value, unit, shown):
-    assert units.text(value, unit) == shown
+def test_numbers_have_a_readable_unit(unit, values):
+    assert {value: units.text(value, unit) for value in values} == values
 
 
 def test_scrape_interval_is_the_same_everywhere():
@@ -225,6 +214,9 @@ def test_short_window_is_shaded_on_a_long_range(length):
     ((colour, start, end),) = Evaluator(OneWindow(), ALL["dashboards/throughput"], Range(900, 900 + length)).regions()
     assert colour == MODE_COLOURS["none"]
     assert 1001 <= start < end < 1006
+    # Points without a neighbour are marked, because no line shows them.
+    times, values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [7.0, math.nan, 8.0, 9.0, math.nan, 6.0]
+    assert alone(times, values) == ([1.0, 6.0], [7.0, 6.0])
 
 
 def test_another_stacks_prometheus_is_refused():
@@ -238,24 +230,14 @@ def test_another_stacks_prometheus_is_refused():
     check_ours(prometheus, settings)
 
 
-def test_labels_are_escaped():
+def test_engines_are_shown_by_name_and_labels_are_escaped():
     prometheus = EmptyPrometheus()
+    labels = {"model": "encoder", "engine": "openvino", "precision": "bf16"}
+    prometheus.at = lambda expr, _: [Series(labels, [900.0], [1.0])] if "transformers_engine" in expr else []
+    page = str(draw(prometheus, ALL["dashboards/throughput"], Range(0, 900)))
+    assert page.count("encoder: openvino bf16") == page.count("<b>encoder: openvino bf16</b>") == 1
     prometheus.at = lambda *_: [Series({"mode": "<script>"}, [900.0], [1.0])]
     prometheus.over = lambda *_: [Series({"model": "<script>", "mode": "<script>"}, [800.0, 900.0], [1.0, 2.0])]
     page = str(draw(prometheus, ALL["dashboards/batching"], Range(0, 900)))
     assert "&lt;script&gt;" in page
     assert "<script" not in page
-
-
-def test_engines_are_shown_by_name():
-    prometheus = EmptyPrometheus()
-    labels = {"model": "encoder", "engine": "openvino", "precision": "bf16"}
-    prometheus.at = lambda expr, _: [Series(labels, [900.0], [1.0])] if "transformers_engine" in expr else []
-    page = str(draw(prometheus, ALL["dashboards/throughput"], Range(0, 900)))
-    assert page.count("encoder: openvino bf16") == 1
-    assert "<b>encoder: openvino bf16</b>" in page
-
-
-def test_points_without_a_neighbour_are_marked():
-    times, values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [7.0, math.nan, 8.0, 9.0, math.nan, 6.0]
-    assert alone(times, values) == ([1.0, 6.0], [7.0, 6.0])

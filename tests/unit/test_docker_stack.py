@@ -156,30 +156,13 @@ def test_unchanged_triton_is_left_alone(stack, engine, capsys):
     assert (engine.living, {*engine.containers}, capsys.readouterr().out) == ({"old"}, {"old"}, "")
 
 
-def test_triton_serves_on_if_its_successor_cannot_be_created(stack, engine):
+def test_triton_serves_on_if_an_image_or_its_successor_cannot_be_made(stack, engine, monkeypatch):
     engine.create_fails = True
+    engine.containers["left"], engine.folders["left"] = engine.containers["old"], str(ROOT)  # of an interrupted `up`
     with pytest.raises(UserError, match="no space left on device"):
         stack.replace_triton()
-    assert engine.calls == [CREATE]
+    assert engine.calls == ["rm left", CREATE]
 
-
-def test_triton_serves_again_if_its_successor_does_not_start(stack, engine):
-    engine.start_fails = True
-    with pytest.raises(UserError, match="the new Triton did not start, so the old one goes on: no such device"):
-        stack.replace_triton()
-    assert engine.calls[-2:] == ["rm new", "restart old"]
-    assert (engine.living, {*engine.containers}) == ({"old"}, {"old"})
-
-
-def test_leftover_of_an_interrupted_up_is_removed(stack, engine):
-    engine.containers["left"] = ("triton-cpu", "image-1", "definition-1")
-    engine.folders["left"] = str(ROOT)
-    stack.replace_triton()
-    assert engine.calls[0] == "rm left"
-    assert {*engine.containers} == {"new"}
-
-
-def test_failed_pull_or_build_leaves_triton_alone(stack, engine, monkeypatch):
     def fail(images):
         raise UserError(f"{next(iter(images))} cannot be pulled")
 
@@ -188,7 +171,15 @@ def test_failed_pull_or_build_leaves_triton_alone(stack, engine, monkeypatch):
     monkeypatch.setattr("scripts.stack.docker.containers.pull", fail)
     with pytest.raises(UserError, match="no/such:image cannot be pulled"):
         stack.start(["embedding"])
-    assert engine.calls == []
+    assert engine.calls[2:] == []
+
+
+def test_triton_serves_again_if_its_successor_does_not_start(stack, engine):
+    engine.start_fails = True
+    with pytest.raises(UserError, match="the new Triton did not start, so the old one goes on: no such device"):
+        stack.replace_triton()
+    assert engine.calls[-2:] == ["rm new", "restart old"]
+    assert (engine.living, {*engine.containers}) == ({"old"}, {"old"})
 
 
 # --- checkouts --------------------------------------------------------------------------------------------------------
@@ -248,14 +239,11 @@ BUILDKIT = """#0 building with "default" instance using docker driver
 """
 
 
-def test_progress_names_the_step_and_what_it_does(monkeypatch, capsys):
+def test_build_shows_its_step_and_ends_with_its_messages_if_it_fails(monkeypatch, capsys):
     monkeypatch.setattr(build_progress, "LINE_S", 0)
     build_progress.build("triton-cpu", [sys.executable, "-c", f"print({BUILDKIT!r})"], {})
     printed = capsys.readouterr().out.replace("\n", "")
     assert re.search(r"building triton-cpu, step server 1/2: RUN pip.sh .* \.\.\. Collecting nvidia-", printed)
-
-
-def test_failed_build_ends_with_its_messages():
     script = "print('#9 [server 1/2] RUN pip.sh'); print('ERROR: no matching distribution'); raise SystemExit(17)"
     with pytest.raises(UserError, match=r"^the image of gateway could not be built:\n(.|\n)*no matching distribution$"):
         build_progress.build("gateway", [sys.executable, "-c", script], {})

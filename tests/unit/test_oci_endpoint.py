@@ -97,12 +97,20 @@ def ask(one: Endpoint) -> dict:
     return one.infer("gpt2_ensemble", {"inputs": [{"name": "TEXT", "data": [SECRET]}]})
 
 
-def test_headers_name_the_model(service):
+def test_headers_name_the_model(service, monkeypatch, capsys):
     assert ask(service.endpoint(OK, version=lambda model: "7")) == OK[1]
     ((headers, body),) = service.requests
     assert (headers["model_name"], headers["model_version"]) == ("gpt2_ensemble", "7")
     assert body["inputs"][0]["data"] == [SECRET]
     assert service.pauses == []
+    one = service.endpoint(OK, OK, (429, {}, {}), OK)
+    ask(one)
+    ask(one)
+    assert (len(service.requests), capsys.readouterr().err) == (4, "")  # a notice would interrupt the text
+    monkeypatch.setattr(endpoint, "REQUEST_BYTES", 50)
+    with pytest.raises(UserError, match="bytes, and a deployment takes at most 50"):
+        ask(one)
+    assert len(service.requests) == 4
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, "no answer"])
@@ -112,13 +120,6 @@ def test_request_is_repeated_until_it_succeeds(service, capsys, status):
     assert len(service.requests) == 3
     assert service.pauses == [1, 4]
     assert capsys.readouterr().err == f"{status}: trying again in 1 s\n{status}: trying again in 4 s\n"
-
-
-def test_notice_does_not_interrupt_the_text(service, capsys):
-    one = service.endpoint(OK, (429, {}, {}), OK)
-    ask(one)
-    ask(one)
-    assert (len(service.requests), capsys.readouterr().err) == (3, "")
 
 
 def test_clients_wait_differently(service, monkeypatch):
@@ -169,13 +170,6 @@ def test_failure_is_a_sentence(service, monkeypatch, answer, message):
     is_repeated = answer == DROP or (answer != HANG and answer[0] in (429, 503))
     assert service.pauses == ([1, 4, 8, 16] if is_repeated else [])
     assert len(service.requests) == len(service.pauses) + 1
-
-
-def test_too_large_request_is_not_sent(service, monkeypatch):
-    monkeypatch.setattr(endpoint, "REQUEST_BYTES", 50)
-    with pytest.raises(UserError, match="bytes, and a deployment takes at most 50"):
-        ask(service.endpoint(OK))
-    assert service.requests == []
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ def test_dry_run_needs_no_credentials_and_no_models(machine):
 
 
 def test_changes_are_sent_one_after_the_other_and_once(machine, capsys):
+    machine.cloud.fault(".*/workRequests/.*/logs", 404)  # an unreadable log does not end the wait
     first = machine.deploy()
     changed = {"instances__count": 3, "instances__bandwidth_mbps": 40, "tags__team": "search"}
     assert machine.deploy(**changed).id == first.id
@@ -197,11 +198,6 @@ def test_refused_change_of_active_deployment_names_the_way_out(machine, capsys):
     assert states(machine.cloud.deployments) == ["ACTIVE"]
 
 
-def test_unreadable_log_does_not_end_the_wait(machine):
-    machine.cloud.fault(".*/workRequests/.*/logs", 404)
-    assert machine.deploy().lifecycle_state == "ACTIVE"
-
-
 @pytest.mark.parametrize("answer", [b"<html>log in</html>", b"[{}]", b"[1]", b'{"a": 1}'])
 def test_answer_of_a_proxy_is_recognized(machine, answer):
     machine.cloud.proxy_answer = answer
@@ -214,15 +210,11 @@ def test_answer_of_a_proxy_is_recognized(machine, answer):
     ("hanging_request", "models", "uploads"),
     [
         ("POST .*/models$", 1, 1),
-        ("HEAD .*/artifact/content", 1, 1),
         ("POST .*/artifact$", 1, 2),
-        ("POST .*/modelDeployments$", 1, 1),
         ("GET .*/workRequests/[^/]+$", 1, 1),
     ],
 )
 def test_killed_deployment_is_continued(machine, hanging_request, models, uploads):
-    if "HEAD" in hanging_request:  # only a second run looks for an artifact
-        machine.deploy()
     with machine.hanging_command("deploy", hanging_request) as command:
         command.kill()
     assert machine.deploy().lifecycle_state == "ACTIVE"
@@ -255,20 +247,17 @@ def test_wait_ends_at_its_limit(machine, monkeypatch):
 def test_deployment_of_others_is_left_alone(machine):
     machine.deploy()
     (live,) = machine.cloud.deployments.values()
-    live["freeformTags"] = {}
+    ours, live["freeformTags"] = live["freeformTags"], {}
     with pytest.raises(UserError, match="that was not created by make deploy-oci"):
         machine.deploy()
     in_the_way = r"delete model: another operation is in the way \(409\): the model is deployed"
     with pytest.raises(UserError, match=in_the_way), service_errors():
         destroy(machine.usual_service, machine.deployment())
     assert states(machine.cloud.deployments) == ["ACTIVE"]
-
-
-def test_destroy_keeps_others_deployment_of_the_same_name(machine):
-    machine.deploy()
-    (live,) = machine.cloud.deployments.values()
+    # Another deployment of this name, with a model of its own, does not keep ours.
     twin = copy.deepcopy(live) | {"id": "ocid1.twin", "freeformTags": {}}
     twin["modelDeploymentConfigurationDetails"]["modelConfigurationDetails"]["modelId"] = "ocid1.another"
+    live["freeformTags"] = ours
     machine.cloud.deployments["ocid1.twin"] = twin
     destroy(machine.usual_service, machine.deployment())
     assert states(machine.cloud.deployments) == ["DELETED", "ACTIVE"]
@@ -285,14 +274,6 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(registered_models, "PART_BYTES", 100_000)
 
 
-def test_large_zip_goes_through_a_bucket(machine, small_parts):
-    machine.deploy(**BUCKET)
-    (model,) = machine.cloud.models.values()
-    assert model["artifact"] == (machine.folder / "own.zip").read_bytes()
-    assert machine.cloud.bodies("POST .*/artifact$") == []
-    assert machine.cloud.objects == {}
-
-
 def test_uploaded_parts_are_not_uploaded_again(machine, small_parts):
     machine.cloud.fault("PUT .*/u/.*", 400)
     with pytest.raises(UserError, match=r"upload part: .* refused the request \(400 Fault\)"), service_errors():
@@ -302,7 +283,7 @@ def test_uploaded_parts_are_not_uploaded_again(machine, small_parts):
     (model,) = machine.cloud.models.values()
     assert model["artifact"] == (machine.folder / "own.zip").read_bytes()
     assert len(machine.cloud.bodies("PUT .*/u/")) - sent < 4
-    assert machine.cloud.uploads == {}
+    assert (machine.cloud.uploads, machine.cloud.objects, machine.cloud.bodies("POST .*/artifact$")) == ({}, {}, [])
 
 
 @pytest.mark.parametrize("command", ["deploy", "destroy"])
@@ -414,9 +395,7 @@ def test_destroy_deletes_deployment_and_models(machine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "hanging_request", ["DELETE .*/modelDeployments", "GET .*/workRequests/[^/]+$", "DELETE .*/models"]
-)
+@pytest.mark.parametrize("hanging_request", ["GET .*/workRequests/[^/]+$", "DELETE .*/models"])
 def test_killed_destroy_is_continued(machine, hanging_request):
     machine.deploy()
     with machine.hanging_command("destroy", hanging_request) as command:

@@ -84,15 +84,6 @@ def test_wrong_name_or_line_is_named(dotenv, monkeypatch, text, names, message):
         Settings.load()
 
 
-def test_value_that_equals_the_default_counts_as_chosen(dotenv, monkeypatch):
-    assert not Settings.load().chosen("SYSTEM")
-    dotenv.write_text("USERS=8\n")
-    monkeypatch.setenv("SYSTEM", "embedding")
-    loaded = with_secrets(Settings.load())
-    assert [loaded.chosen(name) for name in ("SYSTEM", "USERS", "ROUNDS")] == [True, True, False]
-    assert [loaded.chosen_for_this_command(name) for name in ("SYSTEM", "USERS", "ROUNDS")] == [True, False, False]
-
-
 WRONG = [
     ("RUNTIME", "podman", "must be one of docker, local"),
     ("ROUNDS", "x", "must be a whole number"),
@@ -219,12 +210,6 @@ def test_wrong_settings_can_be_replaced_by_their_defaults(dotenv, wrong):
     assert (corrected["RUNTIME"], corrected["TRITON_HTTP_PORT"]) == ("docker", "8000")
 
 
-def test_modes_have_the_order_of_reports_whatever_the_settings(dotenv):
-    assert Settings.load().modes == ("none", "instances", "dynamic")
-    dotenv.write_text("MODES='dynamic  none dynamic'\n")
-    assert Settings.load().modes == ("none", "dynamic")
-
-
 def test_example_file_lists_every_setting_with_its_default():
     example = {name: value or "" for name, value in dotenv_values(ROOT / ".env.example").items()}
     assert [*example.items()] == [*DEFAULTS.items()]
@@ -241,17 +226,20 @@ def test_choices_are_those_of_the_features():
             TABLE[name].rule("another")
 
 
-def test_saved_value_ignores_this_command(dotenv, monkeypatch):
-    monkeypatch.setenv("SYSTEMS", "spam")
+def test_saved_value_ignores_this_command_and_counts_as_chosen(dotenv, monkeypatch):
+    assert not Settings.load().chosen("SYSTEMS")
+    monkeypatch.setenv("SYSTEMS", "embedding")  # equal to the default
     assert saved("SYSTEMS") == "embedding"
+    save("USERS", "8")
+    save("MODES", "dynamic  none dynamic")
     save("SYSTEMS", "embedding vit_ensemble")
-    assert saved("SYSTEMS") == "embedding vit_ensemble"
+    save("GRAFANA_IMAGE", "mirror.example/grafana:1")
+    assert (saved("SYSTEMS"), pins()["GRAFANA_IMAGE"]) == ("embedding vit_ensemble", "mirror.example/grafana:1")
     assert stat.S_IMODE(dotenv.stat().st_mode) == 0o600
-
-
-def test_image_of_dotenv_replaces_the_pinned_one(dotenv):
-    dotenv.write_text("GRAFANA_IMAGE=mirror.example/grafana:1\n")
-    assert pins()["GRAFANA_IMAGE"] == "mirror.example/grafana:1"
+    loaded = with_secrets(Settings.load())
+    assert [loaded.chosen(name) for name in ("SYSTEMS", "USERS", "ROUNDS")] == [True, True, False]
+    assert [loaded.chosen_for_this_command(name) for name in ("SYSTEMS", "USERS", "ROUNDS")] == [True, False, False]
+    assert loaded.modes == ("none", "dynamic")  # the order of reports
 
 
 def test_admin_key_is_generated_once_and_kept_private(dotenv):

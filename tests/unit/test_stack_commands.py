@@ -35,12 +35,20 @@ def test_without_packages_the_stack_is_not_running(tmp_path, target, runtime):
     assert (done.returncode, done.stdout) == (0, "not running: 'make up' starts the stack\n")
 
 
-def test_status_and_logs_of_a_stopped_stack(tmp_path, capsys):
+def test_status_down_and_logs_of_a_stopped_stack_work_in_a_read_only_checkout(tmp_path, capsys, monkeypatch):
+    tmp_path /= "state"
     stack = LocalStack(Settings.load().replace(LOCAL_STATE=str(tmp_path), RUNTIME="local"))
+
+    def refuse(*arguments, **keywords):
+        raise OSError("Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
     assert stack.status()
+    stack.down()
     stack.logs(follow=False)
     assert capsys.readouterr().out.splitlines() == [
         "not running (RUNTIME=local): `make up` starts it",
+        "not running",
         f"no logs: nothing has run without Docker in {tmp_path} yet (`make up`)",
     ]
 
@@ -61,15 +69,6 @@ def test_status_names_other_settings_and_firing_alerts(tmp_path, capsys, monkeyp
         assert ("The stack runs with other values of TRITON_HTTP_PORT." in printed) == differs
         assert "alert Full: [no] space (docs/alerts.md#full)\n" in printed
         assert "TargetDown" not in printed
-
-
-def test_down_works_in_a_read_only_checkout(tmp_path, monkeypatch, capsys):
-    def refuse(*arguments, **keywords):
-        raise OSError("Read-only file system")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    LocalStack(Settings.load().replace(LOCAL_STATE=str(tmp_path / "state"), RUNTIME="local")).down()
-    assert capsys.readouterr().out == "not running\n"
 
 
 def test_up_lists_what_is_to_be_served_before_it_starts_anything(monkeypatch, tmp_path):
@@ -181,7 +180,14 @@ def test_wrong_setting_is_refused_before_anything_happens(calls, command, settin
     assert StackStandIn.calls == []
 
 
-def test_add_serves_a_system_and_saves_it(calls):
+@pytest.mark.parametrize("command", ["add", "remove"])
+def test_add_and_remove_need_one_system_on_the_command_line(calls, command):
+    for environment in ({}, {"SYSTEM": "spam ham"}):
+        with pytest.raises(UserError, match=f"name one system: make {command} SYSTEM=name"):
+            calls(command, dotenv="SYSTEM=spam\n", **environment)
+
+
+def test_add_serves_a_system_and_saves_it(calls, capsys):
     assert calls("add", served="ham", SYSTEM="spam") == [
         ("check_no_comparison",),
         ("check",),
@@ -193,12 +199,10 @@ def test_add_serves_a_system_and_saves_it(calls):
     assert calls.saved() == "embedding spam"
     assert calls("add", dotenv="SYSTEMS=ham\n", SYSTEM="spam") == [("assemble", "spam")]
     assert calls.saved() == "ham spam"
-
-
-def test_add_names_the_command_that_serves_streams(calls, capsys):
+    assert "streams" not in capsys.readouterr().out
     calls("add", SYSTEM="falcon7b")
     assert "`make add SYSTEM=falcon7b_stream` also serves its texts as streams." in capsys.readouterr().out
-    calls("add", SYSTEM="falcon7b", dotenv="SYSTEMS=falcon7b_stream\n")
+    calls("add", dotenv="SYSTEMS=falcon7b_stream\n")
     assert "streams" not in capsys.readouterr().out
 
 
@@ -208,13 +212,6 @@ def test_remove_takes_the_system_out_of_dotenv(calls, capsys):
     calls("remove", dotenv="SYSTEMS=spam\n")
     assert calls.saved() == "embedding"
     assert "SYSTEMS is empty: `make up` starts with the default" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["add", "remove"])
-@pytest.mark.parametrize("environment", [{}, {"SYSTEM": "spam ham"}])
-def test_add_and_remove_need_one_system_on_the_command_line(calls, command, environment):
-    with pytest.raises(UserError, match=f"name one system: make {command} SYSTEM=name"):
-        calls(command, dotenv="SYSTEM=spam\n", **environment)
 
 
 COMMANDS = {

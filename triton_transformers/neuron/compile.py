@@ -48,13 +48,10 @@ class CompiledEncoder:
             self.files[rows, length] = path
             took = time.monotonic() - start
             err.print(f"compiled for {rows} x {length} tokens in {took:.0f} s ({number} of {len(shapes)})")
-        self.write_manifest()
-
-    def write_manifest(self) -> None:
-        shapes = [
+        listed = [
             {"rows": rows, "length": length, "file": path.name} for (rows, length), path in sorted(self.files.items())
         ]
-        manifest = {"inputs": self.inputs, "shapes": shapes}
+        manifest = {"inputs": self.inputs, "shapes": listed}
         (self.folder / "neuron.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
     def run(self, feeds: list[dict[str, Any]]) -> Iterator[list[Any]]:

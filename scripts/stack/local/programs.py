@@ -25,10 +25,6 @@ GRAFANA_NAMES = ("grafana", "grafana-server")
 MIN_GRAFANA = 11  # the dashboards use its schema
 
 
-def triton_home(state: Path) -> Path:
-    return state / "triton/pytriton/tritonserver"
-
-
 def triton(state: Path) -> Path:
     """Make a TRITON_HOME of links to PyPI's server, its Python backend with this Python's stub, and our backends.
 
@@ -39,7 +35,7 @@ def triton(state: Path) -> Path:
     stub = wheel / f"python_backend_stubs/{sys.version_info.major}.{sys.version_info.minor}/triton_python_backend_stub"
     if not stub.exists():
         raise UserError(f"the Triton wheel has no stub for Python {sys.version_info.major}.{sys.version_info.minor}")
-    home = triton_home(state)
+    home = state / "triton/pytriton/tritonserver"
     shutil.rmtree(state / "triton", ignore_errors=True)
     python = home / "backends/python"
     shutil.copytree(wheel / "backends/python", python)
@@ -202,8 +198,3 @@ def debian_package(name: str, state: Path) -> Path | None:
             return None
         (work / "root").rename(target)
     return target
-
-
-def path_with_this_python() -> str:
-    """Return a PATH that begins with this Python: Triton's stub imports the packages of the first python3 on it."""
-    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -36,18 +36,8 @@ GATEWAY_READS = (*sorted({*SERVER_SETTINGS, *GATEWAY_SETTINGS} - {*SECRETS}), "L
 METRICS = {"triton": "TRITON_METRICS_PORT", "gateway": "GATEWAY_METRICS_PORT", "loadtest": "LOADTEST_METRICS_PORT"}
 # The folders below LOCAL_STATE that we write.
 FOLDERS = (
-    "bench",
-    "debian",
-    "grafana",
-    "log",
-    "peers",
-    "prometheus",
-    "run",
-    SBOMS,
-    "serving",
-    "traces",
-    "transformers",
-    "triton",
+    *("bench", "debian", "grafana", "log", "peers", "prometheus", "run", SBOMS),
+    *("serving", "traces", "transformers", "triton"),
 )
 MONITORING = ROOT / "monitoring"
 DRAIN = ROOT / "images/triton/drain.py"
@@ -166,7 +156,10 @@ class LocalStack(Stack):
                 "[yellow]no Prometheus:[/] it is not on the PATH, and Debian's package cannot be downloaded here. The "
                 "stack runs without it; the comparison does not need it"
             )
-        self.configure_prometheus()
+        for name in ("prometheus.yml", "rules"):
+            link = self.state / "prometheus" / name
+            link.unlink(missing_ok=True)
+            link.symlink_to(MONITORING / "prometheus" / name)
         self.served.engines.mkdir(parents=True, exist_ok=True)
         grafana = self.grafana
         environment = {name: self.settings[name] for name in SERVER_SETTINGS} | {
@@ -182,7 +175,8 @@ class LocalStack(Stack):
             "GRAFANA_HOME": str(grafana.home) if grafana else "",
             "GRAFANA_FILES": str(MONITORING / "grafana"),
             "GF_SECURITY_ADMIN_PASSWORD": self.settings.grafana_admin_password,
-            "PATH": programs.path_with_this_python(),
+            # Triton's stub imports the packages of the first python3 on the PATH.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": programs.python_path(self.settings.transformers, self.state),
         }
         self.write_gateway_settings()
@@ -191,12 +185,6 @@ class LocalStack(Stack):
         self.write_record(programs=[name for name, program in available.items() if program])
         self.supervisor.start(environment)
         self.start_programs()
-
-    def configure_prometheus(self) -> None:
-        for name in ("prometheus.yml", "rules"):
-            link = self.state / "prometheus" / name
-            link.unlink(missing_ok=True)
-            link.symlink_to(MONITORING / "prometheus" / name)
 
     def write_targets(self) -> None:
         """Write the addresses that Prometheus scrapes; it reads a changed file by itself."""
