@@ -35,17 +35,13 @@ def test_capacity_is_what_the_backends_report():
     assert capacity.process_bytes == {"tokenizer": 1.5e8, "encoder": 4.5e8}
 
 
-@pytest.mark.parametrize(("cpus", "cores"), [("0-2", 3), ("", 6)])
-def test_server_without_our_backends_has_the_cores_of_the_setting_or_the_machine(monkeypatch, cpus, cores):
+def test_server_without_our_backends_has_the_cores_of_the_setting_or_the_machine(monkeypatch):
     monkeypatch.setattr("psutil.cpu_count", lambda: 6)
-    capacity = Capacity.from_metrics('nv_inference_count{model="theirs"} 7\n', cpus, shared_memory=0)
-    assert capacity.cores == cores
-    assert capacity.obstacle({"theirs": STEP}) == ""
-
-
-def test_silent_metrics_port_is_no_error():
-    settings = Settings.load().replace(TRITON_METRICS_PORT="9", TRITON_CPUS="0,1")
-    assert Capacity.from_server(settings) == Capacity(2)
+    for cpus, cores in (("0-2", 3), ("", 6)):
+        capacity = Capacity.from_metrics('nv_inference_count{model="theirs"} 7\n', cpus, shared_memory=0)
+        assert (capacity.cores, capacity.obstacle({"theirs": STEP})) == (cores, "")
+    silent = Settings.load().replace(TRITON_METRICS_PORT="9", TRITON_CPUS="0,1")
+    assert Capacity.from_server(silent) == Capacity(2)
 
 
 @pytest.mark.parametrize(
@@ -100,12 +96,8 @@ def test_one_core_leaves_instances_out(monkeypatch):
     assert three.modes == list(MODES)
     assert model.modes["instances"]["instance_group"][0]["count"] == 2
     assert three.left_out == {}
-
-
-def test_mode_that_alone_remains_is_an_error(monkeypatch):
-    with pytest.raises(
-        UserError, match="MODES=instances dynamic: instances cannot be measured, because the server has"
-    ):
+    alone = "MODES=instances dynamic: instances cannot be measured, because the server has"
+    with pytest.raises(UserError, match=alone):
         comparison(monkeypatch, 1, "instances dynamic")._models()
 
 
@@ -130,9 +122,7 @@ def test_refused_instances_are_left_out_with_tritons_reason():
     experiment.run(windows.append)
     assert [(w.round, w.mode) for w in windows] == [(1, "none"), (1, "dynamic"), (2, "dynamic"), (2, "none")]
     assert experiment.left_out == {"instances": "switching 'encoder' failed: no memory"}
-
-
-@pytest.mark.parametrize(("modes", "refused_from"), [(MODES, 2), (("instances", "dynamic"), 1)])
-def test_refused_instances_end_the_run_if_measured_before_or_nothing_would_remain(modes, refused_from):
-    with pytest.raises(LoadRefused):
-        StubExperiment(modes, refused_from).run(lambda _: None)
+    # They end the run if they were measured before, or nothing would remain.
+    for modes, refused_from in ((MODES, 2), (("instances", "dynamic"), 1)):
+        with pytest.raises(LoadRefused):
+            StubExperiment(modes, refused_from).run(lambda _: None)

@@ -13,19 +13,8 @@ import pytest
 
 from gateway.inference import rpc_error
 from tests.support.awaitables import answered, never
-from triton_transformers.load import (
-    FAILED,
-    LOST,
-    RIGHT,
-    WRONG,
-    Connection,
-    KnownVectors,
-    Load,
-    RefusedError,
-    WrongError,
-    outcome,
-    post,
-)
+from triton_transformers import load as client
+from triton_transformers.load import FAILED, LOST, RIGHT, WRONG, Connection, KnownVectors, Load, WrongError, outcome
 
 KNOWN = KnownVectors(np.array([[0.6, 0.8], [0.8, -0.6]]))
 
@@ -36,7 +25,7 @@ KNOWN = KnownVectors(np.array([[0.6, 0.8], [0.8, -0.6]]))
         (answered(None), RIGHT),
         (answered(WrongError("another vector")), WRONG),
         (answered(KeyError("data")), WRONG),
-        (answered(RefusedError("503 restarting")), FAILED),
+        (answered(client.RefusedError("503 restarting")), FAILED),
         (answered(ConnectionResetError("reset")), FAILED),
         (answered(rpc_error(grpc.StatusCode.UNAVAILABLE, "gone")), FAILED),
         (never(), LOST),
@@ -47,21 +36,12 @@ def test_kind_of_an_answer(answer: Awaitable, kind: str) -> None:
     assert (end.route, end.kind, bool(end.error)) == ("a route", kind, kind != RIGHT)
 
 
-@pytest.mark.parametrize(
-    ("vectors", "is_right"),
-    [
-        ([[0.8, -0.6]], True),
-        ([[0.8001, -0.6001]], True),
-        ([[0.6, 0.8]], False),
-        ([[0.8, math.nan]], False),
-        ([[1.0, 1.0, 1.0]], False),
-    ],
-)
-def test_vector_of_another_text_is_wrong(vectors: list[list[float]], is_right: bool) -> None:
-    async def check() -> None:
-        KNOWN.check([1], np.array(vectors))
-
-    assert asyncio.run(outcome("", check())).kind == (RIGHT if is_right else WRONG)
+def test_vector_of_another_text_is_wrong() -> None:
+    for vector in ([0.8, -0.6], [0.8001, -0.6001]):
+        KNOWN.check([1], np.array([vector]))
+    for vector in ([0.6, 0.8], [0.8, math.nan], [1.0, 1.0, 1.0]):
+        with pytest.raises(WrongError):
+            KNOWN.check([1], np.array([vector]))
     with pytest.raises(ValueError, match="nearly the same vector"):
         KnownVectors(np.array([[0.6, 0.8], [0.6, 0.8]]))
 
@@ -157,7 +137,7 @@ def exchanged(replies: list[list[bytes]]) -> tuple[list[str], list[bytes], int]:
             connection = Connection("{}:{}".format(*server.sockets[0].getsockname()))
             ends = []
             for _ in replies:
-                end = await outcome("", connection.ask(post(connection.address, "/a", b"question")))
+                end = await outcome("", connection.ask(client.post(connection.address, "/a", b"question")))
                 ends.append(end.error or end.kind)
             connection.close()
             await asyncio.sleep(0.01)

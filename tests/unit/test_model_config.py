@@ -54,12 +54,10 @@ def test_configs_in_git_read_the_same_with_tritons_schema(path):
     expected = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
     for field in ("name", "platform", "backend", "default_model_filename", "max_batch_size"):
         assert getattr(config, field) == getattr(expected, field)
-    assert [spelled(tensor) for tensor in config.inputs] == [
-        (tensor.name, tensor.data_type, list(tensor.dims), tensor.optional) for tensor in expected.input
-    ]
-    assert [spelled(tensor)[:3] for tensor in config.outputs] == [
-        (tensor.name, tensor.data_type, list(tensor.dims)) for tensor in expected.output
-    ]
+    for ours, theirs in ((config.inputs, expected.input), (config.outputs, expected.output)):
+        assert [spelled(tensor) for tensor in ours] == [
+            (tensor.name, tensor.data_type, list(tensor.dims), getattr(tensor, "optional", False)) for tensor in theirs
+        ]
     assert list(config.steps) == [step.model_name for step in expected.ensemble_scheduling.step]
     assert config.parameters == {key: value.string_value for key, value in expected.parameters.items()}
     assert config.decoupled == expected.model_transaction_policy.decoupled
