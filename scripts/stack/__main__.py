@@ -77,13 +77,13 @@ def bring_up_beside(current: Stack) -> list[str]:
     return systems
 
 
-def loadtest() -> None:
+def loadtest() -> int:
     settings = complete_settings()
     worker_count(settings, Workload.from_settings(settings))
     current = stack(settings)
     current.check_comparison()
     bring_up_beside(current)
-    current.loadtest()
+    return current.run("loadtest")
 
 
 def tune() -> int:
@@ -99,13 +99,13 @@ def tune() -> int:
     return apply.tune(current)
 
 
-def locust() -> None:
+def locust() -> int:
     settings = complete_settings()
     check_free(settings, ["LOCUST_PORT"])
     current = stack(settings)
     bring_up_beside(current)
     out.print(f"Locust      {settings.url('LOCUST_PORT')}  (Ctrl-C stops it)")
-    current.locust()
+    return current.run("locust")
 
 
 def add() -> None:
@@ -182,7 +182,7 @@ COMMANDS = {
     "loadtest": loadtest,
     "tune": tune,
     "locust": locust,
-    "dashboards": lambda: stack(Settings.load()).dashboards(),
+    "dashboards": lambda: stack(Settings.load()).run("dashboards"),
     "build": lambda: stack(Settings.load()).build(),
     "clean": lambda: unchecked().clean(),
 }

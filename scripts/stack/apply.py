@@ -35,7 +35,7 @@ def tune(stack: Stack) -> int:
         check_writable(settings.model_repository, models)
     link = settings.reports / LATEST
     earlier = link.resolve()
-    code = stack.tune()
+    code = stack.run("tune")
     if code or not settings.apply:
         return code
     folder = link.resolve()

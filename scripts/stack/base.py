@@ -179,20 +179,8 @@ class Stack(ABC):
         """Return the lock that keeps other commands from assembling or removing systems."""
 
     @abstractmethod
-    def loadtest(self) -> None:
-        """Replace this process by the comparison."""
-
-    @abstractmethod
-    def tune(self) -> int:
-        """Search for the fastest configuration, and return the exit code of the search."""
-
-    @abstractmethod
-    def locust(self) -> None:
-        """Replace this process by Locust's own page."""
-
-    @abstractmethod
-    def dashboards(self) -> None:
-        """Replace this process by the one that draws the dashboards as one page."""
+    def run(self, program: str) -> int:
+        """Run loadtest, tune, locust or dashboards. Return its exit code; only after tune may the caller go on."""
 
     # --- up and down ------------------------------------------------------------------------------------------------
 

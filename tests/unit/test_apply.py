@@ -71,7 +71,8 @@ class StackStandIn:
     def no_comparison(self, conflict):
         return contextlib.nullcontext()
 
-    def tune(self):
+    def run(self, program):
+        assert program == "tune"
         result = {"outcome": self.outcome, "configs": {"spam": {"max_batch_size": 16}}, "files": self.result_files}
         folder = self.reports / "20261123T060000Z-spam-tune"
         folder.mkdir(parents=True)
@@ -123,13 +124,13 @@ def test_better_configuration_is_written_beside_the_users_and_loaded(stack, caps
         ({"settings": {"APPLY": "0"}}, ""),
         ({"result_files": {}}, "the configuration cannot be written, see above, so nothing is applied"),
         ({"during_search": BEFORE + "# Mine.\n"}, r"config\.pbtxt changed during the search, so nothing is applied"),
-        ({"tune": lambda: 0}, "latest-tune has no new result"),  # the link has an earlier one
+        ({"run": lambda program: 0}, "latest-tune has no new result"),  # the link has an earlier one
     ],
     ids=lambda changes: str(changes)[:30],
 )
 def test_nothing_is_written_without_a_new_confirmed_winner(stack, changes, message):
-    if "tune" in changes:
-        stack.tune()
+    if "run" in changes:
+        stack.run("tune")
     for name, value in changes.items():
         setattr(stack, name, stack.settings.replace(**value) if name == "settings" else value)
     if message:
@@ -178,7 +179,7 @@ def test_signals_take_the_configuration_back(stack, monkeypatch, number):
 
 
 def test_folder_that_is_not_writable_is_an_error_before_the_search(stack, monkeypatch):
-    monkeypatch.setattr(stack, "tune", lambda: pytest.fail("searched"))
+    monkeypatch.setattr(stack, "run", lambda program: pytest.fail("searched"))
     monkeypatch.setattr(apply_module.os, "access", lambda folder, mode: False)
     with pytest.raises(UserError, match=r"APPLY=1: .*spam is not writable"):
         tune(stack)

@@ -110,6 +110,10 @@ class StackStandIn:
     def up(self, systems, unload, refresh) -> None:
         self.calls.append(("serve", " ".join(systems), " ".join(unload)))
 
+    def run(self, program: str) -> int:
+        self.calls.append((program,))
+        return 1  # APPLY=1 then does nothing
+
     def remove(self, system: str) -> tuple[str, ...]:
         self.calls.append(("remove", system))
         return (system, f"{system}_stream")

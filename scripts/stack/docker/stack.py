@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -281,34 +281,20 @@ class DockerStack(Stack):
                     err.print(f"[red]error:[/] the exporter was killed. {OUT_OF_MEMORY}: raise EXPORTER_MEMORY in .env")
                 sys.exit(code)
 
-    def loadtest(self) -> None:
-        sys.exit(self.measure("loadtest"))
-
-    def tune(self) -> int:
-        return self.measure("tune")
-
-    def measure(self, service: str) -> int:
-        """Run the service that compares or searches, with its workers, and return its exit code."""
-        with self.no_comparison(ANOTHER_COMPARISON):
+    def run(self, program: str) -> int:
+        measures = program in ("loadtest", "tune")
+        conflict = ANOTHER_COMPARISON if measures else f"another `make {program}` is running"
+        with self.no_comparison(conflict) if measures else nullcontext():
             self.settings.reports.mkdir(parents=True, exist_ok=True)
             self.build_quietly("loadtest")
-            if workers := self.settings.workers:
+            if measures and (workers := self.settings.workers):
                 # They connect to the comparison once it runs, and end with it.
                 scale = ["--force-recreate", "--scale", f"loadtest-worker={workers}", "loadtest-worker"]
                 self.compose.run("up", "--detach", "--no-deps", *scale, profile="*")
-            self.compose.environment[STACK_CONTAINERS] = " ".join(
-                self.compose.run("ps", "--quiet", profile="*").split()
-            )
-            return self.run_service(service, ANOTHER_COMPARISON)
-
-    def locust(self) -> None:
-        self.build_quietly("loadtest")
-        sys.exit(self.run_service("locust", "another `make locust` is running"))
-
-    def dashboards(self) -> None:
-        self.settings.reports.mkdir(parents=True, exist_ok=True)
-        self.build_quietly("loadtest")
-        sys.exit(self.run_service("dashboards", "another `make dashboards` is at work here"))
+            if measures:
+                ours = self.compose.run("ps", "--quiet", profile="*").split()
+                self.compose.environment[STACK_CONTAINERS] = " ".join(ours)
+            return self.run_service(program, conflict)
 
     def run_service(self, service: str, conflict: str) -> int:
         """Run a one-shot service, print its output, and return its exit code.

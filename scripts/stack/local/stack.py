@@ -39,6 +39,12 @@ FOLDERS = (
     *("bench", "debian", "grafana", "log", "peers", "prometheus", "run", SBOMS),
     *("serving", "traces", "transformers", "triton"),
 )
+MODULES = {
+    "loadtest": "loadtest",
+    "tune": "loadtest.tune",
+    "locust": "loadtest.locust_page",
+    "dashboards": "triton_transformers.dashboards.render.page",
+}
 MONITORING = ROOT / "monitoring"
 DRAIN = ROOT / "images/triton/drain.py"
 
@@ -248,26 +254,14 @@ class LocalStack(Stack):
     def models_lock(self) -> AbstractContextManager[None]:
         return exclusive(self.settings.model_repository, "another `make models` is at work here")
 
-    def loadtest(self) -> None:
-        os.environ |= self.own_processes()
-        self.become("loadtest")
-
-    def tune(self) -> int:
-        return call([sys.executable, "-m", "loadtest.tune"], command_environment() | self.own_processes())
-
-    def own_processes(self) -> dict[str, str]:
-        """Return the variable that tells a load generator which processes are the stack's."""
-        return {STACK_PROCESS: str(self.supervisor.rpc.getPID())}
-
-    def locust(self) -> None:
-        self.become("loadtest.locust_page")
-
-    def dashboards(self) -> None:
-        self.become("triton_transformers.dashboards.render.page")
-
-    def become(self, module: str) -> None:
+    def run(self, program: str) -> int:
+        # A load generator leaves out the stack's processes when it looks for other programs.
+        own = {STACK_PROCESS: str(self.supervisor.rpc.getPID())} if program in ("loadtest", "tune") else {}
+        command = [sys.executable, "-m", MODULES[program]]
+        if program == "tune":
+            return call(command, command_environment() | own)
         os.chdir(ROOT)
-        os.execv(sys.executable, [sys.executable, "-m", module])
+        os.execve(sys.executable, command, os.environ | own)
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
