@@ -1,4 +1,4 @@
-"""Systems that a module's tests assemble and run in their own process, each once."""
+"""Small systems that unit tests assemble and run in their own process."""
 
 from __future__ import annotations
 
@@ -7,26 +7,57 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from triton_transformers.models.exporters.served import ServedSystem, python_backend
+from triton_transformers.models.assemble import run_recipe
+from triton_transformers.models.catalogue import RECIPES, Job
+from triton_transformers.models.exporters.served import ServedSystem, Tensors, python_backend, served_system
+from triton_transformers.models.tasks import task_of
+from triton_transformers.models.unsupported import check_model, check_task
+
+
+def assemble(weights: Path, folder: Path, form: str = "onnx", task: str = "", system: str = "m") -> Path:
+    """Fill the folder as `make models` does, and return it."""
+    task = task or task_of(weights)
+    check_model(system, weights, trust_remote_code=False)
+    check_task(system, weights, task, trust_remote_code=False)
+    run_recipe(RECIPES[task], Job(system, task, form, weights, movable=False, folder=folder), system)
+    return folder
+
+
+def request(texts: list[str], **columns: str | list[str]) -> Tensors:
+    """Return a request with a row for each text. A single value of another input is that of each row."""
+    rows = {name: values if isinstance(values, list) else [values] * len(texts) for name, values in columns.items()}
+    return {
+        name: np.array([[value.encode()] for value in values], np.object_)
+        for name, values in {"input_text": texts, **rows}.items()
+    }
+
+
+def ask(folder: Path, *requests: Tensors, system: str = "m") -> list[Tensors]:
+    """Return the answers to requests that arrive at once."""
+    with served_system(system, folder) as served:
+        return served.together([*requests])
+
+
+def check(folder: Path, requests: list[Tensors], output: str, expected: list[np.ndarray], system: str = "m") -> None:
+    """Fail unless an output has these values, alone and in a batch. Padding may follow them."""
+    with served_system(system, folder) as served:
+        for answers in (served.alone(requests), served.together(requests)):
+            for answer, own in zip(answers, expected, strict=True):
+                assert np.abs(own).max() > 1e-3
+                np.testing.assert_allclose(answer[output][:, : own.shape[1]], own, atol=1e-4)
 
 
 @contextmanager
-def systems_once(
-    assemble: Callable[[Path, Path, str], None], folders: pytest.TempPathFactory
-) -> Iterator[Callable[[Path, str], ServedSystem]]:
-    """Yield a function that runs the system `search` of some weights in a format.
-
-    `assemble` gets the weights, the folder to fill and the format.
-    """
+def systems_once(folders: pytest.TempPathFactory) -> Iterator[Callable[[Path, str], ServedSystem]]:
+    """Yield a function that runs the system of some weights in a format, each once."""
     systems = []
 
     @functools.cache
-    def served(weights: Path, format: str) -> ServedSystem:
-        folder = folders.mktemp(f"{weights.name}-{format}")
-        assemble(weights, folder, format)
-        systems.append(ServedSystem("search", folder))
+    def served(weights: Path, form: str) -> ServedSystem:
+        systems.append(ServedSystem("m", assemble(weights, folders.mktemp(f"{weights.name}-{form}"), form)))
         return systems[-1]
 
     with python_backend():

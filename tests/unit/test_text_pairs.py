@@ -10,15 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
+from tests.support import served
 from tests.support.checkpoints import encoders, language
+from tests.support.served import assemble
 from triton_transformers.corpus import MIXED
-from triton_transformers.models.catalogue import RECIPES, Job
 from triton_transformers.models.exporters import references
 from triton_transformers.models.exporters.served import served_system
 from triton_transformers.models.tasks import task_of
 from triton_transformers.settings import UserError
+
+pytestmark = pytest.mark.usefixtures("few_parity_texts")
 
 TEXTS = [*MIXED.texts[:10], "", "word " * 100]
 CONTEXTS = [*(text for text in MIXED.texts[:30] if text), " ".join(MIXED.texts[40:46])]
@@ -26,18 +30,10 @@ QUESTIONS = ["Which one?", "why", "How many people live in Berlin?"]
 QUERIES = ["Which one?", "why", "", "How many people live in Berlin?", "long " * 70, "a"] * 2
 
 
-def assemble(weights: Path, folder: Path, format: str = "onnx") -> Path:
-    task = task_of(weights)
-    RECIPES[task].assemble(Job("m", task, format, weights, movable=False, folder=folder))
-    return folder
-
-
 def ask(models: Path, **columns: list[str]) -> dict[str, np.ndarray]:
     """Return the answers of an assembled system to one request."""
     request = {name: np.array([[text.encode()] for text in texts], np.object_) for name, texts in columns.items()}
-    with served_system("m", models) as system:
-        (answer,) = system.together([request])
-    return answer
+    return served.ask(models, request)[0]
 
 
 def cross_encoder(folder: Path, **settings):
@@ -53,15 +49,19 @@ def cross_encoder(folder: Path, **settings):
         (encoders.save_roberta, 1, "Identity", "python"),
         pytest.param(encoders.save_bert, 3, None, "python", marks=pytest.mark.slow),
         pytest.param(encoders.save_roberta, 2, "Tanh", "onnx", marks=pytest.mark.slow),
+        pytest.param(None, 1, None, "python", marks=pytest.mark.slow),  # a decoder without a padding token
     ],
 )
 def test_scores_equal_cross_encoder(tmp_path, save, labels, activation, format):
-    import torch
-
     function = getattr(torch.nn, activation)() if activation else None
-    weights = encoders.save_cross_encoder(tmp_path / "weights", save, labels, activation_fn=function)
+    if save:
+        weights = encoders.save_cross_encoder(tmp_path / "weights", save, labels, activation_fn=function)
+    else:
+        weights = language.save_llama_classifier(tmp_path / "weights", labels)
     assert task_of(weights) == "text-ranking"
-    expected = cross_encoder(weights).predict(list(zip(QUERIES, TEXTS, strict=True)))
+    reference = cross_encoder(weights)
+    reference.tokenizer.pad_token = reference.tokenizer.pad_token or reference.tokenizer.eos_token
+    expected = reference.predict(list(zip(QUERIES, TEXTS, strict=True)))
     answer = ask(assemble(weights, tmp_path / "models", format), query=QUERIES, text=TEXTS)
     assert answer["score"].shape == (len(TEXTS), labels)
     np.testing.assert_allclose(answer["score"], expected.reshape(-1, labels), atol=1e-5)
@@ -101,28 +101,9 @@ def test_prompt_goes_before_the_query(tmp_path):
     weights = encoders.save_cross_encoder(tmp_path / "weights", prompts=prompts, default_prompt_name="web")
     reference, models = cross_encoder(weights), assemble(weights, tmp_path / "models", "python")
     pairs = list(zip(QUERIES, TEXTS, strict=True))
-    for name in ("web", "shop"):
-        column = {} if name == "web" else {"prompt_name": [name] * len(pairs)}
+    for name, column in (("web", {}), ("shop", {"prompt_name": ["shop"] * len(pairs)})):
         answer = ask(models, query=QUERIES, text=TEXTS, **column)
         np.testing.assert_allclose(answer["score"].ravel(), reference.predict(pairs, prompt_name=name), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_decoder_with_one_label_ranks(tmp_path):
-    weights = language.save_llama_classifier(tmp_path / "weights", labels=1)
-    reference, models = cross_encoder(weights), assemble(weights, tmp_path / "models", "python")
-    reference.tokenizer.pad_token = reference.tokenizer.eos_token  # without one, predict() takes no batch
-    answer = ask(models, query=QUERIES, text=TEXTS)
-    expected = reference.predict(list(zip(QUERIES, TEXTS, strict=True)))
-    np.testing.assert_allclose(answer["score"].ravel(), expected, atol=1e-5)
-
-
-def test_unsupported_activation_is_refused(tmp_path):
-    import torch
-
-    weights = encoders.save_cross_encoder(tmp_path / "weights", activation_fn=torch.nn.ReLU())
-    with pytest.raises(UserError, match="m: its scores pass through ReLU, which is not served; Sigmoid, "):
-        assemble(weights, tmp_path / "models")
 
 
 ROLES = "{% for role in ['system', 'query', 'document'] %}{% for m in messages if m.role == role %}"
@@ -171,11 +152,10 @@ def test_language_model_ranks_as_cross_encoder(tmp_path, false_token, template, 
 @pytest.mark.parametrize("format", ["onnx", pytest.param("python", marks=pytest.mark.slow)])
 def test_qwen3_reranker_ranks_as_its_model_card(tmp_path, format):
     weights = language.save_qwen3_reranker(tmp_path / "weights")
-    job = Job("m", "text-ranking", format, weights, movable=False, folder=tmp_path / "models")
-    RECIPES["text-ranking"].assemble(job)
+    models = assemble(weights, tmp_path / "models", format, "text-ranking")
     for instruction in (None, "Find what the weather is like"):
         column = {"prompt": [instruction] * len(TEXTS)} if instruction else {}
-        answer = ask(job.folder, query=QUERIES, text=TEXTS, **column)
+        answer = ask(models, query=QUERIES, text=TEXTS, **column)
         expected = [model_card_score(weights, *pair, instruction) for pair in zip(QUERIES, TEXTS, strict=True)]
         np.testing.assert_allclose(answer["score"].ravel(), expected, atol=1e-5)
         assert answer["token_count"].max() == language.RANKED
@@ -184,8 +164,6 @@ def test_qwen3_reranker_ranks_as_its_model_card(tmp_path, format):
 
 def model_card_score(folder: Path, query: str, document: str, instruction: str | None) -> float:
     """Compute what the model card of Qwen3-Reranker computes, for one pair."""
-    import torch
-
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     instruction = instruction or "Given a web search query, retrieve relevant passages that answer the query"
@@ -203,17 +181,34 @@ def model_card_score(folder: Path, query: str, document: str, instruction: str |
     return torch.log_softmax(torch.stack([logits[no], logits[yes]]), dim=0)[1].exp().item()
 
 
-def test_language_model_without_a_rerankers_template_is_refused(tmp_path):
-    weights = language.save_llama_classifier(tmp_path / "weights", labels=1)
+@pytest.mark.parametrize(
+    ("save", "task", "error"),
+    [
+        (
+            lambda folder: encoders.save_cross_encoder(folder, activation_fn=torch.nn.ReLU()),
+            "",
+            "m: its scores pass through ReLU, which is not served; Sigmoid, ",
+        ),
+        (
+            lambda folder: with_template(language.save_llama_classifier(folder, labels=1)),
+            "",
+            "m: its chat template has no place for a query and a document",
+        ),
+        (
+            language.save_llama,
+            "text-ranking",
+            "m: a language model ranks by the logits of yes and no, and its tokenizer has",
+        ),
+    ],
+)
+def test_model_that_cannot_rank_is_refused(tmp_path, save, task, error):
+    with pytest.raises(UserError, match=error):
+        assemble(save(tmp_path / "weights"), tmp_path / "models", task=task)
+
+
+def with_template(weights: Path) -> Path:
     (weights / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    with pytest.raises(UserError, match="m: its chat template has no place for a query and a document"):
-        assemble(weights, tmp_path / "models")
-
-
-def test_language_model_without_tokens_for_yes_and_no_is_refused(tmp_path):
-    weights = language.save_llama(tmp_path / "weights")
-    with pytest.raises(UserError, match="m: a language model ranks by the logits of yes and no, and its tokenizer has"):
-        RECIPES["text-ranking"].assemble(Job("m", "text-ranking", "onnx", weights, False, tmp_path / "models"))
+    return weights
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from rich.markup import escape
 
@@ -37,7 +36,10 @@ def assemble_all(settings: Settings) -> None:
     try:
         repository.mkdir(parents=True, exist_ok=True)
         with exclusive(repository, "another `make models` is at work here"):
-            sweep(repository)
+            for leftover in repository.glob(
+                f"{WORK}*"
+            ):  # of a killed run: while we hold the lock, no other run is at work
+                shutil.rmtree(leftover)
             missing, others = missing_systems(settings, settings.systems)
             for line in others:
                 out.print(line, markup=False)
@@ -76,7 +78,9 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
                     ) from error
                 instead = f"It is served by transformers instead (FORMAT={recipe.fallback})"
                 err.print(f"{system.name}: {escape(str(error))}. {instead}")
-                job = replace(job, format=recipe.fallback, folder=empty(job.folder))
+                shutil.rmtree(job.folder)
+                job.folder.mkdir()
+                job = replace(job, format=recipe.fallback)
                 outcome = run_recipe(recipe, job, weights.name)
         if not system.format:
             outcome = outcome.join(Outcome(facts={DEFAULT: settings.profile}))
@@ -114,12 +118,6 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
     )
 
 
-def empty(folder: Path) -> Path:
-    shutil.rmtree(folder)
-    folder.mkdir()
-    return folder
-
-
 def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
     try:
         return recipe.assemble(job)
@@ -133,7 +131,8 @@ def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
 
 def reason(error: Exception) -> str:
     """Return why a library failed at a model. Its own words are for programmers, and some advise what does not help."""
-    calls = [(frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name) for frame in frames(error)]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    calls = [(frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name) for frame in frames]
     library = next((package for package, _ in reversed(calls) if package in LIBRARIES), "its library")
     failure = f"{type(error).__name__} in {library}"
     if "Unrecognized configuration class" in str(error):
@@ -141,10 +140,6 @@ def reason(error: Exception) -> str:
     if "from_pretrained" in {function for _, function in calls}:
         return f"it does not load ({failure}): config.json or the weights are damaged, or do not belong together"
     return f"the original failed on the example inputs ({failure}). Choose another model ({LIST})"
-
-
-def frames(error: Exception) -> list[FrameType]:
-    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def put_in_place(job: Job, weights: Weights, outcome: Outcome, repository: Path) -> None:
@@ -213,9 +208,3 @@ def copy_configs(model: Path, repository: Path) -> None:
         if not target.exists() and config not in tuned_configs(CONFIGS / model.name):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(config, target)
-
-
-def sweep(repository: Path) -> None:
-    """Delete what a killed run left. The caller holds the lock, so no run is using it."""
-    for leftover in repository.glob(f"{WORK}*"):
-        shutil.rmtree(leftover)

@@ -114,7 +114,7 @@ class System:
 RECIPES = {
     **{task: Recipe("text", neuron=True) for task in TEXT_TASKS},
     **{task: Recipe("text", ("onnx", "python")) for task, steps in TEXT_TASKS.items() if steps.is_one_model},
-    TEXT_IMAGE: Recipe("text_image"),
+    TEXT_IMAGE: Recipe("vision"),
     "text-generation": Recipe("generation", TEXT_FORMATS),
     "image-classification": Recipe("vision"),
     "image-feature-extraction": Recipe("vision"),

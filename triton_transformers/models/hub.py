@@ -40,11 +40,8 @@ def download(name: str, revision: str, settings: Settings, repository: Path) -> 
     with readable_errors(name, revision, api):
         info = api.model_info(name, revision=revision or None, files_metadata=True)
         commit = info.sha or ""
-        trust_remote_code = settings.trust_remote_code
-        files = select_files(info, trust_remote_code)
         folder = repository / DOWNLOADS / f"{name.replace('/', '--')}@{commit}"
-        check_space(name, files, folder, repository)
-        fetch(api, name, commit, files, folder, trust_remote_code)
+        fetch(api, name, commit, select_files(info, settings.trust_remote_code), folder, settings.trust_remote_code)
     yield folder, commit
     shutil.rmtree(folder)
     with contextlib.suppress(OSError):  # another download is still in it
@@ -80,22 +77,17 @@ def hub_api(token: str) -> HfApi:
     return HfApi(token=token or None)
 
 
-def check_space(name: str, files: list[RepoSibling], folder: Path, repository: Path) -> None:
-    missing = sum(file.size or 0 for file in files) - size_on_disk(folder)
-    free = shutil.disk_usage(repository).free
-    if missing > free:
-        raise UserError(
-            f"{name}: {decimal(missing)} are left to download, but the disk of {repository} has only {decimal(free)} "
-            "free. Make room there, or set MODEL_REPOSITORY to a folder on another disk"
-        )
-
-
 def fetch(api: HfApi, name: str, commit: str, files: list[RepoSibling], folder: Path, trust_remote_code: bool) -> None:
-    resumed = size_on_disk(folder)
-    out.print(
-        f"{name}: downloading {decimal(sum(file.size or 0 for file in files))}, commit {commit[:12]}"
-        + (f", {decimal(resumed)} of it are already here" if resumed else "")
-    )
+    total = sum(file.size or 0 for file in files)
+    resumed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    repository = folder.parents[1]
+    if total - resumed > (free := shutil.disk_usage(repository).free):
+        raise UserError(
+            f"{name}: {decimal(total - resumed)} are left to download, but the disk of {repository} has only "
+            f"{decimal(free)} free. Make room there, or set MODEL_REPOSITORY to a folder on another disk"
+        )
+    already = f", {decimal(resumed)} of it are already here" if resumed else ""
+    out.print(f"{name}: downloading {decimal(total)}, commit {commit[:12]}{already}")
     weights = [file for file in files if file.rfilename.endswith(".safetensors")]
     # One file at a time: with several, Ctrl-C would wait for all of them.
     for file in (file for file in files if file not in weights):
@@ -133,10 +125,6 @@ def verify_file(name: str, file: RepoSibling, path: Path) -> None:
         raise UserError(
             f"{name}: the download of {file.rfilename} does not match the Hub's hash, and was deleted: run this again"
         )
-
-
-def size_on_disk(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @contextlib.contextmanager

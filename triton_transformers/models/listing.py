@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -22,8 +22,7 @@ from triton_transformers.settings import Settings
 WIDTH = 80
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     name: str
     about: str
     weights: str = ""

@@ -66,8 +66,9 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
         if source is None and (repository / name / "config.pbtxt").exists():
             return None
         if source is None:
+            known = dict.fromkeys([*SYSTEMS, *(record.system for record in read_records(repository))])
             raise UserError(
-                f"no system '{name}'; there are {', '.join(known_names(repository))}. To add yours, name its weights: "
+                f"no system '{name}'; there are {', '.join(known)}. To add yours, name its weights: "
                 f"make add SYSTEM={name} HF_MODEL=organisation/model, or SOURCE=folder"
             )
         system = System(name, "", source)
@@ -91,10 +92,6 @@ def chosen_format(settings: Settings) -> str:
             f"FORMAT={form} does not run with PROFILE={profile}: leave FORMAT empty for what suits the profile"
         )
     return form
-
-
-def known_names(repository: Path) -> list[str]:
-    return list(dict.fromkeys([*SYSTEMS, *(record.system for record in read_records(repository))]))
 
 
 def chosen_source(settings: Settings) -> Source | None:

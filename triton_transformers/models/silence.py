@@ -32,22 +32,19 @@ def quiet(level: int = logging.WARNING) -> Iterator[None]:
 def silent() -> Iterator[None]:
     """Hide the output of exporters: graphs, tables, progress bars and advice, part of them from C++."""
     with quiet(logging.ERROR), tempfile.TemporaryFile() as hidden:
-        flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         kept = [os.dup(number) for number in STREAMS]
         try:
             for number in STREAMS:
                 os.dup2(hidden.fileno(), number)
             yield
         finally:
-            flush()
+            sys.stdout.flush()
+            sys.stderr.flush()
             for number, original in zip(STREAMS, kept, strict=True):
                 os.dup2(original, number)
                 os.close(original)
-
-
-def flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
 
 
 @contextlib.contextmanager

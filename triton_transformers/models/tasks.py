@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from triton_transformers.kinds import TOKEN_COUNT
 from triton_transformers.models.adapters import adapter_folders
-from triton_transformers.models.purposes import encodes_texts_and_images, takes_images
 from triton_transformers.settings import UserError
 
 Axes = tuple[str | int, ...]
@@ -152,6 +151,8 @@ IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 # The task of a model that turns texts and images into vectors of one space, and the tasks that one half of it is for.
 TEXT_IMAGE = "text-image-similarity"
 HALF_TASKS = ("sentence-similarity", "image-feature-extraction")
+# The methods of a model for texts and images that turn each kind into vectors of one space.
+TEXT_FEATURES, IMAGE_FEATURES = "get_text_features", "get_image_features"
 # The modules of sentence-transformers that are a model of transformers, and the first ones that are not.
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 WITHOUT_CONFIG = ("Router", "StaticEmbedding", "SparseStaticEmbedding")
@@ -203,6 +204,21 @@ def has_files_for(task: str, weights: Path) -> bool:
 def is_of_two_halves(config: dict[str, Any]) -> bool:
     """Return whether the model is one for texts beside one for images."""
     return config.keys() >= {"text_config", "vision_config"}
+
+
+def encodes_texts_and_images(architecture: str) -> bool:
+    """Return whether an architecture of transformers turns texts and images into vectors of one space."""
+    import transformers
+
+    network = getattr(transformers, architecture, None)
+    return hasattr(network, TEXT_FEATURES) and hasattr(network, IMAGE_FEATURES)
+
+
+def takes_images(architecture: str) -> bool:
+    """Return whether an architecture of transformers takes images and no texts."""
+    import transformers
+
+    return getattr(getattr(transformers, architecture, None), "main_input_name", "") == "pixel_values"
 
 
 def task_of(weights: Path, name: str = "the model") -> str:

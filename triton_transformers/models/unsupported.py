@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Iterable
@@ -13,13 +14,6 @@ from typing import Any
 
 from triton_transformers.models.adapters import adapter_folders, check_adapters
 from triton_transformers.models.config_keys import is_empty, unread_keys
-from triton_transformers.models.purposes import (
-    GENERATES,
-    encodes_texts_and_images,
-    purpose_of,
-    takes_images,
-    unserved_input,
-)
 from triton_transformers.models.tasks import (
     HALF_TASKS,
     LIST,
@@ -28,16 +22,74 @@ from triton_transformers.models.tasks import (
     TRANSFORMERS,
     WITHOUT_CONFIG,
     architectures_of,
+    encodes_texts_and_images,
     has_files,
     is_multi_vector,
     is_of_two_halves,
     modules_of,
     processors_of,
+    takes_images,
     task_of,
     task_of_architecture,
     transformers_of,
 )
 from triton_transformers.settings import UserError
+
+# A kind of model -> what it does. The kinds are those of transformers' MODEL_FOR_<kind>_MAPPING_NAMES, which list the
+# architectures; other architectures of the kind end in its name (CTC: ...ForCTC).
+KINDS = {
+    "AUDIO_CLASSIFICATION": "classifies sound",
+    "AUDIO_FRAME_CLASSIFICATION": "classifies sound",
+    "AUDIO_XVECTOR": "recognizes speakers",
+    "CAUSAL_IMAGE_MODELING": "generates images",
+    "CTC": "transcribes speech",
+    "DEPTH_ESTIMATION": "estimates the depth of images",
+    "DOCUMENT_QUESTION_ANSWERING": "answers questions about scanned pages",
+    "IMAGE_SEGMENTATION": "segments images",
+    "IMAGE_TEXT_TO_TEXT": "generates text from images",
+    "IMAGE_TO_IMAGE": "turns images into other images",
+    "INSTANCE_SEGMENTATION": "segments images",
+    "KEYPOINT_DETECTION": "finds points in images",
+    "KEYPOINT_MATCHING": "matches the points of two images",
+    "MASKED_IMAGE_MODELING": "fills in hidden parts of images",
+    "MASK_GENERATION": "segments images",
+    "MULTIPLE_CHOICE": "chooses one of several texts",
+    "NEXT_SENTENCE_PREDICTION": "judges whether one sentence follows another",
+    "OBJECT_DETECTION": "finds objects in images",
+    "RETRIEVAL": "returns several vectors for each page",
+    "SEMANTIC_SEGMENTATION": "labels each pixel of an image",
+    "SPEECH_SEQ_2_SEQ": "transcribes speech",
+    "TABLE_QUESTION_ANSWERING": "answers questions about tables",
+    "TEXT_TO_SPECTROGRAM": "speaks texts",
+    "TEXT_TO_WAVEFORM": "makes sound from texts",
+    "TIME_SERIES_CLASSIFICATION": "classifies series of measurements",
+    "TIME_SERIES_PREDICTION": "forecasts series of measurements",
+    "TIME_SERIES_REGRESSION": "forecasts series of measurements",
+    "UNIVERSAL_SEGMENTATION": "segments images",
+    "VIDEO_CLASSIFICATION": "classifies videos",
+    "VISUAL_QUESTION_ANSWERING": "answers questions about images",
+    "ZERO_SHOT_OBJECT_DETECTION": "finds objects in images",
+}
+# The end of an architecture's name -> what it does, for kinds that transformers does not list.
+ARCHITECTURES = {
+    "DPRReader": "marks answers in DPR's passages",
+    "ViTMAEForPreTraining": "fills in hidden parts of images",
+    "ViTMAEModel": "sees a random part of each image",
+}
+# The purpose of a ...ForConditionalGeneration, unless it is an encoder-decoder of texts.
+GENERATES = "generates text from images, sound or other text"
+# An input that a model takes beside or instead of tokens and images -> what the model takes.
+INPUTS = {
+    "bbox": "the places of words on a page",
+    "input_features": "sound",
+    "input_values": "sound",
+    "past_values": "series of measurements",
+    "pixel_values_videos": "texts, images and videos together",
+    "visual_embeds": "texts and images together",
+    "xpath_tags_seq": "the markup of web pages",
+}
+# Kinds whose types of models read nothing else, whatever the architecture's head.
+WHOLE_TYPES = ("TABLE_QUESTION_ANSWERING", "VIDEO_CLASSIFICATION")
 
 # A file that only folders of this kind have -> what such a folder is.
 FILES = {
@@ -144,11 +196,38 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
         if task_of_architecture(architecture) != "text-generation":  # such a model may generate without its adapters
             check_adapters(name, weights)
         config = {key: value for key, value in config.items() if not any(fnmatch(key, word) for word in OF_ADAPTERS)}
-    own_network = own_code(config) and not config_code(config)
+    own_network = own_code(config) and not own_code(config, for_config=True)
     if not (own_network and trust_remote_code):  # else the network's own code may read any key
         check_keys(name, config, config_class)
     if read := unserved_input(architecture, config_class):
         raise UserError(f"{name} is a {architecture or kind}, which takes {read}; that is not served here ({LIST})")
+
+
+def purpose_of(architecture: str, model_type: str) -> str:
+    """Return what a model that is not served does, after "which", or "" for other models."""
+    name = architecture.lower()
+    for kind, purpose in KINDS.items():
+        if name.endswith(f"for{kind.replace('_', '').lower()}"):
+            return purpose
+    from transformers.models.auto import modeling_auto
+
+    for kind, purpose in KINDS.items():
+        listed = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", {})
+        names = [name for entry in listed.values() for name in ((entry,) if isinstance(entry, str) else entry)]
+        if architecture in names or (kind in WHOLE_TYPES and model_type in listed):
+            return purpose
+    return next((purpose for ending, purpose in ARCHITECTURES.items() if architecture.endswith(ending)), "")
+
+
+def unserved_input(architecture: str, config_class: type[Any]) -> str:
+    """Return what a model reads that no task sends, or "". Without an architecture, ask the class without a head."""
+    import transformers
+
+    network: Any = getattr(transformers, architecture, None)
+    if not architecture and config_class in transformers.MODEL_MAPPING:
+        network = transformers.MODEL_MAPPING[config_class]
+    inputs = inspect.signature(network.forward).parameters if hasattr(network, "forward") else ()
+    return next((description for name, description in INPUTS.items() if name in inputs), "")
 
 
 def check_precision(name: str, config: dict[str, Any], task: str) -> None:
@@ -176,7 +255,7 @@ def class_of(name: str, config: dict[str, Any], weights: Path, trust_remote_code
 
     kind = config["model_type"]
     own = own_code(config)
-    if trust_remote_code and (code := config_code(config)):
+    if trust_remote_code and (code := own_code(config, for_config=True)):
         try:
             return get_class_from_dynamic_module(code, weights, local_files_only=True)
         except Exception as error:  # the code may raise anything
@@ -194,17 +273,11 @@ def class_of(name: str, config: dict[str, Any], weights: Path, trust_remote_code
     )
 
 
-def config_code(config: dict[str, Any]) -> str:
-    """Return the name of the class of the model's own code that reads config.json, if it has one."""
-    names = config.get("auto_map")
-    own = names.get("AutoConfig") if isinstance(names, dict) else ""
-    return own if isinstance(own, str) else ""
-
-
-def own_code(config: dict[str, Any]) -> str:
+def own_code(config: dict[str, Any], for_config: bool = False) -> str:
     """Return the name of a class of the model's own code, if it has any: the one that reads config.json, or another."""
     names = config.get("auto_map")
-    own = config_code(config) or (next(iter(names.values()), "") if isinstance(names, dict) else "")
+    names = names if isinstance(names, dict) else {}
+    own = names.get("AutoConfig") or ("" if for_config else next(iter(names.values()), ""))
     return own if isinstance(own, str) else ""
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triton_transformers.corpus import MIXED
 from triton_transformers.model_config import CONFIGS
@@ -41,15 +40,14 @@ def assemble_readable(job: Job) -> Outcome:
     if job.format == "python":
         outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
     else:
-        limits = Limits.from_job(job, tokenizer)
+        limits = read_limits(job, tokenizer)
         if job.format == "vllm":
             outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
             write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code)
         else:
-            outcome = openvino_export.export(job, tokenizer, limits.context, version).join(outcome)
-            facts = outcome.facts
-            limits = replace(limits, weights=facts["weights"], context=facts.pop("context"))
-        limits.write(version)
+            outcome = openvino_export.export(job, tokenizer, limits["context"], version).join(outcome)
+            limits |= {"weights": outcome.facts["weights"], "context": outcome.facts.pop("context")}
+        (version / "limits.json").write_text(json.dumps(limits) + "\n")
         write_chat_template(tokenizer, version)
         # The checkpoint's own file may lack what transformers adds, such as the token that begins a text.
         tokenizer.backend_tokenizer.save(str(version / "tokenizer.json"))
@@ -84,15 +82,14 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
 
     config, tokenizer = read_parts(str(job.weights), job.weights, "tokenizer", job.trust_remote_code)
     architectures = config.architectures or []
-    if architectures and all(task_of_architecture(name) != job.task for name in architectures):
-        raise UserError(
-            f"{job.weights} is a {architectures[0]}, which has no language-model head: choose a decoder such as Llama"
-        )
     has_own_code = job.trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
-    if not has_own_code and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UserError(
-            f"{job.weights} is a {config.model_type}, which does not generate text: choose a decoder such as Llama"
-        )
+    reason = ""
+    if architectures and all(task_of_architecture(name) != job.task for name in architectures):
+        reason = f"{architectures[0]}, which has no language-model head"
+    elif not has_own_code and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        reason = f"{config.model_type}, which does not generate text"
+    if reason:
+        raise UserError(f"{job.weights} is a {reason}: choose a decoder such as Llama")
     return tokenizer
 
 
@@ -111,37 +108,27 @@ def write_configs(job: Job, served: Path, streamed: Path) -> None:
 # --- the files that a server without transformers reads beside tokenizer.json -----------------------------------------
 
 
-@dataclass(frozen=True)
-class Limits:
-    vocabulary: int
-    context: int | None
-    end_tokens: list[int]
-    start: list[int]  # the tokens of an empty prompt
-    special_tokens: dict[str, str | list[str]]  # by the names that chat templates use, such as bos_token
-    weights: str = ""  # the precision in which the weights are stored, if the export chose it
+def read_limits(job: Job, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    import transformers
 
-    @classmethod
-    def from_job(cls, job: Job, tokenizer: PreTrainedTokenizerBase) -> Limits:
-        import transformers
-
-        check_tokenizer(tokenizer)
-        options = {"local_files_only": True, "trust_remote_code": job.trust_remote_code}
-        config = transformers.AutoConfig.from_pretrained(job.weights, **options)
-        text_config = config.get_text_config(decoder=True)
-        has_own = (job.weights / "generation_config.json").is_file()
-        generation = transformers.GenerationConfig.from_pretrained(job.weights) if has_own else text_config
-        ends = generation.eos_token_id
-        starts = (tokenizer.bos_token_id, generation.bos_token_id, tokenizer.eos_token_id)
-        return cls(
-            vocabulary=text_config.vocab_size,
-            context=getattr(text_config, "max_position_embeddings", None),
-            end_tokens=sorted(set(ends if isinstance(ends, list) else [ends]) - {None}),
-            start=tokenizer("").input_ids or [token for token in starts if token is not None][:1],
-            special_tokens=dict(tokenizer.special_tokens_map),
-        )
-
-    def write(self, folder: Path) -> None:
-        (folder / "limits.json").write_text(json.dumps(asdict(self)) + "\n")
+    check_tokenizer(tokenizer)
+    options = {"local_files_only": True, "trust_remote_code": job.trust_remote_code}
+    config = transformers.AutoConfig.from_pretrained(job.weights, **options)
+    text_config = config.get_text_config(decoder=True)
+    has_own = (job.weights / "generation_config.json").is_file()
+    generation = transformers.GenerationConfig.from_pretrained(job.weights) if has_own else text_config
+    ends = generation.eos_token_id
+    starts = (tokenizer.bos_token_id, generation.bos_token_id, tokenizer.eos_token_id)
+    return {
+        "vocabulary": text_config.vocab_size,
+        "context": getattr(text_config, "max_position_embeddings", None),
+        "end_tokens": sorted(set(ends if isinstance(ends, list) else [ends]) - {None}),
+        # The tokens of an empty prompt.
+        "start": tokenizer("").input_ids or [token for token in starts if token is not None][:1],
+        # By the names that chat templates use, such as bos_token.
+        "special_tokens": dict(tokenizer.special_tokens_map),
+        "weights": "",  # the precision in which the weights are stored, if the export chose it
+    }
 
 
 def write_chat_template(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

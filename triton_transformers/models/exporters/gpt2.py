@@ -20,9 +20,9 @@ import onnxruntime as ort
 import torch
 import transformers
 
-from triton_transformers.answers import difference
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters.onnx_export import export
+from triton_transformers.models.exporters.parity import largest_difference
 from triton_transformers.models.exporters.served import Tensors
 from triton_transformers.models.silence import quiet
 from triton_transformers.settings import UserError
@@ -93,8 +93,6 @@ def load(weights: Path) -> transformers.GPT2LMHeadModel:
             f"{weights} is a model of type {kind}, and this system takes only gpt2: choose another name, and set "
             "TASK=text-generation"
         )
-    if not any(weights.glob("*.safetensors")):
-        raise UserError(f"{weights} has no *.safetensors: convert it with save_pretrained")
     return transformers.GPT2LMHeadModel.from_pretrained(
         weights,
         local_files_only=True,
@@ -160,10 +158,6 @@ def check_parity(model: transformers.GPT2LMHeadModel, path: Path) -> float:
     with torch.inference_mode():
         texts = [torch.from_numpy(row[start:])[None] for row, start in zip(ids, starts, strict=True)]
         original = np.stack([model(text).logits[0, -1].numpy() for text in texts])
-    size = max(difference(original, logits) for logits in (whole, continued))
-    if size > TOLERANCE:
-        raise UserError(
-            f"the exported model answers differently from the original: logits differ by {size:.1e} of the "
-            f"largest, at most {TOLERANCE:.0e} is allowed"
-        )
-    return size
+    worst = largest_difference([{"logits": original}] * 2, [{"logits": whole}, {"logits": continued}])
+    worst.check(TOLERANCE, "alone and after a past")
+    return worst.size

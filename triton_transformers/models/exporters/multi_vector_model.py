@@ -105,8 +105,9 @@ class MultiVectorModel(SentenceModel):
         takes_mean = self.original.similarity_fn_name == "meanmaxsim"
         write_json(version / SETTINGS, {"roles": self.roles, "mean": takes_mean})
 
-    def answers(self, text: str, **choice: str) -> Tensors:
+    def reference(self, request: Tensors) -> Tensors:
         """Return the text's vectors as the library encodes it, and its score if there is a query."""
+        (text,), choice = self.texts_of(request), self.options_of(request)
         name, query = choice.pop("prompt_name", ""), choice.pop(QUERY, None)
         encode = self.original.encode_query if name == QUERY else self.original.encode_document
         if "prompt" not in choice and name not in ("", QUERY, "document"):
@@ -222,17 +223,17 @@ class HybridModel(TextModel):
         }
 
     @torch.inference_mode()
-    def answers(self, text: str, **choice: str) -> Tensors:
+    def reference(self, request: Tensors) -> Tensors:
         """Return the results of BGEM3FlagModel.encode() and compute_score()."""
-        vector, weights, vectors = self.outputs(text)
+        vector, weights, vectors = self.outputs(*self.texts_of(request))
         answers = {
             "sentence_embedding": vector,
             "sparse": weights,
             "token_embeddings": vectors[None],
             "vector_count": np.array([[len(vectors)]]),
         }
-        if QUERY in choice:
-            _, _, own = self.outputs(choice[QUERY])
+        if query := self.options_of(request):
+            _, _, own = self.outputs(query[QUERY])
             answers["score"] = (own @ vectors.T).max(axis=1).mean().reshape(1, 1)
         return answers
 

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import onnxruntime as ort
 import torch
 import transformers
 
+from triton_transformers.answers import smallest_cosine
 from triton_transformers.models.catalogue import FormatUnavailable, Job, Outcome
-from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference, serve, smallest_cosine_of
+from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference, serve
 from triton_transformers.models.exporters.served import Tensors
 from triton_transformers.models.silence import silent
 from triton_transformers.settings import UserError
@@ -32,6 +33,34 @@ ONE_FILE = 2**31 - 2**26
 OPSET = 18
 
 Axes = dict[int, str]  # the free axes of a tensor, and their names
+
+
+def load_original(
+    job: Job, kind: Any, folder: Path | None = None, dtype: torch.dtype | str = torch.float32
+) -> tuple[Any, list[str]]:
+    """Return a model of this class of transformers, and the weights of its pooler that are missing.
+
+    Raise if other weights are missing: transformers would draw them at random. Among models of texts, only sequence
+    classifiers read the pooler.
+    """
+    model, info = kind.from_pretrained(
+        folder or job.weights,
+        trust_remote_code=job.trust_remote_code,
+        local_files_only=True,
+        use_safetensors=True,
+        dtype=dtype,
+        output_loading_info=True,
+        **attention(job),
+    )
+    poolers = [key for key in info["missing_keys"] if "pooler" in key and "SequenceClassification" not in kind.__name__]
+    if missing := sorted({*info["missing_keys"]} - {*poolers}):
+        raise UserError(f"{job.weights} is not a model for {job.task}: it lacks the weights '{missing[0]}'")
+    return model.eval(), poolers
+
+
+def attention(job: Job) -> dict[str, str]:
+    """Return the options of a model that will be exported or compiled."""
+    return {} if job.format == "python" else {"attn_implementation": PLAIN_ATTENTION}
 
 
 class Positional(torch.nn.Module):
@@ -137,17 +166,12 @@ def quantize(path: Path) -> None:
     smaller.replace(path)
 
 
-def quantize_and_compare(path: Path, run: Callable[[], list[np.ndarray]]) -> Outcome:
-    """Convert the model to int8, and report size, speed and agreement. `run` opens the model and runs the examples."""
-    fp32_size, (fp32_answers, fp32_seconds) = size(path), timed(run)
+def quantize_and_compare(path: Path, feeds: list[Tensors]) -> Outcome:
+    """Convert the model to int8, and report size, speed and agreement."""
+    fp32_size, fp32_answers, fp32_seconds = measured(path, feeds)
     quantize(path)
-    int8_size, (int8_answers, int8_seconds) = size(path), timed(run)
-    cosine, example = smallest_cosine_of(fp32_answers, int8_answers)
-    if cosine < MIN_INT8_COSINE:
-        raise UserError(
-            f"int8 costs this model too much accuracy: the cosine of its answers with those in fp32 is {cosine:.3f} on "
-            f"example {example}, at least {MIN_INT8_COSINE} is required. Set FORMAT=onnx instead"
-        )
+    int8_size, int8_answers, int8_seconds = measured(path, feeds)
+    cosine = accepted_cosine(fp32_answers, int8_answers, "with those in fp32", range(len(feeds)))
     speedup = fp32_seconds / int8_seconds
     return Outcome(
         f"int8: {int8_size / 1e6:.1f} MB instead of {fp32_size / 1e6:.1f}, {speedup:.1f} times as fast one by one, "
@@ -161,28 +185,40 @@ def compare_int8_batches(job: Job, requests: list[Tensors], outputs: Iterable[st
 
     ONNX Runtime scales the activations of a run by the largest of all its rows, so the two are never quite equal.
     """
-    answers = serve(job, requests)
-    alone = [joined(answers.alone[number], outputs) for number, _ in answers.in_batch]
-    cosine, example = smallest_cosine_of(alone, [joined(tensors, outputs) for _, tensors in answers.in_batch])
-    if cosine < MIN_INT8_COSINE:
-        raise UserError(
-            "int8 costs this model too much accuracy: the cosine of its answers in a batch with those to a request "
-            f"alone is {cosine:.3f} on example {answers.in_batch[example][0]}, at least {MIN_INT8_COSINE} is required. "
-            "Set FORMAT=onnx instead"
-        )
+    answers, in_batch, _ = serve(job, requests)
+    numbers = [number for number, _ in in_batch]
+    alone, together = (
+        [np.concatenate([tensors[name].ravel() for name in outputs]) for tensors in each]
+        for each in ([answers[number] for number in numbers], [tensors for _, tensors in in_batch])
+    )
+    cosine = accepted_cosine(alone, together, "in a batch with those to a request alone", numbers)
     return Outcome(f"in a batch with int8 alone at least {cosine:.3f}", {"int8_batch_cosine": cosine})
 
 
-def joined(tensors: Tensors, names: Iterable[str]) -> np.ndarray:
-    return np.concatenate([tensors[name].ravel() for name in names])
+def accepted_cosine(original: list[np.ndarray], int8: list[np.ndarray], others: str, numbers: Sequence[int]) -> float:
+    """Return the smallest cosine between two answers to the same example, or raise if it is too small.
+
+    Answers of one number have no direction: there the cosine is that of all answers together.
+    """
+    if all(answer.size == 1 for answer in original):
+        original, int8 = [np.concatenate(original)], [np.concatenate(int8)]
+    cosines = [smallest_cosine(a.ravel(), b.ravel()) for a, b in zip(original, int8, strict=True)]
+    example = int(np.argmin(cosines))
+    if cosines[example] < MIN_INT8_COSINE:
+        raise UserError(
+            f"int8 costs this model too much accuracy: the cosine of its answers {others} is {cosines[example]:.3f} on "
+            f"example {numbers[example]}, at least {MIN_INT8_COSINE} is required. Set FORMAT=onnx instead"
+        )
+    return cosines[example]
 
 
-def timed(run: Callable[[], list[np.ndarray]]) -> tuple[list[np.ndarray], float]:
-    run()
-    start = time.perf_counter()
-    answers = run()
-    return answers, time.perf_counter() - start
-
-
-def size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+def measured(path: Path, feeds: list[Tensors]) -> tuple[int, list[np.ndarray], float]:
+    """Return the bytes of the model, all its outputs for each example in one row, and the seconds that these take."""
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_inputs()]
+    for _ in range(2):  # the first run of each shape takes longer
+        start = time.perf_counter()
+        results = [session.run(None, {name: feed[name] for name in names}) for feed in feeds]
+        seconds = time.perf_counter() - start
+    size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+    return size, [np.concatenate([array.ravel() for array in arrays]) for arrays in results], seconds

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from triton_transformers.answers import difference, largest, smallest_cosine
+from triton_transformers.answers import difference, largest
 from triton_transformers.kinds import TOKEN_COUNT
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters.served import Tensors, served_system
@@ -62,15 +62,6 @@ class Parity:
         )
 
 
-@dataclass(frozen=True)
-class Answers:
-    """All tensors of each request that a system answered: alone, and in batches as (number of the request, tensors)."""
-
-    alone: list[Tensors]
-    in_batch: list[tuple[int, Tensors]]
-    dtype: str
-
-
 def measure_parity(
     job: Job,
     requests: list[Tensors],
@@ -78,26 +69,25 @@ def measure_parity(
     comparable: Callable[[Tensors], Tensors] = lambda tensors: tensors,
 ) -> Parity:
     """Compare the assembled system's answers with the reference's. `comparable` gives them the reference's form."""
-    answers = serve(job, requests)
-    numbers = [number for number, _ in answers.in_batch]
-    in_batch = [comparable(tensors) for _, tensors in answers.in_batch]
-    together = largest_difference([reference[i] for i in numbers], in_batch)
+    alone, in_batch, dtype = serve(job, requests)
+    numbers = [number for number, _ in in_batch]
+    together = largest_difference([reference[i] for i in numbers], [comparable(tensors) for _, tensors in in_batch])
     return Parity(
         len(requests),
-        largest_difference(reference, [comparable(tensors) for tensors in answers.alone]),
+        largest_difference(reference, [comparable(tensors) for tensors in alone]),
         replace(together, example=numbers[together.example]),
-        TOLERANCES[answers.dtype],
+        TOLERANCES[dtype],
     )
 
 
-def serve(job: Job, requests: list[Tensors]) -> Answers:
-    """Run the requests on the assembled system, each alone and in padded batches."""
+def serve(job: Job, requests: list[Tensors]) -> tuple[list[Tensors], list[tuple[int, Tensors]], str]:
+    """Return the assembled system's tensors for each request, those in padded batches by number, and its dtype."""
     with served_system(job.system, job.folder) as served:
         alone = served.alone(requests)
         in_batch: list[tuple[int, Tensors]] = []
         for batch in padded_batches([row_length(tensors) for tensors in alone]):
             in_batch += zip(batch, served.together([requests[i] for i in batch]), strict=True)
-        return Answers(alone, in_batch, served.dtype)
+        return alone, in_batch, served.dtype
 
 
 def row_length(tensors: Tensors) -> int:
@@ -131,15 +121,3 @@ def largest_difference(expected: list[Tensors], actual: list[Tensors]) -> Differ
             if size > worst.size:
                 worst = Difference(size, example, name)
     return worst
-
-
-def smallest_cosine_of(original: list[np.ndarray], other: list[np.ndarray]) -> tuple[float, int]:
-    """Return the smallest cosine between two answers to the same example, and the example's number.
-
-    Answers of one number have no direction: there the cosine is that of all answers together.
-    """
-    if all(answer.size == 1 for answer in original):
-        return smallest_cosine(np.concatenate(original), np.concatenate(other)), 0
-    cosines = [smallest_cosine(a.ravel(), b.ravel()) for a, b in zip(original, other, strict=True)]
-    example = int(np.argmin(cosines))
-    return cosines[example], example

@@ -227,12 +227,9 @@ def count_stored(reader: GGUFReader, config: PreTrainedConfig, has_read_factors:
     return sum(
         int(tensor.n_elements)
         for tensor in reader.tensors
-        if not ignored.get(tensor.name) and layer_of(tensor.name) < config.num_hidden_layers
+        if not ignored.get(tensor.name)
+        and not (tensor.name.startswith("blk.") and int(tensor.name.split(".")[1]) >= config.num_hidden_layers)
     )
-
-
-def layer_of(name: str) -> int:
-    return int(name.split(".")[1]) if name.startswith("blk.") else 0
 
 
 def count(model: PreTrainedModel) -> int:

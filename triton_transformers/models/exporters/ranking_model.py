@@ -7,12 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.modules import LogitScore
 
 from triton_transformers.models.exporters.openvino_export import backends
 from triton_transformers.models.exporters.sentence_model import LibraryNetwork, SentenceModel
+from triton_transformers.models.exporters.served import Tensors
 from triton_transformers.models.exporters.text_model import TextModel
 from triton_transformers.models.tasks import architectures_of
 from triton_transformers.settings import UserError
@@ -99,6 +101,15 @@ class RankingModel(SentenceModel):
                 "FORMAT=onnx"
             )
         return {"score_tokens": ",".join(map(str, self.score_tokens))} if self.score else {}
+
+    def reference(self, request: Tensors) -> Tensors:
+        """Return what predict() returns; on Neuron the encoder's outputs, which are scores without an activation."""
+        name, options = ("logits", {"activation_fn": torch.nn.Identity()}) if self.job.neuron else ("score", {})
+        if self.original.tokenizer.pad_token is None:
+            # `predict` asks for padding even of one pair, which then gets none.
+            self.original.tokenizer.pad_token = self.original.tokenizer.eos_token
+        scores = self.original.predict([self.texts_of(request)], **self.options_of(request), **options)
+        return {name: np.asarray(scores[0]).reshape(1, -1)}
 
     @cached_property
     def activation(self) -> str:

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from triton_transformers.models.adapters import adapter_folders, check_adapters
 from triton_transformers.models.exporters.low_rank import ADAPTER, Adapters
-from triton_transformers.models.exporters.onnx_export import export
+from triton_transformers.models.exporters.onnx_export import attention, export, load_original
 from triton_transformers.models.exporters.served import Tensors
 from triton_transformers.models.exporters.text_model import TextModel
 from triton_transformers.models.silence import quiet
@@ -54,13 +54,13 @@ class SentenceModel(TextModel):
                 device="cpu",
                 trust_remote_code=self.job.trust_remote_code,
                 local_files_only=True,
-                model_kwargs={"use_safetensors": True, "dtype": torch.float32, **self.attention},
+                model_kwargs={"use_safetensors": True, "dtype": torch.float32, **attention(self.job)},
                 processor_kwargs=self.processor_options,
             )
         parts = [module for module in model.modules() if isinstance(module, Transformer)]
         for module, folder in zip(parts, transformers_of(self.job.weights), strict=True):
             # Raises if weights are missing. In the type of the file, they need no memory.
-            self.load(type(module.model), dtype="auto", folder=folder)
+            load_original(self.job, type(module.model), folder, dtype="auto")
         return model.eval()
 
     @cached_property
@@ -103,6 +103,13 @@ class SentenceModel(TextModel):
     @property
     def transformer(self) -> transformers.PreTrainedModel:
         return self.first.model
+
+    def reference(self, request: Tensors) -> Tensors:
+        texts = self.texts_of(request)
+        answers = {next(iter(self.task.outputs)): self.encode(texts, **self.options_of(request))}
+        if "spans" in request:
+            answers["span_embeddings"] = self.encode_spans(texts[0], request["spans"][0])[None]
+        return answers
 
     def encode(self, texts: list[str], prompt_name: str | None = None, **options: Any) -> np.ndarray:
         """Return the vectors. The names query and document stand for the methods that are called so."""
@@ -220,8 +227,8 @@ class SentenceModel(TextModel):
             "variables": variables,
         }
 
-    @property
-    def adds_special_tokens(self) -> bool:
+    @cached_property
+    def adds_special_tokens(self) -> bool:  # type: ignore[override]
         return not self.chat  # the template writes them
 
     @cached_property
@@ -229,7 +236,7 @@ class SentenceModel(TextModel):
         return all(module.include_prompt for module in self.original if isinstance(module, Pooling))
 
     @cached_property
-    def optional_inputs(self) -> tuple[str, ...]:
+    def optional_inputs(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return the inputs that choose a prompt, unless the model has none."""
         has_prompts = any(self.original.prompts.values()) or not self.pools_prompt or self.chat or self.adapters
         return PROMPT_INPUTS if has_prompts or self.route or self.routes else ()
@@ -251,7 +258,7 @@ class SentenceModel(TextModel):
         return LibraryNetwork(self, *names)
 
     @cached_property
-    def pools_spans(self) -> bool:
+    def pools_spans(self) -> bool:  # type: ignore[override]
         """Return whether a vector is the mean of the tokens' vectors, so that a span of a text has one too."""
         if self.route or self.job.format not in SPAN_FORMATS or self.job.system == "embedding":
             return False
@@ -351,6 +358,7 @@ class SparseModel(SentenceModel):
     """A SparseEncoder: a vector with a weight for each token of the vocabulary, or for each dimension of its own."""
 
     library = SparseEncoder
+    pools_spans = False
 
     @cached_property
     def original(self) -> Any:
@@ -361,10 +369,6 @@ class SparseModel(SentenceModel):
                 "sentence-transformers saved, and this is neither: choose another model"
             )
         return model
-
-    @cached_property
-    def pools_spans(self) -> bool:
-        return False
 
     @cached_property
     def vocabulary(self) -> int:

@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from tokenizers import Tokenizer
 
 from triton_transformers.corpus import MIXED
+from triton_transformers.kinds import TOKEN_COUNT, TOKENIZED
 from triton_transformers.models.adapters import adapter_folders
 from triton_transformers.models.catalogue import Job, Outcome
-from triton_transformers.models.exporters.config_writer import write_config
+from triton_transformers.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
 from triton_transformers.models.exporters.low_rank import ADAPTER
 from triton_transformers.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare
 from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference, measure_parity
-from triton_transformers.models.exporters.references import reference, request_of, tokenize
+from triton_transformers.models.exporters.references import WINDOW_STRIDE
 from triton_transformers.models.exporters.served import Tensors, served_tokens
-from triton_transformers.models.exporters.text_configs import configs
-from triton_transformers.models.exporters.text_model import WINDOW_STRIDE, TextModel
+from triton_transformers.models.exporters.text_model import TextModel
 from triton_transformers.models.silence import quiet, without_scikit_learn
-from triton_transformers.models.tasks import DPR, architectures_of, is_of_two_halves, read_config, save_labels
+from triton_transformers.models.tasks import DPR, Axes, architectures_of, is_of_two_halves, read_config, save_labels
 from triton_transformers.settings import UserError
 
 PARITY_TEXTS = 24
 SPAN_TEXTS = 4
 MAX_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
 PUBLISHED_WIDTH = 384
-# The tasks of models that sentence-transformers reads.
-LIBRARY_TASKS = (
-    "sentence-similarity",
-    "sparse-embedding",
-    "text-ranking",
-    "multi-vector-embedding",
-    "hybrid-embedding",
-)
+MAX_BATCH = 64
+MAX_WINDOWS = 256  # of the contexts of one request
+ANSWERS = 5  # words for a mask
+# The tokenizer's outputs that are not one number per token.
+FROM_TOKENIZER = {
+    "offsets": ("INT64", [-1, 2]),
+    "word_offsets": ("INT64", [-1, 2]),
+    "pair": ("INT64", [1]),
+    "second_text": ("STRING", [1]),
+}
+# The tasks of models that sentence-transformers reads, with the module and the class that describe such a model.
+LIBRARY_MODELS = {
+    "sentence-similarity": ("sentence_model", "SentenceModel"),
+    "sparse-embedding": ("sentence_model", "SparseModel"),
+    "text-ranking": ("ranking_model", "RankingModel"),
+    "multi-vector-embedding": ("multi_vector_model", "MultiVectorModel"),
+    "hybrid-embedding": ("multi_vector_model", "HybridModel"),
+}
+Parameters = dict[str, object]  # of the backend
 
 
 def assemble(job: Job) -> Outcome:
@@ -60,17 +71,19 @@ def assemble(job: Job) -> Outcome:
     rows = example_rows(model)
     with quiet():
         # The reference comes first: a format may move the weights away.
-        requests = [request_of(model, *row) for row in rows] + prompt_requests(model)
+        requests = [model.request(*row) for row in rows] + prompt_requests(model)
         requests += [
             request | {"query": request["input_text"]} for request in requests[::4] if "query" in model.optional_inputs
         ]
         requests += span_requests(model)
-        expected = reference(model, requests)
+        expected = [model.reference(request) for request in requests]
         write_configs(model)
-        outcome = SAVE[job.format](model, requests, expected)
-        model.forget_original()
-        if job.format != "neuron":
-            outcome = outcome.join(compare(model, requests, expected))
+        if job.format == "neuron":
+            outcome = compile_and_compare(model, requests, expected)
+        else:
+            save_python(model) if job.format == "python" else save_onnx(model, requests)
+            model.forget_original()
+            outcome = compare(model, requests, expected)
         if job.format == "onnx-int8":
             outcome = outcome.join(convert_to_int8(model, requests))
     return outcome.join(Outcome(facts={"max_length": model.max_length}))
@@ -94,27 +107,20 @@ def compare(model: TextModel, requests: list[Tensors], expected: list[Tensors]) 
 def write_configs(model: TextModel) -> None:
     if model.job.system == "embedding":  # its configurations are in git, with comments
         return
-    for part, (config, parameters) in configs(model, model.width).items():
+    for part, (config, parameters) in configs(model).items():
         write_config(model.part(part), f"{model.job.task}, written by `make models`", config, parameters)
 
 
 def text_model(job: Job) -> TextModel:
-    if job.task not in LIBRARY_TASKS:
+    if job.task not in LIBRARY_MODELS:
         return TextModel(job)
+    module, name = LIBRARY_MODELS[job.task]
+    if job.task == "sentence-similarity" and is_text_half(job.weights):
+        module, name = "text_half", "TextHalf"
     with without_scikit_learn():  # sentence-transformers takes seconds to import
-        from triton_transformers.models.exporters import multi_vector_model, ranking_model, sentence_model, text_half
-
-    if job.task == "hybrid-embedding":
-        return multi_vector_model.HybridModel(job)
-    if job.task == "multi-vector-embedding":
-        return multi_vector_model.MultiVectorModel(job)
-    if job.task == "text-ranking":
-        return ranking_model.RankingModel(job)
-    if job.task == "sparse-embedding":
-        return sentence_model.SparseModel(job)
-    if is_text_half(job.weights):
-        return text_half.TextHalf(job)
-    return sentence_model.SentenceModel(job)
+        imported = importlib.import_module(f"triton_transformers.models.exporters.{module}")
+    model: TextModel = getattr(imported, name)(job)
+    return model
 
 
 def is_text_half(weights: Path) -> bool:
@@ -172,30 +178,27 @@ def save_answers(model: TextModel) -> None:
 # --- the encoder, in each format --------------------------------------------------------------------------------------
 
 
-def save_onnx(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
+def save_onnx(model: TextModel, requests: list[Tensors]) -> None:
     for encoder in model.encoders.values():
         feeds = encoded(encoder, taking(encoder.route, model, requests))
         encoder.export(encoder.version("encoder") / "model.onnx", export_examples(encoder, feeds))
-    return Outcome()
 
 
-def save_python(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
+def save_python(model: TextModel) -> None:
     model.save_layers(model.version("encoder"))
     model.job.take_model(model.version("encoder"))
-    return Outcome()
 
 
 def convert_to_int8(model: TextModel, requests: list[Tensors]) -> Outcome:
     """Convert the encoder; compare it with fp32 for each text alone, and a batch with each text alone."""
     outcome = Outcome()
     for encoder in model.encoders.values():
-        target = encoder.version("encoder") / "model.onnx"
         feeds = encoded(encoder, taking(encoder.route, model, requests))
-        outcome = outcome.join(quantize_and_compare(target, partial(run, target, feeds)))
+        outcome = outcome.join(quantize_and_compare(encoder.version("encoder") / "model.onnx", feeds))
     return outcome.join(compare_int8_batches(model.job, requests, model.task.compared))
 
 
-def save_neuron(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
+def compile_and_compare(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
     from triton_transformers.neuron.compile import CompiledEncoder, core_errors
 
     target = model.job.neuron
@@ -235,9 +238,6 @@ def cut(model: TextModel, feeds: list[Tensors], answers: Iterator[list[np.ndarra
         yield {name: (array[:length] if axes[0] == "T" else array)[None] for (name, axes), array in outputs}
 
 
-SAVE = {"onnx": save_onnx, "onnx-int8": save_onnx, "python": save_python, "neuron": save_neuron}
-
-
 # --- the examples -----------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +260,7 @@ def prompt_requests(model: TextModel) -> list[Tensors]:
     prompts = [("prompt_name", name) for name in model.prompts] + [("prompt", "about rain: "), ("prompt", "")]
     texts = [*MIXED.texts[:3], "word " * min(model.max_length, MAX_EXAMPLE)]
     return [
-        request_of(model, *(["Which one?"] if model.takes_pairs else []), text)
+        model.request(*(["Which one?"] if model.takes_pairs else []), text)
         | {name: np.array([[value.encode()]], np.object_)}
         for name, value in prompts
         for text in texts
@@ -277,13 +277,13 @@ def span_requests(model: TextModel) -> list[Tensors]:
         spans = np.array([[0, half], [half, len(text)]])
         # A vector is not finite if its span lies beyond the tokens that the model reads.
         if np.isfinite(model.encode_spans(text, spans)).all():
-            requests.append(request_of(model, text) | {"spans": spans[None]})
+            requests.append(model.request(text) | {"spans": spans[None]})
     return requests
 
 
 def single(model: TextModel, texts: list[str]) -> list[tuple[str, ...]]:
     """Return a row for each text that has tokens: no model runs on an empty text without special tokens."""
-    return [(text,) for text in texts if tokenize(model, [text])["input_ids"].numel()]
+    return [(text,) for text in texts if model.tokenize([text])["input_ids"].numel()]
 
 
 def example_texts(max_length: int) -> list[str]:
@@ -343,9 +343,118 @@ def length(feed: Tensors) -> int:
     return feed["input_ids"].shape[1]
 
 
-def run(path: Path, feeds: list[Tensors]) -> list[np.ndarray]:
-    """Return all outputs for each text, in one row."""
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [node.name for node in session.get_inputs()]
-    results = (session.run(None, {name: tokens[name] for name in names}) for tokens in feeds)
-    return [np.concatenate([array.ravel() for array in arrays]) for arrays in results]
+# --- the configurations -----------------------------------------------------------------------------------------------
+
+
+def configs(model: TextModel) -> dict[str, tuple[Config, Parameters]]:
+    """Return the configuration of each Triton model of the ensemble, by part."""
+    axes = {"T": -1, "E": -1, "L": model.label_count, "D": model.width, "V": model.vocabulary, "K": ANSWERS}
+    axes |= {"M": model.token_width, "H": -1, "S": -1}
+
+    def dims(shape: Axes) -> list[int]:
+        return [axes[axis] if isinstance(axis, str) else axis for axis in shape]
+
+    task = model.task
+    texts = [tensor(name, "STRING", [1]) for name in task.inputs]
+    if task.second_is_optional:
+        texts[1]["optional"] = True
+    texts += [tensor(name, "STRING", [1], optional=True) for name in model.optional_inputs]
+    if model.pools_spans:
+        texts.append(tensor("spans", "INT64", [-1, 2], optional=True))
+    tokens = [tensor(name, "INT64", [-1]) for name in model.token_inputs]
+    from_tokenizer = [tensor(name, *FROM_TOKENIZER.get(name, ("INT64", [-1]))) for name in task.from_tokenizer]
+    extras = [extra for extra in from_tokenizer if extra not in tokens]
+    from_request = [text for text in texts if text["name"] in task.from_request]
+    outputs = [tensor(name, "FP32", dims(shape)) for name, shape in task.outputs.items()]
+    responses = [tensor(name, kind, dims(shape)) for name, (kind, shape) in task.ensemble_outputs.items()]
+    answers = [response for response in responses if response["name"] in task.answers]
+    counts = [response for response in responses if response["name"] == TOKEN_COUNT]
+
+    parts: dict[str, tuple[Config, Parameters]] = {}
+    if task.tokenizes_in_encoder:
+        about_tokens = [tensor(TOKENIZED, "STRING", [1]), *counts]  # the first one is no output of the ensemble
+        own = answers if task.encoder_answers else outputs
+        parts["encoder"] = encoder(model, ragged(texts), about_tokens + own)
+    else:
+        tokenizer = batched("tokenizer", MAX_BATCH, texts, tokens + extras + counts, "KIND_CPU")
+        parts["tokenizer"] = tokenizer, {"padding": "none", **tokenization(model)}
+        parts["encoder"] = encoder(model, ragged(tokens), outputs)
+    if task.is_one_model:
+        return parts
+    if task.has_last_step:
+        inputs = ragged(outputs + from_tokenizer) + from_request
+        parts["answers"] = batched("postprocessor", MAX_BATCH, inputs, answers, "KIND_CPU"), last_step(model)
+    if task.cuts_windows:
+        for part in ("encoder", "answers"):
+            parts[part][0]["max_batch_size"] = MAX_WINDOWS
+    steps = {model.part(part).name: config for part, (config, _) in parts.items()}
+    # The gateway's clients get the labels by their names.
+    labels: Parameters = {"labels": json.dumps(model.labels, ensure_ascii=False)} if "scores" in task.answers else {}
+    return parts | {"ensemble": (ensemble(steps, texts, responses), labels)}
+
+
+def tokenization(model: TextModel) -> Parameters:
+    parameters: Parameters = {}
+    if model.mask:
+        parameters["exactly_one"] = model.mask
+    if model.task.cuts_windows:
+        parameters["max_windows"] = MAX_WINDOWS
+    if not model.hugging_face_tokenizer("").input_ids:  # it adds no special tokens, and no model runs on nothing
+        parameters["min_length"] = 1
+    return parameters
+
+
+def encoder(model: TextModel, inputs: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
+    """Return the configuration of the encoder. Each of several routes has parameters of its own."""
+    if not model.routes:
+        return encoder_of_route(model, inputs, outputs)
+    routes: Parameters = {f"{name or 'default'}_route": route for name, route in model.routes.items()}
+    for route, own in model.encoders.items():
+        config, parameters = encoder_of_route(own, inputs, outputs)
+        routes |= {f"{route}.{name}": value for name, value in parameters.items()}
+    return config, routes
+
+
+def encoder_of_route(model: TextModel, inputs: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
+    config, parameters = encoder_of_format(model, inputs, outputs)
+    if model.task.tokenizes_in_encoder:
+        parameters |= {"tokens": ",".join(model.token_inputs), **tokenization(model)}
+    if model.pad_token_id:
+        parameters["pad_token_id"] = model.pad_token_id
+    if not model.pads:
+        parameters["padding"] = "none"
+    if model.fills_rows:
+        parameters["padding"] = "max_length"
+        parameters["masks_padding"] = int(not model.reads_padding)
+    return config, parameters
+
+
+def encoder_of_format(model: TextModel, inputs: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
+    if target := model.job.neuron:
+        cores = {"NEURON_CORE_START_INDEX": target.cores[0], "NEURON_CORE_END_INDEX": target.cores[-1]}
+        return batched("neuron", MAX_BATCH, inputs, outputs, "KIND_MODEL"), {"task": "text-encoder", **cores}
+    if model.job.format != "python":
+        return batched("packed_onnx", MAX_BATCH, inputs, outputs, "KIND_AUTO"), {}
+    parameters: Parameters = {"task": "text-encoder", "model_class": model.model_class}
+    if model.mask:
+        parameters["mask_token_id"] = model.hugging_face_tokenizer.mask_token_id
+    parameters |= model.layers
+    if model.job.trust_remote_code:
+        parameters["trust_remote_code"] = 1
+    return batched("transformers", MAX_BATCH, inputs, outputs, "KIND_AUTO"), parameters
+
+
+def last_step(model: TextModel) -> Parameters:
+    parameters: Parameters = {"task": model.job.task}
+    if model.job.task in ("text-classification", "text-ranking"):
+        parameters["activation"] = model.activation
+    if model.job.task == "question-answering":
+        parameters["align_to_words"] = 1
+        if model.hugging_face_tokenizer.cls_token_id is None:
+            parameters["first_token_competes"] = 0
+    if model.mask:
+        parameters["count"] = ANSWERS
+    if model.job.task == "token-classification":
+        parameters["aggregation_strategy"] = "simple"
+        parameters["unknown_token"] = model.hugging_face_tokenizer.unk_token or ""
+    return parameters

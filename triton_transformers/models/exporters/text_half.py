@@ -8,14 +8,14 @@ import string
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from tokenizers import AddedToken, Regex, normalizers, processors
 from transformers.convert_slow_tokenizer import SpmConverter
 
+from triton_transformers.models.exporters.served import Tensors
 from triton_transformers.models.exporters.text_model import TextModel
-from triton_transformers.models.purposes import TEXT_FEATURES, encodes_texts_and_images
+from triton_transformers.models.tasks import TEXT_FEATURES, encodes_texts_and_images
 
 # SigLIP was trained on texts that are padded to this length, and reads the padding. transformers' own pipeline, too,
 # knows such models by the name of their type.
@@ -53,14 +53,14 @@ class TextHalf(TextModel):
 
     @cached_property
     def width(self) -> int:
-        return self.encode(["a"]).shape[1]
+        return self.reference(self.request("a"))["sentence_embedding"].shape[1]
 
     @cached_property
-    def fills_rows(self) -> bool:
+    def fills_rows(self) -> bool:  # type: ignore[override]
         return FILLED_TYPE in self.whole_config.model_type
 
     @cached_property
-    def reads_padding(self) -> bool:
+    def reads_padding(self) -> bool:  # type: ignore[override]
         return self.fills_rows and "attention_mask" not in self.hugging_face_tokenizer.model_input_names
 
     @cached_property
@@ -68,10 +68,10 @@ class TextHalf(TextModel):
         return min(super().max_length, FILLED_LENGTH) if self.fills_rows else super().max_length
 
     @torch.inference_mode()
-    def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
+    def reference(self, request: Tensors) -> Tensors:
         padding = {"padding": "max_length"} if self.fills_rows else {}
-        tokens = self.own_tokenizer(texts, truncation=True, max_length=self.max_length, return_tensors="pt", **padding)
-        return self.features(**tokens).numpy()
+        options = {"truncation": True, "max_length": self.max_length, "return_tensors": "pt", **padding}
+        return {"sentence_embedding": self.features(**self.own_tokenizer(self.texts_of(request), **options)).numpy()}
 
     def features(self, **tokens: torch.Tensor) -> torch.Tensor:
         call = getattr(self.original, self.method)

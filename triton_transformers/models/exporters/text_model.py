@@ -13,14 +13,13 @@ import torch
 import transformers
 
 from triton_transformers.models.catalogue import Job
-from triton_transformers.models.exporters.onnx_export import PLAIN_ATTENTION, export
+from triton_transformers.models.exporters.onnx_export import export, load_original
+from triton_transformers.models.exporters.references import find_answer
 from triton_transformers.models.exporters.served import Tensors
 from triton_transformers.models.tasks import TEXT_TASKS, TextTask, activation
 from triton_transformers.settings import UserError
 
-# Tokens of a question and a part of its context, and those that two parts share at most, as in transformers' pipeline.
-WINDOW = 384
-WINDOW_STRIDE = 128
+WINDOW = 384  # tokens of a question and a part of its context, as in transformers' pipeline
 DEFAULT_LENGTH = 512  # of texts for a model that sets no limit
 # The names that the published guides use for `embedding`.
 PUBLISHED_PARTS = {"ensemble": "embedding", "tokenizer": "tokenizer", "encoder": "encoder"}
@@ -28,9 +27,18 @@ PUBLISHED_PARTS = {"ensemble": "embedding", "tokenizer": "tokenizer", "encoder":
 
 @dataclass
 class TextModel:
+    """A text encoder of transformers. The subclasses describe those of other libraries."""
+
     job: Job
     pads: bool = True  # whether texts of unequal length may share a run
     route: str = ""  # the route that this encoder serves, if texts take several
+
+    # The subclasses override these, some by a property, which mypy allows only with consent.
+    adds_special_tokens = True
+    optional_inputs = tuple[str, ...]()  # further inputs of the tokenizer: a text for each row, if the client sets them
+    fills_rows = False  # whether the model takes each text padded to the maximum length
+    reads_padding = False  # whether a model that fills rows has no mask, so that it reads the padding, too
+    pools_spans = False  # whether it returns a vector for each span of a text
 
     @property
     def task(self) -> TextTask:
@@ -110,33 +118,9 @@ class TextModel:
         return {}
 
     @property
-    def adds_special_tokens(self) -> bool:
-        return True
-
-    @property
-    def optional_inputs(self) -> tuple[str, ...]:
-        """Return the names of further inputs of the tokenizer: a text for each row, if the client sets them."""
-        return ()
-
-    @property
     def width(self) -> int:
         """Return the width of the encoder's vectors."""
         return self.config.hidden_size
-
-    @property
-    def fills_rows(self) -> bool:
-        """Return whether the model takes each text padded to the maximum length."""
-        return False
-
-    @property
-    def reads_padding(self) -> bool:
-        """Return whether a model that fills rows has no mask, so that it reads the padding, too."""
-        return False
-
-    @property
-    def pools_spans(self) -> bool:
-        """Return whether it returns a vector for each span of a text."""
-        return False
 
     @property
     def token_width(self) -> int:
@@ -212,16 +196,51 @@ class TextModel:
         outputs = {name: per_token if axes[0] == "T" else per_text for name, axes in self.task.outputs.items()}
         export(self.network.float(), inputs, outputs, examples, path)
 
-    def encode(self, texts: list[str], **prompt: str) -> np.ndarray:
-        """Return what the model's own library makes of the texts, if the task is to return one vector for each."""
-        raise NotImplementedError
+    def request(self, *texts: str) -> Tensors:
+        """Return a request with one row. The second of two texts may be optional."""
+        rows = zip(self.task.inputs, texts, strict=False)
+        return {name: np.array([[text.encode()]], np.object_) for name, text in rows}
+
+    def texts_of(self, request: Tensors) -> list[str]:
+        """Return the texts of a request's row."""
+        return [request[name][0, 0].decode() for name in self.task.inputs if name in request]
+
+    def options_of(self, request: Tensors) -> dict[str, str]:
+        """Return the further inputs of a request's row, such as the name of its prompt."""
+        return {name: request[name][0, 0].decode() for name in self.optional_inputs if name in request}
+
+    @torch.inference_mode()
+    def reference(self, request: Tensors) -> Tensors:
+        """Return the answer that the served system must give to one row, computed with the model's own library.
+
+        The names are those of the served tensors: answers, or outputs of the encoder if the answers are discrete
+        (spans, words), because these jump on a tie.
+        """
+        texts = self.texts_of(request)
+        if self.task.cuts_windows and not self.job.neuron:  # on Neuron only the encoder's outputs can be compared
+            question, context = texts
+            answer = find_answer(self.original, self.hugging_face_tokenizer, question, context, self.max_length)
+            return {"score": np.array([[answer.score]], np.float32)}
+        tokens = self.tokenize(texts)
+        accepted = inspect.signature(self.original.forward).parameters
+        outputs = self.original(**{name: tensor for name, tensor in tokens.items() if name in accepted})
+        if self.mask:
+            position = int((tokens["input_ids"][0] == self.hugging_face_tokenizer.mask_token_id).int().argmax())
+            return {"mask_logits": outputs.logits[:, position].numpy()}
+        return {name: outputs[name].numpy() for name in self.task.outputs}
+
+    def tokenize(self, texts: list[str]) -> dict[str, torch.Tensor]:
+        if self.task.second_is_optional:
+            texts = texts[:1] + [text for text in texts[1:] if text]  # the pipeline ignores an empty second text
+        return self.hugging_face_tokenizer(
+            *([text] for text in texts),  # as lists: beside a single text, transformers ignores an empty second one
+            truncation=self.task.truncation,
+            max_length=self.max_length,
+            return_tensors="pt",
+        )
 
     def encode_spans(self, text: str, spans: np.ndarray) -> np.ndarray:
         """Return a vector for each span of a text, if the model returns them."""
-        raise NotImplementedError
-
-    def answers(self, text: str, **choice: str) -> Tensors:
-        """Return the answer of the model's own library to a text, if that is more than one vector."""
         raise NotImplementedError
 
     def save_prompts(self, version: Path) -> None:
@@ -249,35 +268,13 @@ class TextModel:
         return self.load(getattr(transformers, self.model_class))
 
     @property
-    def attention(self) -> dict[str, str]:
-        """Return the options of a model that will be exported or compiled."""
-        return {} if self.job.format == "python" else {"attn_implementation": PLAIN_ATTENTION}
-
-    @property
     def transformer(self) -> transformers.PreTrainedModel:
         """Return the part of the original that transformers knows."""
         return self.original
 
-    def load(
-        self, kind: Any, dtype: torch.dtype | str = torch.float32, folder: str | Path = ""
-    ) -> transformers.PreTrainedModel:
-        """Return a model of this class. Raise if weights are missing: transformers would draw them at random."""
-        model, info = kind.from_pretrained(
-            folder or self.job.weights,
-            trust_remote_code=self.job.trust_remote_code,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype=dtype,
-            output_loading_info=True,
-            **self.attention,
-        )
-        # Only sequence classifiers read the pooler.
-        uses_pooler = "SequenceClassification" in kind.__name__
-        if missing := sorted(key for key in info["missing_keys"] if "pooler" not in key or uses_pooler):
-            raise UserError(
-                f"{self.job.weights} is not a model for {self.job.task}: it lacks the weights '{missing[0]}'"
-            )
-        return model.eval()
+    def load(self, kind: Any) -> transformers.PreTrainedModel:
+        model, _ = load_original(self.job, kind)
+        return model
 
     def forget_original(self) -> None:
         """Free the memory of the original."""

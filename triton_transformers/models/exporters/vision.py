@@ -1,35 +1,47 @@
-"""Export vision models: an ensemble of image processor, ONNX and, for classifiers, labels; or one model on PyTorch."""
+"""Export vision models: an ensemble of image processor, ONNX and, for classifiers, labels; or one model on PyTorch.
+
+A model of texts and images becomes a system for each half, and a front for both.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import torch
 import transformers
 
+from triton_transformers.model_config import CALLED, CONFIGS, find_config
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
 from triton_transformers.models.exporters.onnx_export import (
-    PLAIN_ATTENTION,
+    attention,
     compare_int8_batches,
     export,
+    load_original,
     quantize_and_compare,
 )
 from triton_transformers.models.exporters.parity import measure_parity
-from triton_transformers.models.exporters.served import Tensors
-from triton_transformers.models.purposes import IMAGE_FEATURES, encodes_texts_and_images
+from triton_transformers.models.exporters.served import Tensors, backend_config
 from triton_transformers.models.silence import quiet
-from triton_transformers.models.tasks import activation, architectures_of, read_config, save_labels
+from triton_transformers.models.tasks import (
+    IMAGE_FEATURES,
+    TEXT_IMAGE,
+    activation,
+    architectures_of,
+    encodes_texts_and_images,
+    read_config,
+    save_labels,
+)
 from triton_transformers.settings import UserError
 
 MAX_BATCH = 32
+HALVES = ("text", "image")
 POOLED = "pooler_output"
 FEATURES = ("last_hidden_state", POOLED, "image_embeds")
 # The output of the image half of a system of texts and images. In transformers it has another name.
@@ -87,21 +99,8 @@ class VisionModel:
     @cached_property
     def _loaded(self) -> tuple[transformers.PreTrainedModel, list[str]]:
         """Return the original, and the names of its outputs that depend on missing weights."""
-        model, info = getattr(transformers, self.model_class).from_pretrained(
-            self.job.weights,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=self.job.trust_remote_code,
-            dtype=torch.float32,
-            attn_implementation=PLAIN_ATTENTION,
-            output_loading_info=True,
-        )
-        poolers = {key for key in info["missing_keys"] if "pooler" in key}
-        if missing := sorted(set(info["missing_keys"]) - poolers):
-            raise UserError(
-                f"{self.job.weights} is not a model for {self.job.task}: it lacks the weights '{missing[0]}'"
-            )
-        return model.eval(), [POOLED] if poolers else []
+        model, poolers = load_original(self.job, getattr(transformers, self.model_class))
+        return model, [POOLED] if poolers else []
 
     @cached_property
     def answers(self) -> list[Mapping[str, torch.Tensor]]:
@@ -134,16 +133,16 @@ class VisionModel:
         """Return the pixel_values of the images."""
         pixels = [self.processor(image, return_tensors="np")[PIXELS].astype(np.float32) for image in self.images]
         shapes = {array.shape for array in pixels}
+        reason = ""
         if pixels[0].ndim != 4:
+            reason = "cuts images into patches and keeps their proportions"
+        elif len(shapes) > 1:
+            shown = " and ".join(map(str, sorted(shapes)))
+            reason = f"returns tensors of shape {shown} for images of different sizes"
+        if reason:
             raise UserError(
-                f"{self.job.system}: its {type(self.processor).__name__} cuts images into patches and keeps their "
-                "proportions, and only models that take all images in one size are served"
-            )
-        if len(shapes) > 1:
-            raise UserError(
-                f"{self.job.system}: its {type(self.processor).__name__} returns tensors of shape "
-                f"{' and '.join(map(str, sorted(shapes)))} for images of different sizes, and only models that take "
-                "all images in one size are served"
+                f"{self.job.system}: its {type(self.processor).__name__} {reason}, and only models that take all "
+                "images in one size are served"
             )
         return pixels
 
@@ -171,7 +170,7 @@ class ImageNetwork(torch.nn.Module):
 
 
 def assemble(job: Job) -> Outcome:
-    return assemble_model(VisionModel(job))
+    return assemble_halves(job) if job.task == TEXT_IMAGE else assemble_model(VisionModel(job))
 
 
 def assemble_model(model: VisionModel) -> Outcome:
@@ -261,8 +260,8 @@ def save_onnx(model: VisionModel, target: Path) -> None:
 
 
 def convert_to_int8(model: VisionModel, requests: list[Tensors]) -> Outcome:
-    target = model.part("model") / "1/model.onnx"
-    int8 = quantize_and_compare(target, lambda: run(target, model.examples))
+    feeds = [{PIXELS: example} for example in model.examples]
+    int8 = quantize_and_compare(model.part("model") / "1/model.onnx", feeds)
     return int8.join(compare_int8_batches(model.job, requests, model.outputs))
 
 
@@ -305,8 +304,62 @@ def reference(model: VisionModel) -> list[Tensors]:
     return [{name: output[own].numpy() for name, own in model.outputs.items()} for output in model.answers]
 
 
-def run(path: Path, examples: list[np.ndarray]) -> list[np.ndarray]:
-    """Return all outputs for each image, in one row."""
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    outputs = [session.run(None, {PIXELS: example}) for example in examples]
-    return [np.concatenate([array.ravel() for array in arrays]) for arrays in outputs]
+# --- models of texts and images ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class ImageHalf(VisionModel):
+    """The half of the model that takes images."""
+
+    @cached_property
+    def outputs(self) -> dict[str, str]:
+        return {VECTOR: POOLED}
+
+
+class LibraryImageHalf(ImageHalf):
+    """The image half of a model of sentence-transformers: its modules after the first serve texts and images alike."""
+
+    @cached_property
+    def original(self) -> Any:
+        from sentence_transformers import SentenceTransformer
+
+        if self.job.format == "python":
+            raise UserError(
+                f"{self.job.system}: FORMAT=python does not support this sentence-transformer of texts and images: set "
+                "FORMAT=onnx"
+            )
+        options = {"use_safetensors": True, "dtype": torch.float32, **attention(self.job)}
+        return SentenceTransformer(
+            str(self.job.weights), device="cpu", local_files_only=True, model_kwargs=options
+        ).eval()
+
+    def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        features = self.original({PIXELS: pixels, "modality": "image"})
+        return {POOLED: features[VECTOR][:, : self.original.truncate_dim]}
+
+
+def assemble_halves(job: Job) -> Outcome:
+    """Make a system for each half, and one that sends each request to one of them."""
+    from triton_transformers.models.exporters import text
+
+    if find_config(job.system, CONFIGS):
+        raise UserError(f"{job.system} has a configuration in git, for another task: choose another name in SYSTEMS")
+    names = {half: f"{job.system}_{half}" for half in HALVES}
+    kind = LibraryImageHalf if (job.weights / "modules.json").exists() else ImageHalf
+    # The halves share the weights, so only the last one may take them.
+    texts = text.assemble(replace(job, system=names["text"], task="sentence-similarity", movable=False))
+    images = assemble_model(kind(replace(job, system=names["image"], task="image-feature-extraction")))
+    write_front(job, names)
+    return Outcome(f"texts: {texts.summary}; images: {images.summary}", texts.facts | images.facts)
+
+
+def write_front(job: Job, names: dict[str, str]) -> None:
+    """Write the configuration of the model that clients call. Its outputs are those of the half that takes texts."""
+    texts, images = (backend_config(job.folder / name / "config.pbtxt")["output"] for name in names.values())
+    if images[0] not in texts:
+        raise UserError(f"{job.system}: its vectors of texts and of images differ in width, and cannot be compared")
+    inputs = ragged([tensor("input_text", "STRING", [1], optional=True), *IMAGES])
+    config = batched("text_or_image", MAX_BATCH, inputs, texts, "KIND_CPU")
+    (job.folder / job.system / "1").mkdir(parents=True)  # Triton requires a version of each model
+    parameters: dict[str, object] = dict(zip(CALLED, names.values(), strict=True))
+    write_config(job.folder / job.system, f"{job.task}, written by `make models`", config, parameters)
