@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from triton_transformers.settings import UserError
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 
 TEXTS = ["a", "Rain in the valley, and nobody goes out.", "word " * 30]
+BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 INSTRUCTIONS = {"retrieval.query": "Find: ", "retrieval.passage": "Passage: ", "text-matching": ""}
 # The keys of jinaai/jina-embeddings-v3-hf that transformers does not read.
 JINA = {
@@ -124,7 +126,14 @@ def merged(source: Path, adapter: str) -> SentenceTransformer:
 @pytest.fixture(scope="module")
 def expected(source) -> Callable[[str, str, str], np.ndarray]:
     models = functools.cache(lambda adapter: merged(source, adapter))
-    return lambda adapter, prompt, given: models(adapter).encode([given], prompt=prompt)[0]
+
+    def vector(adapter: str, prompt: str, given: str) -> np.ndarray:
+        return models(adapter).encode([given], prompt=prompt)[0]
+
+    different = [vector(adapter, "", TEXTS[1]) for adapter in ("", *OPTIONS)]
+    for one, other in itertools.combinations(different, 2):  # otherwise an adapter that is ignored would pass
+        assert np.abs(one - other).max() > 0.01
+    return vector
 
 
 def test_each_adapter_answers_alone_and_padded_as_merged(serve, expected):
@@ -134,14 +143,6 @@ def test_each_adapter_answers_alone_and_padded_as_merged(serve, expected):
         alone = [serve().together([request([given], prompt_name=name)])[0]["sentence_embedding"] for given in TEXTS]
         np.testing.assert_allclose(together["sentence_embedding"], vectors, atol=1e-5, err_msg=name)
         np.testing.assert_allclose(np.concatenate(alone), vectors, atol=1e-5, err_msg=name)
-
-
-def test_adapters_differ(expected):
-    """Without this, an adapter that is ignored would pass."""
-    vectors = [expected(adapter, "", TEXTS[1]) for adapter in ("", *OPTIONS)]
-    for number, one in enumerate(vectors):
-        for other in vectors[number + 1 :]:
-            assert np.abs(one - other).max() > 0.01
 
 
 def test_rows_of_a_batch_have_their_own_adapters(serve, expected):
@@ -186,7 +187,7 @@ def test_keys_about_adapters_are_refused_without_adapters(tmp_path):
     ],
 )
 def test_adapter_that_is_more_than_lora_is_refused(tmp_path, options, reason):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
     save_adapter(tmp_path / "adapters/own", {}, options)
     with pytest.raises(UserError, match=re.escape(reason)) as refusal:
         check_model("a model", tmp_path, trust_remote_code=False)
@@ -194,7 +195,7 @@ def test_adapter_that_is_more_than_lora_is_refused(tmp_path, options, reason):
 
 
 def test_states_of_a_training_are_no_adapters(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
     save_adapter(tmp_path / "checkpoint-500", {}, {"use_dora": True})
     check_model("a model", tmp_path, trust_remote_code=False)
     assert task_of(tmp_path) == "feature-extraction"
@@ -222,14 +223,16 @@ def test_tensors_that_change_no_layer_are_refused(source, tmp_path, tensors, rea
         assemble(folder, tmp_path / "models")
 
 
-@pytest.mark.parametrize(("format", "task", "reason"), [
-    ("python", "sentence-similarity",
-        "retrieval_passage, retrieval_query, text_matching) are served with FORMAT=onnx"),
-    ("onnx", "feature-extraction", "are served with TASK=sentence-similarity"),
-])  # fmt: skip
-def test_other_formats_and_tasks_do_not_ignore_adapters(source, tmp_path, format, task, reason):
+@pytest.mark.parametrize(
+    ("form", "task", "reason"),
+    [
+        ("python", "sentence-similarity", "retrieval_query, text_matching) are served with FORMAT=onnx"),
+        ("onnx", "feature-extraction", "are served with TASK=sentence-similarity"),
+    ],
+)
+def test_other_formats_and_tasks_do_not_ignore_adapters(source, tmp_path, form, task, reason):
     with pytest.raises(UserError, match=re.escape(reason)):
-        assemble(source, tmp_path / "models", format, task)
+        assemble(source, tmp_path / "models", form, task)
 
 
 def test_lost_adapter_is_refused(source, tmp_path, monkeypatch):

@@ -10,9 +10,7 @@ import pytest
 import transformers
 
 from tests.support.checkpoints import encoders
-from triton_transformers.models.assemble import assemble_all, plan
-from triton_transformers.models.catalogue import System
-from triton_transformers.models.sources import Folder, Weights
+from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.unsupported import check_model
 from triton_transformers.settings import Settings, UserError
 
@@ -214,13 +212,6 @@ def test_sparse_encoder_of_any_module_is_read(tmp_path):
     encoders.save_bert(tmp_path / "plain", "ForMaskedLM")
     SparseEncoder(modules=[MLMTransformer(str(tmp_path / "plain")), SpladePooling()]).save(str(tmp_path / "sparse"))
     check_model("x", tmp_path / "sparse", trust_remote_code=False)
-
-
-def test_folder_of_the_weights_is_never_filled(tmp_path):
-    source = encoders.save_bert(tmp_path / "source", "Model")
-    weights = Weights(source, "x", "x")
-    job = plan(System("x", "feature-extraction", Folder(source)), weights, tmp_path / "work", Settings.load())
-    assert (job.folder, job.weights) == (tmp_path / "work", source)
 
 
 @pytest.mark.parametrize("case", CASES)

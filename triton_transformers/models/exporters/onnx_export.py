@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +63,16 @@ def attention(job: Job) -> dict[str, str]:
     return {} if job.format == "python" else {"attn_implementation": PLAIN_ATTENTION}
 
 
-class Positional(torch.nn.Module):
-    """A network with one signature for both exporters: any number of tensors to a tuple."""
+class Network(torch.nn.Module):
+    """A module with one signature for both exporters: tensors by position to a tuple. It may have another function."""
 
-    def __init__(self, network: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, function: Callable[..., Iterable[torch.Tensor]] | None = None) -> None:
         super().__init__()
-        self.network = network
+        self.module = module
+        self.function = function or module.__call__
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(self.network(*tensors))
+        return tuple(self.function(*tensors))
 
 
 def export(
@@ -87,7 +88,7 @@ def export(
     The exporters see only the first example. torch.jit.trace takes a second or two, but may take a
     property of the example for one of all inputs. torch.export does not, and takes up to a minute: it comes second.
     """
-    module = Positional(network).eval()  # all of it: the exporters restore the mode of the whole
+    module = Network(network).eval()  # all of it: the exporters restore the mode of the whole
     feeds = [tuple(torch.from_numpy(example[name]) for name in inputs) for example in examples]
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}
     dynamic = {name: axes for name, axes in {**inputs, **outputs}.items() if axes}

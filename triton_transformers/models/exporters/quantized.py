@@ -122,21 +122,23 @@ def convert(file: Path, folder: Path) -> list[str]:
         architecture = keys["general.architecture"]
     except Exception as error:  # the package raises anything at a file that is cut
         raise UserError(f"{file} is damaged, or no GGUF: download it again") from error
-    with reading(file, architecture):
-        config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        config.__dict__.pop("_model_name_or_path", None)  # only a name, and no key of config.json
-        check_keys(file, keys, config)
-        has_read_factors = read_rope_factors(reader, config)
-        model, report = load_in_16_bits(
-            file.parent,
-            "GGUF",
-            "choose a smaller model",
-            config,
-            gguf_file=file.name,
-            quantization_config=transformers.GgufConfig(dequantize=True),
-            output_loading_info=True,
-        )
+    try:
+        with quiet():
+            config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            config.__dict__.pop("_model_name_or_path", None)  # only a name, and no key of config.json
+            check_keys(file, keys, config)
+            has_read_factors = read_rope_factors(reader, config)
+            settings: Any = transformers.GgufConfig(dequantize=True)
+            options = {"gguf_file": file.name, "quantization_config": settings, "output_loading_info": True}
+            model, report = load_in_16_bits(file.parent, "GGUF", "choose a smaller model", config, **options)
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises anything for a model that it does not know
+        raise UserError(
+            f"{file} is a {architecture}, and transformers {transformers.__version__} does not read it as a language "
+            f"model ({type(error).__name__}): name the model that it was converted from"
+        ) from error
     if any(report.values()) or count_stored(reader, config, has_read_factors) != count(model):
         raise UserError(
             f"{file} has other tensors than transformers reads for a {config.model_type}, so that {INSTEAD}"
@@ -145,22 +147,6 @@ def convert(file: Path, folder: Path) -> list[str]:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return sorted({tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1})
-
-
-@contextlib.contextmanager
-def reading(file: Path, architecture: str) -> Iterator[None]:
-    import transformers
-
-    try:
-        with quiet():
-            yield
-    except UserError:
-        raise
-    except Exception as error:  # transformers raises anything for a model that it does not know
-        raise UserError(
-            f"{file} is a {architecture}, and transformers {transformers.__version__} does not read it as a language "
-            f"model ({type(error).__name__}): name the model that it was converted from"
-        ) from error
 
 
 def check_keys(file: Path, keys: dict[str, Any], config: PreTrainedConfig) -> None:

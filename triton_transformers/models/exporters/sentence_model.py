@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from triton_transformers.models.adapters import adapter_folders, check_adapters
 from triton_transformers.models.exporters.low_rank import ADAPTER, Adapters
-from triton_transformers.models.exporters.onnx_export import attention, export, load_original
+from triton_transformers.models.exporters.onnx_export import Network, attention, export, load_original
 from triton_transformers.models.exporters.served import Tensors
 from triton_transformers.models.exporters.text_model import TextModel
 from triton_transformers.models.silence import quiet
@@ -279,7 +279,7 @@ class SentenceModel(TextModel):
         if self.pools_spans:
             rows = {"vectors": np.ones((2, self.transformer.config.hidden_size), np.float32)}
             export(
-                HeadNetwork(self.original),
+                head(self.original),
                 {"vectors": {0: "spans"}},
                 {"embeddings": {0: "spans"}},
                 [rows],
@@ -303,7 +303,7 @@ class SentenceModel(TextModel):
         last = tokens["offset_mapping"][0, :, 1] - 1 - len(prompt)
         ordinary = tokens["special_tokens_mask"][0] == 0
         pooled = [hidden[0, ordinary & (last >= start) & (last < end)].mean(dim=0) for start, end in spans.tolist()]
-        return HeadNetwork(self.original)(torch.stack(pooled))[0].numpy()
+        return head(self.original)(torch.stack(pooled))[0].numpy()
 
     def save_prompts(self, version: Path) -> None:
         if not self.optional_inputs:
@@ -471,16 +471,10 @@ class LargestLatents(torch.nn.Module):
         return features | {"sentence_embedding": latents}
 
 
-class HeadNetwork(torch.nn.Module):
-    """The layers after the pooling, for the pooled vectors of spans."""
-
-    def __init__(self, original: SentenceTransformer) -> None:
-        super().__init__()
-        self.layers = torch.nn.Sequential(*list(original)[2:])
-        self.dimensions = original.truncate_dim
-
-    def forward(self, vectors: torch.Tensor) -> tuple[torch.Tensor]:
-        return (self.layers({"sentence_embedding": vectors})["sentence_embedding"][:, : self.dimensions],)
+def head(original: SentenceTransformer) -> Network:
+    """Return the layers after the pooling, for the pooled vectors of spans."""
+    layers, name = torch.nn.Sequential(*list(original)[2:]), "sentence_embedding"
+    return Network(layers, lambda vectors: [layers({name: vectors})[name][:, : original.truncate_dim]])
 
 
 def plain(name: str) -> str:

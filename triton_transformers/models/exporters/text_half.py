@@ -13,6 +13,7 @@ import transformers
 from tokenizers import AddedToken, Regex, normalizers, processors
 from transformers.convert_slow_tokenizer import SpmConverter
 
+from triton_transformers.models.exporters.onnx_export import Network
 from triton_transformers.models.exporters.served import Tensors
 from triton_transformers.models.exporters.text_model import TextModel
 from triton_transformers.models.tasks import TEXT_FEATURES, encodes_texts_and_images
@@ -80,23 +81,11 @@ class TextHalf(TextModel):
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        return HalfNetwork(self)
+        return Network(self.original, lambda ids, mask: [self.features(input_ids=ids, attention_mask=mask)])
 
     @cached_property
     def layers(self) -> dict[str, object]:
         return {"model_class": type(self.original).__name__, "method": self.method, "vector": self.vector}
-
-
-class HalfNetwork(torch.nn.Module):
-    """The network from tokens to the vector, which shares its space with the vectors of images."""
-
-    def __init__(self, half: TextHalf) -> None:
-        super().__init__()
-        self.original = half.original
-        self.model = half
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor]:
-        return (self.model.features(input_ids=input_ids, attention_mask=attention_mask),)
 
 
 # --- SigLIP's tokenizer, which transformers has only in Python --------------------------------------------------------

@@ -20,6 +20,7 @@ from triton_transformers.model_config import CALLED, CONFIGS, find_config
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
 from triton_transformers.models.exporters.onnx_export import (
+    Network,
     attention,
     compare_int8_batches,
     export,
@@ -111,6 +112,10 @@ class VisionModel:
     def forward(self, pixels: torch.Tensor) -> Mapping[str, torch.Tensor]:
         return getattr(self.original, self.method)(pixel_values=pixels)
 
+    def served(self, pixels: torch.Tensor) -> list[torch.Tensor]:
+        outputs = self.forward(pixels)
+        return [outputs[name] for name in self.outputs.values()]
+
     @cached_property
     def processor(self) -> transformers.BaseImageProcessor:
         return transformers.AutoImageProcessor.from_pretrained(self.job.weights, backend="pil", local_files_only=True)
@@ -154,19 +159,6 @@ class VisionModel:
         """Return the folder of one of the Triton models."""
         own = self.job.system if name == "ensemble" else f"{self.job.system}_{name}"
         return self.job.folder / (PUBLISHED_PARTS[name] if self.job.system == "vit_ensemble" else own)
-
-
-class ImageNetwork(torch.nn.Module):
-    """The original from pixel_values to the outputs that are served."""
-
-    def __init__(self, model: VisionModel) -> None:
-        super().__init__()
-        self.original = model.original
-        self.model = model
-
-    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = self.model.forward(pixels)
-        return tuple(outputs[name] for name in self.model.outputs.values())
 
 
 def assemble(job: Job) -> Outcome:
@@ -256,7 +248,9 @@ def save_onnx(model: VisionModel, target: Path) -> None:
     batches = [np.concatenate(model.examples[:2]), np.concatenate(model.examples[:3]), model.examples[3]]
     rows = {0: "images"}
     outputs = dict.fromkeys(model.outputs, rows)
-    export(ImageNetwork(model), {PIXELS: rows}, outputs, [{PIXELS: batch} for batch in batches], target)
+    export(
+        Network(model.original, model.served), {PIXELS: rows}, outputs, [{PIXELS: batch} for batch in batches], target
+    )
 
 
 def convert_to_int8(model: VisionModel, requests: list[Tensors]) -> Outcome:
