@@ -26,7 +26,7 @@ from loadtest.report import GENERATING_HEADER, WINDOWS_HEADER, print_table, wind
 from loadtest.statistics import Results
 from loadtest.switching import Capacity, Switch, Switched, composing, plan, restore_after_kill
 from loadtest.telemetry import Metrics
-from loadtest.users import LocalUsers, Users
+from loadtest.users import Users
 from loadtest.windows import Experiment, Plan, Window
 from loadtest.workload import Workload, worker_count
 from triton_transformers.cli import err, out
@@ -147,7 +147,7 @@ class Comparison:
 
     def users(self, progress: Callable[[str], None]) -> Users:
         if not self.workers:
-            return LocalUsers(self.job)
+            return Users(self.job)
         from loadtest.worker_users import WorkerUsers
 
         return WorkerUsers(self.job, self.workers, progress)

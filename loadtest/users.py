@@ -1,15 +1,12 @@
-"""The users of a comparison: the class that drives them, the meter of their responses, and users in this process."""
+"""The users of a comparison in this process, and the meter of their responses; worker_users.py has those elsewhere."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
 from locust.env import Environment
-from locust.runners import Runner
 
 from loadtest.arrivals import Sample
 from loadtest.locust_users import LATE_MS, Job, Traffic, user_class
@@ -47,24 +44,29 @@ class Meter:
         self.samples.append(Sample(at, response_time, str(exception) if exception else "", context.get(LATE_MS, 0.0)))
 
 
-class Users(ABC):
+class Users:
     """The users of a comparison. Leaving it as a context manager stops them and the processes started for them."""
 
-    runner: Runner
-    meter: Meter
+    def __init__(self, job: Job) -> None:
+        self.traffic = Traffic(job)
+        self.environment = Environment(user_classes=[user_class(self.traffic)])
+        self.meter = Meter(self.environment)
+        self.runner: Any = self.create_runner()
+
+    def create_runner(self) -> Any:
+        return self.environment.create_local_runner()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
     def running(self) -> int:
         """Return how many users have started."""
-        return self.runner.user_count
+        count: int = self.runner.user_count
+        return count
 
     @property
     def samples(self) -> list[Sample]:
@@ -72,84 +74,44 @@ class Users(ABC):
         return self.meter.samples
 
     @property
-    @abstractmethod
     def cores(self) -> float:
         """Return the CPU seconds per second, since the window opened, of the busiest process."""
+        return self.meter.cores()
 
-    @abstractmethod
     def start(self, users: int, rate: float) -> None:
         """Begin to start the users."""
+        self.runner.start(users, spawn_rate=rate)
 
-    @abstractmethod
     def check(self) -> None:
-        """Raise a UserError if some of the users have stopped."""
+        """Raise a UserError if some of the users have stopped. Those of this process cannot."""
 
-    @abstractmethod
     def pause(self) -> None:
         """Hold the users before their next request, and wait until no request is in flight.
 
         In an open loop no more requests arrive, and those that have arrived are answered first.
         """
+        self.traffic.pause()
 
-    @abstractmethod
     def resume(self) -> None:
         """Let the users go on. An open loop must be resumed once to begin."""
+        self.traffic.gate.open()
 
-    @abstractmethod
     def set_rate(self, rate: float, pattern: int = 0) -> None:
         """Change the requests per second of an open loop, of all processes together, at once.
 
         With the same pattern the same texts arrive in the same order and rhythm, so that two measurements differ less.
         """
-
-    @abstractmethod
-    def open_window(self) -> None:
-        """Drop all samples, and return once every process records new ones."""
-
-    @abstractmethod
-    def close_window(self) -> list[Sample]:
-        """Return all samples of the window; `samples` and `cores` keep them until the next one opens."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop all users for good; a second call does nothing."""
-
-
-# --- without WORKERS --------------------------------------------------------------------------------------------------
-
-
-class LocalUsers(Users):
-    def __init__(self, job: Job) -> None:
-        self.traffic = Traffic(job)
-        environment = Environment(user_classes=[user_class(self.traffic)])
-        self.meter = Meter(environment)
-        self.runner = environment.create_local_runner()
-
-    @property
-    def cores(self) -> float:
-        return self.meter.cores()
-
-    def start(self, users: int, rate: float) -> None:
-        self.runner.start(users, spawn_rate=rate)
-
-    def check(self) -> None:
-        """Do nothing: there is no other process that could stop."""
-
-    def pause(self) -> None:
-        self.traffic.pause()
-
-    def resume(self) -> None:
-        self.traffic.resume()
-
-    def set_rate(self, rate: float, pattern: int = 0) -> None:
         self.traffic.set_rate(rate, pattern)
 
     def open_window(self) -> None:
+        """Drop all samples, and return once every process records new ones."""
         self.meter.open()
 
     def close_window(self) -> list[Sample]:
+        """Return all samples of the window; `samples` and `cores` keep them until the next one opens."""
         return self.meter.samples
 
     def stop(self) -> None:
+        """Stop all users for good; a second call does nothing."""
         self.traffic.gate.close()
         self.runner.quit()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +24,8 @@ from triton_transformers.settings import UserError
 
 # Message types, besides Locust's own.
 ORDER, ANSWER, SAMPLES = "order", "answer", "samples"
+# The orders that a worker carries out itself.
+OWN = ("prepare", "open_window", "close_window")
 SEND_EVERY_S = 0.25
 # A master answers a heartbeat every second, later on a busy machine. Locust's own timeout is a minute, in which the
 # users would go on.
@@ -48,19 +49,12 @@ class Worker:
         self.runner.register_message(ORDER, lambda msg, **_: self.orders.put(msg.data))
 
     def serve(self) -> None:
-        """Carry out orders until the master quits."""
-        commands: dict[str, Callable[..., Any]] = {
-            "prepare": self.prepare,
-            "pause": self.pause,
-            "resume": self.resume,
-            "set_rate": self.set_rate,
-            "open_window": self.open_window,
-            "close_window": self.close_window,
-        }
+        """Carry out orders until the master quits: methods of this class, or of the traffic."""
         self._answer(None)  # announces that this worker now receives orders
         while order := self._next():
+            name = order["order"]
             try:
-                self._answer({"result": commands[order["order"]](*order["arguments"])})
+                self._answer({"result": getattr(self if name in OWN else self.traffic, name)(*order["arguments"])})
             except UserError as error:
                 self._answer({"error": str(error)})
 
@@ -68,15 +62,6 @@ class Worker:
         """Take the job, and this worker's share of it."""
         self.traffic = Traffic(Job(**job), workers.index(self.runner.client_id), len(workers))
         self.environment.user_classes = [user_class(self.traffic)]
-
-    def pause(self) -> None:
-        self.traffic.pause()
-
-    def resume(self) -> None:
-        self.traffic.resume()
-
-    def set_rate(self, rate: float, pattern: int) -> None:
-        self.traffic.set_rate(rate, pattern)
 
     def open_window(self) -> None:
         self.meter.open()

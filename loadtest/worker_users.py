@@ -22,13 +22,12 @@ from typing import Any, BinaryIO, Self
 
 import gevent
 from locust import runners
-from locust.env import Environment
 from locust.exception import RPCError
-from locust.runners import STATE_MISSING, MasterRunner
+from locust.runners import STATE_MISSING
 
 from loadtest.arrivals import Sample
-from loadtest.locust_users import Job, Traffic, user_class
-from loadtest.users import Meter, Users
+from loadtest.locust_users import Job
+from loadtest.users import Users
 from loadtest.worker import ANSWER, ORDER, SAMPLES, address
 from triton_transformers.settings import ROOT, UserError
 
@@ -42,12 +41,8 @@ PR_SET_PDEATHSIG = 1
 class WorkerUsers(Users):
     """All users in other processes; `progress` is called while they connect."""
 
-    runner: MasterRunner
-
     def __init__(self, job: Job, workers: int, progress: Callable[[str], None]) -> None:
-        self.environment = Environment(user_classes=[user_class(Traffic(job))])
-        self.meter = Meter(self.environment)
-        self.job = job
+        super().__init__(job)
         self.workers = workers
         self.progress = progress
         self.children: list[Child] = []
@@ -55,7 +50,9 @@ class WorkerUsers(Users):
         self.answers: dict[str, Any] = {}
         self.cores_of: dict[str, float] = {}  # by worker
         self.spawning: gevent.Greenlet | None = None
-        self.listening = False
+
+    def create_runner(self) -> None:
+        """Leave that to _listen()."""
 
     def __enter__(self) -> Self:
         try:
@@ -109,10 +106,10 @@ class WorkerUsers(Users):
     def stop(self) -> None:
         if self.spawning:
             self.spawning.kill()
-        if self.listening:
+        if self.runner:
             self.runner.quit()  # which makes the workers quit
             self.runner.server.close(linger=0)
-            self.listening = False
+            self.runner = None
         deadline = time.monotonic() + END_S
         while self.children:
             self.children[-1].end(deadline)
@@ -126,7 +123,6 @@ class WorkerUsers(Users):
             self.runner = self.environment.create_master_runner(host, port)
         except RPCError as error:
             raise UserError(f"LOADTEST_BIND={host}:{port}: {error}") from None
-        self.listening = True
         self.runner.register_message(ANSWER, self._on_answer)
         self.runner.register_message(SAMPLES, self._on_samples)
         if not started_elsewhere:
@@ -146,7 +142,7 @@ class WorkerUsers(Users):
             gevent.sleep(0.05)
         # Sorted as Locust deals out users: where the shares differ by one, the first workers get the larger ones.
         self.names = sorted(self.answers)
-        self._order("prepare", asdict(self.job), self.names)
+        self._order("prepare", asdict(self.traffic.job), self.names)
 
     def _order(self, order: str, *arguments: Any) -> dict[str, Any]:
         """Send an order, wait until all workers have carried it out, and return their results by name."""

@@ -28,7 +28,7 @@ from loadtest.arrivals import CONSTANT, GIVEN_UP, POISSON, Arrivals, Sample, arr
 from loadtest.locust_users import Job
 from loadtest.machine import OtherPrograms
 from loadtest.telemetry import Metrics
-from loadtest.users import LocalUsers
+from loadtest.users import Users
 from loadtest.windows import Experiment, Plan, Window
 from loadtest.worker_users import WorkerUsers
 from triton_transformers.settings import MODES, ROOT
@@ -160,7 +160,7 @@ def test_arrival_goes_to_the_user_that_was_free_last():
 
 
 @contextmanager
-def requests_of_the_rate(users: LocalUsers, rate: float, begin: Callable[[], None], end: Callable[[], None]):
+def requests_of_the_rate(users: Users, rate: float, begin: Callable[[], None], end: Callable[[], None]):
     """Assert that the window gets the requests of this rate, which arrive from `begin` to `end`, and no others."""
     before = time.perf_counter()
     begin()
@@ -177,7 +177,7 @@ def requests_of_the_rate(users: LocalUsers, rate: float, begin: Callable[[], Non
 @pytest.mark.parametrize("pool", [200, 4])
 def test_stall_delays_every_request_that_arrives_meanwhile(server, pool):
     """A closed loop of four users would have four slow requests."""
-    with started(LocalUsers(replace(JOB, url=server.url)), pool) as users:
+    with started(Users(replace(JOB, url=server.url)), pool) as users:
         users.open_window()
         while len(users.samples) < 20:
             gevent.sleep(0.01)
@@ -199,7 +199,7 @@ def test_stall_delays_every_request_that_arrives_meanwhile(server, pool):
 
 
 def test_pause_waits_for_every_request_that_has_arrived(server):
-    with started(LocalUsers(replace(JOB, url=server.url)), 4) as users:
+    with started(Users(replace(JOB, url=server.url)), 4) as users:
         users.open_window()
         stall = gevent.spawn(server.stall, 0.3)
         gevent.sleep(0.2)
@@ -214,7 +214,7 @@ def test_pause_waits_for_every_request_that_has_arrived(server):
 
 
 def test_resume_begins_anew_without_a_burst(server):
-    with started(LocalUsers(replace(JOB, url=server.url)), 50) as users:
+    with started(Users(replace(JOB, url=server.url)), 50) as users:
         gevent.sleep(0.1)
         users.pause()
         gevent.sleep(0.3)
@@ -226,14 +226,14 @@ def test_resume_begins_anew_without_a_burst(server):
 
 
 def test_new_rate_holds_at_once(server):
-    with started(LocalUsers(replace(JOB, url=server.url, rate=0.1)), 50) as users:
+    with started(Users(replace(JOB, url=server.url, rate=0.1)), 50) as users:
         users.open_window()
         with requests_of_the_rate(users, 100, lambda: users.set_rate(100), lambda: users.set_rate(0.1)):
             gevent.sleep(0.5)
 
 
 def test_rate_of_a_closed_loop_cannot_be_set():
-    with pytest.raises(TypeError, match="no rate"), LocalUsers(replace(JOB, rate=0.0)) as users:
+    with pytest.raises(TypeError, match="no rate"), Users(replace(JOB, rate=0.0)) as users:
         users.set_rate(1)
 
 
@@ -323,7 +323,7 @@ class StubTriton:
 
 
 def measured_window(job: Job, plan: Plan, metrics: Metrics) -> Window:
-    with LocalUsers(job) as users, gevent.Timeout(60):
+    with Users(job) as users, gevent.Timeout(60):
         experiment = Experiment(
             plan,
             MODES,
@@ -390,14 +390,14 @@ def test_rate_sets_the_length_of_a_window(changes, seconds):
 
 USERS_OVER_GRPC = """
 import json, sys, gevent
-from loadtest.users import LocalUsers
+from loadtest.users import Users
 from triton_transformers.tensors import Tensor
 from loadtest.locust_users import Job
 
 url, rate = sys.argv[1:]
 tensors = [[Tensor("input_text", "BYTES", [1, 1], b"")]]
 job = Job("grpc", url, "m", tensors, (0.0, 0.0), 1, rate=float(rate), arrivals="constant")
-with LocalUsers(job) as users:
+with Users(job) as users:
     users.start(2, 2)
     while users.running < 2:
         gevent.sleep(0.01)

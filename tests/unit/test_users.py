@@ -15,7 +15,7 @@ import pytest
 from loadtest import worker_users
 from loadtest.compare import Comparison
 from loadtest.locust_users import Job
-from loadtest.users import LocalUsers
+from loadtest.users import Users
 from loadtest.worker import address
 from loadtest.worker_users import WorkerUsers
 from triton_transformers.settings import ROOT, Settings, UserError
@@ -39,7 +39,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
             gevent.sleep(0.05)
 
 
-@pytest.mark.parametrize("make", [lambda: LocalUsers(JOB), pytest.param(lambda: workers_of(1), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [lambda: Users(JOB), pytest.param(lambda: workers_of(1), marks=pytest.mark.slow)])
 def test_window_holds_the_samples_of_its_time(make):
     with make() as users:
         users.pause()
