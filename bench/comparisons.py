@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import model_alone
+from bench import embedder
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.models.catalogue import SYSTEMS
 from triton_transformers.models.sources import Package
@@ -61,7 +61,7 @@ def run(subject: Subject) -> None:
     pins = {"TRITON_CPUS": str(cpu), "LOADTEST_CPUS": str(client)} if subject.one_core else {}
     reports = Settings.load().reports / "bench"
     results: Results = {}
-    alone: list[model_alone.Figures] = []
+    alone: list[embedder.Figures] = []
     with folder() as work:
         variables = environment(work, **subject.load, **pins, REPORTS=str(reports))
         weights = {"SOURCE": str(subject.weights(work / "weights"))} if subject.weights else {}
@@ -74,7 +74,7 @@ def run(subject: Subject) -> None:
                 if subject.one_core:
                     engine = engines(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")["encoder"]
                     with err.status("the model alone, in a process of its own"):
-                        alone.append(model_alone.measure(cpu, variables["MODEL_REPOSITORY"], engine))
+                        alone.append(embedder.measure(cpu, variables["MODEL_REPOSITORY"], engine))
                 with err.status(f"turn {turn + 1} of {subject.turns}: {system}, {users} user(s)"):
                     result = compare(variables | {"SYSTEM": system, "USERS": str(users)})
                 results.setdefault((system, users), []).append(result)
@@ -85,8 +85,8 @@ def run(subject: Subject) -> None:
     out.print(f"\nnumbers  {os.path.relpath(path)}")
 
 
-def show(subject: Subject, results: Results, alone: list[model_alone.Figures]) -> None:
-    batches = map(str, model_alone.BATCHES if alone else ())
+def show(subject: Subject, results: Results, alone: list[embedder.Figures]) -> None:
+    batches = map(str, embedder.BATCHES if alone else ())
     rates = {batch: statistics.median(figures[batch] for figures in alone) for batch in batches}
     columns = ["system", "FORMAT", "users", *MODES, "ratio", "p95 none", "p95 dyn", "batch", "Locust"]
     columns += ["served/alone"] if alone else []
@@ -108,7 +108,7 @@ def show(subject: Subject, results: Results, alone: list[model_alone.Figures]) -
     if alone:
         by_batch = ", ".join(f"{batch}: {rate:.1f}" for batch, rate in rates.items())
         out.print(
-            f"\nthe engine alone, one core, groups of {model_alone.GROUP} texts sorted by length, texts per second at "
+            f"\nthe engine alone, one core, groups of {embedder.GROUP} texts sorted by length, texts per second at "
             f"each batch: {by_batch}"
         )
 

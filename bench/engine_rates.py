@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench import model_alone
+from bench import embedder
 from bench.clients import Clients, Window, measure
-from triton_transformers.cli import err, out, print_table
+from bench.tables import in_turns
+from triton_transformers.cli import out, print_table
 from triton_transformers.own_stack import command, environment, folder, server
 from triton_transformers.triton import engines
 
@@ -37,7 +37,7 @@ def run() -> None:
     print_table(columns, rows, text_columns=("TRITON_ENGINE", "encoder"))
     out.print(
         f"medians of {ROUNDS} interleaved windows. 64 clients: requests per second; p95: their ms.\n"
-        f"alone: texts per second of the engine on one core, groups of {model_alone.GROUP} texts sorted by length.\n"
+        f"alone: texts per second of the engine on one core, groups of {embedder.GROUP} texts sorted by length.\n"
         "1 client: p50 in ms; rest: how much of it is not the engine's time for one text on one core"
     )
 
@@ -54,16 +54,14 @@ def compare(work: Path, models: dict[str, str], cpus: list[int], client_cpus: st
             chosen[setting] = engines(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")["encoder"]
         windows: dict[str, Windows] = {setting: {count: [] for count in CLIENTS} for setting in SETTINGS}
         raw: dict[str, list[dict[str, float]]] = {setting: [] for setting in SETTINGS}
-        for number, count in itertools.product(range(ROUNDS), CLIENTS):
-            for setting in SETTINGS[:: 1 if number % 2 else -1]:
-                with err.status(f"{len(cpus)} core(s), round {number + 1} of {ROUNDS}: {setting}, {count} client(s)"):
-                    clients = Clients(urls[setting], "triton", count, WARMUP_S, WINDOW_S)
-                    windows[setting][count].append(measure(clients, client_cpus).check())
-                    if count == 1:
-                        raw[setting].append(model_alone.measure(cpus[0], models["MODEL_REPOSITORY"], chosen[setting]))
+        for setting in in_turns(SETTINGS, ROUNDS, f"{len(cpus)} core(s), {CLIENTS} clients"):
+            for count in CLIENTS:
+                clients = Clients(urls[setting], "triton", count, WARMUP_S, WINDOW_S)
+                windows[setting][count].append(measure(clients, client_cpus).check())
+            raw[setting].append(embedder.measure(cpus[0], models["MODEL_REPOSITORY"], chosen[setting]))
     for setting in SETTINGS:
         rate = statistics.median(one.rate for one in windows[setting][64])
-        texts = statistics.median(map(model_alone.best, raw[setting]))
+        texts = statistics.median(map(embedder.best, raw[setting]))
         p50 = statistics.median(one.p50_ms for one in windows[setting][1])
         rest = p50 - statistics.median(one["one_text_ms"] for one in raw[setting])
         p95 = statistics.median(one.p95_ms for one in windows[setting][64])

@@ -9,11 +9,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
 from bench.clients import Clients, Window, measure, percentile
 from bench.generation_rates import prompts, save_checkpoint
-from bench.tables import ratios, spread, total
+from bench.tables import compare, in_turns, ratios, spread, total
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.own_stack import command, environment, folder, server
 from triton_transformers.settings import UserError
@@ -68,32 +69,21 @@ def run() -> None:
 
 
 def compare_throughput(site: Site) -> None:
-    loads = {DIRECT: (site.triton, "triton"), GATEWAY: (site.gateway, "gateway")}
-    rates: dict[str, list[float]] = {way: [] for way in loads}
-    batches: dict[str, list[float]] = {way: [] for way in loads}
     cpu_ms: list[float] = []
-    for number in range(ROUNDS):
-        for way in list(loads)[:: 1 if number % 2 else -1]:
-            url, form = loads[way]
-            with err.status(f"round {number + 1} of {ROUNDS}: {CLIENTS} clients, {way}"):
-                texts, runs = site.batches()
-                before = metrics_page(site.gateway_metrics)
-                window = measure(Clients(url, form, CLIENTS, WARMUP_S, WINDOW_S)).check()
-                after = metrics_page(site.gateway_metrics)
-                texts, runs = (later - earlier for later, earlier in zip(site.batches(), (texts, runs), strict=True))
-            rates[way].append(window.rate)
-            batches[way].append(texts / runs)
-            if way == GATEWAY:
-                cpu_s, requests = (
-                    total(after, name) - total(before, name)
-                    for name in ("process_cpu_seconds_total", "gateway_requests_total")
-                )
-                cpu_ms.append(1000 * cpu_s / requests)
-    rows = [
-        [name, *(spread(figures[way], digits) for way in loads), spread(ratios(figures[GATEWAY], figures[DIRECT]), 2)]
-        for name, figures, digits in (("requests/s", rates, 0), ("texts per run", batches, 1))
-    ]
-    print_table(("", *loads, "gateway / direct"), rows, text_columns=("",))
+
+    def figures(url: str, form: str) -> dict[str, float]:
+        batches, before = site.batches(), metrics_page(site.gateway_metrics)
+        window = measure(Clients(url, form, CLIENTS, WARMUP_S, WINDOW_S)).check()
+        after = metrics_page(site.gateway_metrics)
+        texts, runs = (later - earlier for later, earlier in zip(site.batches(), batches, strict=True))
+        if form == "gateway":
+            names = ("process_cpu_seconds_total", "gateway_requests_total")
+            cpu_s, requests = (total(after, name) - total(before, name) for name in names)
+            cpu_ms.append(1000 * cpu_s / requests)
+        return {"requests/s": window.rate, "texts per run": texts / runs}
+
+    ways = {DIRECT: partial(figures, site.triton, "triton"), GATEWAY: partial(figures, site.gateway, "gateway")}
+    compare(ways, ROUNDS, f"{CLIENTS} clients", {"requests/s": 0, "texts per run": 1}, "gateway / direct")
     out.print(
         f"{CLIENTS} clients, one text each; median (minimum to maximum) of {ROUNDS} interleaved rounds of "
         f"{WINDOW_S:.0f} s\nCPU time of the gateway per request: {spread(cpu_ms, 2)} ms\n"
@@ -156,10 +146,8 @@ def compare_first_tokens(site: Site) -> None:
         ),
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(STREAMS):
-        for way in list(ways)[:: 1 if number % 2 else -1]:
-            with err.status(f"stream {number + 1} of {STREAMS}: {way}"):
-                times[way].append(ways[way](prompts(1, f"{way} {number}")[0]))
+    for way in in_turns(ways, STREAMS, "a stream"):
+        times[way].append(ways[way](prompts(1, f"{way} {len(times[way])}")[0]))
     later = statistics.median(ours - theirs for ours, theirs in zip(times[GATEWAY], times[DIRECT], strict=True))
     rows = "; ".join(f"{way} {spread(own)} ms" for way, own in times.items())
     out.print(f"time to the first token: {rows}; through the gateway {later:.1f} ms later (median of {STREAMS} pairs)")

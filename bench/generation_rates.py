@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.tables import ratios, spread
+from bench.tables import in_turns, ratios, spread
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.corpus import MIXED
 from triton_transformers.own_stack import command, environment, folder, server
@@ -74,17 +74,16 @@ Rates = dict[tuple[int, str], list[float]]
 def measure_rates(triton: Triton) -> Rates:
     originals = {system: triton.config(f"{system}_stream") for system, _ in WAYS.values()}
     rates: Rates = {}
-    for number in range(ROUNDS):
-        for way in list(WAYS)[:: 1 if number % 2 else -1]:
-            system, parameters = WAYS[way]
-            config = copy.deepcopy(originals[system])
-            config["parameters"] |= {name: {"string_value": value} for name, value in parameters.items()}
-            triton.load(f"{system}_stream", config)
-            ask(triton, system, "warm")
-            for clients in CLIENTS:
-                with err.status(f"round {number + 1} of {ROUNDS}: {way}, {clients} client(s)"):
-                    texts = prompts(2 * clients, f"{number} {way} {clients}")
-                    rates.setdefault((clients, way), []).append(tokens_per_second(triton, system, texts, clients))
+    for way in in_turns(WAYS, ROUNDS, f"{CLIENTS} clients"):
+        system, parameters = WAYS[way]
+        config = copy.deepcopy(originals[system])
+        config["parameters"] |= {name: {"string_value": value} for name, value in parameters.items()}
+        triton.load(f"{system}_stream", config)
+        ask(triton, system, "warm")
+        for clients in CLIENTS:
+            own = rates.setdefault((clients, way), [])
+            texts = prompts(2 * clients, f"{len(own)} {way} {clients}")
+            own.append(tokens_per_second(triton, system, texts, clients))
     triton.load(f"{SYSTEM}_stream", originals[SYSTEM])
     return rates
 

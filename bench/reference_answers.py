@@ -87,10 +87,15 @@ def dense(answer: Outputs) -> Outputs:
 
 # --- the reference libraries ------------------------------------------------------------------------------------------
 
+Texts = dict[str, str]  # the inputs of one example
+# Answers one example: its texts, or its image.
+Answer = Callable[[Any], Outputs]
+
 
 def reference(model: SmallModel, weights: Path) -> list[Outputs]:
     """Return the library's answer to each of the model's requests."""
-    return REFERENCES[model.task](model, str(weights))
+    examples = images() if model.task.startswith("image-") else texts_of(model)
+    return list(map(REFERENCES[model.task](model, str(weights)), examples))
 
 
 def pipeline(model: SmallModel, weights: str, **options: Any) -> Any:
@@ -101,124 +106,126 @@ def pipeline(model: SmallModel, weights: str, **options: Any) -> Any:
     return make(model.task, model=weights, device="cpu", **options)
 
 
-def classified(model: SmallModel, weights: str) -> list[Outputs]:
+def classified(model: SmallModel, weights: str) -> Answer:
     classify = pipeline(model, weights, top_k=None)
-    names = [classify.model.config.id2label[i] for i in range(classify.model.config.num_labels)]
     keys = {"input_text": "text", "text_pair": "text_pair"}
-    answers = []
-    for texts in texts_of(model):
+
+    def answer(texts: Texts) -> Outputs:
         inputs = {keys[name]: text for name, text in texts.items()}
-        answers.append(by_label(names, classify(inputs, truncation=True, max_length=POSITIONS)))
-    return answers
+        return by_label(classify, classify(inputs, truncation=True, max_length=POSITIONS))
+
+    return answer
 
 
-def classified_images(model: SmallModel, weights: str) -> list[Outputs]:
+def classified_images(model: SmallModel, weights: str) -> Answer:
     from PIL import Image
 
     classify = pipeline(model, weights)
-    names = [classify.model.config.id2label[i] for i in range(classify.model.config.num_labels)]
-    return [by_label(names, classify(Image.fromarray(image), top_k=len(names))) for image in images()]
+    count = classify.model.config.num_labels
+    return lambda image: by_label(classify, classify(Image.fromarray(image), top_k=count))
 
 
-def by_label(names: list[str], scores: list[dict[str, Any]]) -> Outputs:
+def by_label(classify: Any, scores: list[dict[str, Any]]) -> Outputs:
+    """Return the scores in the order of the model's labels."""
+    config = classify.model.config
     by_name = {score["label"]: score["score"] for score in scores}
-    return {"scores": [by_name[name] for name in names], "label": [scores[0]["label"]]}
+    return {"scores": [by_name[config.id2label[i]] for i in range(config.num_labels)], "label": [scores[0]["label"]]}
 
 
-def entities(model: SmallModel, weights: str) -> list[Outputs]:
+def entities(model: SmallModel, weights: str) -> Answer:
     find = pipeline(model, weights, aggregation_strategy="simple")
     find.tokenizer.model_max_length = POSITIONS
-    answers = (find(texts["input_text"]) for texts in texts_of(model))
     names = {"label": "entity_group", "score": "score", "start": "start", "end": "end"}
-    return [{name: [entity[key] for entity in answer] for name, key in names.items()} for answer in answers]
+    return lambda texts: columns(find(texts["input_text"]), names)
 
 
-def words(model: SmallModel, weights: str) -> list[Outputs]:
+def words(model: SmallModel, weights: str) -> Answer:
     fill = pipeline(model, weights)
     options = {"tokenizer_kwargs": {"truncation": True, "max_length": POSITIONS}}
-    answers = (fill(texts["input_text"], **options) for texts in texts_of(model))
-    return [
-        {"token": [word["token_str"] for word in answer], "score": [word["score"] for word in answer]}
-        for answer in answers
-    ]
+    return lambda texts: columns(fill(texts["input_text"], **options), {"token": "token_str", "score": "score"})
 
 
-def spans(model: SmallModel, weights: str) -> list[Outputs]:
+def columns(rows: list[dict[str, Any]], names: dict[str, str]) -> Outputs:
+    return {name: [row[key] for row in rows] for name, key in names.items()}
+
+
+def spans(model: SmallModel, weights: str) -> Answer:
     """Answer by the rule of the pipeline that transformers had before release 5: `exporters.references` keeps it."""
     from transformers import AutoTokenizer
 
     from triton_transformers.models.exporters.references import find_answer
 
     network, tokenizer = model.network_class.from_pretrained(weights).eval(), AutoTokenizer.from_pretrained(weights)
-    answers = (
-        find_answer(network, tokenizer, texts["question"], texts["context"], POSITIONS) for texts in texts_of(model)
-    )
-    return [
-        {"answer": [found.text], "score": [found.score], "start": [found.start], "end": [found.end]}
-        for found in answers
-    ]
+
+    def answer(texts: Texts) -> Outputs:
+        found = find_answer(network, tokenizer, texts["question"], texts["context"], POSITIONS)
+        return {"answer": [found.text], "score": [found.score], "start": [found.start], "end": [found.end]}
+
+    return answer
 
 
-def features(model: SmallModel, weights: str) -> list[Outputs]:
+def features(model: SmallModel, weights: str) -> Answer:
     extract = pipeline(model, weights)
     options = {"truncation": True, "max_length": POSITIONS}
-    answers = (extract(texts["input_text"], tokenize_kwargs=options) for texts in texts_of(model))
-    return [{"last_hidden_state": np.ravel(answer).tolist()} for answer in answers]
+    return lambda texts: {"last_hidden_state": np.ravel(extract(texts["input_text"], tokenize_kwargs=options)).tolist()}
 
 
-def embeddings(model: SmallModel, weights: str) -> list[Outputs]:
+def embeddings(model: SmallModel, weights: str) -> Answer:
     from sentence_transformers import SentenceTransformer
 
-    library = SentenceTransformer(weights, device="cpu")
-    return [
-        {
-            "sentence_embedding": library.encode(
-                texts["input_text"], prompt_name=texts.get("prompt_name") or None
-            ).tolist()
+    encode = SentenceTransformer(weights, device="cpu").encode
+
+    def answer(texts: Texts) -> Outputs:
+        return {
+            "sentence_embedding": encode(texts["input_text"], prompt_name=texts.get("prompt_name") or None).tolist()
         }
-        for texts in texts_of(model)
-    ]
+
+    return answer
 
 
-def ranking_scores(model: SmallModel, weights: str) -> list[Outputs]:
+def ranking_scores(model: SmallModel, weights: str) -> Answer:
     from sentence_transformers import CrossEncoder
 
     library = CrossEncoder(weights, device="cpu")
-    pairs = [(texts["query"], texts["text"]) for texts in texts_of(model)]
-    return [{"score": np.ravel(library.predict([pair])).tolist()} for pair in pairs]
+    return lambda texts: {"score": np.ravel(library.predict([(texts["query"], texts["text"])])).tolist()}
 
 
-def sparse_vectors(model: SmallModel, weights: str) -> list[Outputs]:
+def sparse_vectors(model: SmallModel, weights: str) -> Answer:
     from sentence_transformers import SparseEncoder
 
     library = SparseEncoder(weights, device="cpu")
-    vectors = (library.encode(texts["input_text"], convert_to_sparse_tensor=False) for texts in texts_of(model))
-    # dense() ends at the last weight of a served answer, so cut the zeros at the end.
-    return [{"weight": np.trim_zeros(vector.cpu().numpy(), "b").tolist()} for vector in vectors]
+
+    def answer(texts: Texts) -> Outputs:
+        vector = library.encode(texts["input_text"], convert_to_sparse_tensor=False)
+        # dense() ends at the last weight of a served answer, so cut the zeros at the end.
+        return {"weight": np.trim_zeros(vector.cpu().numpy(), "b").tolist()}
+
+    return answer
 
 
-def image_features(model: SmallModel, weights: str) -> list[Outputs]:
+def image_features(model: SmallModel, weights: str) -> Answer:
     import torch
     import transformers
 
     network = model.network_class.from_pretrained(weights).eval()
     processor = transformers.AutoImageProcessor.from_pretrained(weights, backend="pil")
-    names = ("last_hidden_state", "pooler_output", "image_embeds")
-    answers = []
-    for image in images():
+
+    def answer(image: np.ndarray) -> Outputs:
         with torch.inference_mode():
             outputs = network(**processor(image, return_tensors="pt"))
-        answers.append({name: outputs[name].ravel().tolist() for name in names if name in outputs})
-    return answers
+        names = ("last_hidden_state", "pooler_output", "image_embeds")
+        return {name: outputs[name].ravel().tolist() for name in names if name in outputs}
+
+    return answer
 
 
-def generated(model: SmallModel, weights: str) -> list[Outputs]:
+def generated(model: SmallModel, weights: str) -> Answer:
     generate = pipeline(model, weights)
     options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
-    return [{"text": [generate(texts["prompt"], **options)[0]["generated_text"]]} for texts in texts_of(model)]
+    return lambda texts: {"text": [generate(texts["prompt"], **options)[0]["generated_text"]]}
 
 
-REFERENCES: dict[str, Callable[[SmallModel, str], list[Outputs]]] = {
+REFERENCES: dict[str, Callable[[SmallModel, str], Answer]] = {
     "text-classification": classified,
     "text-ranking": ranking_scores,
     "sentence-similarity": embeddings,

@@ -3,5 +3,5 @@
 rotation.py       the command: installs, starts and measures the servers in turn
 known_peers.py    the servers: how each starts, and the settings that are tried
 running.py        a started server: wait for it, check its answers, pause it, stop it
-*_server.py, tei_policy.py, requirements/: the sources and the packages of the servers
+*_server.py, requirements/: the sources and the packages of the servers
 """

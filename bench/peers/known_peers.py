@@ -48,7 +48,7 @@ class Peer:
     command: tuple[str, ...]  # {name} stands for an option
     variants: Callable[[int], list[Variant]]  # to try on as many cores
     form: str = "embed"
-    is_rival: bool = True  # false for the servers that run this project's own engine
+    is_rival: bool = True
     environment: tuple[tuple[str, str], ...] = ()
 
     def install(self) -> Path:
@@ -140,10 +140,6 @@ def infinity(cores: int) -> list[Variant]:
     ]
 
 
-def tei(engine: str) -> Callable[[int], list[Variant]]:
-    return lambda cores: [{"engine": engine, "batch": 8, "threads": cores}]
-
-
 INFINITY = (
     "infinity_emb v2 --model-id {weights} --served-model-name model --port {port} --engine {engine} --dtype {dtype} "
     "--batch-size {batch} --device cpu --no-bettertransformer --no-compile --log-level warning"
@@ -158,8 +154,6 @@ PEERS = (
     Peer("mosec", "mosec", run_module("mosec_server"), batches),
     Peer("Ray Serve", "ray", run_module("ray_server"), batches, environment=RAY),
     Peer("infinity", "infinity", tuple(INFINITY.split()), infinity, form="openai"),
-    Peer("policy of TEI, ONNX Runtime", "fastapi", run_module("tei_policy"), tei("onnxruntime"), is_rival=False),
-    Peer("policy of TEI, OpenVINO", "fastapi", run_module("tei_policy"), tei("openvino"), is_rival=False),
 )
 
 
