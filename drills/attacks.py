@@ -10,7 +10,7 @@ from functools import partial
 
 from drills.clients import post_json
 from drills.drill_stack import BrokenError, DrillStack
-from drills.harness import add, drill
+from drills.harness import add
 from triton_transformers.load import Connection, outcome, post
 
 # Clients of each attack, and how long they hold their connections.
@@ -18,6 +18,10 @@ IDLE, SLOW, LEAVING, WRONG = 500, 200, 100, 100
 HELD_S = 6.0
 # More than GATEWAY_BODY allows, which is 4 MiB.
 LARGE = 5 << 20
+
+# The setting with the port, and the path.
+Route = tuple[str, str]
+EMBEDDINGS, INFER = ("GATEWAY_PORT", "/v1/embeddings"), ("TRITON_HTTP_PORT", "/v2/models/embedding/infer")
 
 Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable[None]]
 
@@ -71,19 +75,13 @@ TARGETS = {
 }
 
 
-def request_to(port_name: str) -> bytes:
-    """Return a request that the gateway, or Triton's HTTP port, answers."""
-    text = "a text of a client that behaves badly"
-    tensor = {"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": [text]}
-    path, body = "/v2/models/embedding/infer", json.dumps({"inputs": [tensor]})
-    if port_name == "GATEWAY_PORT":
-        path, body = "/v1/embeddings", json.dumps({"model": "embedding", "input": text})
-    return post("localhost", path, body.encode())
-
-
 def attack(stack: DrillStack, port_name: str, count: int, client: Client) -> None:
     """Open `count` connections, and let a client act on each. The server may close them."""
-    request = request_to(port_name)
+    text = "a text of a client that behaves badly"
+    route, body = INFER, tensor("BYTES", [text])
+    if port_name == "GATEWAY_PORT":
+        route, body = EMBEDDINGS, {"model": "embedding", "input": text}
+    request = post("localhost", route[1], json.dumps(body).encode())
 
     async def one() -> None:
         with contextlib.suppress(OSError):
@@ -105,34 +103,13 @@ for name, (done, count, client) in ATTACKS.items():
             add(f"{name}-{target}", done.format(noun), partial(attack, port_name=port_name, count=count, client=client))
 
 
-@drill("20 bodies of 5 MiB to the gateway, which answers 413")
-def large_bodies_on_gateway(stack: DrillStack) -> None:
-    check_refusals(stack.port("GATEWAY_PORT"), "/v1/embeddings", {"input": "x" * LARGE}, 20, "413")
-
-
-@drill("20 requests to Triton with a text of 5 MiB in a tensor of another shape, which it answers with 400")
-def large_bodies_on_triton(stack: DrillStack) -> None:
-    tensor = {"name": "input_text", "shape": [2, 1], "datatype": "BYTES", "data": ["x" * LARGE]}
-    check_refusals(stack.port("TRITON_HTTP_PORT"), "/v2/models/embedding/infer", {"inputs": [tensor]}, 20, "400")
-
-
-@drill("100 requests to the gateway for a model that does not exist, which get 404")
-def wrong_requests_to_gateway(stack: DrillStack) -> None:
-    check_refusals(stack.port("GATEWAY_PORT"), "/v1/embeddings", {"model": "none", "input": "a"}, WRONG, "404")
-
-
-@drill("100 requests to Triton with a tensor of the wrong type, which get 400")
-def wrong_requests_to_triton(stack: DrillStack) -> None:
-    tensor = {"name": "input_text", "shape": [1, 1], "datatype": "INT32", "data": [1]}
-    check_refusals(stack.port("TRITON_HTTP_PORT"), "/v2/models/embedding/infer", {"inputs": [tensor]}, WRONG, "400")
-
-
-def check_refusals(port: int, path: str, body: dict[str, object], count: int, status: str) -> None:
+def check_refusals(stack: DrillStack, route: Route, body: dict[str, object], count: int, status: str) -> None:
     """Send a request `count` times, ten at a time. Raise unless each gets this status."""
+    path, address = route[1], f"127.0.0.1:{stack.port(route[0])}"
 
     async def one(limit: asyncio.Semaphore) -> str:
         async with limit:
-            return (await outcome(path, post_json(Connection(f"127.0.0.1:{port}"), path, body))).error
+            return (await outcome(path, post_json(Connection(address), path, body))).error
 
     async def together() -> set[str]:
         limit = asyncio.Semaphore(10)
@@ -141,3 +118,29 @@ def check_refusals(port: int, path: str, body: dict[str, object], count: int, st
 
     if (statuses := asyncio.run(together())) != {status}:
         raise BrokenError(f"{path} answered {', '.join(sorted(statuses))} instead of {status}")
+
+
+def tensor(datatype: str, data: list[object], rows: int = 1) -> dict[str, object]:
+    return {"inputs": [{"name": "input_text", "shape": [rows, 1], "datatype": datatype, "data": data}]}
+
+
+# Name -> what is sent, the route, the body of the request, how many of it, and the status that each gets.
+REFUSED: dict[str, tuple[str, Route, dict[str, object], int, str]] = {
+    "large-bodies-on-gateway": (
+        "20 bodies of 5 MiB to the gateway, which answers 413", EMBEDDINGS, {"input": "x" * LARGE}, 20, "413",
+    ),
+    "large-bodies-on-triton": (
+        "20 requests to Triton with a text of 5 MiB in a tensor of another shape, which it answers with 400",
+        INFER, tensor("BYTES", ["x" * LARGE], rows=2), 20, "400",
+    ),
+    "wrong-requests-to-gateway": (
+        "100 requests to the gateway for a model that does not exist, which get 404",
+        EMBEDDINGS, {"model": "none", "input": "a"}, WRONG, "404",
+    ),
+    "wrong-requests-to-triton": (
+        "100 requests to Triton with a tensor of the wrong type, which get 400",
+        INFER, tensor("INT32", [1]), WRONG, "400",
+    ),
+}  # fmt: skip
+for name, (done, route, body, count, status) in REFUSED.items():
+    add(name, done, partial(check_refusals, route=route, body=body, count=count, status=status))

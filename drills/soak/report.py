@@ -6,7 +6,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -41,41 +40,27 @@ def command(pace: Pace, minutes: float) -> str:
     return f"make drill SOAK={minutes:g} USERS={pace.clients} WAIT={pace.wait[0]:g},{pace.wait[1]:g} SEED={pace.seed}"
 
 
-@dataclass(frozen=True)
-class SoakRun:
-    """A soak that has ended: its load, its length and its measurements."""
+def results_of(
+    pace: Pace, minutes: float, clients: ManyClients, series: Sequence[Series], seconds: float, began: datetime
+) -> Results:
+    """Return the content of soak.json, with a verdict on each series.
 
-    pace: Pace
-    minutes: float
-    series: Sequence[Series]
-    clients: ManyClients
-    seconds: float  # until the last sample
-    began: datetime
-    problems: Sequence[str]
-    stopped: str  # when it was interrupted, as a sentence; empty if it was not
-
-
-def results_of(run: SoakRun) -> Results:
-    """Return the content of soak.json, with a verdict on each series."""
-    good, bad = counted(run.clients.outcomes), counted(run.clients.refusals)
-    count = len(run.series[0].values)
-    results = {
-        "run": f"{run.began:%Y%m%dT%H%M%SZ}",
-        "command": command(run.pace, run.minutes),
+    `minutes` is how long the soak was to last, and `seconds` is when the last sample was taken.
+    """
+    return {
+        "run": f"{began:%Y%m%dT%H%M%SZ}",
+        "command": command(pace, minutes),
         "host": host(),
-        "minutes": run.seconds / 60,
-        "clients": run.pace.clients,
-        "wait_s": run.pace.wait,
+        "minutes": seconds / 60,
+        "clients": pace.clients,
+        "wait_s": pace.wait,
         "sample_s": SAMPLE_S,
-        "judged_from_s": (first_judged(count) + 1) * SAMPLE_S,
+        "judged_from_s": (first_judged(len(series[0].values)) + 1) * SAMPLE_S,
         "error_rate": ERROR_RATE,
-        "stopped": run.stopped,
-        "problems": list(run.problems),
-        "requests": {"good": good, "bad": bad},
-        "good_by_route": dict(Counter(outcome.route for outcome in run.clients.outcomes)),
-        "series": [verdict.as_json() for verdict in verdicts(run.series)],
+        "requests": {"good": counted(clients.outcomes), "bad": counted(clients.refusals)},
+        "good_by_route": dict(Counter(outcome.route for outcome in clients.outcomes)),
+        "series": [verdict.as_json() for verdict in verdicts(series)],
     }
-    return results | {"complaints": complaints(results)}
 
 
 def complaints(results: Results) -> list[str]:
