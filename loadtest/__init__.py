@@ -10,6 +10,6 @@ switching.py     the modes on the server                    compare.py     the c
 generating.py    what differs for systems that generate
 
 overload.py      make loadtest OVERLOAD: more requests than the server can answer
-tune/            make tune: the search and its report; same_answers.py compares the answers of its candidates
+tune/            make tune: the search and its report
 locust_page.py   make locust: Locust's own web page, which loads locustfile.py
 """

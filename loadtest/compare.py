@@ -329,8 +329,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.greenlet = greenlet.getcurrent()
-        self.ignored = False
-        self.received = False
+        self.ignored = self.received = False
 
     def ignore(self) -> None:
         self.ignored = True

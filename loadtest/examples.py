@@ -70,9 +70,12 @@ class Examples:
         batch = [1] if config.get("max_batch_size") else []
         inputs = {tensor["name"]: tensor for tensor in config["input"]}
         if "image_bytes" in inputs:
-            return cls("images", [[Tensor.from_texts("image_bytes", [file], [*batch, 1])] for file in image_files()])
+            return cls(
+                "images", [[Tensor.from_texts("image_bytes", [file], [*batch, 1])] for file in map(jpeg, images())]
+            )
         if "image" in inputs and [int(axis) for axis in inputs["image"]["dims"]] == [-1, -1, 3]:
-            return cls("images", [[_pixels("image", batch, image)] for image in small_images()])
+            pixels = ((image.shape, image.astype(np.float32).tobytes()) for image in images(SMALL))
+            return cls("images", [[Tensor("image", "FP32", [*batch, *shape], data)] for shape, data in pixels])
         # A model that accepts `prompt` or `text_input` requires neither: send the first one.
         required = [tensor for tensor in inputs.values() if not tensor.get("optional")] or config["input"][:1]
         unsupported = [tensor["name"] for tensor in required if tensor["data_type"] != "TYPE_STRING"]
@@ -108,16 +111,13 @@ def _questions(texts: list[str]) -> list[str]:
     return questions or [text.encode()[:QUESTION_BYTES].decode(errors="ignore") for text in texts]
 
 
-def _pixels(name: str, batch: list[int], image: Image) -> Tensor:
-    return Tensor(name, "FP32", [*batch, *image.shape], image.astype(np.float32).tobytes())
-
-
 # --- generated images -------------------------------------------------------------------------------------------------
 
 Image = npt.NDArray[np.uint8]
 
 SIZES = ((96, 96), (160, 120), (240, 320), (320, 240), (480, 360), (512, 512), (640, 480), (1024, 768), (900, 1200))
 IMAGES_PER_SIZE = 4
+# The largest image for models that take pixels: as FP32 a megapixel is 12 MB on the wire.
 SMALL = 320 * 240
 
 
@@ -126,15 +126,6 @@ def images(largest: float = math.inf) -> list[Image]:
     random = np.random.default_rng(1)
     sizes = [(width, height) for width, height in SIZES if width * height <= largest]
     return [generated_image(random, width, height) for width, height in sizes for _ in range(IMAGES_PER_SIZE)]
-
-
-def image_files() -> list[bytes]:
-    return [jpeg(image) for image in images()]
-
-
-def small_images() -> list[Image]:
-    """Return the small images, for models that take pixels: as FP32 a megapixel is 12 MB on the wire."""
-    return images(SMALL)
 
 
 def generated_image(random: np.random.Generator, width: int, height: int) -> Image:

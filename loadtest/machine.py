@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,12 +79,6 @@ STACK_CONTAINERS, CGROUPS = "STACK_CONTAINERS", Path("/host/cgroup")
 USAGE = ("cpu.stat", "cpuacct.usage")
 # The share of the machine from which on other programs make a measurement doubtful.
 BUSY_FROM = 0.1
-# Fields of /proc/<pid>/stat after the process name: the parent, and the clock ticks in user and in kernel mode, of the
-# process and of its children that have ended.
-PARENT, TICKS = 1, slice(11, 15)
-# The machine's clock ticks: user, nice, system and steal. Interrupts belong to no process; guests are counted as user.
-BUSY_TICKS = (1, 2, 3, 8)
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -91,21 +86,18 @@ class OtherPrograms:
     """Measures the cores that other programs used since the last call of open(); None if that cannot be known."""
 
     own_seconds: Callable[[], float | None]
-    proc: Path = Path("/proc")
 
     def __post_init__(self) -> None:
         self.open()
 
     @classmethod
-    def from_environment(
-        cls, environment: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), cgroups: Path = CGROUPS
-    ) -> OtherPrograms:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, cgroups: Path = CGROUPS) -> OtherPrograms:
         if process := environment.get(STACK_PROCESS):
-            return cls(lambda: process_seconds({os.getpid(), int(process)}, proc), proc)
+            return cls(lambda: process_seconds({os.getpid(), int(process)}))
         if containers := environment.get(STACK_CONTAINERS):
             files = usage_files(containers.split(), cgroups)
-            return cls(lambda: container_seconds(files, proc), proc)
-        return cls(lambda: None, proc)
+            return cls(lambda: container_seconds(files))
+        return cls(lambda: None)
 
     def open(self) -> None:
         self.opened, self.before = time.monotonic(), self._seconds()
@@ -120,29 +112,21 @@ class OtherPrograms:
         own = self.own_seconds()
         if own is None:
             return None
-        ticks = (self.proc / "stat").read_text().split("\n", 1)[0].split()
-        return sum(int(ticks[place]) for place in BUSY_TICKS) * TICK_S - own
+        machine = psutil.cpu_times()
+        # Interrupts belong to no process; guests are counted as user.
+        return machine.user + machine.nice + machine.system + machine.steal - own
 
 
-def process_seconds(roots: set[int], proc: Path) -> float:
+def process_seconds(roots: Iterable[int]) -> float:
     """Return the CPU time of these processes and of all their descendants, also of those that have ended."""
-    parents, ticks = {}, {}
-    for path in proc.glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        pid = int(path.parent.name)
-        parents[pid], ticks[pid] = int(fields[PARENT]), sum(map(int, fields[TICKS]))
-
-    def is_own(pid: int) -> bool:
-        while pid not in roots:
-            if pid not in parents:
-                return False
-            pid = parents[pid]
-        return True
-
-    return sum(of_process for pid, of_process in ticks.items() if is_own(pid)) * TICK_S
+    seconds = 0.0
+    for root in roots:
+        with suppress(psutil.Error):
+            process = psutil.Process(root)
+            for one in [process, *process.children(recursive=True)]:
+                with suppress(psutil.Error):  # it has ended
+                    seconds += sum(one.cpu_times()[:4])  # in user and in kernel mode, and the same of its children
+    return seconds
 
 
 def usage_files(containers: list[str], cgroups: Path) -> list[Path] | None:
@@ -161,12 +145,12 @@ def has_usage(file: Path) -> bool:
     return file.name != USAGE[0] or "usage_usec" in file.read_text()
 
 
-def container_seconds(files: list[Path] | None, proc: Path) -> float | None:
+def container_seconds(files: list[Path] | None) -> float | None:
     """Return the CPU time of the containers, and of this process and its children; None if it cannot be read."""
     if files is None:
         return None
     try:
-        return sum(map(usage, files)) + process_seconds({os.getpid()}, proc)
+        return sum(map(usage, files)) + process_seconds({os.getpid()})
     except OSError:  # a container has ended
         return None
 

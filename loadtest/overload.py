@@ -10,12 +10,12 @@ import http.client
 import math
 import os
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import gevent
 import numpy as np
@@ -37,6 +37,7 @@ from loadtest.workload import POOL_SPAWN_RATE
 from triton_transformers.cli import err, out
 from triton_transformers.figures import PALETTES, Chart, Palette, images, write_charts
 from triton_transformers.files import complete_folder, write_atomically, write_json
+from triton_transformers.http import opener
 from triton_transformers.pages import page
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.tensors import Tensor
@@ -218,13 +219,8 @@ class Overload:
         The first are those of the load generator's busiest process, the second those of other programs.
         """
         count = self.closed.workload.users
-        users.start(count, self.closed.workload.spawn_rate or count)
-        self.wait_for(users, count)
-        gevent.sleep(self.closed.plan.warmup_s)
-        users.open_window()
-        self.others.open()
-        gevent.sleep(self.seconds)
-        cores, others = users.cores, self.others.cores()
+        self.start(users, count, self.closed.workload.spawn_rate or count)
+        cores, others = self.window(users)
         answered = [sample for sample in users.close_window() if sample.at < self.seconds and not sample.error]
         if not answered:
             raise UserError("no request was answered: `make logs` shows what the gateway and the server do")
@@ -232,16 +228,10 @@ class Overload:
 
     def overload(self, users: Users, rate: float, limit_ms: float) -> tuple[Results, float, float | None]:
         """Return the numbers at this rate and of the recovery, and the cores as capacity() does."""
-        count = self.open.workload.users
-        users.start(count, POOL_SPAWN_RATE)
-        self.wait_for(users, count)
+        self.start(users, self.open.workload.users, POOL_SPAWN_RATE)
         users.set_rate(rate)
         users.resume()
-        gevent.sleep(self.closed.plan.warmup_s)
-        users.open_window()
-        self.others.open()
-        gevent.sleep(self.seconds)
-        cores, others = users.cores, self.others.cores()
+        cores, others = self.window(users)
         single = gevent.spawn(recovery, self.ask, limit_ms, time.monotonic)
         users.pause()
         samples, recovered = users.close_window(), single.get()
@@ -252,27 +242,33 @@ class Overload:
         }
         return results, cores, others
 
-    def wait_for(self, users: Users, count: int) -> None:
+    def start(self, users: Users, count: int, spawn_rate: float) -> None:
+        users.start(count, spawn_rate)
         while users.running < count:
             users.check()
             gevent.sleep(0.05)
+
+    def window(self, users: Users) -> tuple[float, float | None]:
+        """Let a window begin after the warm-up and pass; return the cores as capacity() does."""
+        gevent.sleep(self.closed.plan.warmup_s)
+        users.open_window()
+        self.others.open()
+        gevent.sleep(self.seconds)
+        return users.cores, self.others.cores()
 
     def ask(self) -> float | None:
         """Send one request on a connection of its own; return its latency in milliseconds, or None if it failed."""
         job = self.closed.job
         body = GatewayUser.encode(job, [Tensor(*tensor) for tensor in job.requests[0]])
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {job.key or 'none'}"}
+        request = urllib.request.Request(job.url + ROUTES[job.kind].path, body, headers)
         start = time.perf_counter()
-        connection = http.client.HTTPConnection(urlsplit(job.url).netloc, timeout=job.timeout_s)
         try:
-            connection.request("POST", ROUTES[job.kind].path, body, headers)
-            response = connection.getresponse()
-            response.read()
-            return (time.perf_counter() - start) * 1000 if response.status == 200 else None
-        except (OSError, http.client.HTTPException):
+            with opener.open(request, timeout=job.timeout_s) as response:
+                response.read()
+            return (time.perf_counter() - start) * 1000
+        except (OSError, http.client.HTTPException):  # also a status that is no success
             return None
-        finally:
-            connection.close()
 
 
 def advice(results: Results) -> str:
@@ -389,7 +385,7 @@ def write(results: Results, reports: Path) -> Path:
     target = reports / f"{results['run']}-{results['system']}-overload"
     with complete_folder(target, LATEST) as work:
         write_json(results, work / "results.json")
-        charts = all_charts(results)
+        charts = {"overload": Chart(partial(draw_overload, results), (9.6, 5.4), (4.0, 5.4))}
         write_charts(charts, work)
         content = page(
             "loadtest",
@@ -422,10 +418,6 @@ def main() -> int:
 
 
 # --- the figure: latency, refusals and recovery over time -------------------------------------------------------------
-
-
-def all_charts(results: Results) -> dict[str, Chart]:
-    return {"overload": Chart(partial(draw_overload, results), (9.6, 5.4), (4.0, 5.4))}
 
 
 def draw_overload(results: Results, figure: Figure, palette: Palette) -> None:

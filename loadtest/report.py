@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from loadtest.arrivals import Sample
 from loadtest.machine import is_busy
 from loadtest.statistics import (
     NARROW,
@@ -248,9 +249,9 @@ BARS = 0.84
 
 
 def all_charts(results: Results, windows: list[Window]) -> dict[str, Chart]:
-    draw, title = (draw_p95, "p95") if results["settings"]["rate"] else (draw_throughput, "throughput")
+    title = "p95" if results["settings"]["rate"] else "throughput"
     charts = {
-        title: Chart(partial(draw, results, windows), (9.6, 2.9), (4.0, 2.8)),
+        title: Chart(partial(draw_over_time, results, windows), (9.6, 2.9), (4.0, 2.8)),
         "latency": Chart(partial(draw_latency, results, windows), (4.7, 3.1), (4.0, 2.8)),
     }
     if results["generates"]:
@@ -268,45 +269,36 @@ def offsets(results: Results) -> list[tuple[str, float]]:
     return [(mode, BARS * ((number + 0.5) / len(modes) - 0.5)) for number, mode in enumerate(modes)]
 
 
-def draw_throughput(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
-    axes = figure.add_subplot()
+def draw_over_time(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
+    """Draw the throughput in each second; in an open loop the 95th percentile of the requests that arrived in it."""
+    axes, is_open = figure.add_subplot(), bool(results["settings"]["rate"])
     for window in windows:
-        axes.axvspan(window.start, window.end, color=palette.colour_of(window.mode), alpha=0.13, linewidth=0)
-        if window.generated:
-            rate = window.generated.tokens_per_second
-            axes.hlines(rate, window.start, window.end, color=palette.colour_of(window.mode), linewidth=2)
+        colour = palette.colour_of(window.mode)
+        axes.axvspan(window.start, window.end, color=colour, alpha=0.13, linewidth=0)
+        if window.generated and not is_open:
+            axes.hlines(window.generated.tokens_per_second, window.start, window.end, color=colour, linewidth=2)
             continue
-        count = max(1, round(window.end - window.start))
-        edges = np.linspace(window.start, window.end, count + 1)
-        responses, _ = np.histogram([s.at for s in window.samples if not s.error], edges)
-        axes.stairs(responses / np.diff(edges), edges, color=palette.colour_of(window.mode), linewidth=1.4)
-    axes.set(ylabel="tokens/s" if results["generates"] else "requests/s", xlabel="seconds since the start")
-    axes.set_ylim(bottom=0)
+        edges = np.linspace(window.start, window.end, max(1, round(window.end - window.start)) + 1)
+        if is_open:
+            values = p95_by_second(timed_samples(window), edges)
+        else:
+            values = np.histogram([s.at for s in window.samples if not s.error], edges)[0] / np.diff(edges)
+        axes.stairs(values, edges, color=colour, linewidth=1.4, baseline=None if is_open else 0)
+    unit = "p95, milliseconds" if is_open else "tokens/s" if results["generates"] else "requests/s"
+    axes.set(ylabel=unit, xlabel="seconds since the start")
+    if is_open:
+        scale_latency(axes, "y", results)
+    else:
+        axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
     add_legend(results, figure, palette)
 
 
-def any_overloaded(results: Results) -> bool:
-    """Return whether a window was overloaded. On a linear axis its latency would hide all others."""
-    return any(figures.get("overloaded_windows") for figures in results["modes"].values())
-
-
-def draw_p95(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
-    """Draw the 95th percentile of the requests that arrived in each second."""
-    axes = figure.add_subplot()
-    for window in windows:
-        axes.axvspan(window.start, window.end, color=palette.colour_of(window.mode), alpha=0.13, linewidth=0)
-        count = max(1, round(window.end - window.start))
-        edges = np.linspace(window.start, window.end, count + 1)
-        samples = timed_samples(window)
-        seconds = np.digitize([s.arrived for s in samples], edges[1:-1])
-        milliseconds = np.array([s.latency_ms for s in samples])
-        values = [np.percentile(milliseconds[seconds == n], 95) if n in seconds else np.nan for n in range(count)]
-        axes.stairs(values, edges, color=palette.colour_of(window.mode), linewidth=1.4, baseline=None)
-    axes.set(ylabel="p95, milliseconds", xlabel="seconds since the start")
-    scale_latency(axes, "y", results)
-    axes.margins(x=0.01)
-    add_legend(results, figure, palette)
+def p95_by_second(samples: list[Sample], edges: Any) -> list[Any]:
+    seconds = np.digitize([s.arrived for s in samples], edges[1:-1])
+    milliseconds = np.array([s.latency_ms for s in samples])
+    numbers = range(len(edges) - 1)
+    return [np.percentile(milliseconds[seconds == n], 95) if n in seconds else np.nan for n in numbers]
 
 
 def draw_latency(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
@@ -325,8 +317,8 @@ def draw_latency(results: Results, windows: list[Window], figure: Figure, palett
 
 
 def scale_latency(axes: Axes, name: str, results: Results) -> None:
-    """Scale the axis x or y of latencies, which are far apart if a mode was overloaded."""
-    if any_overloaded(results):
+    """Scale the axis x or y of latencies. An overloaded mode would hide all others on a linear axis."""
+    if any(figures.get("overloaded_windows") for figures in results["modes"].values()):
         axes.set(**{f"{name}scale": "log"})
         getattr(axes, f"{name}axis").set_major_formatter(StrMethodFormatter("{x:g}"))
     else:

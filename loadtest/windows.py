@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,11 +120,7 @@ class Counters:
             self.executions - before.executions,
             self.queue_ns - before.queue_ns,
             self.compute_ns - before.compute_ns,
-            {
-                size: count - before.batches.get(size, 0)
-                for size, count in self.batches.items()
-                if count > before.batches.get(size, 0)
-            },
+            dict(Counter(self.batches) - Counter(before.batches)),
         )
 
 
@@ -168,36 +165,24 @@ class Window:
     other_cores: float | None = None  # CPU seconds per second of programs that are no part of the measurement
 
 
+@dataclass
 class Experiment:
     """Drives the users and the switch, and hands over each window as it ends, so that an interrupt loses only one.
 
     If Triton refuses to load the models for the mode `instances`, the mode goes into `left_out` with the reason.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        modes: Sequence[str],
-        left_out: dict[str, str],
-        users: Users,
-        triton: Triton,
-        switch: Switch,
-        metrics: Metrics,
-        others: OtherPrograms,
-        progress: Callable[[str, float], None],
-        reader: Reader | None = None,
-    ) -> None:
-        self.plan = plan
-        self.modes = modes
-        self.left_out = left_out
-        self.users = users
-        self.triton = triton
-        self.switch = switch
-        self.metrics = metrics
-        self.others = others
-        self.progress = progress
-        self.reader = reader
-        self.began = time.perf_counter()
+    plan: Plan
+    modes: Sequence[str]
+    left_out: dict[str, str]
+    users: Users
+    triton: Triton
+    switch: Switch
+    metrics: Metrics
+    others: OtherPrograms
+    progress: Callable[[str, float], None]
+    reader: Reader | None = None
+    began: float = field(default_factory=time.perf_counter)
 
     def run(self, on_window: Callable[[Window], None]) -> None:
         measured = set()
@@ -266,21 +251,8 @@ class Experiment:
                 "`make logs` show that the server is well"
             )
         samples = sorted(sample._replace(at=start + sample.at) for sample in samples)
-        end = start + seconds
-        return Window(
-            round=number,
-            mode=mode,
-            start=start,
-            end=end,
-            samples=samples,
-            counters=counters,
-            client_cpu=client_cpu,
-            began_at=began_at,
-            counted_s=counted_s,
-            generated=generated,
-            open_loop=open_loop,
-            other_cores=other_cores,
-        )
+        measured = (start, start + seconds, samples, counters, client_cpu, began_at, counted_s)
+        return Window(number, mode, *measured, generated, open_loop, other_cores)
 
     def _spawn(self, label: str) -> None:
         if self.users.running == self.plan.users:

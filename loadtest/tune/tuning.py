@@ -17,14 +17,12 @@ from rich.markup import escape
 from loadtest import report as reports
 from loadtest.compare import INTERRUPTED, Comparison, interruptible, progress_bar
 from loadtest.machine import OtherPrograms, busy, is_busy
-from loadtest.same_answers import Answers
 from loadtest.statistics import geometric_mean, mean_known
 from loadtest.switching import Capacity, Switch, Switched
 from loadtest.tune import report, table
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs, changed_fields, configure
-from loadtest.tune.resume import Log
-from loadtest.tune.running_server import LONG_TRY_S, RunningServer
+from loadtest.tune.running_server import LONG_TRY_S, Answers, RunningServer
 from loadtest.tune.search import (
     BETTER,
     TOO_BUSY,
@@ -33,6 +31,7 @@ from loadtest.tune.search import (
     BudgetSpent,
     BudgetTooSmall,
     CandidateFailed,
+    Log,
     Measured,
     Search,
 )
@@ -252,18 +251,9 @@ class Tuning:
     @staticmethod
     def _arm(arm: Arm) -> dict[str, Any]:
         own = [change for change in arm.candidate.changes if change not in arm.base.changes]
-        return {
-            "label": arm.label,
-            "changes": Candidate(tuple(own)).as_changes(),
-            "base": arm.base.as_changes(),
-            "values": arm.values,
-            "ratio": arm.ratio,
-            "ci95": arm.ci95,
-            "outcome": arm.outcome,
-            "reason": arm.reason,
-            "is_bound": arm.is_bound,
-            "probes": arm.probes,
-        }
+        shown = ("label", "values", "ratio", "ci95", "outcome", "reason", "is_bound", "probes")
+        changes = {"changes": Candidate(tuple(own)).as_changes(), "base": arm.base.as_changes()}
+        return {name: getattr(arm, name) for name in shown} | changes
 
     def _changed_fields(self, candidate: Candidate) -> dict[str, dict[str, Any]]:
         configured = configure(self.configs, self.knobs, candidate)
