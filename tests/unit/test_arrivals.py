@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import gevent
 import gevent.event
-import grpc
 import numpy as np
 import pytest
 from gevent.server import StreamServer
+from locust.env import Environment
 from tritonclient.grpc import service_pb2
 
 from loadtest import locust_users
@@ -28,10 +24,10 @@ from loadtest.arrivals import CONSTANT, GIVEN_UP, POISSON, Arrivals, Sample, arr
 from loadtest.locust_users import Job
 from loadtest.machine import OtherPrograms
 from loadtest.telemetry import Metrics
-from loadtest.users import Users
+from loadtest.users import Meter, Users
 from loadtest.windows import Experiment, Plan, Window
 from loadtest.worker_users import WorkerUsers
-from triton_transformers.settings import MODES, ROOT
+from triton_transformers.settings import MODES
 from triton_transformers.tensors import Tensor
 
 JOB = Job("http", "", "m", [[Tensor("input_text", "BYTES", [1, 1], b"")]], (0.0, 0.0), 1, rate=200, arrivals=CONSTANT)
@@ -107,37 +103,32 @@ def times(clock: SimpleNamespace, kind: str, seed: int, count: int, rate: float 
     return np.array(arrivals.queue)[:count]
 
 
-def test_poisson_arrivals_have_exponential_gaps_of_the_rate(clock):
-    gaps = np.sort(np.diff(times(clock, POISSON, 1, 4001)))
+def test_poisson_arrivals_have_independent_exponential_gaps_of_the_rate(clock):
+    arrivals = times(clock, POISSON, 1, 5000)
+    gaps = np.sort(np.diff(arrivals))
     assert gaps.mean() == pytest.approx(1 / 20_000, rel=0.05)
     # Kolmogorov and Smirnov: at most 1 % of all exponential samples deviate more.
     deviation = np.abs(1 - np.exp(-gaps * 20_000) - np.arange(0.5, len(gaps)) / len(gaps)).max()
     assert deviation < 1.63 / math.sqrt(len(gaps))
-
-
-def test_poisson_arrivals_are_independent(clock):
-    """The variance of the number of arrivals per interval equals their mean, as in a Poisson process."""
-    arrivals = times(clock, POISSON, 2, 5000)
+    # The variance of the number of arrivals per interval equals their mean, as in a Poisson process.
     counts, _ = np.histogram(arrivals, np.arange(arrivals[0], arrivals[-1], 10 / 20_000))
     assert counts.var() / counts.mean() == pytest.approx(1, abs=0.2)
 
 
-def test_constant_arrivals_have_equal_gaps(clock):
+def test_constant_arrivals_have_equal_gaps_and_random_ones_those_of_their_seed(clock):
     assert np.diff(times(clock, CONSTANT, 1, 100)) == pytest.approx(1 / 20_000, rel=1e-3)
+    first, again, other = (np.diff(times(clock, POISSON, seed, 50)) for seed in (1, 1, 2))
+    assert first == pytest.approx(again, abs=1e-8)
+    assert first != pytest.approx(other, abs=1e-8)
 
 
-def test_same_seed_repeats_the_arrivals(clock):
-    def gaps(seed):
-        return np.diff(times(clock, POISSON, seed, 50))
-
-    assert gaps(1) == pytest.approx(gaps(1), abs=1e-8)
-    assert gaps(1) != pytest.approx(gaps(2), abs=1e-8)
-
-
-def test_stopped_user_loses_no_arrival():
+def test_arrival_goes_to_the_user_that_was_free_last_and_is_kept_if_that_stops():
     arrivals = Arrivals(1.0, CONSTANT, random.Random(1))
-    first, second = gevent.spawn(arrivals.wait), gevent.spawn(arrivals.wait)
+    first, second, third = (gevent.spawn(arrivals.wait) for _ in range(3))
     gevent.sleep(0)
+    arrivals._assign(6.0)
+    gevent.sleep(0)
+    assert (first.ready(), second.ready(), third.value) == (False, False, 6.0)
     second.kill(block=False)
     arrivals._assign(7.0)  # to the second, which is about to stop
     first.join(1)
@@ -147,16 +138,6 @@ def test_stopped_user_loses_no_arrival():
     waiting.kill()
     arrivals._assign(8.0)
     assert list(arrivals.queue) == [8.0]
-
-
-def test_arrival_goes_to_the_user_that_was_free_last():
-    arrivals = Arrivals(1.0, CONSTANT, random.Random(1))
-    first, second = gevent.spawn(arrivals.wait), gevent.spawn(arrivals.wait)
-    gevent.sleep(0)
-    arrivals._assign(7.0)
-    gevent.sleep(0)
-    assert (first.ready(), second.value) == (False, 7.0)
-    first.kill()
 
 
 @contextmanager
@@ -225,14 +206,11 @@ def test_resume_begins_anew_without_a_burst(server):
     assert all(sample.arrived >= 0 for sample in samples)
 
 
-def test_new_rate_holds_at_once(server):
+def test_new_rate_holds_at_once_in_an_open_loop(server):
     with started(Users(replace(JOB, url=server.url, rate=0.1)), 50) as users:
         users.open_window()
         with requests_of_the_rate(users, 100, lambda: users.set_rate(100), lambda: users.set_rate(0.1)):
             gevent.sleep(0.5)
-
-
-def test_rate_of_a_closed_loop_cannot_be_set():
     with pytest.raises(TypeError, match="no rate"), Users(replace(JOB, rate=0.0)) as users:
         users.set_rate(1)
 
@@ -282,12 +260,13 @@ def test_workers_keep_the_rate_together(server):
             users.resume()
 
 
-def test_constant_arrivals_of_two_workers_alternate(clock):
+def test_workers_have_streams_of_their_own_and_their_constant_arrivals_alternate(clock):
     gates = [locust_users.Traffic(JOB, worker, 2).gate for worker in range(2)]
     for gate in gates:
         gate.open()
         gate.clock.kill()
     assert [gate.next for gate in gates] == pytest.approx([10.005, 10.01])
+    assert gates[0].stream.random() != gates[1].stream.random()
 
 
 def test_arrivals_that_are_late_when_the_users_pause_are_sent(clock):
@@ -299,42 +278,15 @@ def test_arrivals_that_are_late_when_the_users_pause_are_sent(clock):
     assert len(arrivals.queue) == arrivals.in_flight == 20
 
 
-def test_workers_have_streams_of_their_own():
-    streams = [locust_users.Traffic(replace(JOB, rate=1.0), worker, 2).gate.stream.random() for worker in range(2)]
-    assert len({locust_users.Traffic(JOB).gate.stream.random(), *streams}) == 2
-
-
 # --- the windows of a comparison --------------------------------------------------------------------------------------
 
 
-class StubSwitch:
-    models = ()
-
-    def to(self, mode: str) -> None:
-        """Do nothing."""
-
-    def in_force(self) -> bool:
-        return True
-
-
-class StubTriton:
-    def statistics(self) -> dict:
-        return {}
-
-
 def measured_window(job: Job, plan: Plan, metrics: Metrics) -> Window:
+    triton = SimpleNamespace(statistics=dict)
+    switch = SimpleNamespace(models=(), to=lambda mode: None, in_force=lambda: True)
+    others = OtherPrograms.from_environment({})
     with Users(job) as users, gevent.Timeout(60):
-        experiment = Experiment(
-            plan,
-            MODES,
-            {},
-            users,
-            StubTriton(),
-            StubSwitch(),
-            metrics,
-            OtherPrograms.from_environment({}),
-            lambda *_: None,
-        )
+        experiment = Experiment(plan, MODES, {}, users, triton, switch, metrics, others, lambda *_: None)
         return experiment._window(1, "none")
 
 
@@ -373,87 +325,37 @@ def test_window_of_an_overloaded_server_ends_in_bounded_time_and_loses_nothing(s
 
 
 @pytest.mark.parametrize(
-    ("changes", "seconds"),
+    ("changes", "length", "requests", "announced"),
     [
-        ({"rate": 200.0}, 5),
-        ({"rate": 1000.0}, 4),
-        ({"rate": 2.0}, 60),
-        ({"rate": 200.0, "generates": True}, 10),
-        ({"rate": 200.0, "window_s": 2.0}, 2),
-        ({}, None),
+        ({}, None, 1000, "at least 4 s, each after 3 s"),
+        ({"generates": True, "users": 8}, None, 16, "at least 10 s, each after at least 3 s"),
+        ({"window_s": 1200.0}, 1200, 1000, "1200 s, each after 3 s"),
+        ({"rate": 30.0}, 1000 / 30, 1000, "33.3 s, each after 3 s"),
+        ({"rate": 1000.0}, 4, 1000, "4 s, each after 3 s"),
+        ({"rate": 2.0}, 60, 1000, "60 s, each after 3 s"),
+        ({"rate": 200.0, "generates": True}, 10, 2, "10 s, each after 3 s"),
+        ({"rate": 200.0, "window_s": 2.0}, 2, 1000, "2 s, each after 3 s"),
     ],
 )
-def test_rate_sets_the_length_of_a_window(changes, seconds):
-    fields = {"system": "m", "rounds": 2, "window_s": None, "warmup_s": 0, "users": 1, "spawn_rate": None}
-    assert Plan(**fields | changes).length_s == seconds
-
-
-USERS_OVER_GRPC = """
-import json, sys, gevent
-from loadtest.users import Users
-from triton_transformers.tensors import Tensor
-from loadtest.locust_users import Job
-
-url, rate = sys.argv[1:]
-tensors = [[Tensor("input_text", "BYTES", [1, 1], b"")]]
-job = Job("grpc", url, "m", tensors, (0.0, 0.0), 1, rate=float(rate), arrivals="constant")
-with Users(job) as users:
-    users.start(2, 2)
-    while users.running < 2:
-        gevent.sleep(0.01)
-    users.open_window()
-    users.resume()
-    gevent.sleep(0.5)
-    users.pause()
-    print(json.dumps(users.close_window()))
-"""
+def test_plan_sets_the_length_of_a_window_and_announces_it(changes, length, requests, announced):
+    fields = {"system": "m", "rounds": 2, "window_s": None, "warmup_s": 3, "users": 1, "spawn_rate": None}
+    plan = Plan(**fields | changes)
+    assert (plan.length_s, plan.window_requests) == (length, requests)
+    text = plan.announcement(["none", "instances", "dynamic"])
+    assert text == f"measuring 3 modes in 2 rounds: 6 windows of {announced} of warm-up"
 
 
 def test_latency_over_grpc_counts_from_the_arrival():
-    """Let both users wait for a server that stalls for its first 0.3 s. gevent's gRPC needs a process of its own."""
-    begun = None
-
-    def answer(request, context):
-        nonlocal begun
-        begun = begun or time.monotonic()
-        time.sleep(max(0.0, begun + 0.3 - time.monotonic()))
-        return service_pb2.ModelInferResponse(raw_output_contents=[b"tensor"])
-
-    handler = grpc.unary_unary_rpc_method_handler(
-        answer,
-        service_pb2.ModelInferRequest.FromString,
-        service_pb2.ModelInferResponse.SerializeToString,
+    """The stub of gRPC is replaced, because gevent's gRPC would need a process of its own."""
+    traffic = locust_users.Traffic(replace(JOB, protocol="grpc"))
+    environment, response = Environment(), service_pb2.ModelInferResponse(raw_output_contents=[b"tensor"])
+    meter = Meter(environment)
+    user = type("Client", (locust_users.GrpcTritonUser,), {"host": "", "traffic": traffic, "abstract": False})(
+        environment
     )
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelInfer": handler})]
-    )
-    url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    try:
-        command = [sys.executable, "-c", USERS_OVER_GRPC, url, "100"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True)
-    finally:
-        server.stop(None)
-    samples = [Sample(*sample) for sample in json.loads(done.stdout)]
-    assert not any(sample.error for sample in samples)
-    first = min(sample.arrived for sample in samples)
-    assert len(arrived_within(samples, first + 0.45)) == pytest.approx(45, abs=3)
-    stalled = arrived_within(samples, first + 0.25)
-    assert len(stalled) >= 20
-    assert all(sample.at > first + 0.28 for sample in stalled)
-
-
-@pytest.mark.parametrize(
-    ("changes", "length", "warmup"),
-    [
-        ({}, "at least 4 s", "3 s"),
-        ({"generates": True}, "at least 10 s", "at least 3 s"),
-        ({"window_s": 1200.0}, "1200 s", "3 s"),
-        ({"rate": 30.0}, "33.3 s", "3 s"),
-    ],
-)
-def test_plan_announces_its_windows(changes, length, warmup):
-    fields = {"system": "m", "rounds": 2, "window_s": None, "warmup_s": 3, "users": 1, "spawn_rate": None}
-    announced = Plan(**fields | changes).announcement(["none", "instances", "dynamic"])
-    assert announced == f"measuring 3 modes in 2 rounds: 6 windows of {length}, each after {warmup} of warm-up"
+    since = time.perf_counter() - 0.5
+    for answer in (response, service_pb2.ModelInferResponse()):
+        user.stub = SimpleNamespace(ModelInfer=lambda request, timeout, answer=answer: answer)
+        user.infer(traffic.requests[0], since)
+    assert [sample.error for sample in meter.samples] == ["", locust_users.NO_TENSOR]
+    assert all(500 <= sample.latency_ms < 60_000 for sample in meter.samples)

@@ -160,32 +160,25 @@ def run(stack: FakeStack, function: Callable[[FakeStack], None]) -> Result:
     return harness.result(Drill("a", "a fault", BOUND, function), stack)
 
 
-def test_recovery_counts_from_the_end_of_the_drill(stack: FakeStack) -> None:
+def test_recovery_counts_from_the_end_of_the_drill_unless_it_marks_another_moment(stack: FakeStack) -> None:
     result = run(stack, lambda stack: harness.time.sleep(5))
     assert (result.recovery_s, result.failed_direct, result.held) == (2, 1, True)
 
 
-def test_recovery_counts_from_the_mark_of_the_drill(stack: FakeStack) -> None:
-    def mark_and_sleep(stack: FakeStack) -> None:
-        stack.fault_at = stack.now
-        stack.now += 5
-
-    assert run(stack, mark_and_sleep).recovery_s == 7
-
-
 @pytest.mark.parametrize(
-    ("fault_s", "reload_s", "bound", "held"),
+    ("declared", "fault_s", "reload_s", "bound", "held"),
     [
-        (8.0, 5.0, Bound(4, 160, 10.0, True), True),  # nothing is measured
-        (11.0, 2.0, Bound(4, 160, 10.0, True), False),  # the machine is fast, and the recovery was slow
-        (11.0, 5.0, Bound(4, 240, 15.0, True), True),
-        (14.0, 5.0, Bound(4, 240, 15.0, True), False),
-        (24.0, 10.0, Bound(84, 400, 25.0, True), False),
-        (22.0, 10.0, Bound(84, 400, 25.0, True), True),
+        (SERVER, 8.0, 5.0, Bound(4, 160, 10.0, True), True),  # nothing is measured
+        (SERVER, 11.0, 2.0, Bound(4, 160, 10.0, True), False),  # the machine is fast, and the recovery was slow
+        (SERVER, 11.0, 5.0, Bound(4, 240, 15.0, True), True),
+        (SERVER, 14.0, 5.0, Bound(4, 240, 15.0, True), False),
+        (SERVER, 24.0, 10.0, Bound(84, 400, 25.0, True), False),
+        (SERVER, 22.0, 10.0, Bound(84, 400, 25.0, True), True),
+        (BOUND, 30.0, 5.0, BOUND, False),  # without loads, nothing is measured
     ],
 )
 def test_bound_of_a_recovery_with_loads_follows_the_measured_reload(
-    stack: FakeStack, fault_s: float, reload_s: float, bound: Bound, held: bool
+    stack: FakeStack, declared: Bound, fault_s: float, reload_s: float, bound: Bound, held: bool
 ) -> None:
     stack.seconds_per_reload = reload_s
 
@@ -193,19 +186,20 @@ def test_bound_of_a_recovery_with_loads_follows_the_measured_reload(
         stack.fault_at = stack.now
         stack.now += fault_s
 
-    result = harness.result(Drill("a", "a fault", SERVER, fault), stack)
+    result = harness.result(Drill("a", "a fault", declared, fault), stack)
     assert (result.recovery_s, result.bound, result.held) == (fault_s + 2, bound, held)
-    assert result.reload_s == (None if fault_s == 8 else reload_s)
+    assert result.reload_s == (None if fault_s == 8 or declared is BOUND else reload_s)
+    assert stack.reloads == (result.reload_s is not None)
     assert result.as_json()["bound"]["recovery_s"] == bound.recovery_s
 
 
-def test_no_reload_is_measured_for_a_drill_without_loads(stack: FakeStack) -> None:
-    def fault(stack: FakeStack) -> None:
-        stack.fault_at = stack.now
-        stack.now += 30
-
-    result = run(stack, fault)
-    assert (result.bound, result.held, stack.reloads) == (BOUND, False, 0)
+def test_drill_whose_load_stopped_does_not_hold(stack: FakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeLoad, "problems", ("the clients stopped: KeyError()",))
+    result = run(stack, lambda stack: None)
+    assert (result.problem, result.held) == ("the clients stopped: KeyError()", False)
+    stack.settled = False
+    result = run(stack, lambda stack: pytest.fail("it began on a broken stack"))
+    assert "was not whole before: `make up` failed" in result.problem
 
 
 @pytest.mark.parametrize(
@@ -223,15 +217,3 @@ def test_error_of_a_drill_is_in_its_result(stack: FakeStack, error: Exception, f
     result = run(stack, fail)
     assert str(error) in getattr(result, field)
     assert not result.held
-
-
-def test_drill_whose_load_stopped_does_not_hold(stack: FakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeLoad, "problems", ("the clients stopped: KeyError()",))
-    result = run(stack, lambda stack: None)
-    assert (result.problem, result.held) == ("the clients stopped: KeyError()", False)
-
-
-def test_drill_does_not_begin_on_a_broken_stack(stack: FakeStack) -> None:
-    stack.settled = False
-    result = run(stack, lambda stack: pytest.fail("it began"))
-    assert "was not whole before: `make up` failed" in result.problem

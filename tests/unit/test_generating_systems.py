@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
-import yaml
-from rich.console import Console
 
 from loadtest import generating, report, statistics
 from loadtest.arrivals import Sample
 from loadtest.compare import Comparison
 from loadtest.examples import Examples
-from loadtest.generating import Generated, Reader, generates
-from loadtest.locust_users import Job, Traffic, user_class
+from loadtest.generating import Generated, Reader
+from loadtest.locust_users import Traffic, user_class
 from loadtest.machine import OtherPrograms
 from loadtest.switching import Capacity, Switch, plan
 from loadtest.windows import Experiment, Plan
-from loadtest.workload import Workload
 from tests.support.measured_windows import comparison, generating_rounds, generating_window
 from triton_transformers.figures import LIGHT, render
-from triton_transformers.settings import MODES, ROOT, Settings, UserError
+from triton_transformers.settings import MODES, Settings, UserError
 from triton_transformers.triton import TritonError
 
 INPUTS = ("prompt", "TYPE_STRING"), ("text_input", "TYPE_STRING"), ("max_new_tokens", "TYPE_INT32")
@@ -46,46 +44,28 @@ transformers_running_texts{model="story",version="1"} 3
 """
 
 
-def limits(model) -> dict[str, str]:
-    return {mode: config["parameters"]["max_batch"]["string_value"] for mode, config in model.modes.items()}
-
-
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 
-def test_only_max_batch_differs_between_the_modes():
-    (model,) = plan({"story": STORY}, None, ("none", "dynamic"))
-    assert limits(model) == {"none": "1", "dynamic": "16"}
-    assert model.modes["dynamic"] == model.original == STORY
-    assert model.modes["none"]["parameters"]["dtype"] == {"string_value": "auto"}
-    assert all("dynamic_batching" not in config for config in model.modes.values())
-
-
-def test_max_batch_limits_the_texts_together():
-    (model,) = plan({"story": STORY}, 4, MODES, 2)
-    assert limits(model) == {"none": "1", "instances": "1", "dynamic": "4"}
-
-
-def test_model_without_max_batch_runs_its_default():
-    (model,) = plan({"story": STORY | {"parameters": {}}}, None, ("none", "dynamic"))
-    assert model.modes["none"]["parameters"] == {"max_batch": {"string_value": "1"}}
-    assert model.modes["dynamic"] == model.original
+@pytest.mark.parametrize(
+    ("config", "max_batch", "expected"),
+    [
+        (STORY, None, {"none": "1", "instances": "1", "dynamic": "16"}),
+        (STORY, 4, {"none": "1", "instances": "1", "dynamic": "4"}),
+        (STORY | {"parameters": {}}, None, {"none": "1", "instances": "1", "dynamic": None}),
+    ],
+)
+def test_only_max_batch_differs_between_the_modes(config, max_batch, expected):
+    (model,) = plan({"story": config}, max_batch, MODES, 2)
+    for mode, limit in expected.items():
+        own = {"max_batch": {"string_value": limit}} if limit else {}
+        assert model.modes[mode] == config | {"parameters": config["parameters"] | own}
 
 
 @pytest.mark.parametrize(("config", "max_batch"), [(generating.with_limit(STORY, 1), None), (STORY, 1)])
 def test_model_that_is_configured_for_one_text_cannot_be_compared(config, max_batch):
     with pytest.raises(UserError, match="nothing here can batch"):
         plan({"story": config}, max_batch, MODES)
-
-
-def test_system_with_triton_batches_is_no_generating_one():
-    assert generates(STORY)
-    assert not generates(ENCODER)
-    assert not generates(STORY | {"max_batch_size": 4})
-
-
-def test_instances_are_left_out_because_of_the_weights():
-    assert Capacity(4).obstacle({"story": STORY}) == "each instance of 'story' would hold the model's weights again"
 
 
 class OneModel:
@@ -130,23 +110,12 @@ def test_switch_never_holds_the_weights_twice(tmp_path):
 
 
 def test_request_is_a_prompt_with_the_number_of_new_tokens():
-    examples = Examples.from_config(STORY, ["hello"], 300)
-    ((prompt, count),) = examples.requests
+    ((prompt, count),) = Examples.from_config(STORY, ["hello"], 300).requests
     assert (prompt.name, prompt.shape, prompt.data[4:]) == ("prompt", [1], b"hello")
     assert (count.name, count.datatype, count.shape, count.data) == ("max_new_tokens", "INT32", [1], b"\x2c\x01\0\0")
-
-
-def test_streaming_system_is_refused_with_the_one_to_set():
-    config = STORY | {"name": "story_stream", "model_transaction_policy": {"decoupled": True}}
+    streaming = STORY | {"name": "story_stream", "model_transaction_policy": {"decoupled": True}}
     with pytest.raises(UserError, match=r"SYSTEM=story_stream streams.*set the system that answers once \(story\)"):
-        Examples.from_config(config, ["hello"])
-
-
-def test_fewer_users_by_default():
-    settings = Settings(Settings.load() | {"USERS": "", "WORKLOAD": "mixed"})
-    assert [Workload.from_settings(settings, generates).users for generates in (False, True)] == [32, 8]
-    assert Workload.from_settings(Settings(settings | {"USERS": "40"}), True).users == 40
-    assert Workload.from_settings(Settings(settings | {"WORKLOAD": "published"}), True).users == 300
+        Examples.from_config(streaming, ["hello"])
 
 
 def test_comparison_finds_out_from_the_server_that_the_system_generates():
@@ -154,7 +123,7 @@ def test_comparison_finds_out_from_the_server_that_the_system_generates():
     measured.triton = OneModel(STORY)
     measured.triton.composing = lambda system: {system: STORY}
     assert (measured.workload.users, measured.plan.generates) == (8, True)
-    assert measured.job.timeout_s > 60
+    assert user_class(Traffic(measured.job)).network_timeout == 600
     assert measured.job.requests[0][-1].data == b"\x07\0\0\0"
 
 
@@ -171,11 +140,6 @@ def test_original_is_what_an_earlier_killed_comparison_restored(monkeypatch):
     assert model.original == STORY
 
 
-def test_users_wait_as_long_as_the_job_allows():
-    job = Job("http", "http://127.0.0.1:9", "story", [], (0.0, 0.0), 1, 600.0)
-    assert user_class(Traffic(job)).network_timeout == 600.0
-
-
 # --- counters ---------------------------------------------------------------------------------------------------------
 
 
@@ -187,11 +151,24 @@ def test_counters_are_those_of_the_model_in_all_versions():
     assert (growth.first_token_ms, growth.output_token_ms) == (500, 20)
 
 
-def test_backend_without_times_has_none():
+def test_times_that_the_backend_does_not_count_are_a_dash(measured):
     page = "\n".join(line for line in PAGE.splitlines() if "first" not in line and "later" not in line)
     counters = Generated.from_metrics(page, "story", 1.0)
-    assert (counters.first_token_ms, counters.output_token_ms) == (None, None)
-    assert counters.tokens_per_step == 4
+    assert (counters.first_token_ms, counters.output_token_ms, counters.tokens_per_step) == (None, None, 4)
+    for window in measured.windows:
+        window.generated = Generated(10, window.generated.generated_tokens, window.generated.runs)
+    results = measured.results()
+    assert ["time to first token, ms", "-", "-", ""] in report.rows(results)
+    drawn = report.all_charts(results, measured.windows)
+    assert render(drawn["tokens"].draw, drawn["tokens"].wide, LIGHT, "png").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("rates", "text"), [([(20, 21), (20, 90)], "batching generated"), ([(20, 99)], "one round has")]
+)
+def test_unproven_sentence_is_in_the_past(measured, rates, text):
+    measured.windows = generating_rounds(rates)
+    assert text in report.sentence(measured.results())
 
 
 def test_missing_counters_are_an_error():
@@ -235,89 +212,41 @@ def test_idle_model_is_read_after_a_while(pages):
 # --- windows ----------------------------------------------------------------------------------------------------------
 
 
-def planned(**changes) -> Plan:
-    return Plan(
-        **{"system": "story", "rounds": 2, "window_s": None, "warmup_s": 0.0, "users": 8, "spawn_rate": None} | changes
-    )
-
-
-def test_window_is_long_enough_for_two_responses_per_user():
-    assert (planned(generates=True).window_requests, planned().window_requests) == (16, 1000)
-    assert planned(generates=True, users=3).window_requests == 6
-
-
 class SlowUsers:
-    """Users of whom one gets a response at each check."""
+    """Users of whom one gets a response at each check, from this check on."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
         self.samples: list[Sample] = []
-        self.windows = 0
-        self.cores = 0.0
+        self.first, self.checks, self.cores = first, 0, 0.0
 
     def check(self) -> None:
-        self.samples.append(Sample(0.0, 20_000.0, ""))
+        self.checks += 1
+        if self.checks >= self.first:
+            self.samples.append(Sample(0.0, 20_000.0, ""))
 
     def open_window(self) -> None:
         self.samples = []
 
     def close_window(self) -> list[Sample]:
-        self.windows += 1
         return self.samples
 
 
-class StubMetrics:
-    def cores(self, cores: float) -> None: ...
-
-
-def experiment_of(users: SlowUsers, generates: bool) -> Experiment:
-    others = OtherPrograms.from_environment({})
-    return Experiment(
-        planned(generates=generates), MODES, {}, users, None, None, StubMetrics(), others, lambda *_: None
-    )
-
-
-@pytest.mark.parametrize(("generates", "responses"), [(True, 8), (False, 0)])
-def test_warm_up_lasts_until_each_user_had_a_response(generates, responses):
-    users = SlowUsers()
-    experiment = experiment_of(users, generates=generates)
-    experiment._warm_up("round 1")
-    assert (len(users.samples), users.windows) == (responses, 1)
-
-
-def test_window_lasts_until_it_holds_enough_responses(monkeypatch):
+@pytest.mark.parametrize(
+    ("changes", "first", "warm_up", "measured"),
+    [({"generates": True}, 1, 8, 16), ({"window_s": 0.01}, 3, 0, 1)],
+    ids=["two responses per user", "the first response"],
+)
+def test_window_lasts_until_it_holds_enough_responses(monkeypatch, changes, first, warm_up, measured):
     monkeypatch.setattr("loadtest.windows.GENERATING_MINIMUM_WINDOW_S", 0.2)
-    users = SlowUsers()
-    experiment = experiment_of(users, generates=True)
+    users = SlowUsers(first)
+    fields = {"system": "story", "rounds": 2, "window_s": None, "warmup_s": 0.0, "users": 8, "spawn_rate": None}
+    others, metrics = OtherPrograms.from_environment({}), SimpleNamespace(cores=lambda cores: None)
+    experiment = Experiment(Plan(**fields | changes), MODES, {}, users, None, None, metrics, others, lambda *_: None)
+    experiment._warm_up("round 1")
+    assert len(users.samples) == warm_up
+    users.open_window()
     experiment._measure("round 1", experiment._now(), lambda *_: None)
-    assert len(users.samples) == 16
-
-
-class StalledUsers(SlowUsers):
-    """Users of whom the first gets its response at the third check."""
-
-    checks = 0
-
-    def check(self) -> None:
-        self.checks += 1
-        if self.checks == 3:
-            super().check()
-
-
-def test_window_lasts_until_its_first_response():
-    users = StalledUsers()
-    experiment = Experiment(
-        planned(window_s=0.01),
-        MODES,
-        {},
-        users,
-        None,
-        None,
-        StubMetrics(),
-        OtherPrograms.from_environment({}),
-        lambda *_: None,
-    )
-    experiment._measure("round 1", experiment._now(), lambda *_: None)
-    assert (users.checks, len(users.samples)) == (3, 1)
+    assert len(users.samples) == measured
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -344,43 +273,33 @@ def test_ratio_is_that_of_the_tokens(measured):
     assert results["settings"]["new_tokens"] == 32
 
 
-def test_other_systems_have_no_tokens():
-    embedding = comparison(Settings.load(), generating_rounds(RATES))
-    for window in embedding.windows:
-        window.generated = None
-    embedding.generates = False
-    results = embedding.results()
-    assert not {"tokens_per_second", "first_token_ms"} & results["modes"]["dynamic"].keys()
-    assert "new_tokens" not in results["settings"]
-
-
-def test_texts_that_did_not_run_together_are_a_complaint(measured):
-    measured.windows = generating_rounds(RATES, together=1.0)
-    (complaint,) = measured.results()["complaints"]
-    assert "together, 'story' generated only 1.00 tokens per step. Likely cause: a max_batch of 1" in complaint
+@pytest.mark.parametrize(
+    ("first", "together", "complaint"),
+    [
+        ((1.0,), 6.0, ""),
+        ((0.8,), 6.0, ""),  # steps that only read a prompt
+        ((1.5,), 6.0, "one at a time, 'story' still generated 1.50 tokens per step: max_batch did nothing"),
+        (
+            (1.0, 2),
+            6.0,
+            "a window of the mode none had only 2 response(s) in 10 s, too few to show the latency: set a longer "
+            "WINDOW, or fewer TOKENS",
+        ),
+        (
+            (1.0,),
+            1.0,
+            "together, 'story' generated only 1.00 tokens per step. Likely cause: a max_batch of 1, or texts that end "
+            "after one token (docs/comparison.md)",
+        ),
+    ],
+)
+def test_texts_that_run_otherwise_than_the_mode_says_are_a_complaint(measured, first, together, complaint):
+    measured.windows = generating_rounds(RATES, together)
+    measured.windows[0] = generating_window("none", 1, 20, *first)
+    assert measured.results()["complaints"] == [complaint] * bool(complaint)
     measured.settings["USERS"] = "1"
     del measured.workload
-    (complaint,) = measured.results()["complaints"]
-    assert "use more USERS" in complaint
-
-
-def test_texts_that_ran_together_in_the_mode_without_are_a_complaint(measured):
-    measured.windows[0] = generating_window("none", 1, 20, 1.5)
-    assert "one at a time, 'story' still generated 1.50 tokens per step" in measured.results()["complaints"][0]
-
-
-def test_steps_that_only_read_a_prompt_are_no_complaint(measured):
-    measured.windows[0] = generating_window("none", 1, 20, 0.8)
-    assert measured.results()["complaints"] == []
-
-
-def test_window_with_too_few_responses_is_a_complaint(measured):
-    measured.windows[0] = generating_window("none", 1, 20, 1.0, answers=2)
-    (complaint,) = measured.results()["complaints"]
-    assert complaint == (
-        "a window of the mode none had only 2 response(s) in 10 s, too few to show the latency: set a longer WINDOW, "
-        "or fewer TOKENS"
-    )
+    assert ("use more USERS" in "".join(measured.results()["complaints"])) == (together == 1)
 
 
 def test_sentence_and_table_name_the_modes_and_show_both_times(measured):
@@ -399,29 +318,6 @@ def test_sentence_and_table_name_the_modes_and_show_both_times(measured):
     assert report.window_line(measured.windows[1]).split()[:3] == ["1", "dynamic", "100.0"]
 
 
-@pytest.mark.parametrize(
-    ("rates", "text"), [([(20, 21), (20, 90)], "batching generated"), ([(20, 99)], "one round has")]
-)
-def test_unproven_sentence_is_in_the_past(measured, rates, text):
-    measured.windows = generating_rounds(rates)
-    assert text in report.sentence(measured.results())
-
-
-def test_table_fits_80_columns(measured):
-    console = Console(width=80, record=True)
-    report.print_table(measured.results(), console)
-    assert max(map(len, console.export_text().splitlines())) <= 80
-
-
-def test_times_that_the_backend_does_not_count_are_a_dash(measured):
-    for window in measured.windows:
-        window.generated = Generated(10, window.generated.generated_tokens, window.generated.runs)
-    results = measured.results()
-    assert ["time to first token, ms", "-", "-", ""] in report.rows(results)
-    drawn = report.all_charts(results, measured.windows)
-    assert render(drawn["tokens"].draw, drawn["tokens"].wide, LIGHT, "png").startswith(b"\x89PNG")
-
-
 def test_page_shows_tokens_in_place_of_batches(measured):
     results = measured.results()
     page = report.html(results, report.all_charts(results, measured.windows), "")
@@ -433,24 +329,8 @@ def test_page_shows_tokens_in_place_of_batches(measured):
         assert absent not in page
 
 
-@pytest.mark.parametrize("title", ["throughput", "latency", "tokens"])
-def test_charts_draw(measured, title):
-    drawn = report.all_charts(measured.results(), measured.windows)
-    assert set(drawn) == {"throughput", "latency", "tokens"}
-    assert render(drawn[title].draw, drawn[title].narrow, LIGHT, "png").startswith(b"\x89PNG")
-
-
-def test_proof_needs_no_batches_of_triton():
-    assert statistics.batching_error(generating_rounds(RATES), "story") == ""
-
-
 def test_round_in_which_every_request_failed_does_not_count():
     """The backend counts the tokens of failed requests too, but the window has no latency."""
     windows = generating_rounds(RATES)
     windows[0].samples = [sample._replace(error="504") for sample in windows[0].samples]
     assert [by_mode["none"].round for by_mode in statistics.complete_rounds(windows)] == [2, 3]
-
-
-def test_container_of_the_load_test_gets_the_number_of_tokens():
-    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-    assert all("TOKENS" in services[name]["environment"] for name in ("loadtest", "tune", "locust"))

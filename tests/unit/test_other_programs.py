@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 
 from loadtest import machine
@@ -21,11 +21,13 @@ ONE, TWO = "a" * 64, "b" * 64
 
 def process(proc, pid: int, parent: int, *ticks: int) -> None:
     (proc / str(pid)).mkdir(exist_ok=True)
-    (proc / f"{pid}/stat").write_text(f"{pid} (a name) with)) S {parent} {' 0' * 9} {' '.join(map(str, ticks))} 20 0")
+    (proc / f"{pid}/stat").write_text(
+        f"{pid} (a name) with)) S {parent} {' 0' * 9} {' '.join(map(str, ticks))}{' 0' * 40}"
+    )
 
 
 def clock_ticks(proc, user: int, steal: int = 0) -> None:
-    (proc / "stat").write_text(f"cpu  {user} 0 0 999 999 50 50 {steal} 0 0\ncpu0 1 1\n")
+    (proc / "stat").write_text(f"cpu  {user} 0 0 999 999 50 50 {steal} 0 0\ncpu0 1 1\nbtime 1\n")
 
 
 @pytest.fixture
@@ -36,13 +38,15 @@ def clock(monkeypatch):
 
 
 def ticks(seconds: float) -> int:
-    return round(seconds / machine.TICK_S)
+    return round(seconds * os.sysconf("SC_CLK_TCK"))
 
 
 @pytest.fixture
-def proc(tmp_path):
+def proc(tmp_path, monkeypatch):
     folder = tmp_path / "proc"
     folder.mkdir()
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(folder))
+    clock_ticks(folder, 0)
     return folder
 
 
@@ -51,17 +55,16 @@ def test_processes_count_with_their_descendants_and_those_that_ended(proc):
     process(proc, 11, 10, ticks(5), 0, 0, 0)
     process(proc, 12, 11, ticks(6), 0, 0, 0)
     process(proc, 13, 1, ticks(100), 0, 0, 0)
-    assert process_seconds({10}, proc) == pytest.approx(21)
-    assert process_seconds({11, 13}, proc) == pytest.approx(111)
-    assert process_seconds({99}, proc) == 0
+    assert process_seconds({10}) == pytest.approx(21)
+    assert process_seconds({11, 13}) == pytest.approx(111)
+    assert process_seconds({99}) == 0
 
 
 def test_others_are_what_the_stack_and_the_load_generator_did_not_use(proc, clock):
     own = os.getpid()
     process(proc, own, 1, 0, 0, 0, 0)
     process(proc, 10, 1, 0, 0, 0, 0)
-    clock_ticks(proc, 0)
-    others = OtherPrograms.from_environment({STACK_PROCESS: "10"}, proc)
+    others = OtherPrograms.from_environment({STACK_PROCESS: "10"})
     process(proc, own, 1, ticks(0.5), 0, 0, 0)
     process(proc, 10, 1, 0, ticks(1.5), 0, 0)
     clock_ticks(proc, ticks(3), steal=ticks(1))
@@ -89,8 +92,7 @@ def test_containers_count_by_their_control_groups(proc, tmp_path, clock, version
     for container in (ONE, TWO, "c" * 64):  # the last one is another project's
         use(container, 5)
     process(proc, os.getpid(), 1, 0, 0, 0, 0)
-    clock_ticks(proc, 0)
-    others = OtherPrograms.from_environment({STACK_CONTAINERS: f"{ONE} {TWO}"}, proc, cgroups)
+    others = OtherPrograms.from_environment({STACK_CONTAINERS: f"{ONE} {TWO}"}, cgroups)
     use(ONE, 6)
     use("c" * 64, 7)
     process(proc, os.getpid(), 1, ticks(0.5), 0, 0, 0)
@@ -99,9 +101,8 @@ def test_containers_count_by_their_control_groups(proc, tmp_path, clock, version
 
 
 def test_nothing_is_known_of_a_stack_that_is_not_visible(proc, tmp_path):
-    clock_ticks(proc, 0)
-    assert OtherPrograms.from_environment({}, proc).cores() is None
-    assert OtherPrograms.from_environment({STACK_CONTAINERS: ONE}, proc, tmp_path / "none").cores() is None
+    assert OtherPrograms.from_environment({}).cores() is None
+    assert OtherPrograms.from_environment({STACK_CONTAINERS: ONE}, tmp_path / "none").cores() is None
     assert not is_busy(None, 2)
 
 
@@ -112,8 +113,8 @@ def test_busy_loop_beside_the_measurement_is_seen():
     others = OtherPrograms.from_environment({STACK_PROCESS: str(os.getpid())})
     loop = int(subprocess.run([sys.executable, "-c", start], stdout=subprocess.PIPE, check=True).stdout)
     try:
-        used = process_seconds({loop}, Path("/proc"))
-        while process_seconds({loop}, Path("/proc")) < used + 0.5:
+        used = process_seconds({loop})
+        while process_seconds({loop}) < used + 0.5:
             time.sleep(0.05)
         assert (others.cores() or 0) * (time.monotonic() - start_s) > 0.4
     finally:

@@ -24,13 +24,8 @@ def test_figures_count_each_request_once():
         Sample(4.5, 1000.0, ""),  # arrived in the window, and was answered after it
     ]
     figures = overload.figures(samples, 4.0, target_ms=300)
-    assert (figures["arrived"], figures["accepted"], figures["refused"], figures["failed"], figures["given_up"]) == (
-        7,
-        3,
-        2,
-        1,
-        1,
-    )
+    counts = ("arrived", "accepted", "refused", "failed", "given_up")
+    assert [figures[name] for name in counts] == [7, 3, 2, 1, 1]
     assert figures["answered_rps"] == 3 / 4
     assert figures["goodput_rps"] == 2 / 4
     assert figures["accepted_within_target"] == 1
@@ -39,11 +34,8 @@ def test_figures_count_each_request_once():
     assert (figures["refused_p50_ms"], figures["refused_since_sent_p50_ms"]) == (6, 4)
     assert figures["late_p95_ms"] == 2.5
     assert figures["accepted_p50_ms"] == 500
-
-
-def test_figures_of_a_window_without_refusals_are_empty():
-    figures = overload.figures([Sample(1.0, 5.0, "")], 2.0, target_ms=10)
-    assert (figures["refused_share"], figures["refused_p95_ms"]) == (0.0, None)
+    alone = overload.figures([Sample(1.0, 5.0, "")], 2.0, target_ms=10)
+    assert (alone["refused_share"], alone["refused_p95_ms"]) == (0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +114,8 @@ def test_late_answers_get_a_cause_and_a_setting_that_mends_it():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
+        ({}, ""),
+        ({"late_p95_ms": None, "other_cores": None}, ""),
         ({"client_cores": 0.95}, "the load generator used 0.95 of the 1 core that a process can use"),
         ({"given_up": 3}, "3 requests were not sent"),
         ({"late_p95_ms": 80.0}, "the load generator sent one of twenty requests more than 80 ms after its arrival"),
@@ -130,7 +124,7 @@ def test_late_answers_get_a_cause_and_a_setting_that_mends_it():
     ],
 )
 def test_doubtful_measurement_is_reported(change, complaint):
-    assert [text.partition(",")[0] for text in overload.complaints(LATE | change)] == [complaint]
+    assert [text.partition(",")[0] for text in overload.complaints(LATE | change)] == [complaint] * bool(complaint)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +140,6 @@ def test_late_load_generator_gets_the_advice_that_its_own_use_allows(cores, othe
     complaint = overload.complaints(LATE | {"late_p95_ms": 80.0, "client_cores": cores, "other_cores": others})[-1]
     assert remedy in complaint
     assert ("a CPU of its own" in complaint) == (cores > 0.5)
-
-
-def test_good_measurement_is_not_reported():
-    assert not overload.complaints(LATE)
-    assert not overload.complaints(LATE | {"late_p95_ms": None, "other_cores": None})
 
 
 def report(tmp_path, **changes) -> str:
@@ -174,7 +163,6 @@ def test_report_has_headline_advice_chart_and_indented_parts(tmp_path):
     assert '<td class="part">  of the capacity</td>' in html
     assert html.count("data:image/svg+xml;base64,") == 4
     assert ">0.00<small>" in html
-
-
-def test_report_without_any_answer_is_drawn(tmp_path):
-    assert "<h1>" in report(tmp_path, timeline=overload.timeline([], 1000.0), single_requests=[])
+    # A report without any answer is drawn too.
+    empty = {"run": "S", "timeline": overload.timeline([], 1000.0), "single_requests": []}
+    assert "<h1>" in report(tmp_path, **empty)

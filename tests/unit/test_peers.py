@@ -83,29 +83,18 @@ def measured(monkeypatch):
     return servers, states
 
 
-def test_right_embeddings_are_accepted():
-    with stand_in() as server:
-        server.check(EXPECTED)
-
-
-def test_wrong_embedding_is_refused():
-    with stand_in("wrong") as server, pytest.raises(UserError, match=r"wrong embedding: cosine 0\.\d+"):
-        server.check(EXPECTED)
-
-
-def test_vector_of_another_size_is_refused():
-    with stand_in() as server, pytest.raises(UserError, match=r"wrong embedding: cosine -1"):
-        server.check({"hello": np.ones(3)})
-
-
-def test_error_response_is_refused():
-    with stand_in("fails") as server, pytest.raises(UserError, match="answered 500"):
-        server.check(EXPECTED)
-
-
-def test_server_that_ends_is_reported_with_its_last_line():
-    with pytest.raises(UserError, match="ended with exit code 1: ValueError: the model is missing"), stand_in("ends"):
-        pass
+@pytest.mark.parametrize(
+    ("behaviour", "expected", "message"),
+    [
+        ("wrong", EXPECTED, r"wrong embedding: cosine 0\.\d+"),
+        ("right", {"hello": np.ones(3)}, "wrong embedding: cosine -1"),
+        ("fails", EXPECTED, "answered 500"),
+        ("ends", EXPECTED, "ended with exit code 1: ValueError: the model is missing"),
+    ],
+)
+def test_wrong_server_is_refused(behaviour, expected, message):
+    with pytest.raises(UserError, match=message), stand_in(behaviour) as server:
+        server.check(expected)
 
 
 def test_server_that_never_answers_is_ended(monkeypatch):
@@ -149,26 +138,23 @@ def test_paused_server_answers_after_resume():
         server.check(EXPECTED)
 
 
-def test_one_server_runs_at_a_time_with_its_fastest_settings(site, measured):
+def test_one_server_runs_at_a_time_with_its_fastest_settings_or_has_a_reason(site, measured):
     servers, states = measured
-    rows = compare([StandIn("one", ("right", "right")), StandIn("two", ("right",))], site, (int(CPU),), EXPECTED)
-    assert [row.variant for row in rows] == [{"behaviour": "right"}] * 2
-    assert [len(row.windows) for row in rows] == [rotation.ROUNDS] * 2
-    assert len(servers) == 3
+    peers = [
+        StandIn("one", ("right", "right")), StandIn("two", ("right",)), StandIn("ends", ("ends",)),
+        StandIn("wrong", ("wrong",)), StandIn("half", ("ends", "right")),
+    ]  # fmt: skip
+    one, two, ends, wrong, half = compare(peers, site, (int(CPU),), EXPECTED)
+    for row in (one, two, half):
+        assert (row.problem, row.variant, len(row.windows)) == ("", {"behaviour": "right"}, rotation.ROUNDS)
+    assert (ends.windows, ends.problem) == ([], "ended with exit code 1: ValueError: the model is missing")
+    assert wrong.windows == [] and wrong.problem.startswith("answers with a wrong embedding")
     for window in states:
         assert list(window.values()).count(psutil.STATUS_STOPPED) == len(window) - 1
-    assert [len(window) for window in states] == [1, 2, *[2] * 2 * rotation.ROUNDS]
+    # Both settings of `one`, then that of `half`, beside those that are paused; then all three in turn.
+    assert [len(window) for window in states] == [1, 2, 3, *[3] * 3 * rotation.ROUNDS]
     for server in servers:
         assert_ended(server)
-
-
-def test_server_that_fails_is_a_row_with_the_reason(site, measured):
-    peers = [StandIn("ends", ("ends",)), StandIn("wrong", ("wrong",)), StandIn("right", ("ends", "right"))]
-    ends, wrong, right = compare(peers, site, (int(CPU),), EXPECTED)
-    assert (ends.windows, wrong.windows) == ([], [])
-    assert ends.problem == "ended with exit code 1: ValueError: the model is missing"
-    assert wrong.problem.startswith("answers with a wrong embedding")
-    assert (right.problem, right.variant, len(right.windows)) == ("", {"behaviour": "right"}, rotation.ROUNDS)
 
 
 @pytest.mark.slow
@@ -214,24 +200,17 @@ ROWS = [
 ]
 
 
-def test_markdown_has_medians_settings_and_reasons():
-    lines = markdown(ROWS).splitlines()
-    assert lines[-4:] == [
+def test_table_has_medians_settings_and_reasons_and_compares_with_the_fastest_other_server():
+    assert markdown(ROWS).splitlines()[-4:] == [
         "| 1 | this project | 300 (250 to 350) | 15 | 20 | default |",
         "| 1 | FastAPI | 100 (90 to 110) | 16 | 22 | pool 1 |",
         "| 1 | mosec | – | – | – | could not be installed: no matching / distribution |",
         "| 2 | FastAPI | 50 (50 to 50) | 15 | 20 | processes 2; 3 requests failed, the first with: 500 no |",
     ]
-
-
-def test_summary_compares_with_the_fastest_other_server():
     text = summary(ROWS)
     assert "make bench BENCH=peers" in text
     assert "1 core(s): this project 300 requests/s, 3.0 times the fastest other server (FastAPI, 100)" in text
     assert "2 core(s)" not in text
-
-
-def test_terminal_shows_every_row():
     with out.capture() as capture:
         show(ROWS)
     assert all(word in capture.get() for word in ("FastAPI", "mosec", "pool 1", "300 (250 to"))

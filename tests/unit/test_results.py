@@ -57,6 +57,19 @@ def test_outcome_is_proven_only_by_an_interval_without_1(interval, outcome):
     assert statistics.outcome(interval) == outcome
 
 
+def test_failed_requests_do_not_count_as_throughput():
+    summary = statistics.summary(rounds([(100, 150)], errors=7)[:1], "encoder")
+    assert (summary["failures"], summary["throughput_rps"]) == (7, pytest.approx(100))
+    assert not {"overloaded", "given_up", "unanswered_at_end"} & summary.keys()  # a closed loop has none
+
+
+def test_counters_that_fall_raise_an_error():
+    with pytest.raises(UserError, match="restarted"):
+        Counters(2, 2, 2, 0, 0).since(Counters(9, 9, 9, 0, 0))
+    assert statistics.t95(1) == 12.706
+    assert statistics.t95(500) == statistics.t95(30) == 2.042  # never too narrow
+
+
 def test_ratio_is_the_quotient_of_the_modes():
     windows = rounds([(100, 150), (80, 160), (120, 140)])
     by_mode = {
@@ -66,8 +79,22 @@ def test_ratio_is_the_quotient_of_the_modes():
     assert statistics.verdict(windows, "encoder")["throughput_ratio"] == pytest.approx(quotient)
 
 
-def test_heaviest_is_the_model_that_computes_the_most():
-    assert statistics.heaviest(rounds([(100, 150)])) == "encoder"
+@pytest.mark.parametrize(
+    ("mode", "batches", "skew", "error"),
+    [
+        ("none", (1, 8), 0, ""),
+        ("none", (1, 8), 1, ""),  # the counters were read between two updates
+        ("none", (1, 1), 0, "with dynamic batching on, 'encoder' ran only 1.00 texts per execution"),
+        ("none", (2, 8), 0, "something else was using the server"),
+        ("instances", (2, 8), 0, "something else was using the server"),
+    ],
+)
+def test_batches_that_contradict_the_modes_are_an_error(mode, batches, skew, error):
+    windows = [window(mode, 1, 100, mean_batch=batches[0]), window("dynamic", 1, 100, mean_batch=batches[1], cpu=0.97)]
+    windows[0].counters["encoder"].executions += skew
+    assert error in statistics.batching_error(windows, statistics.heaviest(windows))
+    verdict = statistics.verdict(windows, "encoder")
+    assert (verdict["batched"], verdict["client_bound"]) == (not error, True)
 
 
 @pytest.mark.parametrize(
@@ -110,46 +137,6 @@ def test_incomplete_rounds_do_not_count():
     assert len(statistics.complete_rounds(windows)) == 1
     assert statistics.complete_rounds([window("none", 1, 100), window("instances", 1, 100)]) == []
     assert statistics.complete_rounds([window("dynamic", 1, 100)]) == []
-
-
-def test_missing_batches_are_an_error():
-    windows = [window("none", 1, 100), window("dynamic", 1, 100, mean_batch=1)]
-    assert "'encoder' ran only 1.00" in statistics.batching_error(windows, "encoder")
-
-
-def test_counters_read_between_two_updates_are_no_batch():
-    windows = [window("none", 1, 100), window("dynamic", 1, 100, mean_batch=8)]
-    windows[0].counters["encoder"].executions += 1
-    assert not statistics.batching_error(windows, "encoder")
-
-
-@pytest.mark.parametrize("mode", ["none", "instances"])
-def test_batches_while_batching_is_off_are_an_error(mode):
-    windows = [window(mode, 1, 100, mean_batch=2), window("dynamic", 1, 100, mean_batch=8)]
-    assert "something else was using the server" in statistics.batching_error(windows, "encoder")
-    assert not statistics.verdict(windows, "encoder")["batched"]
-
-
-def test_failed_requests_do_not_count_as_throughput():
-    windows = rounds([(100, 150)], errors=7)
-    summary = statistics.summary([windows[0]], "encoder")
-    assert summary["failures"] == 7
-    assert summary["throughput_rps"] == pytest.approx(100)
-
-
-def test_busy_client_is_client_bound():
-    assert statistics.verdict(rounds([(100, 150), (100, 150)], cpu=0.97), "encoder")["client_bound"]
-
-
-def test_counters_that_fall_raise_an_error():
-    before, after = Counters(9, 9, 9, 0, 0), Counters(2, 2, 2, 0, 0)
-    with pytest.raises(UserError, match="restarted"):
-        after.since(before)
-
-
-def test_student_t_is_never_too_narrow():
-    assert statistics.t95(1) == 12.706
-    assert statistics.t95(500) == statistics.t95(30) == 2.042
 
 
 def test_window_of_failures_only_has_no_latencies():
@@ -209,7 +196,3 @@ def test_nothing_is_proven_if_no_mode_keeps_up():
     windows = open_loop_rounds([(9000, 5000), (9500, 5100)], overloaded=("none", "dynamic"))
     verdict = statistics.verdict(windows, "encoder")
     assert (verdict["overloaded"], verdict["outcome"]) == (["none", "dynamic"], "not proven")
-
-
-def test_closed_loop_has_no_numbers_of_an_open_loop():
-    assert not {"overloaded", "given_up", "unanswered_at_end"} & statistics.summary(rounds([(9, 9)]), "encoder").keys()

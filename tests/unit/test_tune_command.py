@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from loadtest import compare
-from loadtest.same_answers import Answers
 from loadtest.tune import tuning
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs
-from loadtest.tune.running_server import RunningServer
+from loadtest.tune.running_server import Answers, RunningServer
 from loadtest.tune.search import BETTER, NOT_CONFIRMED, Arm, Budget, BudgetSpent, CandidateFailed
 from loadtest.tune.tuning import Tuning
 from triton_transformers.settings import Settings, UserError

@@ -7,10 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from loadtest.same_answers import differs
 from loadtest.tune.knobs import Candidate, all_knobs, changed_fields, configure
-from loadtest.tune.resume import Log
-from loadtest.tune.search import CandidateFailed, Measured
+from loadtest.tune.running_server import differs
+from loadtest.tune.search import CandidateFailed, Log, Measured
 from triton_transformers.settings import UserError
 
 ENSEMBLE = {
@@ -36,6 +35,7 @@ ENCODER = {
     "parameters": {"intra_op_thread_count": {"string_value": "0"}},
 }
 SYSTEM = {"embedding": ENSEMBLE, "tokenizer": TOKENIZER, "encoder": ENCODER}
+COMPILED = {"parameters": {"NEURON_CORE_START_INDEX": {"string_value": "0"}}}
 GENERATING = {
     "name": "gpt",
     "max_batch_size": 0,
@@ -55,31 +55,32 @@ def with_one(configs, model, name, value, **options):
     return configure(configs, list(knobs.values()), candidate)
 
 
-def test_present_value_comes_first_and_other_batch_sizes_surround_it():
-    knobs = knobs_of(SYSTEM)
-    assert knobs["encoder", "max_batch_size"].values == (64, 8, 16, 32, 128)
-    assert knobs["encoder", "instances"].values[0] == "1 x 2 threads"
-    assert knobs["encoder", "dynamic_batching"].values == ("on", "off")
-    assert knobs["tokenizer", "instances"].values == (1, 2)
-    assert not [name for model, name in knobs if model == "embedding"]
-
-
 @pytest.mark.parametrize(
-    ("present", "around"), [(1, (1, 4, 8, 16, 32)), (128, (128, 8, 16, 32, 64)), (20, (20, 8, 16, 32, 64))]
+    ("changes", "name", "values"),
+    [
+        ({}, "max_batch_size", (64, 8, 16, 32, 128)),
+        ({"max_batch_size": 1}, "max_batch_size", (1, 4, 8, 16, 32)),
+        ({"max_batch_size": 128}, "max_batch_size", (128, 8, 16, 32, 64)),
+        ({"max_batch_size": 20}, "max_batch_size", (20, 8, 16, 32, 64)),
+        ({}, "instances", ("1 x 2 threads", "2 x 1 threads", "2 x 2 threads", "1 x 1 threads")),
+        ({"instance_group": [{"kind": "KIND_GPU", "count": 1}]}, "instances", (1, 2, 4)),
+        ({"backend": "tokenizer"}, "instances", (1, 2)),
+        ({}, "dynamic_batching", ("on", "off")),
+        (COMPILED, "dynamic_batching", ("on", "off")),
+    ],
 )
-def test_batch_sizes_at_the_edges(present, around):
-    knobs = knobs_of({"encoder": ENCODER | {"max_batch_size": present}})
-    assert knobs["encoder", "max_batch_size"].values == around
+def test_present_value_comes_first_and_others_surround_it(changes, name, values):
+    knobs = knobs_of({"embedding": ENSEMBLE, "encoder": ENCODER | changes})
+    assert knobs["encoder", name].values == values
+    assert {model for model, _ in knobs} == {"encoder"}
+    assert changes is not COMPILED or len(knobs) == 2  # it keeps its cores and its batch
 
 
-def test_smaller_step_limits_its_ensemble():
+def test_smaller_step_limits_its_ensemble_and_a_larger_one_leaves_it():
     configs = with_one(SYSTEM, "encoder", "max_batch_size", 16)
     assert (configs["encoder"]["max_batch_size"], configs["embedding"]["max_batch_size"]) == (16, 16)
     assert configs["encoder"]["dynamic_batching"]["preferred_batch_size"] == []
     assert configs["tokenizer"] == TOKENIZER
-
-
-def test_larger_step_leaves_its_ensemble():
     configs = with_one(SYSTEM, "encoder", "max_batch_size", 128)
     assert (configs["encoder"]["max_batch_size"], configs["embedding"]["max_batch_size"]) == (128, 64)
 
@@ -92,21 +93,16 @@ def test_larger_batches_do_not_end_at_the_former_maximum(preferred, kept):
     assert changed["dynamic_batching"]["preferred_batch_size"] == kept
 
 
-def test_instances_set_count_and_threads():
+def test_knobs_change_only_their_fields():
     encoder = with_one(SYSTEM, "encoder", "instances", "2 x 1 threads")["encoder"]
     assert encoder["instance_group"] == [{"kind": "KIND_CPU", "count": 2}]
     assert encoder["parameters"] == {"intra_op_thread_count": {"string_value": "1"}}
-
-
-def test_gpu_instances_have_no_threads():
-    gpu = ENCODER | {"instance_group": [{"kind": "KIND_GPU", "count": 1}]}
-    assert knobs_of({"encoder": gpu})["encoder", "instances"].values == (1, 2, 4)
-
-
-def test_delay_without_batching_changes_nothing():
-    config = {key: value for key, value in ENCODER.items() if key != "dynamic_batching"}
-    assert with_one({"encoder": config}, "encoder", "max_queue_delay_microseconds", 2000)["encoder"] == config
-    assert "dynamic_batching" in with_one({"encoder": config}, "encoder", "dynamic_batching", "on")["encoder"]
+    alone = {key: value for key, value in ENCODER.items() if key != "dynamic_batching"}
+    assert with_one({"encoder": alone}, "encoder", "max_queue_delay_microseconds", 2000)["encoder"] == alone
+    assert "dynamic_batching" in with_one({"encoder": alone}, "encoder", "dynamic_batching", "on")["encoder"]
+    assert list(knobs_of({"gpt": GENERATING})) == [("gpt", "max_batch")]
+    together = with_one({"gpt": GENERATING}, "gpt", "max_batch", 64)["gpt"]["parameters"]["max_batch"]
+    assert together == {"string_value": "64"}
 
 
 def test_engines_are_the_others_that_the_backend_knows():
@@ -121,19 +117,6 @@ def test_engines_are_the_others_that_the_backend_knows():
         "openvino-bf16"
         not in knobs_of({"encoder": f32}, engines={"encoder": "onnxruntime f32"})["encoder", "engine"].values
     )
-
-
-def test_generating_model_has_the_number_of_texts():
-    knobs = knobs_of({"gpt": GENERATING})
-    assert list(knobs) == [("gpt", "max_batch")]
-    assert with_one({"gpt": GENERATING}, "gpt", "max_batch", 64)["gpt"]["parameters"]["max_batch"] == {
-        "string_value": "64"
-    }
-
-
-def test_compiled_model_keeps_its_cores_and_batch():
-    neuron = ENCODER | {"parameters": {"NEURON_CORE_START_INDEX": {"string_value": "0"}}}
-    assert {name for _, name in knobs_of({"encoder": neuron})} == {"dynamic_batching", "max_queue_delay_microseconds"}
 
 
 def test_changed_fields_are_only_those():
@@ -192,46 +175,39 @@ def test_resumed_search_keeps_the_order_of_its_knobs(tmp_path):
     assert again.order(knobs) == knobs[::-1]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"subject": {}}'])
-def test_damaged_log_is_an_error(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, r"log\.json cannot be read; leave RESUME out") for text in ("{", "[]", "{}", '{"subject": {}}')),
+        ('{"subject": {"goal": 2}, "knobs": [], "measurements": []}', "another goal"),
+        (None, "no search was stopped"),
+    ],
+)
+def test_log_of_no_such_search_is_an_error(tmp_path, text, message):
     path = tmp_path / "log.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"log\.json cannot be read; leave RESUME out"):
-        Log(path, {}, None).resume()
-
-
-def test_resume_needs_the_same_search(tmp_path):
-    path = tmp_path / "log.json"
-    with pytest.raises(UserError, match="no search was stopped"):
+    if text:
+        path.write_text(text)
+    with pytest.raises(UserError, match=message):
         Log(path, {"goal": 1}, None).resume()
-    measure_all(Log(path, {"goal": 1}, lambda *_: Measured(1.0, [])), [Candidate()])
-    with pytest.raises(UserError, match="another goal"):
-        Log(path, {"goal": 2}, None).resume()
 
 
 @pytest.mark.parametrize(
-    ("actual", "reason"),
+    ("actual", "expected", "reason"),
     [
-        ([[1.0, 0.0], [0.0, 1.0]], ""),
-        ([[1.0, 0.001], [0.0, 1.0]], ""),
-        ([[1.0, 0.1], [0.0, 1.0]], "cosine"),
-        ([[1.0, 0.0], [0.0, 1.1]], "differs by 10.0%"),
-        ([[1.0, np.nan], [0.0, 1.0]], "cosine"),
-        ([[1.0, 0.0]], "shape"),
-        (None, "shape"),
+        (np.eye(2), np.eye(2), ""),
+        (np.array([[1.0, 0.001], [0.0, 1.0]]), np.eye(2), ""),
+        (np.array([[1.0, 0.1], [0.0, 1.0]]), np.eye(2), "cosine"),
+        (np.array([[1.0, 0.0], [0.0, 1.1]]), np.eye(2), "differs by 10.0%"),
+        (np.array([[1.0, np.nan], [0.0, 1.0]]), np.eye(2), "cosine"),
+        (np.array([[1.0, 0.0]]), np.eye(2), "shape"),
+        (None, np.eye(2), "shape"),
+        # Numbers in one row are one vector.
+        (np.array([1.0, -1e-7]), np.array([1.0, 1e-7]), ""),
+        (np.array([1.0, 0.1]), np.array([1.0, 0.0]), "cosine"),
+        (np.array([b"a"], object), np.array([b"a"], object), ""),
+        (np.array([b"b"], object), np.array([b"a"], object), "has another value"),
     ],
 )
-def test_answers_agree_within_the_limits(actual, reason):
-    actual = None if actual is None else np.array(actual)
-    assert reason in differs(actual, np.eye(2))
-    assert bool(reason) == bool(differs(actual, np.eye(2)))
-
-
-def test_numbers_in_one_row_are_one_vector():
-    assert differs(np.array([1.0, -1e-7]), np.array([1.0, 1e-7])) == ""
-    assert "cosine" in differs(np.array([1.0, 0.1]), np.array([1.0, 0.0]))
-
-
-def test_texts_agree_if_they_are_equal():
-    assert differs(np.array([b"a"], object), np.array([b"a"], object)) == ""
-    assert differs(np.array([b"b"], object), np.array([b"a"], object)) == "has another value"
+def test_answers_agree_within_the_limits(actual, expected, reason):
+    assert reason in differs(actual, expected)
+    assert bool(reason) == bool(differs(actual, expected))

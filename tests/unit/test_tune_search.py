@@ -59,13 +59,19 @@ class SimulatedServer:
         value = self.truth(candidate) * math.exp(self.random.gauss(0, self.noise))
         return Measured(value, [(value, 99.0)])
 
-    def search(self, minutes: float = 10, larger_is_better: bool = True) -> Search:
-        measure = self.measure
-        if not larger_is_better:
-            measure = lambda *arguments: Measured(1e5 / self.measure(*arguments).value, [])  # noqa: E731
-        search = Search(self.knobs, measure, larger_is_better, Budget(minutes * 60, lambda: self.seconds))
-        search.run()
-        return search
+    def search(self, minutes: float = 10, larger_is_better: bool = True, instead=None, **options) -> Search:
+        """Search. `instead(search, *arguments)` may raise, or return a measurement in place of the server's."""
+
+        def measure(*arguments) -> Measured:
+            replaced = instead(self.running, *arguments) if instead else None
+            measured = replaced or self.measure(*arguments)
+            return measured if larger_is_better else Measured(1e5 / measured.value, [])
+
+        self.running = Search(
+            self.knobs, measure, larger_is_better, Budget(minutes * 60, lambda: self.seconds), **options
+        )
+        self.running.run()
+        return self.running
 
 
 @pytest.mark.parametrize("larger_is_better", [True, False])
@@ -128,17 +134,87 @@ def test_budget_is_kept(minutes):
 
 def test_candidates_of_an_unfinished_round_are_kept():
     server = SimulatedServer(1)
-    search = Search(server.knobs, server.measure, True, Budget(600, lambda: server.seconds))
 
-    def measure(candidate, *arguments):
+    def spend(*_):
         if server.measurements == 5:  # three of the original, two of the first round
             raise BudgetSpent
-        return server.measure(candidate, *arguments)
 
-    search.measure = measure
-    search.run()
+    search = server.search(instead=spend)
     assert [len(arm.values) for arm in search.arms] == [1]
     assert search.arms[0].ratio
+
+
+def test_original_that_fails_beside_the_winner_is_not_blamed_on_the_winner():
+    server = SimulatedServer(1)
+
+    def crash(search, candidate, *_):
+        if search.confirmed and not candidate.changes:
+            raise CandidateFailed("the server crashed")
+
+    with pytest.raises(CandidateFailed):
+        server.search(instead=crash)
+    assert (server.running.outcome, server.running.confirmed.reason) == (NOT_CONFIRMED, "")
+
+
+def test_only_candidates_in_a_race_may_be_measured_in_part():
+    in_part = []
+
+    def note(search, candidate, expected, pattern, in_full):
+        if not in_full:
+            in_part.append((candidate, search.best.candidate, search.confirmed))
+
+    assert SimulatedServer(1).search(instead=note).outcome == BETTER
+    assert in_part
+    assert not [candidate for candidate, best, confirmed in in_part if candidate == best or confirmed]
+
+
+def test_values_that_change_nothing_are_not_measured():
+    search = SimulatedServer(1).search(same=lambda *_: True)
+    assert (search.arms, search.outcome) == ([], NOTHING_BETTER)
+
+
+def test_winner_whose_fresh_measurements_disagree_is_no_verdict():
+    server = SimulatedServer(1)
+
+    def disturb(search, *arguments):
+        measured = server.measure(*arguments)
+        factor = server.random.choice([0.1, 1]) if search.confirmed else 1
+        return measured._replace(value=measured.value * factor)
+
+    search = server.search(instead=disturb)
+    assert search.confirmed.values
+    assert search.outcome == TOO_BUSY
+
+
+@pytest.mark.parametrize(("minutes", "measurements"), [(2.5, 3), (1.5, 1)])
+def test_budget_too_small_for_a_verdict_is_refused_as_soon_as_possible(minutes, measurements):
+    server = SimulatedServer(1)
+    with pytest.raises(BudgetTooSmall) as refused:
+        server.search(minutes=minutes)
+    assert server.measurements <= measurements
+    assert minutes == 1.5 or refused.value.measurement_s == MEASUREMENT_S
+
+
+def test_measurement_that_outlasts_the_budget_ends_the_search():
+    """The server slows down in the middle: a measurement is given up when only the time for the end is left."""
+    server = SimulatedServer(1)
+
+    def slow_down(*_):
+        if server.measurements > 5:
+            server.seconds += 1000
+            raise BudgetSpent
+
+    search = server.search(5, instead=slow_down)
+    assert search.outcome in (NOTHING_BETTER, NOT_CONFIRMED, NOT_COMPARED)
+    assert search.is_out_of_time
+
+
+def test_search_without_a_candidate_that_was_measured_twice_has_no_verdict():
+    def spend(search, candidate, *_):
+        if candidate.changes:
+            raise BudgetSpent
+
+    assert SimulatedServer(1).search(400 / 60, instead=spend).outcome == NOT_COMPARED
 
 
 def test_candidate_that_fails_is_one_arm():
@@ -148,45 +224,6 @@ def test_candidate_that_fails_is_one_arm():
     assert {arm.reason for arm in failed} == {"Triton refused it"}
     assert search.outcome == BETTER
     assert not {"openvino-bf16", 32} & {value for _, _, value in search.best.candidate.changes}
-
-
-def test_original_that_fails_beside_the_winner_is_not_blamed_on_the_winner():
-    server = SimulatedServer(1)
-    search = Search(server.knobs, server.measure, True, Budget(600, lambda: server.seconds))
-
-    def measure(candidate, *arguments):
-        if search.confirmed and not candidate.changes:
-            raise CandidateFailed("the server crashed")
-        return server.measure(candidate, *arguments)
-
-    search.measure = measure
-    with pytest.raises(CandidateFailed):
-        search.run()
-    assert (search.outcome, search.confirmed.reason) == (NOT_CONFIRMED, "")
-
-
-def test_only_candidates_in_a_race_may_be_measured_in_part():
-    server = SimulatedServer(1)
-    search = Search(server.knobs, server.measure, True, Budget(600, lambda: server.seconds))
-    in_part = []
-
-    def measure(candidate, expected, pattern, in_full):
-        if not in_full:
-            in_part.append((candidate, search.best.candidate, search.confirmed))
-        return server.measure(candidate, expected, pattern, in_full)
-
-    search.measure = measure
-    search.run()
-    assert search.outcome == BETTER
-    assert in_part
-    assert not [candidate for candidate, best, confirmed in in_part if candidate == best or confirmed]
-
-
-def test_values_that_change_nothing_are_not_measured():
-    server = SimulatedServer(1)
-    search = Search(server.knobs, server.measure, True, Budget(600, lambda: server.seconds), same=lambda *_: True)
-    search.run()
-    assert (search.arms, search.outcome) == ([], NOTHING_BETTER)
 
 
 class DisturbedServer(SimulatedServer):
@@ -220,66 +257,6 @@ def test_first_measurements_that_were_disturbed_do_not_count():
     assert min(search.original.values) > 250
 
 
-def test_winner_whose_fresh_measurements_disagree_is_no_verdict():
-    server = SimulatedServer(1)
-    search = Search(server.knobs, server.measure, True, Budget(600, lambda: server.seconds))
-
-    def measure(candidate, *arguments):
-        measured = server.measure(candidate, *arguments)
-        return (
-            measured._replace(value=measured.value * server.random.choice([0.1, 1])) if search.confirmed else measured
-        )
-
-    search.measure = measure
-    search.run()
-    assert search.confirmed.values
-    assert search.outcome == TOO_BUSY
-
-
-def test_budget_too_small_for_a_verdict_is_refused():
-    with pytest.raises(BudgetTooSmall) as refused:
-        SimulatedServer(1).search(minutes=2.5)
-    assert refused.value.measurement_s == MEASUREMENT_S
-
-
-def test_much_too_small_budget_is_refused_after_one_measurement():
-    server = SimulatedServer(1)
-    with pytest.raises(BudgetTooSmall):
-        server.search(minutes=1.5)
-    assert server.measurements == 1
-
-
-def test_measurement_that_outlasts_the_budget_ends_the_search():
-    """The server slows down in the middle: a measurement is given up when only the time for the end is left."""
-    server = SimulatedServer(1)
-    search = Search(server.knobs, server.measure, True, Budget(300, lambda: server.seconds))
-
-    def measure(*arguments):
-        if server.measurements > 5:
-            server.seconds += 1000
-            raise BudgetSpent
-        return server.measure(*arguments)
-
-    search.measure = measure
-    search.run()
-    assert search.outcome in (NOTHING_BETTER, NOT_CONFIRMED, NOT_COMPARED)
-    assert search.is_out_of_time
-
-
-def test_search_without_a_candidate_that_was_measured_twice_has_no_verdict():
-    server = SimulatedServer(1)
-    search = Search(server.knobs, server.measure, True, Budget(400, lambda: server.seconds))
-
-    def measure(candidate, *arguments):
-        if candidate.changes:
-            raise BudgetSpent
-        return server.measure(candidate, *arguments)
-
-    search.measure = measure
-    search.run()
-    assert search.outcome == NOT_COMPARED
-
-
 def test_verdict_leaves_time_to_restore_and_to_report():
     budget = Budget(100, lambda: 0.0)
     before = budget.left
@@ -289,32 +266,22 @@ def test_verdict_leaves_time_to_restore_and_to_report():
     assert before < 100
 
 
+def bisected(capacity: float, *arguments, **options) -> tuple[float, list[float]]:
+    """Return the highest rate that a server of this capacity answers, and the rates that were tried."""
+    rates: list[float] = []
+    return highest_rate(lambda rate: rates.append(rate) or rate <= capacity, *arguments, **options), rates
+
+
 @pytest.mark.parametrize("capacity", [0.5, 3, 47, 100, 101, 450, 20_000])
 @pytest.mark.parametrize("start", [10, 100])
 def test_bisection_finds_the_capacity(capacity, start):
-    rates = []
-
-    def meets(rate: float) -> bool:
-        rates.append(rate)
-        return rate <= capacity
-
-    assert 1 / RESOLUTION < highest_rate(meets, start) / capacity < RESOLUTION
+    rate, rates = bisected(capacity, start)
+    assert 1 / RESOLUTION < rate / capacity < RESOLUTION
     assert len(rates) <= 16
 
 
-def test_bisection_that_starts_close_takes_few_tries():
-    rates = []
-    highest_rate(lambda rate: rates.append(rate) or rate <= 105, 100)
-    assert len(rates) <= 5
-
-
-def test_bisection_from_a_guess_tries_few_low_rates():
-    rates = []
-    highest_rate(lambda rate: rates.append(rate) or rate <= 105, 5, step=GUESSED_STEP)
-    assert sum(rate < 50 for rate in rates) <= 3
-
-
-def test_bisection_stops_below_what_the_caller_needs():
-    rates = []
-    assert highest_rate(lambda rate: rates.append(rate) or rate <= 10, 100, give_up_below=70) == 70
-    assert len(rates) <= 4
+def test_bisection_takes_few_tries_from_a_close_start_or_a_guess_and_stops_where_it_may():
+    assert len(bisected(105, 100)[1]) <= 5
+    assert sum(rate < 50 for rate in bisected(105, 5, step=GUESSED_STEP)[1]) <= 3
+    rate, rates = bisected(10, 100, give_up_below=70)
+    assert rate == 70 and len(rates) <= 4

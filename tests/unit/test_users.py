@@ -1,4 +1,4 @@
-"""The users, in this process and in workers. No server runs here, so each request of the users fails at once."""
+"""The users, in this process and in workers. Without a server, each request of theirs fails at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from collections.abc import Callable
 
 import gevent
 import pytest
+from gevent.server import StreamServer
+from locust.env import Environment
 
 from loadtest import worker_users
+from loadtest.arrivals import Sample
 from loadtest.compare import Comparison
-from loadtest.locust_users import Job
-from loadtest.users import Users
+from loadtest.locust_users import IDLE_S, LIGHT, Job, Traffic, user_class
+from loadtest.users import Meter, Users
 from loadtest.worker import address
 from loadtest.worker_users import WorkerUsers
 from triton_transformers.settings import ROOT, Settings, UserError
@@ -33,10 +36,24 @@ def has_ended(users: WorkerUsers, processes: list[subprocess.Popen]) -> bool:
     return not users.children and all(process.poll() is not None for process in processes)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     with gevent.Timeout(60):
         while not condition():
             gevent.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "message"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "left or no longer answered")]
+)
+def test_lost_worker_raises_an_error(number, message, monkeypatch):
+    monkeypatch.setattr(worker_users, "END_S", 0.5)  # a stopped worker does not end by itself
+    users = workers_of(1)
+    with pytest.raises(UserError, match=message), users:
+        processes = [child.process for child in users.children]
+        processes[0].send_signal(number)
+        wait_until(users.check)
+    assert has_ended(users, processes)
 
 
 @pytest.mark.parametrize("make", [lambda: Users(JOB), pytest.param(lambda: workers_of(1), marks=pytest.mark.slow)])
@@ -78,22 +95,6 @@ def test_workers_share_the_users_and_end_with_the_command(monkeypatch):
         assert [users.runner.clients[name].user_count for name in users.names] == [3, 2]
     assert has_ended(users, processes)
     assert [process.returncode for process in processes] == [0, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "message"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "left or no longer answered")]
-)
-def test_lost_worker_raises_an_error(number, message, monkeypatch):
-    monkeypatch.setattr(worker_users, "END_S", 0.5)  # a stopped worker does not end by itself
-    users = workers_of(1)
-    with pytest.raises(UserError, match=message), gevent.Timeout(60), users:
-        processes = [child.process for child in users.children]
-        processes[0].send_signal(number)
-        while True:
-            users.check()
-            gevent.sleep(0.05)
-    assert has_ended(users, processes)
 
 
 def test_worker_that_cannot_start_is_reported_with_its_exit_code(monkeypatch):
@@ -138,33 +139,6 @@ def test_master_takes_workers_started_elsewhere(start_worker):
 
 
 @pytest.mark.slow
-def test_worker_that_leaves_raises_an_error(start_worker):
-    workers = [start_worker(), start_worker()]
-    with workers_of(2) as users:
-        workers[0].terminate()
-        with pytest.raises(UserError, match="1 of 2 workers left"), gevent.Timeout(60):
-            while True:
-                users.check()
-                gevent.sleep(0.05)
-        assert len(users.runner.clients) == 1  # it reported that it left, else Locust would list it as missing
-    assert [worker.wait(60) for worker in workers] == [130, 0]
-
-
-@pytest.mark.slow
-def test_worker_too_many_raises_an_error(start_worker):
-    start_worker()
-    with (
-        pytest.raises(UserError, match="2 workers connected, but WORKERS=1"),
-        workers_of(1) as users,
-        gevent.Timeout(60),
-    ):
-        start_worker()
-        while True:
-            users.check()
-            gevent.sleep(0.05)
-
-
-@pytest.mark.slow
 def test_worker_ends_when_the_master_stops_answering(start_worker):
     worker = start_worker()
     with workers_of(1) as users:
@@ -177,16 +151,116 @@ def test_missing_workers_raise_an_error(bind, monkeypatch):
     monkeypatch.setattr(worker_users, "GATHER_S", 0.2)
     with pytest.raises(UserError, match="only 0 of 2 workers connected in"), workers_of(2):
         pass
-
-
-@pytest.mark.parametrize("value", ["", "5557", "host:", ":1", "host:70000", "host:x"])
-def test_wrong_address_raises_an_error(monkeypatch, value):
-    monkeypatch.setenv("LOADTEST_BIND", value)
-    with pytest.raises(UserError, match=r"LOADTEST_BIND=.*: must be host:port"):
-        address("LOADTEST_BIND")
-
-
-def test_more_workers_than_users_raise_an_error():
+    for value in ("", "5557", "host:", ":1", "host:70000", "host:x"):
+        monkeypatch.setenv("LOADTEST_BIND", value)
+        with pytest.raises(UserError, match=rf"LOADTEST_BIND={value}: must be host:port"):
+            address("LOADTEST_BIND")
     settings = Settings(Settings.load() | {"USERS": "3", "WORKERS": "4"})
     with pytest.raises(UserError, match="WORKERS=4: must be at most USERS, which is 3"):
         _ = Comparison(settings).workers
+
+
+@pytest.mark.slow
+def test_worker_that_leaves_or_comes_in_addition_raises_an_error(start_worker):
+    workers = [start_worker(), start_worker()]
+    with workers_of(2) as users:
+        workers[0].terminate()
+        with pytest.raises(UserError, match="1 of 2 workers left"):
+            wait_until(users.check)
+        assert len(users.runner.clients) == 1  # it reported that it left, else Locust would list it as missing
+        users.names = [name for name in users.names if name in users.runner.clients]
+        users.workers = 1
+        start_worker()
+        with pytest.raises(UserError, match="2 workers connected, but WORKERS=1"):
+            wait_until(users.check)
+    assert [worker.wait(60) for worker in workers] == [130, 0]
+
+
+# --- the users of `make loadtest OVERLOAD=3`, which speak HTTP by themselves ------------------------------------------
+
+ANSWER = b'{"data": [1]}'
+REFUSAL = b'{"error": {}}'
+
+
+def response(status: bytes, body: bytes) -> bytes:
+    return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+class ScriptedGateway:
+    """Stands in for a gateway: each request gets the next reply, in pieces, or the connection is closed."""
+
+    def __init__(self, replies: list[list[bytes]]) -> None:
+        self.replies = iter(replies)
+        self.connections = 0
+        self.requests: list[bytes] = []
+        self.server = StreamServer(("127.0.0.1", 0), self.answer)
+        self.server.start()
+
+    def answer(self, connection, address) -> None:
+        self.connections += 1
+        with connection:
+            while request := connection.recv(65_536):
+                self.requests.append(request)
+                reply = next(self.replies)
+                for piece in reply:
+                    connection.sendall(piece)
+                    gevent.sleep(0)
+                if not reply:
+                    return
+
+
+@pytest.fixture
+def sent():
+    """Return a function that lets one user send a request for each reply; it returns the gateway and the samples."""
+
+    def send(replies: list[list[bytes]], on_each=lambda user: None) -> tuple[ScriptedGateway, list[Sample]]:
+        gateway = ScriptedGateway(replies)
+        text = Tensor("input_text", "BYTES", [1, 1], b"\1\0\0\0a")
+        url = f"http://127.0.0.1:{gateway.server.server_port}"
+        traffic = Traffic(Job(LIGHT, url, "m", [[text]], (0.0, 0.0), 1, timeout_s=30, kind="embedding", key="a-key"))
+        environment = Environment()
+        meter = Meter(environment)
+        user = user_class(traffic)(environment)
+        try:
+            for _ in replies:
+                on_each(user)
+                user.infer(traffic.requests[0], time.perf_counter())
+        finally:
+            user.on_stop()
+            gateway.server.stop()
+        return gateway, meter.samples
+
+    return send
+
+
+def test_light_user_keeps_its_connection_after_an_answer(sent):
+    whole = response(b"200 OK", ANSWER)
+    gateway, samples = sent([[whole], [whole[:30], whole[30:-3], whole[-3:]]])
+    assert [sample.error for sample in samples] == ["", ""]
+    assert gateway.connections == 1
+    head, _, body = gateway.requests[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"\r\nContent-Length: %d\r\nAuthorization: Bearer a-key" % len(body) in head
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        ([response(b"429 Too Many Requests", REFUSAL)], '429 {"error": {}}'),
+        ([response(b"200 OK", b'{"data": []}')], "the response has no data"),
+        ([], "the gateway closed the connection"),
+    ],
+)
+def test_light_user_that_was_refused_leaves_its_connection(sent, reply, error):
+    gateway, samples = sent([reply, [response(b"200 OK", ANSWER)]])
+    assert [sample.error for sample in samples] == [error, ""]
+    assert gateway.connections == 2
+
+
+def test_light_user_opens_a_new_connection_after_a_long_pause(sent):
+    def rest(user) -> None:
+        user.used_at -= IDLE_S
+
+    gateway, samples = sent([[response(b"200 OK", ANSWER)]] * 2, rest)
+    assert [sample.error for sample in samples] == ["", ""]
+    assert gateway.connections == 2

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import unicodedata
 from types import SimpleNamespace
 
@@ -27,12 +28,6 @@ def test_corpus_varies_in_length_and_script():
     assert 85 <= max(words) <= 110
     scripts = {unicodedata.name(character).split()[0] for text in texts for character in text if character.isalpha()}
     assert scripts >= {"LATIN", "HANGUL", "CJK", "HIRAGANA", "ARABIC", "DEVANAGARI", "CYRILLIC"}
-
-
-def test_published_corpus_has_three_texts():
-    korean, short, long = WORKLOADS["published"].corpus.texts
-    assert any("HANGUL" in unicodedata.name(c) for c in korean)
-    assert (len(short.split()), len(long.split())) == (12, 35)
 
 
 def config(*inputs, **more) -> dict:
@@ -62,12 +57,6 @@ def test_http_request_equals_that_of_tritonclient(row):
     assert all(header[key] == expected_header[key] for key in ("inputs", "outputs"))
 
 
-def test_grpc_request_carries_the_text():
-    request = grpc_request("embedding", Examples.from_config(TEXT, ["한국"]).requests[0])
-    assert request.raw_input_contents[0][4:].decode() == "한국"
-    assert list(request.inputs[0].shape) == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("outputs", "asked"),
     [
@@ -88,25 +77,30 @@ def test_load_asks_only_for_the_vector(outputs, asked):
     assert tuple(output["name"] for output in named) == asked
 
 
-def test_model_without_batches_gets_no_batch_dimension():
-    prompt = config(("prompt", "TYPE_STRING", ["1"]), ("seed", "TYPE_INT64", ["1"], True), max_batch_size=0)
-    ((tensor,),) = Examples.from_config(prompt, ["hello"]).requests
-    assert (tensor.name, tensor.shape, tensor.data[4:]) == ("prompt", [1], b"hello")
-
-
 def test_two_inputs_get_different_texts():
     pairs = config(("question", "TYPE_STRING", ["1"]), ("context", "TYPE_STRING", ["1"]))
     built = Examples.from_config(pairs, ["a", "b", "c"])
-    assert [[t.name for t in request] for request in built.requests] == [["question", "context"]] * 3
-    assert [[t.data[4:] for t in request] for request in built.requests] == [
-        [b"a", b"b"],
-        [b"b", b"c"],
-        [b"c", b"a"],
+    assert [[(t.name, t.data[4:]) for t in request] for request in built.requests] == [
+        [("question", question), ("context", context)]
+        for question, context in ((b"a", b"b"), (b"b", b"c"), (b"c", b"a"))
     ]
     request = grpc_request("m", built.requests[0])
-    assert (len(request.inputs), len(request.raw_input_contents)) == (2, 2)
+    assert (len(request.inputs), len(request.raw_input_contents), request.raw_input_contents[0][4:]) == (2, 2, b"a")
+    assert list(request.inputs[0].shape) == [1, 1]
     body = http_request(built.requests[0])
     assert body.body[body.header_length :] == b"\x01\0\0\0a\x01\0\0\0b"
+
+
+@pytest.mark.parametrize("tensor", [("input_ids", "TYPE_INT64", ["-1"]), ("seed", "TYPE_INT64", ["1"], True)])
+def test_unsupported_inputs_raise_an_error(tensor):
+    with pytest.raises(UserError, match=f"SYSTEM=m takes {tensor[0]}: load tests send only texts and images"):
+        Examples.from_config(config(tensor), TEXTS)
+
+
+@pytest.mark.parametrize("config", [TEXT, config(("image", "TYPE_FP32", ["-1", "-1", "3"]))], ids=["text", "image"])
+def test_system_without_a_route_is_refused(config):
+    with pytest.raises(UserError, match=r"^PROTOCOL=openai: the gateway has no route for SYSTEM=m, .* set PROTOCOL="):
+        gateway_job(config)
 
 
 def test_first_of_two_texts_leaves_room_for_the_second():
@@ -132,20 +126,15 @@ def test_image_files_vary_in_size_and_repeat_in_every_run():
     assert built.sha256 == Examples.from_config(config(IMAGE, FILE), TEXTS).sha256
     files = [tensor.data[4:] for (tensor,) in built.requests]
     assert len(set(files)) == len(files) >= 24
-    sizes = [Image.open(io.BytesIO(file), formats=["JPEG"]).size for file in files]
-    areas = sorted(width * height for width, height in sizes)
-    assert areas[0] < 10_000
-    assert 900_000 < areas[-1] < 1_200_000
+    areas = sorted(math.prod(Image.open(io.BytesIO(file), formats=["JPEG"]).size) for file in files)
+    assert areas[0] < 10_000 and 900_000 < areas[-1] < 1_200_000
     assert all((tensor.name, tensor.shape) == ("image_bytes", [1, 1]) for (tensor,) in built.requests)
 
 
 def test_model_without_files_gets_pixels():
-    built = Examples.from_config(config(IMAGE), TEXTS)
-    assert built.noun == "images"
-    for (tensor,) in built.requests:
+    for (tensor,) in Examples.from_config(config(IMAGE), TEXTS).requests:
         pixels = np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
-        assert tensor.shape[0] == 1
-        assert tensor.shape[3] == 3
+        assert (tensor.shape[0], tensor.shape[3]) == (1, 3)
         assert 0 <= pixels.min() < pixels.max() <= 255
 
 
@@ -154,13 +143,6 @@ def test_fill_mask_texts_contain_the_mask(monkeypatch):
     monkeypatch.setattr(examples, "composing", lambda triton, system: {system: TEXT, "tokenizer": tokenizer})
     ((tensor,),) = Examples.from_server(Settings.load(), ["hello"]).requests
     assert tensor.data[4:] == b"<mask> hello"
-
-
-def test_unsupported_inputs_raise_an_error():
-    with pytest.raises(UserError, match="SYSTEM=m takes input_ids: load tests send only texts and images"):
-        Examples.from_config(config(("input_ids", "TYPE_INT64", ["-1"])), TEXTS)
-    with pytest.raises(UserError, match="SYSTEM=m takes seed: load tests send only texts and images"):
-        Examples.from_config(config(("seed", "TYPE_INT64", ["1"], True)), TEXTS)
 
 
 # Kind -> the configuration of such a system, and the request of its users to the gateway.
@@ -219,12 +201,6 @@ def test_load_goes_to_the_gateways_address_with_a_plain_key():
         gateway_job(KINDS["embedding"][0], API_KEYS=digest)
 
 
-@pytest.mark.parametrize("config", [TEXT, config(("image", "TYPE_FP32", ["-1", "-1", "3"]))], ids=["text", "image"])
-def test_system_without_a_route_is_refused(config):
-    with pytest.raises(UserError, match=r"^PROTOCOL=openai: the gateway has no route for SYSTEM=m, .* set PROTOCOL="):
-        gateway_job(config)
-
-
 @pytest.mark.parametrize(
     ("content", "defect"),
     [
@@ -244,50 +220,52 @@ def job(seed):
     return Job("http", "http://127.0.0.1:1", "embedding", Examples.from_config(TEXT, TEXTS).requests, (0.0, 0.0), seed)
 
 
-def test_same_seed_sends_the_same_texts():
-    def first_choices(seed):
-        shared = Traffic(job(seed))
-        return [[shared.new_random().choice(range(240)) for _ in range(5)] for _ in range(3)]
-
-    assert first_choices(1) == first_choices(1) != first_choices(2)
-
-
-def test_users_in_workers_have_the_same_random_streams():
-    def streams(count, *worker_of):
-        traffic = Traffic(job(1), *worker_of)
+def test_users_in_workers_have_the_random_streams_of_their_seed():
+    def streams(count, *worker_of, seed=1):
+        traffic = Traffic(job(seed), *worker_of)
         return [traffic.new_random().random() for _ in range(count)]
 
     alone, first, second = streams(5), streams(3, 0, 2), streams(2, 1, 2)
     assert len(set(alone)) == 5
     assert alone == [first[0], second[0], first[1], second[1], first[2]]
+    assert not set(alone) & set(streams(5, seed=2))
 
 
-def test_settings_override_the_workload():
-    base = Settings.load() | {"WORKLOAD": "published", "USERS": "", "WAIT": "", "MAX_BATCH": ""}
-    published = Workload.from_settings(Settings(base))
-    assert (published.users, published.spawn_rate, published.wait, published.max_batch) == (300, 3, (0.1, 0.4), 8)
-    changed = Workload.from_settings(Settings(base | {"USERS": "5", "WAIT": "0.5", "MAX_BATCH": "2"}))
-    assert (changed.users, changed.wait, changed.max_batch) == (5, (0.5, 0.5), 2)
-    for wrong in ("a", "1,2,3", "2,1", "-1"):
-        with pytest.raises(UserError, match="WAIT="):
-            Workload.from_settings(Settings(base | {"WAIT": wrong}))
+@pytest.mark.parametrize(
+    ("changes", "generates", "expected"),
+    [
+        ({}, False, (0, 300, 3, (0.1, 0.4), 8)),
+        ({"USERS": "5", "WAIT": "0.5", "MAX_BATCH": "2"}, False, (0, 5, 3, (0.5, 0.5), 2)),
+        ({"RATE": "20"}, True, (20, 256, 100, (0, 0), 8)),  # the users are a pool without a pace
+        ({"RATE": "20", "USERS": "5"}, False, (20, 5, 100, (0, 0), 8)),
+        ({"WORKLOAD": "mixed"}, False, (0, 32, None, (0, 0), None)),
+        ({"WORKLOAD": "mixed"}, True, (0, 8, None, (0, 0), None)),
+        ({"WORKLOAD": "mixed", "USERS": "40"}, True, (0, 40, None, (0, 0), None)),
+        ({}, True, (0, 300, 3, (0.1, 0.4), 8)),
+    ],
+)
+def test_settings_override_the_workload(changes, generates, expected):
+    settings = Settings(PUBLISHED | changes | {"ARRIVALS": "constant"})
+    workload = Workload.from_settings(settings, generates)
+    assert (workload.rate, workload.users, workload.spawn_rate, workload.wait, workload.max_batch) == expected
+    job = Job.from_settings(settings, workload, Examples.from_config(TEXT, TEXTS))
+    assert (job.rate, job.arrivals) == (expected[0], "constant")
 
 
-def test_rate_makes_users_a_pool_without_a_pace():
-    base = Settings.load() | {"WORKLOAD": "published", "RATE": "20", "USERS": "", "WAIT": "", "SPAWN_RATE": ""}
-    workload = Workload.from_settings(Settings(base), generates=True)
-    assert (workload.rate, workload.users, workload.spawn_rate, workload.wait) == (20, 256, 100, (0, 0))
-    assert workload.max_batch == 8
-    assert Workload.from_settings(Settings(base | {"USERS": "5"})).users == 5
-    for name in ("WAIT", "SPAWN_RATE"):
-        with pytest.raises(UserError, match=f"RATE=20: requests arrive at this rate, whatever users do; clear {name}"):
-            Workload.from_settings(Settings(base | {name: "1"}))
+PUBLISHED = Settings.load() | dict.fromkeys(("USERS", "WAIT", "MAX_BATCH", "RATE", "SPAWN_RATE"), "")
+PUBLISHED |= {"WORKLOAD": "published"}
 
 
-def test_job_takes_rate_and_arrivals_from_the_settings():
-    settings = Settings(Settings.load() | {"RATE": "20", "ARRIVALS": "constant"})
-    job = Job.from_settings(settings, Workload.from_settings(settings), Examples.from_config(TEXT, TEXTS))
-    assert (job.rate, job.arrivals) == (20, "constant")
-    settings = Settings(settings | {"RATE": ""})
-    job = Job.from_settings(settings, Workload.from_settings(settings), Examples.from_config(TEXT, TEXTS))
-    assert job.rate == 0
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(({"WAIT": wrong}, "WAIT=") for wrong in ("a", "1,2,3", "2,1", "-1")),
+        *(
+            ({"RATE": "20", name: "1"}, f"RATE=20: requests arrive at this rate, whatever users do; clear {name}")
+            for name in ("WAIT", "SPAWN_RATE")
+        ),
+    ],
+)
+def test_wrong_load_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        Workload.from_settings(Settings(PUBLISHED | changes))
