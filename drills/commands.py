@@ -143,9 +143,7 @@ def interrupt(stack: DrillStack, number: signal.Signals) -> None:
     add_echo(stack, seconds=3)
     command = stack.start_make("up", **WITH_ECHO)
     stack.until(lambda: stack.processes("/models/echo/"), "the load of the other system")
-    text = command.end(number, COMMAND_S)
-    if not command.returncode or "Traceback" in text:
-        raise BrokenError(f"the interrupted `make up` ended with {command.returncode}: {text[-300:]}")
+    check_failed("the interrupted `make up`", command, command.end(number, COMMAND_S))
     stack.make("up")
     if "echo" in stack.triton.index():
         raise BrokenError("`make up` left the system of the interrupted one loaded")
@@ -169,40 +167,31 @@ def two_ups(stack: DrillStack) -> None:
 
 @drill("`make loadtest`, which ends well, or reports that something else used the server, and restores batching")
 def comparison(stack: DrillStack) -> None:
-    before = batcher_of(stack)
-    compared(stack)
-    check_restored(stack, before)
+    with restored(stack):
+        compared(stack)
 
 
 @drill("kill -9 of a `make loadtest` while batching is off, then another one, which restores it")
 def comparison_killed(stack: DrillStack) -> None:
-    before = batcher_of(stack)
-    started_comparison(stack).end(signal.SIGKILL, COMMAND_S)
-    if "an earlier comparison or search was killed" not in (text := compared(stack)):
-        raise BrokenError(f"the next `make loadtest` did not notice the killed one: {text[-300:]}")
-    check_restored(stack, before)
+    with restored(stack):
+        started_comparison(stack).end(signal.SIGKILL, COMMAND_S)
+        if "an earlier comparison or search was killed" not in (text := compared(stack)):
+            raise BrokenError(f"the next `make loadtest` did not notice the killed one: {text[-300:]}")
 
 
 @drill("Ctrl-C in a `make loadtest` while batching is off: it is on again at the end of the command")
 def comparison_interrupted(stack: DrillStack) -> None:
-    before = batcher_of(stack)
-    command = started_comparison(stack)
-    text = command.end(signal.SIGINT, COMMAND_S)
-    if not command.returncode or "Traceback" in text:
-        raise BrokenError(f"the interrupted `make loadtest` ended with {command.returncode}: {text[-300:]}")
-    check_restored(stack, before)
+    with restored(stack):
+        command = started_comparison(stack)
+        check_failed("the interrupted `make loadtest`", command, command.end(signal.SIGINT, COMMAND_S))
 
 
 @drill("kill -9 of one of two Locust workers of a `make loadtest`, which ends with an error and restores batching")
 def worker_killed(stack: DrillStack) -> None:
-    before = batcher_of(stack)
-    command = started_comparison(stack, WORKERS="2")
-    workers = stack.until(lambda: stack.processes("loadtest.worker"), "a worker")
-    workers[0].kill()
-    text = command.communicate()[0]
-    if not command.returncode or "Traceback" in text:
-        raise BrokenError(f"`make loadtest` without a worker ended with {command.returncode}: {text[-300:]}")
-    check_restored(stack, before)
+    with restored(stack):
+        command = started_comparison(stack, WORKERS="2")
+        stack.until(lambda: stack.processes("loadtest.worker"), "a worker")[0].kill()
+        check_failed("`make loadtest` without a worker", command, command.communicate()[0])
 
 
 def compared(stack: DrillStack) -> str:
@@ -230,6 +219,15 @@ def started_comparison(stack: DrillStack, **settings: str) -> Make:
     return command
 
 
-def check_restored(stack: DrillStack, batcher: str) -> None:
-    if batcher_of(stack) != batcher:
+@contextlib.contextmanager
+def restored(stack: DrillStack) -> Iterator[None]:
+    """Raise unless a comparison leaves the configuration as it was."""
+    before = batcher_of(stack)
+    yield
+    if batcher_of(stack) != before:
         raise BrokenError("the comparison did not restore the configuration")
+
+
+def check_failed(what: str, command: Make, text: str) -> None:
+    if not command.returncode or "Traceback" in text:
+        raise BrokenError(f"{what} ended with {command.returncode}: {text[-300:]}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from drills.clients import RATE
-from drills.commands import batcher_of, check_restored, started_comparison
+from drills.commands import restored, started_comparison
 from drills.crashes import SERVER
 from drills.drill_stack import BrokenError, DrillStack, NotRunError
 from drills.harness import Bound, drill
@@ -37,14 +37,12 @@ def fill(folder: Path) -> Path:
 
 @drill("the disk of the reports fills up: `make loadtest` prints its table, fails, and restores batching")
 def reports_full(stack: DrillStack) -> None:
-    before = batcher_of(stack)
-    with stack.small_disk("reports", 64 << 10) as folder:
+    with restored(stack), stack.small_disk("reports", 64 << 10) as folder:
         command = started_comparison(stack)
         fill(folder)
         text = command.communicate()[0]
-    if not command.returncode or "Traceback" in text or not re.search(TABLE_AND_FULL_DISK, text, re.DOTALL):
-        raise BrokenError(f"`make loadtest` without a table or the reason, ended with {command.returncode}: {text}")
-    check_restored(stack, before)
+        if not command.returncode or "Traceback" in text or not re.search(TABLE_AND_FULL_DISK, text, re.DOTALL):
+            raise BrokenError(f"`make loadtest` without a table or the reason, ended with {command.returncode}: {text}")
 
 
 @drill("no space for logs and for Prometheus' data, for 5 s")

@@ -12,8 +12,7 @@ import os
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +26,7 @@ from rich.table import Table
 from loadtest import report
 from loadtest.arrivals import GIVEN_UP, Sample, arrived_within
 from loadtest.compare import Comparison, progress_bar
-from loadtest.examples import ROUTES
-from loadtest.locust_users import LIGHT, GatewayUser, Job
+from loadtest.examples import ROUTES, gateway_request
 from loadtest.machine import OtherPrograms, busy, is_busy
 from loadtest.statistics import CLIENT_LIMIT, Results
 from loadtest.switching import Capacity
@@ -149,14 +147,6 @@ def timeline(samples: Sequence[Sample], target_ms: float) -> list[Second]:
     return seconds
 
 
-class LightComparison(Comparison):
-    """A comparison whose users take little CPU time, so that the server has it."""
-
-    @cached_property
-    def job(self) -> Job:
-        return replace(super().job, protocol=LIGHT)
-
-
 class Overload:
     """The measurement. `closed` measures the capacity, and `open` has the users that exceed it."""
 
@@ -167,14 +157,12 @@ class Overload:
         self.settings = settings.replace(PROTOCOL="openai", RATE="")
         self.others = OtherPrograms.from_environment()
         self.in_flight = self.settings.gateway_in_flight
-        self.closed = LightComparison(self.settings)
+        self.closed = Comparison(self.settings)
         pool = str(self.in_flight + SPARE_USERS)
-        self.open = LightComparison(self.settings.replace(RATE="1", USERS=pool, WAIT="", SPAWN_RATE=""))
+        self.open = Comparison(self.settings.replace(RATE="1", USERS=pool, WAIT="", SPAWN_RATE=""))
 
     def run(self) -> Results:
         """Measure, and return the content of results.json."""
-        if self.settings.tls_cert:
-            raise UserError("OVERLOAD sends its single requests over plain HTTP: clear TLS_CERT and TLS_KEY")
         _ = self.closed.plan, self.closed.job, self.open.job, self.closed.workers  # an invalid setting fails first
         with self.closed.alone_on_the_server(), progress_bar(3) as (show, _):
             self.closed.cores = Capacity.from_server(self.settings).cores
@@ -259,7 +247,7 @@ class Overload:
     def ask(self) -> float | None:
         """Send one request on a connection of its own; return its latency in milliseconds, or None if it failed."""
         job = self.closed.job
-        body = GatewayUser.encode(job, [Tensor(*tensor) for tensor in job.requests[0]])
+        body = gateway_request(job.model, job.kind, [Tensor(*tensor) for tensor in job.requests[0]])
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {job.key or 'none'}"}
         request = urllib.request.Request(job.url + ROUTES[job.kind].path, body, headers)
         start = time.perf_counter()

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO, Self
+from dataclasses import asdict
+from typing import Any, Self
 
 import gevent
 from locust import runners
@@ -127,7 +127,7 @@ class WorkerUsers(Users):
         self.runner.register_message(SAMPLES, self._on_samples)
         if not started_elsewhere:
             for _ in range(self.workers):
-                self.children.append(Child.start(f"{host}:{self.runner.server.port}"))
+                self.children.append(Child(f"{host}:{self.runner.server.port}"))
 
     def _gather(self) -> None:
         deadline = time.monotonic() + GATHER_S
@@ -171,44 +171,38 @@ class WorkerUsers(Users):
         self.cores_of[name] = share["cores"]
 
 
-@dataclass
-class Child:
-    """A worker that this process started. Its stderr is read only if it ends early."""
+class Child(subprocess.Popen[bytes]):
+    """A worker that this process starts. Its stderr is read only if it ends early."""
 
-    process: subprocess.Popen[bytes]
-    stderr: BinaryIO
-
-    @classmethod
-    def start(cls, master: str) -> Child:
+    def __init__(self, master: str) -> None:
         libc = ctypes.CDLL(None)
-        stderr = tempfile.TemporaryFile()  # noqa: SIM115
-        process = subprocess.Popen(
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115
+        super().__init__(
             [sys.executable, "-m", "loadtest.worker"],
             cwd=ROOT,
             env={**os.environ, "LOADTEST_MASTER": master},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=stderr,
+            stderr=self.log,
             start_new_session=True,  # Ctrl-C reaches the master alone, which then ends its workers
             preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # the kernel kills it with the master
         )
-        return cls(process, stderr)
 
     def ended(self) -> str:
         """Return how the worker ended, or nothing while it runs."""
-        code = self.process.poll()
+        code = self.poll()
         if code is None:
             return ""
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
-        self.stderr.seek(0)
-        last = self.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+        self.log.seek(0)
+        last = self.log.read().decode(errors="replace").strip().rpartition("\n")[2]
         return f"ended with exit code {code}: {last}"
 
     def end(self, deadline: float) -> None:
         try:
-            self.process.wait(max(0.0, deadline - time.monotonic()))
+            self.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.stderr.close()
+            self.kill()
+            self.wait()
+        self.log.close()

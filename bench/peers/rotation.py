@@ -10,9 +10,10 @@ import json
 import os
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 
@@ -91,63 +92,59 @@ def run() -> None:
 
 def compare(peers: Sequence[Peer | OwnStack], site: Site, client_cpus: tuple[int, ...], expected: dict) -> list[Row]:
     """Measure all servers on the CPUs of the site, and the clients on theirs."""
-    clients = SiteClients(site, client_cpus)
+    window = partial(measured_window, site, ",".join(map(str, client_cpus)))
     rows = [Row(len(site.cpus), peer.name, peer.is_rival) for peer in peers]
     servers: list[tuple[Row, Running]] = []
     with contextlib.ExitStack() as stack:
         for peer, row in zip(peers, rows, strict=True):
             try:
-                running, row.variant = start_fastest(
-                    peer, clients, expected, stack.enter_context(contextlib.ExitStack())
-                )
+                kept = stack.enter_context(contextlib.ExitStack())
+                running, row.variant = start_fastest(peer, site, window, expected, kept)
                 servers.append((row, running))
             except UserError as error:
                 row.problem = " ".join(str(error).split())
         for number in range(ROUNDS):
             first = number * len(servers) // ROUNDS
             for row, running in servers[first:] + servers[:first]:
-                row.windows.append(clients.window(row.name, running, WINDOW_S))
+                row.windows.append(window(row.name, running, WINDOW_S))
     return rows
 
 
-class SiteClients:
-    """The clients of one site."""
+def measured_window(site: Site, cpus: str, name: str, running: Running, seconds: float) -> Window:
+    """Return one window of a server, which runs only during it, with the clients on these CPUs.
 
-    def __init__(self, site: Site, cpus: tuple[int, ...]) -> None:
-        self.site = site
-        self.cpus = ",".join(map(str, cpus))
-
-    def window(self, name: str, running: Running, seconds: float) -> Window:
-        """Return one window of a server, which runs only during it.
-
-        Repeat a window with failures: after a pause, Triton may count one of its processes as crashed, and recover.
-        """
-        with err.status(f"{len(self.site.cpus)} core(s): {name}"):
-            running.resume()
-            try:
-                for _ in range(ATTEMPTS):
-                    window = measure(Clients(running.url, running.form, CLIENTS, WARMUP_S, seconds), self.cpus)
-                    if not window.failures:
-                        break
-                return window
-            finally:
-                running.pause()
+    Repeat a window with failures: after a pause, Triton may count one of its processes as crashed, and recover.
+    """
+    with err.status(f"{len(site.cpus)} core(s): {name}"):
+        running.resume()
+        try:
+            for _ in range(ATTEMPTS):
+                window = measure(Clients(running.url, running.form, CLIENTS, WARMUP_S, seconds), cpus)
+                if not window.failures:
+                    break
+            return window
+        finally:
+            running.pause()
 
 
 def start_fastest(
-    peer: Peer | OwnStack, clients: SiteClients, expected: dict, kept: contextlib.ExitStack
+    peer: Peer | OwnStack,
+    site: Site,
+    window: Callable[[str, Running, float], Window],
+    expected: dict,
+    kept: contextlib.ExitStack,
 ) -> tuple[Running, Variant]:
     """Start the peer with each of its settings, and leave it running, paused, with the fastest; `kept` stops it."""
     fastest: tuple[float, Running, Variant] | None = None
     reason = ""
-    variants = peer.variants(len(clients.site.cpus))
+    variants = peer.variants(len(site.cpus))
     for variant in variants:
         try:
             with contextlib.ExitStack() as trial, err.status(f"starting {peer.name}"):
-                running = trial.enter_context(peer.serve(clients.site, variant))
+                running = trial.enter_context(peer.serve(site, variant))
                 running.check(expected)
                 has_choice = len(variants) > 1
-                rate = clients.window(f"trying {peer.name}", running, TRIAL_S).rate if has_choice else 0.0
+                rate = window(f"trying {peer.name}", running, TRIAL_S).rate if has_choice else 0.0
                 running.pause()
                 if not fastest or rate > fastest[0]:
                     kept.close()

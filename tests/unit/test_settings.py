@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 from dotenv import dotenv_values
 
-from loadtest.locust_users import LIGHT, USERS
+from loadtest.locust_users import USERS
 from loadtest.workload import WORKLOADS
 from scripts.stack.neuron_cores import PER_DEVICE
 from triton_transformers import settings as module
@@ -209,8 +209,7 @@ def test_example_file_lists_every_setting_with_its_default():
 
 def test_choices_are_those_of_the_features():
     """The table repeats them, because the ground may not import a feature."""
-    protocols = [protocol for protocol in USERS if protocol != LIGHT]
-    for name, choices in {"WORKLOAD": WORKLOADS, "PROTOCOL": protocols, "NEURON_CHIP": PER_DEVICE}.items():
+    for name, choices in {"WORKLOAD": WORKLOADS, "PROTOCOL": USERS, "NEURON_CHIP": PER_DEVICE}.items():
         for choice in choices:
             TABLE[name].rule(choice)
         with pytest.raises(ValueError, match=f"must be one of {', '.join(choices)}"):

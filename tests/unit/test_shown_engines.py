@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from rich.console import Console
 
 from scripts.stack import base
 from scripts.stack.local.stack import LocalStack
+from triton_transformers import triton
 from triton_transformers.settings import Settings
 from triton_transformers.triton import batching, engines
 
@@ -28,30 +27,11 @@ transformers_max_batch_size{model="spam",version="1"} 1
 ENGINES = {"spam": "openvino bf16", "sentiment_encoder": "onnxruntime int8"}
 
 
-@pytest.fixture
-def metrics_port():
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.end_headers()
-            self.wfile.write(PAGE.encode())
-
-        def log_message(self, *_) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
-
-
-def test_engine_in_use_is_that_of_the_newest_version(metrics_port):
-    assert engines(f"http://127.0.0.1:{metrics_port}") == ENGINES
-
-
-def test_engines_are_unknown_without_metrics():
-    assert engines("http://127.0.0.1:9") == {}
+def test_engine_in_use_is_that_of_the_newest_version(monkeypatch):
+    monkeypatch.setattr(triton, "metrics_page", lambda url: PAGE)
+    assert engines("http://127.0.0.1:9") == ENGINES
+    monkeypatch.undo()
+    assert engines("http://127.0.0.1:9") == {}  # unknown without metrics
 
 
 class TritonStandIn:
@@ -67,13 +47,18 @@ class TritonStandIn:
         return {"max_batch_size": 64, "dynamic_batching": {}}
 
 
-def test_status_shows_engines_in_80_columns(metrics_port, monkeypatch, tmp_path):
+@pytest.fixture
+def stack(monkeypatch, tmp_path) -> LocalStack:
+    monkeypatch.setattr(triton, "metrics_page", lambda url: PAGE)
+    stack = LocalStack(Settings(Settings.load() | {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local"}))
+    stack.__dict__["triton"] = TritonStandIn()
+    return stack
+
+
+def test_status_shows_engines_in_80_columns(stack, monkeypatch):
     printed = io.StringIO()
     monkeypatch.setattr(base, "out", Console(file=printed, width=80))
     monkeypatch.setattr(LocalStack, "print_urls", lambda stack: None)
-    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local", "TRITON_METRICS_PORT": str(metrics_port)}
-    stack = LocalStack(Settings(Settings.load() | own))
-    stack.__dict__["triton"] = TritonStandIn()
     assert not stack.print_models()
     lines = {line.split()[0]: line.split()[1:] for line in printed.getvalue().splitlines() if line.strip()}
     assert lines["spam"][:4] == ["ready", "openvino", "bf16", "continuous,"]
@@ -102,10 +87,7 @@ def test_batching_is_named(config, shown):
         (None, "is missing or damaged:"),
     ],
 )
-def test_status_shows_what_a_server_should_have_loaded(metrics_port, monkeypatch, tmp_path, capsys, content, shown):
-    own = {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local", "TRITON_METRICS_PORT": str(metrics_port)}
-    stack = LocalStack(Settings(Settings.load() | own))
-    stack.__dict__["triton"] = TritonStandIn()
+def test_status_shows_what_a_server_should_have_loaded(stack, monkeypatch, capsys, content, shown):
     monkeypatch.setattr(TritonStandIn, "index", lambda triton: {"spam": ("READY", "")})
     stack.served.write(["spam"])
     stack.served.request(["spam"])

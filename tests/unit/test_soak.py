@@ -165,6 +165,13 @@ def test_growth_of_a_process_is_seen() -> None:
         usage_of(child.pid)
 
 
+def test_soak_stops_with_its_clients(monkeypatch) -> None:
+    monkeypatch.setattr(soaking, "SAMPLE_S", 0.01)
+    run = Soak(SimpleNamespace(processes=lambda: [psutil.Process()]))
+    run.sample_for(3600, SimpleNamespace(problems=["the clients stopped: KeyError()"]))
+    assert run.seconds == 0
+
+
 def test_process_that_ends_is_a_problem_and_is_named_in_the_progress() -> None:
     with subprocess.Popen([sys.executable, "-m", "http.server", "0"], stdout=-3, stderr=-3) as child:
         processes = [psutil.Process(), psutil.Process(child.pid)]
@@ -275,41 +282,6 @@ def test_loads_send_good_and_bad_requests_on_every_route_and_check_each_text() -
     assert {(one.route, one.kind) for one in (*clients.outcomes, *load.outcomes)} == KINDS
     assert {(one.route, one.kind) for one in load.outcomes} == KINDS
     assert {one.kind for one in clients.refusals} == {RIGHT}
-
-
-class FakeStack:
-    """A stack of this process, whose clients meet an error that they do not expect."""
-
-    known = KNOWN
-
-    def __init__(self, *_: object) -> None: ...
-
-    def __enter__(self) -> FakeStack:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def processes(self) -> list[psutil.Process]:
-        return [psutil.Process()]
-
-    def clients(self, keep: bool) -> FakeClients:
-        clients = FakeClients()
-        clients.routes = {route: lambda _: answered(RuntimeError("unexpected")) for route in clients.routes}
-        return clients
-
-
-@pytest.mark.slow
-def test_unexpected_error_of_a_client_stops_the_soak_and_is_reported(tmp_path, monkeypatch, blank_charts) -> None:
-    monkeypatch.setattr(soaking, "DrillStack", FakeStack)
-    monkeypatch.setattr(soaking, "repository_of", lambda _settings: tmp_path)
-    monkeypatch.setattr(soaking, "SAMPLE_S", 0.5)
-    settings = Settings.load().replace(SOAK="1", USERS="3", WAIT="0,0.001", REPORTS=str(tmp_path))
-    assert soaking.soak(settings) == 1
-    content = json.loads((tmp_path / "latest-soak/soak.json").read_text())
-    assert content["minutes"] < 1
-    (problem,) = content["problems"]
-    assert problem.startswith("the clients stopped: RuntimeError('unexpected') at ")
-    assert problem in content["complaints"]
 
 
 # --- the report -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The configurations of each mode, and a switch on a server whose loads fail or are undone."""
 
 import copy
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -138,22 +139,34 @@ def test_switch_never_lets_an_ensemble_batch_more_than_its_steps(tmp_path):
     assert triton.configs == original
 
 
-def test_switch_corrects_a_load_that_another_client_undid(tmp_path):
-    """The stale load was waiting in Triton behind the first load of the switch."""
-    triton = StandIn(STEP)
-    with switch_on(triton, tmp_path) as switch:
+WITHOUT = {key: value for key, value in STEP.items() if key != "dynamic_batching"}
+NO_MEMORY, NOT_HEALTHY = TritonError("no memory", 400), TritonError("Stub process 'a_0' is not healthy.", 400)
+NOT_RESTORED = r"failed: no memory. The server's configurations are not restored"
+
+
+@pytest.mark.parametrize(
+    ("after_load", "error", "left"),
+    [
+        ([STEP], None, []),  # another client's load was waiting in Triton behind the first load of the switch
+        ([NO_MEMORY] * 2, None, []),
+        ([NOT_HEALTHY] * 7, None, []),
+        ([None, None, NOT_HEALTHY], None, []),  # at the restore
+        ([STEP] * 6, "another client keeps loading a with another configuration", []),
+        ([TritonError("Forbidden", 403)] * 2, "TRITON_ADMIN_KEY is not the one", []),
+        ([None, None, *[NO_MEMORY] * 3], NOT_RESTORED, ["a"]),
+        # A reload undoes the first load of the next comparison.
+        ([None, None, *[NO_MEMORY] * 3, WITHOUT, WITHOUT], NOT_RESTORED, ["a"]),
+    ],
+)
+def test_switch_and_restore_hold_or_the_next_comparison_restores(tmp_path, after_load, error, left):
+    triton = StandIn(*after_load)
+    with pytest.raises(UserError, match=error) if error else nullcontext(), switch_on(triton, tmp_path) as switch:
         switch.to("none")
         assert "dynamic_batching" not in triton.current
         assert switch.in_force()
-
-
-def test_switch_that_never_holds_is_an_error_and_restores_the_original(tmp_path):
-    triton = StandIn(*[STEP] * 6)
-    with (
-        pytest.raises(UserError, match="another client keeps loading a with another configuration"),
-        switch_on(triton, tmp_path) as switch,
-    ):
-        switch.to("none")
+    # A wrong key is an error at the first load of the switch, and at that of the restore.
+    assert (triton.loads == 2) == bool(error and "KEY" in error)
+    assert restore_after_kill(triton, tmp_path) == left
     assert triton.current == STEP
     assert list(tmp_path.iterdir()) == []
 
@@ -183,50 +196,6 @@ def test_refused_load_is_distinct_from_a_server_that_is_gone(tmp_path):
         with pytest.raises(UserError) as caught, switch_on(triton, tmp_path) as switch:
             switch.to("instances")
         assert isinstance(caught.value, LoadRefused) == is_refusal
-
-
-@pytest.mark.parametrize(("message", "failures"), [("no memory", 2), ("Stub process 'a_0' is not healthy.", 7)])
-def test_failed_load_is_tried_again(tmp_path, message, failures):
-    triton = StandIn(*[TritonError(message, 400)] * failures)
-    with switch_on(triton, tmp_path) as switch:
-        switch.to("none")
-        assert "dynamic_batching" not in triton.current
-
-
-def test_restore_tries_a_failed_load_again(tmp_path):
-    triton = StandIn(None, None, TritonError("Stub process 'a_0' is not healthy.", 400))
-    with switch_on(triton, tmp_path) as switch:
-        switch.to("none")
-    assert triton.current == STEP
-
-
-def test_failed_restore_is_an_error_that_the_next_comparison_corrects(tmp_path):
-    triton = StandIn(None, None, *[TritonError("no memory", 400)] * 3)
-    with (
-        pytest.raises(UserError, match=r"failed: no memory. The server's configurations are not restored"),
-        switch_on(triton, tmp_path) as switch,
-    ):
-        switch.to("none")
-    assert "dynamic_batching" not in triton.current
-    assert restore_after_kill(triton, tmp_path) == ["a"]
-    assert triton.current == STEP
-
-
-def test_restore_after_kill_holds_against_a_reload_in_flight(tmp_path):
-    without = {key: value for key, value in STEP.items() if key != "dynamic_batching"}
-    # The restore after the comparison fails; the first load of the next comparison is undone by a reload.
-    triton = StandIn(None, None, *[TritonError("no memory", 400)] * 3, without, without)
-    with pytest.raises(UserError), switch_on(triton, tmp_path) as switch:
-        switch.to("none")
-    assert restore_after_kill(triton, tmp_path) == ["a"]
-    assert triton.current == STEP
-
-
-def test_wrong_admin_key_is_an_error_at_the_first_load(tmp_path):
-    triton = StandIn(*[TritonError("Forbidden", 403)] * 2)
-    with pytest.raises(UserError, match="TRITON_ADMIN_KEY is not the one"), switch_on(triton, tmp_path) as switch:
-        switch.to("none")
-    assert triton.loads == 2  # one of the switch, one of the restore
 
 
 def test_system_that_is_not_served_is_an_error():

@@ -17,7 +17,7 @@ from locust.env import Environment
 from loadtest import worker_users
 from loadtest.arrivals import Sample
 from loadtest.compare import Comparison
-from loadtest.locust_users import IDLE_S, LIGHT, Job, Traffic, user_class
+from loadtest.locust_users import IDLE_S, Job, Traffic, user_class
 from loadtest.users import Meter, Users
 from loadtest.worker import address
 from loadtest.worker_users import WorkerUsers
@@ -50,7 +50,7 @@ def test_lost_worker_raises_an_error(number, message, monkeypatch):
     monkeypatch.setattr(worker_users, "END_S", 0.5)  # a stopped worker does not end by itself
     users = workers_of(1)
     with pytest.raises(UserError, match=message), users:
-        processes = [child.process for child in users.children]
+        processes = list(users.children)
         processes[0].send_signal(number)
         wait_until(users.check)
     assert has_ended(users, processes)
@@ -88,7 +88,7 @@ def test_window_holds_the_samples_of_its_time(make):
 def test_workers_share_the_users_and_end_with_the_command(monkeypatch):
     monkeypatch.setattr(worker_users, "END_S", 60.0)  # then even slow workers are not killed
     with workers_of(2) as users:
-        processes = [child.process for child in users.children]
+        processes = list(users.children)
         assert len(processes) == 2
         users.start(5, 5)
         wait_until(lambda: users.running == 5)
@@ -176,7 +176,7 @@ def test_worker_that_leaves_or_comes_in_addition_raises_an_error(start_worker):
     assert [worker.wait(60) for worker in workers] == [130, 0]
 
 
-# --- the users of `make loadtest OVERLOAD=3`, which speak HTTP by themselves ------------------------------------------
+# --- the users of the gateway, which speak HTTP by themselves --------------------------------------------------------
 
 ANSWER = b'{"data": [1]}'
 REFUSAL = b'{"error": {}}'
@@ -217,7 +217,7 @@ def sent():
         gateway = ScriptedGateway(replies)
         text = Tensor("input_text", "BYTES", [1, 1], b"\1\0\0\0a")
         url = f"http://127.0.0.1:{gateway.server.server_port}"
-        traffic = Traffic(Job(LIGHT, url, "m", [[text]], (0.0, 0.0), 1, timeout_s=30, kind="embedding", key="a-key"))
+        traffic = Traffic(Job("openai", url, "m", [[text]], (0.0, 0.0), 1, timeout_s=30, kind="embedding", key="a-key"))
         environment = Environment()
         meter = Meter(environment)
         user = user_class(traffic)(environment)
@@ -233,7 +233,7 @@ def sent():
     return send
 
 
-def test_light_user_keeps_its_connection_after_an_answer(sent):
+def test_user_of_the_gateway_keeps_its_connection_after_an_answer(sent):
     whole = response(b"200 OK", ANSWER)
     gateway, samples = sent([[whole], [whole[:30], whole[30:-3], whole[-3:]]])
     assert [sample.error for sample in samples] == ["", ""]
@@ -251,13 +251,13 @@ def test_light_user_keeps_its_connection_after_an_answer(sent):
         ([], "the gateway closed the connection"),
     ],
 )
-def test_light_user_that_was_refused_leaves_its_connection(sent, reply, error):
+def test_user_of_the_gateway_that_was_refused_leaves_its_connection(sent, reply, error):
     gateway, samples = sent([reply, [response(b"200 OK", ANSWER)]])
     assert [sample.error for sample in samples] == [error, ""]
     assert gateway.connections == 2
 
 
-def test_light_user_opens_a_new_connection_after_a_long_pause(sent):
+def test_user_of_the_gateway_opens_a_new_connection_after_a_long_pause(sent):
     def rest(user) -> None:
         user.used_at -= IDLE_S
 

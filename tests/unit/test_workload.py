@@ -4,7 +4,6 @@ import io
 import json
 import math
 import unicodedata
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ from PIL import Image
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
 from loadtest import examples
-from loadtest.examples import ROUTES, Examples, grpc_request, http_request
-from loadtest.locust_users import GatewayUser, Job, Traffic
+from loadtest.examples import Examples, grpc_request, http_request
+from loadtest.locust_users import Job, Traffic, answer_defect
 from loadtest.workload import WORKLOADS, Workload
 from triton_transformers.settings import Settings, UserError
 
@@ -187,9 +186,10 @@ def test_request_to_the_gateway_has_the_route_of_its_system(kind):
     config, (path, body) = KINDS[kind]
     job = gateway_job(config)
     assert (job.protocol, job.url, job.kind, job.key) == ("openai", "http://127.0.0.1:8080", kind, "")
-    assert ROUTES[kind].path == path
     (request,) = Traffic(job).requests
-    assert json.loads(request) == body
+    head, _, content = request.partition(b"\r\n\r\n")
+    assert head.startswith(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:8080\r\n".encode())
+    assert json.loads(content) == body
 
 
 def test_load_goes_to_the_gateways_address_with_a_plain_key():
@@ -212,8 +212,7 @@ def test_load_goes_to_the_gateways_address_with_a_plain_key():
     ],
 )
 def test_answer_of_the_gateway_without_data_counts_as_failed(content, defect):
-    user = SimpleNamespace(traffic=Traffic(gateway_job(KINDS["embedding"][0])))
-    assert GatewayUser.defect(user, SimpleNamespace(content=content)) == defect
+    assert answer_defect("embedding", content) == defect
 
 
 def job(seed):
