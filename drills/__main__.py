@@ -6,7 +6,6 @@ python -m drills [--list] [NAME ...]
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from drills.harness import DRILLS, Drill, Result, result
 from drills.soak.soaking import soak
 from loadtest.machine import host
 from triton_transformers.cli import one_interrupt, out, print_table, run
-from triton_transformers.files import write_atomically
+from triton_transformers.files import write_atomically, write_json
 from triton_transformers.settings import Settings, UserError
 
 MODULES = (crashes, commands, shortages, attacks)  # their import adds the drills
@@ -58,7 +57,7 @@ def write(results: list[Result], reports: Path) -> Path:
         "host": f"{machine['cpu']}, {machine['cores']} cores",
         "drills": [result.as_json() for result in results],
     }
-    write_atomically(folder / "drill.json", json.dumps(content, indent=2) + "\n")
+    write_json(content, folder / "drill.json")
     write_atomically(folder / "drill.md", markdown(results))
     return folder
 

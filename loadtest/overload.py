@@ -14,7 +14,6 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import gevent
 import numpy as np
@@ -65,11 +64,8 @@ REFUSED = "429 "  # how GatewayUser begins the error
 Second = dict[str, float | None]
 
 
-class Recovery(NamedTuple):
-    """The single requests after the overload: seconds since its end, and milliseconds (None if it failed)."""
-
-    seconds: float | None  # until a request was fast, and the ones after it too; None if that took too long
-    requests: list[tuple[float, float | None]]
+# The single requests after the overload: seconds since its end, and milliseconds (None if it failed).
+Singles = list[tuple[float, float | None]]
 
 
 def figures(samples: Sequence[Sample], seconds: float, target_ms: float) -> Results:
@@ -104,25 +100,28 @@ def percentiles(name: str, milliseconds: Sequence[float]) -> dict[str, float | N
     return {f"{name}_p50_ms": p50, f"{name}_p95_ms": p95}
 
 
-def recovery(ask: Callable[[], float | None], limit_ms: float, clock: Callable[[], float]) -> Recovery:
+def recovery(
+    ask: Callable[[], float | None], limit_ms: float, clock: Callable[[], float]
+) -> tuple[float | None, Singles]:
     """Send single requests until several in a row are fast, or until that takes too long.
 
-    `ask` returns the latency of one request in milliseconds, or None if it failed.
+    `ask` returns the latency of one request in milliseconds, or None if it failed. Return the seconds until a request
+    was fast, and the ones after it too (None if that took too long), and all requests.
     """
     start = clock()
-    requests: list[tuple[float, float | None]] = []
+    requests: Singles = []
     since, fast = 0.0, 0
     while fast < LONE_IN_A_ROW:
         began = clock() - start
         if began > MAXIMUM_RECOVERY_S:
-            return Recovery(None, requests)
+            return None, requests
         latency = ask()
         requests.append((began, latency))
         is_fast = latency is not None and latency <= limit_ms
         since, fast = (began if not fast else since, fast + 1) if is_fast else (began, 0)
         if latency is None:
             gevent.sleep(0.02)
-    return Recovery(since, requests)
+    return since, requests
 
 
 def timeline(samples: Sequence[Sample], target_ms: float) -> list[Second]:
@@ -222,10 +221,10 @@ class Overload:
         cores, others = self.window(users)
         single = gevent.spawn(recovery, self.ask, limit_ms, time.monotonic)
         users.pause()
-        samples, recovered = users.close_window(), single.get()
+        samples, (recovered_s, singles) = users.close_window(), single.get()
         results = figures(samples, self.seconds, self.target_ms) | {
-            "recovered_s": recovered.seconds,
-            "single_requests": recovered.requests,
+            "recovered_s": recovered_s,
+            "single_requests": singles,
             "timeline": timeline(samples, self.target_ms),
         }
         return results, cores, others

@@ -305,7 +305,9 @@ def complaints(results: Results) -> list[str]:
         reasons.append(results["unproven"] + likely_cause(results))
     reasons.append(foreign_requests(results))
     reasons.append(few_responses(results))
-    reasons.append(overloaded_in_all_modes(results))
+    if len(results["verdict"]["overloaded"]) > 1:  # then all latencies grow with the window
+        rate = results["settings"]["rate"]
+        reasons.append(f"the server keeps up with {rate:g} requests per second in no mode: set a lower RATE")
     if failed := sum(window["failures"] for window in results["windows"]):
         reasons.append(f"{failed} request(s) failed; requests.csv has their errors")
     if results["verdict"]["client_bound"]:
@@ -373,13 +375,6 @@ def few_responses(results: Results) -> str:
         f"{window['end'] - window['start']:.0f} s, too few to show the latency: set a longer WINDOW, or "
         f"{'a higher RATE' if rate else 'fewer TOKENS'}"
     )
-
-
-def overloaded_in_all_modes(results: Results) -> str:
-    """Return the complaint if no compared mode keeps up with the rate: then all latencies grow with the window."""
-    if len(results["verdict"]["overloaded"]) < 2:
-        return ""
-    return f"the server keeps up with {results['settings']['rate']:g} requests per second in no mode: set a lower RATE"
 
 
 def missed_ratio(results: Results) -> str:

@@ -111,16 +111,18 @@ def without_batching(config: Config) -> Config:
     return {key: value for key, value in config.items() if key != "dynamic_batching"}
 
 
-def with_instances(config: Config, count: int) -> Config:
-    """Return the configuration with this many one-thread instances on the CPU.
+def with_instances(config: Config, count: int, threads: str = "1") -> Config:
+    """Return the configuration with this many instances on the CPU, and so many threads in each; empty: as it is.
 
     Every model gets the parameter, and backends without threads ignore it. If only the instances differed, Triton would
     add some to those that run, which would keep their threads.
     """
     group = (config.get("instance_group") or [{"kind": "KIND_CPU"}])[0]
-    threads = THREADS.get(config.get("backend", ""), DEFAULT_THREADS)
-    parameters = config.get("parameters", {}) | {threads: {"string_value": "1"}}
-    return config | {"instance_group": [group | {"count": count}], "parameters": parameters}
+    changed = config | {"instance_group": [group | {"count": count}]}
+    if threads:
+        name = THREADS.get(config.get("backend", ""), DEFAULT_THREADS)
+        changed["parameters"] = config.get("parameters", {}) | {name: {"string_value": threads}}
+    return changed
 
 
 class Switch:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.generating import generates, limit, with_limit
-from loadtest.switching import DEFAULT_THREADS, DEVICES, THREADS, with_batching, without_batching
+from loadtest.switching import DEFAULT_THREADS, DEVICES, THREADS, with_batching, with_instances, without_batching
 from triton_transformers.triton import CORES, Config, called
 
 Value = int | str
@@ -74,7 +74,8 @@ def all_knobs(configs: Mapping[str, Config], cores: int, engines: Mapping[str, s
         if "ensemble_scheduling" in config or "sequence_batching" in config:
             continue
         if generates(config):
-            knobs.append(Knob(model, "max_batch", around(limit(config)), set_texts))
+            texts = around(limit(config))
+            knobs.append(Knob(model, "max_batch", texts, lambda config, value: with_limit(config, int(value))))
             continue
         kinds = {group["kind"] for group in config.get("instance_group", [])}
         compiled = CORES in config.get("parameters", {})
@@ -115,10 +116,6 @@ def around(present: int) -> tuple[int, ...]:
     below = sum(size < present for size in others)
     first = max(0, min(below - NEIGHBOURS // 2, len(others) - NEIGHBOURS))
     return (present, *others[first : first + NEIGHBOURS])
-
-
-def set_texts(config: Config, texts: Value) -> Config:
-    return with_limit(config, int(texts))
 
 
 def set_max_batch_size(config: Config, size: Value) -> Config:
@@ -162,7 +159,7 @@ def instances_knob(model: str, config: Config, cores: int, on_device: bool) -> K
     if on_device or config.get("backend") not in THREADED:
         counts = [n for n in (1, 2, 4 if on_device else cores) if n != count]
         values = (count, *dict.fromkeys(counts))
-        return Knob(model, "instances", values, lambda config, value: with_count(config, int(value)), usual=1)
+        return Knob(model, "instances", values, lambda config, value: with_instances(config, int(value), ""), usual=1)
     threads = int(config.get("parameters", {}).get(parameter, {}).get("string_value", 0))
     # Without a number, the instances share all cores equally.
     present = times(count, threads or max(1, cores // count))
@@ -172,19 +169,13 @@ def instances_knob(model: str, config: Config, cores: int, on_device: bool) -> K
 
     def apply(config: Config, value: Value) -> Config:
         instances, threads = str(value).split(" x ")
-        own = config.get("parameters", {}) | {parameter: {"string_value": threads.removesuffix(" threads")}}
-        return with_count(config, int(instances)) | {"parameters": own}
+        return with_instances(config, int(instances), threads.removesuffix(" threads"))
 
     return Knob(model, "instances", (present, *dict.fromkeys(others)), apply, usual=times(1, cores))
 
 
 def times(instances: int, threads: int) -> str:
     return f"{instances} x {threads} threads"
-
-
-def with_count(config: Config, count: int) -> Config:
-    groups = config.get("instance_group") or [{"kind": "KIND_CPU"}]
-    return config | {"instance_group": [groups[0] | {"count": count}]}
 
 
 def engine_knob(model: str, config: Config, engine: str) -> Knob | None:

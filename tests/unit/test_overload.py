@@ -46,10 +46,10 @@ def test_recovery_ends_with_the_first_of_several_fast_requests(monkeypatch, late
     monkeypatch.setattr(overload.gevent, "sleep", lambda _: None)
     answers, clock = iter(latencies), itertools.count()
     # The clock is read once at the start, and once before each request.
-    recovered = overload.recovery(lambda: next(answers), 10, lambda: next(clock))
-    assert recovered.seconds == seconds
-    assert [latency for _, latency in recovered.requests] == latencies[: len(recovered.requests)]
-    assert recovered.requests[0][0] == 1
+    recovered_s, requests = overload.recovery(lambda: next(answers), 10, lambda: next(clock))
+    assert recovered_s == seconds
+    assert [latency for _, latency in requests] == latencies[: len(requests)]
+    assert requests[0][0] == 1
 
 
 def test_timeline_counts_the_responses_of_each_second():
