@@ -96,13 +96,10 @@ def test_slow_server_gets_few_requests_of_the_first_rate(server, monkeypatch):
     monkeypatch.setattr(server, "try_rate", try_rate)
     server.goal = Goal(p95_ms=1000)
     assert 0.75 < server.measure(Candidate(), None, 0).value < 0.85
+    rates = [RunningServer.first_rate(p95, 2000) for p95 in (478.0, 50.0, 3000.0, math.inf)]
+    assert rates == [5, 20, 1, 1]
     assert tries[0] == (5, 10_000)
     assert max(rate for rate, _ in tries[1:]) < 1.1
-
-
-@pytest.mark.parametrize(("p95", "rate"), [(478.0, 5), (50.0, 20), (3000.0, 1), (math.inf, 1)])
-def test_search_begins_at_a_rate_that_is_known_to_be_met(p95, rate):
-    assert RunningServer.first_rate(p95, 2000) == rate
 
 
 def test_candidate_far_below_the_best_is_measured_in_part(server, monkeypatch):
