@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from bench.small_configs import SPREAD
-from bench.small_models import SmallModel
+from bench.small_models import SPREAD, SmallModel
 
 RECORDED = Path(__file__).parent / "recorded"
 

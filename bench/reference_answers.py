@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.small_configs import POSITIONS
-from bench.small_models import SmallModel
+from bench.small_models import POSITIONS, SmallModel
 from scripts.stack.smoke import send_rows
 from triton_transformers.answers import difference, largest
 from triton_transformers.corpus import MIXED

@@ -6,9 +6,10 @@ Most rows come from transformers' own lists of architectures, and the libraries 
 from __future__ import annotations
 
 import inspect
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers.models.auto import modeling_auto
 
-from bench.small_configs import POSITIONS, SIDE, WIDTH, small_config
 from triton_transformers.corpus import MIXED
 
+POSITIONS = 64
+SIDE = 32  # of an image
+WIDTH = 32
+SPREAD = 0.3  # wide enough that an answer depends on the whole input
 LABELS = {"id2label": {0: "calm", 1: "cross", 2: "glad"}, "label2id": {"calm": 0, "cross": 1, "glad": 2}}
 ENTITIES = {"id2label": dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]))}
 TOKENS = ("pad", "bos", "eos", "cls", "sep", "mask", "unk")
@@ -57,12 +61,24 @@ class SmallModel:
 
 
 def save_text(row: SmallModel, folder: Path) -> None:
-    tokenizer = tokenizer_of(row)
+    save_network(folder, row.architecture, tokenizer_of(row), **row.fields)
+
+
+def save_network(
+    folder: Path, architecture: str, tokenizer: Any, positions: int = POSITIONS + 2, **options: Any
+) -> Path:
+    """Save a network of this class of transformers and its tokenizer. `options` are fields of the config.
+
+    Some architectures count positions from the padding token's id, so by default there are more than a text has tokens.
+    """
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in TOKENS}
     ids = {name: number for name, number in ids.items() if number is not None or name == "pad_token_id"}
-    config = small_config(row.network_class.config_class, {"vocab_size": len(tokenizer), **ids}, **row.fields)
-    row.network_class(config).save_pretrained(folder)
+    network = getattr(transformers, architecture)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": positions, "n_positions": positions}
+    config = small_config(network.config_class, sizes | ids, **options)
+    network(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
 
 
 def tokenizer_of(row: SmallModel) -> Any:
@@ -113,7 +129,11 @@ def save_sparse_encoder(row: SmallModel, folder: Path) -> None:
 
 def save_image(row: SmallModel, folder: Path) -> None:
     row.network_class(small_config(row.network_class.config_class, {}, **row.fields)).save_pretrained(folder)
-    transformers.ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
+    image_processor().save_pretrained(folder)
+
+
+def image_processor() -> transformers.ViTImageProcessor:
+    return transformers.ViTImageProcessor(size={"height": SIDE, "width": SIDE})
 
 
 SAVE: dict[str, Callable[[SmallModel, Path], None]] = {
@@ -123,6 +143,70 @@ SAVE: dict[str, Callable[[SmallModel, Path], None]] = {
     "image-classification": save_image,
     "image-feature-extraction": save_image,
 }
+
+
+# --- configurations, shrunk by the names of their fields --------------------------------------------------------------
+
+# The names of a field -> its value. A window is shorter than the texts, so that it cuts them.
+SIZES: tuple[tuple[str, float], ...] = (
+    (r"(num_)?(hidden_|encoder_|decoder_|n_)?layers?|n_layers?|num_(hidden|encoder|decoder)_layers", 2),
+    (r".*(key_value|kv)_heads|multi_query_group_num", 2),
+    (r"n_heads?|num_heads|(num_|encoder_|decoder_)?attention_heads|num_attention_heads", 4),
+    (r".*head_dim|d_kv|rotary_dim", 8),
+    (r"q_lora_rank|kv_lora_rank", 16),
+    (r"hidden_size|d_model|n_embd|dim|emb(ed(ding)?)?_(dim|size)|word_embed_proj_dim|.*_embed_dim", WIDTH),
+    (r"projection_dim", 16),
+    (r"(\w+_)?intermediate_size|d_ff|(\w+_)?ffn_dim|n_inner|hidden_dim|d_inner|ffn_hidden_size", 64),
+    (r"max_position_embeddings|n_positions|n_ctx|max_seq(uence)?_len(gth)?|(tpu_short_)?seq_length", POSITIONS + 2),
+    (r"(num|n|moe_num|num_local|n_routed)_?(local_|routed_)?experts", 4),
+    (r"num_experts_per_tok(en)?|moe_(top_?)?k", 2),
+    (r"(n|num)_(group|expert_group)|topk_group|first_k_dense_replace", 1),
+    (r"sliding_window|local_attention|attention_chunk_size|window_size", 16),
+    (r"hidden_size_per_layer_input|hash_\w+", 8),
+    (r"initializer_range|init_std", SPREAD),
+    (r"image_size", SIDE),
+    (r"patch_size", 8),
+)  # fmt: skip
+STAGES = {"depths": [1, 1], "hidden_sizes": [16, 32]}
+HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+LATENT = {"num_key_value_heads": 4}  # latent attention shares one key among all heads
+# The type of a model -> the values of fields that depend on one another.
+NEEDS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "minicpm3", "mistral4"), LATENT),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_next"), HYBRID),
+    "bit": STAGES | {"embedding_size": 16, "layer_type": "preactivation", "num_groups": 4},
+    "convnext": STAGES | {"num_stages": 2},
+    "convnextv2": STAGES | {"num_stages": 2},
+    "dinov3_convnext": STAGES,
+    "esmc": {"num_key_value_heads": None},
+    "focalnet": {"depths": [1, 1], "embed_dim": 16, "hidden_sizes": [16, 32]},
+    "funnel": {"block_sizes": [1, 1]},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "regnet": STAGES | {"embedding_size": 16, "groups_width": 8},
+    "resnet": STAGES | {"embedding_size": 16},
+    "swin": {"depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "embed_dim": 16},
+    "swinv2": {"depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "embed_dim": 16},
+}
+
+
+def small_config(config_class: Any, known: dict[str, int | None], **options: Any) -> Any:
+    """Return a configuration of the class with small sizes: the known ones, if it has such fields, and the options."""
+    return config_class(**small_fields(config_class, known) | options)
+
+
+def small_fields(config_class: Any, known: dict[str, int | None]) -> dict[str, Any]:
+    sizes: dict[str, Any] = {}
+    for part in fields(config_class):
+        default = None if part.default is MISSING else part.default
+        if part.name in known:
+            sizes[part.name] = known[part.name]
+        elif not isinstance(default, bool | tuple | list | dict | str):
+            size = next((size for names, size in SIZES if re.fullmatch(names, part.name)), None)
+            sizes |= {part.name: size} if size is not None else {}
+    for name, part in config_class.sub_configs_defaults.items():
+        if hasattr(part.config_class, "attribute_map"):
+            sizes[name] = small_fields(part.config_class, known) | {"model_type": part.model_type}
+    return sizes | NEEDS.get(config_class.model_type, {})
 
 
 # --- tokenizers, trained on the committed texts -----------------------------------------------------------------------

@@ -73,11 +73,7 @@ def serve(source, tmp_path_factory) -> Iterator[Callable[[str], ServedSystem]]:
 
 def save_jina(folder: Path) -> Path:
     """Save a small model of the type with its adapters: that of passages changes the attention only."""
-    tokenizer = encoders.byte_level()
-    config = transformers.JinaEmbeddingsV3Config(
-        **encoders.SIZE, **encoders.common_fields(tokenizer), type_vocab_size=1
-    )
-    encoders.save(folder, "JinaEmbeddingsV3Model", config, tokenizer)
+    encoders.save(folder, "JinaEmbeddingsV3Model", encoders.byte_level(), type_vocab_size=1)
     (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | JINA))
     network = transformers.JinaEmbeddingsV3Model.from_pretrained(folder)
     torch.manual_seed(1)

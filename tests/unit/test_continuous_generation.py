@@ -66,7 +66,7 @@ def served(pb_utils, tmp_path_factory):
 
 
 def save(folder, name: str):
-    return language.save_modern(folder, name) if name in language.MODERN else getattr(language, f"save_{name}")(folder)
+    return language.save_decoder(folder, name) if name in language.MODERN else getattr(language, f"save_{name}")(folder)
 
 
 def start(model, streams: bool = False, **parameters: object):

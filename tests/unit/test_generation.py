@@ -103,7 +103,7 @@ FAST = ("gemma3_text", "gpt_oss", "qwen3_5_text")
     "kind", [pytest.param(kind, marks=[] if kind in FAST else pytest.mark.slow) for kind in language.MODERN]
 )
 def test_texts_of_modern_kinds_equal_those_generated_alone(tmp_path, kind):
-    decoder = load(language.save_modern(tmp_path, kind))
+    decoder = load(language.save_decoder(tmp_path, kind))
     expected = [reference(decoder, prompt) for prompt in PROMPTS]
     assert [generate(decoder, rows(decoder, [prompt]))[0] for prompt in PROMPTS] == expected
     assert generate(decoder, rows(decoder, PROMPTS)) == expected

@@ -78,7 +78,7 @@ def checkpoint(folder: Path, method: str) -> tuple[Path, Tensors]:
     if architecture == "llama":
         language.save_llama(folder)
     else:
-        language.save_modern(folder, architecture)
+        language.save_decoder(folder, architecture)
     stored, expected = {}, {}
     for name, weight in load_file(folder / "model.safetensors").items():
         is_expert = name.endswith(("gate_up_proj", "down_proj"))

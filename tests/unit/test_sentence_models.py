@@ -41,7 +41,7 @@ CHAT_OPTIONS = {
     "processing_kwargs": {"chat_template": {"tone": "calm"}, "text": {"max_length": 40}},
 }
 SPANS = {"layers": ["Dense", "Normalize"], "prompts": {"query": "ask: "}, "truncate_dim": 8}
-WIDTH = encoders.SIZE["hidden_size"]
+WIDTH = encoders.WIDTH
 slow = pytest.mark.slow
 
 
@@ -72,7 +72,7 @@ def save_autoencoder(folder: Path) -> Path:
 
 
 def save_mean_of_layers(folder: Path) -> Path:
-    layers = WeightedLayerPooling(WIDTH, num_hidden_layers=encoders.SIZE["num_hidden_layers"], layer_start=1)
+    layers = WeightedLayerPooling(WIDTH, num_hidden_layers=2, layer_start=1)
     return save_chain(folder, layers, Pooling(WIDTH, "cls"), output_hidden_states=True)
 
 

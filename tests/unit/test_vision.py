@@ -139,10 +139,8 @@ def test_sentence_transformer_of_texts_and_images_equals_its_library(tmp_path):
 @torch.inference_mode()
 def test_text_half_alone_equals_transformers(tmp_path):
     tokenizer = encoders.clip_bpe()
-    size = {**encoders.SIZE, "vocab_size": len(tokenizer), "projection_dim": 24, "initializer_range": 0.1}
-    tokens = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = transformers.CLIPTextConfig(**size, **tokens, max_position_embeddings=encoders.POSITIONS)
-    weights = encoders.save(tmp_path / "weights", "CLIPTextModelWithProjection", config, tokenizer)
+    options = {"positions": encoders.POSITIONS, "projection_dim": 24, "initializer_range": 0.1}
+    weights = encoders.save(tmp_path / "weights", "CLIPTextModelWithProjection", tokenizer, **options)
     model = transformers.CLIPTextModelWithProjection.from_pretrained(weights)
     expected = [model(**tokenizer(text, truncation=True, return_tensors="pt")).text_embeds.numpy() for text in TEXTS]
     check_texts(assemble(weights, tmp_path / "models"), expected, system="m")

@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,75 +16,56 @@ from safetensors.torch import load_file, save_file
 from tokenizers import CharBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
-from bench.small_configs import POSITIONS, SPREAD
-from bench.small_models import byte_level, wordpiece
+from bench.small_models import POSITIONS, WIDTH, byte_level, save_network, wordpiece
 from triton_transformers.corpus import MIXED
 
-SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 ENTITIES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 PROMPTS = {"query": "Instruct: find the passage\nQuery: ", "passage": "passage: "}
 MOODS = ["calm", "cross", "glad"]
 
 
-def save_bert(folder: Path, head: str, **config) -> Path:
-    tokenizer = wordpiece()
-    config = transformers.BertConfig(**SIZE, **common_fields(tokenizer), **config)
-    return save(folder, f"Bert{head}", config, tokenizer)
-
-
-def save_dpr(folder: Path, head: str, **config) -> Path:
-    tokenizer = wordpiece()
-    config = transformers.DPRConfig(**SIZE, **common_fields(tokenizer), **config)
-    return save(folder, f"DPR{head}", config, tokenizer)
-
-
-def save_distilbert(folder: Path, head: str, **config) -> Path:
-    tokenizer = wordpiece(transformers.DistilBertTokenizerFast)
-    size = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
-    config = transformers.DistilBertConfig(**size, **common_fields(tokenizer), **config)
-    return save(folder, f"DistilBert{head}", config, tokenizer)
-
-
-def save_roberta(folder: Path, head: str, **config) -> Path:
-    tokenizer = byte_level()
-    positions = {"max_position_embeddings": POSITIONS + tokenizer.pad_token_id + 1}
-    config = transformers.RobertaConfig(**SIZE, **common_fields(tokenizer) | positions, type_vocab_size=1, **config)
-    return save(folder, f"Roberta{head}", config, tokenizer)
-
-
-def save_qwen3(folder: Path, head: str, padding_side: str = "left", **config) -> Path:
-    """Save a decoder. Its tokenizer cuts the beginning of a text, and makes no token of an empty one."""
+def qwen3_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Return a decoder's tokenizer, which cuts the beginning of a text, and makes no token of an empty one."""
     trained = byte_level().backend_tokenizer
     trained.post_processor = TemplateProcessing(single="$A", pair="$A $B")
-    sides = {"padding_side": padding_side, "truncation_side": "left"}
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=trained,
-        model_max_length=POSITIONS,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        **sides,
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    sides = {"padding_side": "left", "truncation_side": "left"}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=trained, model_max_length=POSITIONS, **special, **sides
     )
-    config = transformers.Qwen3Config(**SIZE, **common_fields(tokenizer), num_key_value_heads=2, head_dim=8, **config)
-    return save(folder, f"Qwen3{head}", config, tokenizer)
 
 
-def save_gpt2(folder: Path, head: str, **config) -> Path:
-    """Save a decoder whose tokenizer has no padding token."""
+def gpt2_tokenizer() -> transformers.RobertaTokenizer:
     tokenizer = byte_level()
     tokenizer.pad_token = None
-    size = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "initializer_range": SPREAD}
-    config = transformers.GPT2Config(vocab_size=len(tokenizer), **size, **config)
-    return save(folder, f"GPT2{head}", config, tokenizer)
+    return tokenizer
 
 
-def save_t5_encoder(folder: Path, head: str) -> Path:
-    tokenizer = byte_level()
-    size = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    config = transformers.T5Config(
-        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, is_encoder_decoder=False, **size
-    )
-    return save(folder, f"T5Encoder{head}", config, tokenizer)
+PLAIN, AFTER_PADDING = {"positions": POSITIONS}, {"type_vocab_size": 1}
+# The first word of an architecture -> its tokenizer, and options of `save_network`.
+FAMILIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "Bert": (wordpiece, PLAIN),
+    "DPR": (wordpiece, PLAIN),
+    "DistilBert": (lambda: wordpiece(transformers.DistilBertTokenizerFast), PLAIN),
+    "Roberta": (byte_level, AFTER_PADDING),
+    "XLMRoberta": (byte_level, AFTER_PADDING),
+    "Qwen3": (qwen3_tokenizer, PLAIN),
+    "GPT2": (gpt2_tokenizer, PLAIN | {"n_inner": None}),
+    "T5Encoder": (byte_level, {"is_encoder_decoder": False}),
+}
+
+
+def save_encoder(folder: Path, head: str, family: str = "Bert", padding_side: str = "", **config: Any) -> Path:
+    make_tokenizer, options = FAMILIES[family]
+    tokenizer = make_tokenizer()
+    if padding_side:
+        tokenizer.padding_side = padding_side
+    return save(folder, f"{family}{head}", tokenizer, **options | config)
+
+
+save_bert, save_dpr, save_distilbert, save_roberta, save_qwen3, save_gpt2, save_t5_encoder = (
+    partial(save_encoder, family=family) for family in FAMILIES if family != "XLMRoberta"
+)
 
 
 def save_sentence_transformer(
@@ -102,7 +84,7 @@ def save_sentence_transformer(
 
     save_plain(folder / "plain", "Model")
     torch.manual_seed(1)
-    width = SIZE["hidden_size"]
+    width = WIDTH
     pooled = modules.Pooling(width, pooling_mode=pooling, include_prompt=include_prompt)
     kinds = {
         "Normalize": modules.Normalize,
@@ -137,7 +119,7 @@ def save_router(folder: Path, is_sparse: bool = False, **options: Any) -> Path:
 
     save_bert(folder / "plain", "ForMaskedLM" if is_sparse else "Model")
     torch.manual_seed(2)
-    width = SIZE["hidden_size"]
+    width = WIDTH
     if is_sparse:
         documents = [Transformer(str(folder / "plain"), transformer_task="fill-mask"), SpladePooling()]
         tokenizer = documents[0].tokenizer
@@ -166,7 +148,7 @@ def save_multi_vector(folder: Path, expansion: dict[str, Any] | None = None, **l
     name = "token_embeddings"
     chain = [
         Transformer(str(folder / "plain"), query_expansion=expansion, **lengths),
-        Dense(SIZE["hidden_size"], 16, bias=False, activation_function=torch.nn.Identity(), module_input_name=name),
+        Dense(WIDTH, 16, bias=False, activation_function=torch.nn.Identity(), module_input_name=name),
         MultiVectorMask([".", ",", "?"]),
         Normalize(module_input_name=name),
     ]
@@ -180,10 +162,10 @@ def save_colbert(folder: Path) -> Path:
     """Save what Stanford's ColBERT saves: the projection beside the encoder's weights, and artifact.metadata."""
     tokenizer = wordpiece()
     tokenizer.add_tokens(["[unused0]", "[unused1]"])
-    save(folder, "BertModel", transformers.BertConfig(**SIZE, **common_fields(tokenizer)), tokenizer)
+    save(folder, "BertModel", tokenizer, **PLAIN)
     encoder = load_file(folder / "model.safetensors")
     torch.manual_seed(1)
-    projection = {"linear.weight": torch.randn(16, SIZE["hidden_size"])}
+    projection = {"linear.weight": torch.randn(16, WIDTH)}
     weights = {f"bert.{name}": tensor for name, tensor in encoder.items()} | projection
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     edit(folder / "config.json", architectures=["HF_ColBERT"])
@@ -204,7 +186,7 @@ def save_pylate(folder: Path, attends: bool = True) -> Path:
     transformer.save(str(folder))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 39, "do_lower_case": False}))
     (folder / "1_Dense").mkdir()
-    Dense(SIZE["hidden_size"], 16, bias=False, activation_function=torch.nn.Identity()).save(str(folder / "1_Dense"))
+    Dense(WIDTH, 16, bias=False, activation_function=torch.nn.Identity()).save(str(folder / "1_Dense"))
     path = folder / "1_Dense/config.json"
     kept = ("in_features", "out_features", "bias", "activation_function")
     path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key in kept}))
@@ -231,12 +213,9 @@ def save_pylate(folder: Path, attends: bool = True) -> Path:
 
 def save_bge_m3(folder: Path) -> Path:
     """Save what FlagEmbedding saves: the encoder, and two heads as pickles."""
-    tokenizer = byte_level()
-    positions = {"max_position_embeddings": POSITIONS + tokenizer.pad_token_id + 1}
-    config = transformers.XLMRobertaConfig(**SIZE, **common_fields(tokenizer) | positions, type_vocab_size=1)
-    save(folder, "XLMRobertaModel", config, tokenizer)
+    save_encoder(folder, "Model", "XLMRoberta")
     torch.manual_seed(1)
-    width = SIZE["hidden_size"]
+    width = WIDTH
     for name, size in (("sparse_linear", 1), ("colbert_linear", width)):
         torch.save(torch.nn.Linear(width, size).state_dict(), folder / f"{name}.pt")
     return folder
@@ -256,23 +235,12 @@ def save_cross_encoder(folder: Path, saver=save_bert, labels: int = 1, **setting
     return folder
 
 
-def save(folder: Path, name: str, config, tokenizer) -> Path:
+def save(folder: Path, architecture: str, tokenizer: Any, **options: Any) -> Path:
     torch.manual_seed(0)
-    getattr(transformers, name)(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_network(folder, architecture, tokenizer, **options)
 
 
-def common_fields(tokenizer) -> dict:
-    return {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "max_position_embeddings": POSITIONS,
-        "initializer_range": SPREAD,
-    }
-
-
-def labels(names: list[str]) -> dict:
+def labels(names: Sequence[str]) -> dict:
     """Return the fields of a config that name the labels."""
     return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
 
