@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
@@ -23,49 +23,32 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 # Fields that change nothing in the answer.
 IGNORED = frozenset({"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"})
-# Fields of the APIs that some endpoints do not support -> the values that ask for nothing.
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "audio": (),
-    "best_of": (1,),
-    "continue_final_message": (False,),
-    "dimensions": (),
-    "encoding_format": ("float",),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "max_chunks_per_doc": (),
-    "max_tokens_per_doc": (),
-    "modality": ("text",),
-    "modalities": (["text"],),
-    "moderation": (),
-    "n": (1,),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "priority": (0,),
-    "rank_fields": ([], ["text"]),
-    "raw_scores": (False,),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "return_token_strs": (False,),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "stream": (False,),
-    "stream_options": (),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
+# The values that ask for nothing, and the fields that have them: fields that some endpoints do not support.
+NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
+    ((), "audio dimensions max_chunks_per_doc max_tokens_per_doc moderation prediction stream_options"),
+    ((), "web_search_options"),
+    ((False,), "continue_final_message echo logprobs raw_scores return_token_strs store stream"),
+    ((True,), "add_generation_prompt"),
+    ((True, False), "parallel_tool_calls"),
+    ((0,), "frequency_penalty presence_penalty priority top_logprobs"),
+    ((1,), "best_of n"),
+    (([],), "functions tools"),
+    (({},), "logit_bias"),
+    (("",), "suffix"),
+    (("float",), "encoding_format"),
+    (("text",), "modality"),
+    ((["text"],), "modalities"),
+    (([], ["text"]), "rank_fields"),
+    (({"type": "text"},), "response_format"),
+    (("none",), "reasoning_effort"),
+    (("none", "auto"), "function_call tool_choice"),
+    (("auto", "default"), "service_tier"),
+    (("medium",), "verbosity"),
     # Texts that are too long are always cut at their end.
-    "truncate": (True, "END"),
-    "truncation_direction": ("Right", "right"),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
+    ((True, "END"), "truncate"),
+    (("Right", "right"), "truncation_direction"),
+)
+NEUTRAL = {name: values for values, names in NEUTRAL_FIELDS for name in names.split()}
 # Half of a surrogate pair.
 HALF = re.compile("[\ud800-\udfff]")
 

@@ -35,14 +35,6 @@ class Scores(NamedTuple):
     answers: Answers
 
 
-class Labels(NamedTuple):
-    """The best label of each text, the probabilities of all labels in the model's order, and Triton's answers."""
-
-    best: list[str]
-    probabilities: list[list[float]]
-    answers: Answers
-
-
 class TokenizedRow(msgspec.Struct):
     """A row in the other form: the ids of a text, or the text of ids (images/triton/backends/shared/token_ids.py)."""
 
@@ -206,15 +198,14 @@ async def score(
     return Scores(values, sorted(range(len(texts)), key=lambda index: -values[index]), answers)
 
 
-async def classify(gateway: Gateway, system: System, pairs: Sequence[tuple[str, str]], param: str) -> Labels:
-    """Return the labels of texts, each with a second one or an empty one."""
+async def classify(gateway: Gateway, system: System, pairs: Sequence[tuple[str, str]], param: str) -> Answers:
+    """Return the best `label` and the `scores` of all labels for texts, each with a second one or an empty one."""
     columns = {"input_text": [first for first, _ in pairs]}
     if any(second for _, second in pairs):
         if "text_pair" not in system.inputs:
             raise ApiError(400, f"The model '{system.name}' takes texts, not pairs of texts.", param)
         columns["text_pair"] = [second for _, second in pairs]
-    answers = await infer_rows(gateway, system, columns, ["label", "scores"])
-    return Labels(answers.texts("label"), answers.array("scores").tolist(), answers)
+    return await infer_rows(gateway, system, columns, ["label", "scores"])
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------

@@ -22,15 +22,15 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from gateway.counters import SLOT
 from triton_transformers.tensors import Tensor
 
-OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
+OPTIONS: Mapping[str, int | str] = {
+    "grpc.max_receive_message_length": -1,
+    "grpc.max_send_message_length": -1,
     # Connect again soon after Triton restarts.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.lb_policy_name", "round_robin"),
-)
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 1000,
+    "grpc.lb_policy_name": "round_robin",
+}
 # Kubernetes' name server keeps an answer for 5 s, so asking more often finds a new replica hardly sooner.
 RESOLVE_S = 2.0
 # Seconds for the requests that are in flight on connections to earlier replicas, streams among them.
@@ -63,7 +63,7 @@ class Inference:
 
     def __init__(self, address: str, timeout: float, options: Mapping[str, int] | None = None) -> None:
         self._address = address
-        self._options = {**dict(OPTIONS), "grpc.default_authority": address, **(options or {})}
+        self._options = {**OPTIONS, "grpc.default_authority": address, **(options or {})}
         self._timeout = timeout  # seconds for a request whose client left
         self._release: asyncio.Task[tuple[int, ...]] | None = None  # of Triton, as last read
         self._background: set[asyncio.Task[Any]] = set()

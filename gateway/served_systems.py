@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
 
 import grpc
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -28,76 +27,37 @@ MISSING_CACHED_S = 0.2
 PATIENCE_S = 0.2
 
 
-@dataclass(frozen=True)
 class System:
     """One system of the running server."""
 
-    name: str
-    config: ModelConfig
-    tokenizing_model: str = ""  # the model with the output `tokenized`: itself, or a step of an ensemble
-
-    @cached_property
-    def inputs(self) -> frozenset[str]:
-        return frozenset(tensor.name for tensor in self.config.input)
-
-    @cached_property
-    def outputs(self) -> frozenset[str]:
-        return frozenset(tensor.name for tensor in self.config.output)
-
-    @cached_property
-    def max_batch(self) -> int:
-        """Return how many rows a request may have; 0 if the model has no batch dimension."""
-        return int(self.config.max_batch_size)
-
-    @cached_property
-    def streams(self) -> bool:
-        return bool(self.config.model_transaction_policy.decoupled)
-
-    @cached_property
-    def cancellable(self) -> bool:
-        """Return whether another request can end one by its id."""
-        return CANCEL in self.inputs
-
-    @cached_property
-    def kind(self) -> str:
-        """Return the first of kinds.abilities that the system has, or other."""
-        return kinds.kind(self.inputs, self._shapes, self.max_batch)
-
-    @cached_property
-    def abilities(self) -> frozenset[str]:
-        """Return the system's abilities: kinds.abilities, chat, and tokens, its texts as token ids."""
-        others = {"chat": "messages" in self.inputs, "tokens": bool(self.tokenizing_model)}
-        own = kinds.abilities(self.inputs, self._shapes, self.max_batch)
-        return frozenset([*own, *(name for name, is_there in others.items() if is_there)])
+    def __init__(self, name: str, config: ModelConfig, tokenizing_model: str = "") -> None:
+        self.name = name
+        self.config = config
+        self.tokenizing_model = tokenizing_model  # the one with the output `tokenized`: itself, or an ensemble's step
+        self.max_batch = int(config.max_batch_size)  # rows of a request; 0 if the model has no batch dimension
+        self.streams = bool(config.model_transaction_policy.decoupled)
+        self.inputs = frozenset(tensor.name for tensor in config.input)
+        self.cancellable = CANCEL in self.inputs  # another request can end one by its id
+        shapes = {tensor.name: [int(size) for size in tensor.dims] for tensor in config.output}
+        self.outputs = frozenset(shapes)
+        self.embedding = kinds.embedding(shapes)  # the output that is the vector of a text, or nothing
+        self.width = shapes[self.embedding][0] if self.embedding else -1  # -1: its configuration leaves it open
+        self.token_vectors = kinds.token_vectors(shapes)  # the output that has a vector for each token, or nothing
+        own = kinds.abilities(self.inputs, shapes, self.max_batch)
+        self.kind = own[0] if own else "other"
+        # Its texts as token ids are the ability tokens.
+        others = {"chat": "messages" in self.inputs, "tokens": bool(tokenizing_model)}
+        self.abilities = frozenset([*own, *(name for name, is_there in others.items() if is_there)])
 
     def can(self, abilities: Collection[str]) -> bool:
         """Return whether the system has one of these abilities."""
         return not self.abilities.isdisjoint(abilities)
 
-    @cached_property
-    def embedding(self) -> str:
-        """Return the name of the output that is the vector of a text, or nothing."""
-        return kinds.embedding(self._shapes)
-
-    @cached_property
-    def token_vectors(self) -> str:
-        """Return the name of the output that has a vector for each token, or nothing."""
-        return kinds.token_vectors(self._shapes)
-
-    @cached_property
+    @property
     def labels(self) -> list[str]:
         """Return the names of a classifier's labels, in the order of its scores; none if its configuration has none."""
         parameter = self.config.parameters["labels"].string_value if "labels" in self.config.parameters else "[]"
         return list(json.loads(parameter))
-
-    @cached_property
-    def width(self) -> int:
-        """Return the number of dimensions of its vectors; -1 if its configuration leaves them open."""
-        return self._shapes[self.embedding][0]
-
-    @cached_property
-    def _shapes(self) -> dict[str, list[int]]:
-        return {tensor.name: [int(size) for size in tensor.dims] for tensor in self.config.output}
 
 
 @dataclass(frozen=True)

@@ -110,11 +110,11 @@ async def predict(request: Request) -> Response:
         raise ApiError(400, message, "model", "model_not_supported")
     pairs, is_batch = sequences(body.inputs)
     check_rows(gateway, [first for first, _ in pairs], "inputs", is_list=is_batch)
-    labels = await encoders.classify(gateway, system, pairs, "inputs")
+    probabilities = (await encoders.classify(gateway, system, pairs, "inputs")).array("scores").tolist()
     count = body.parameters.top_k if body.parameters else None
     answers = [
         [{"score": score, "label": name} for score, name in sorted(zip(row, names, strict=True), reverse=True)[:count]]
-        for row in labels.probabilities
+        for row in probabilities
     ]
     return json_response(answers if is_batch or body.parameters is not None else answers[0])
 

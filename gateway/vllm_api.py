@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -203,8 +202,8 @@ async def pooling(request: Request) -> Response:
     elif "multi" in system.abilities:
         vectors, answers = await encoders.token_vectors(gateway, system, rows)
     else:
-        labels = await encoders.classify(gateway, system, [(row, "") for row in texts_only(rows, "input")], "input")
-        vectors, answers = np.array(labels.probabilities, "<f4"), labels.answers
+        answers = await encoders.classify(gateway, system, [(row, "") for row in texts_only(rows, "input")], "input")
+        vectors = answers.array("scores").astype("<f4", copy=False)
     data = await items(vectors, "data", body.encoding_format == "base64")
     return listed("pool", body.model, data, answers)
 
@@ -271,12 +270,13 @@ async def classify(request: Request) -> Response:
     rows = [body.input] if isinstance(body.input, str) else body.input
     pairs = [(row, "") if isinstance(row, str) else row for row in rows]
     check_rows(gateway, [first for first, _ in pairs], "input", is_list=rows is body.input)
-    labels = await encoders.classify(gateway, system, pairs, "input")
+    answers = await encoders.classify(gateway, system, pairs, "input")
+    rated = zip(answers.texts("label"), answers.array("scores").tolist(), strict=True)
     data = [
         {"index": index, "label": label, "probs": row, "num_classes": len(row)}
-        for index, (label, row) in enumerate(zip(labels.best, labels.probabilities, strict=True))
+        for index, (label, row) in enumerate(rated)
     ]
-    return listed("classify", body.model, data, labels.answers)
+    return listed("classify", body.model, data, answers)
 
 
 async def tokenize(request: Request) -> Response:

@@ -19,6 +19,7 @@ from gateway.admission import Admission
 from gateway.app import build
 from gateway.config import Config
 from gateway.http_server import listen, server
+from tests.support.triton_stand_in import Model, TritonStandIn
 from triton_transformers.settings import Settings
 
 TIMEOUT_S = 40
@@ -117,6 +118,16 @@ def running_gateway(config: Config, settings: Settings | None = None) -> Iterato
         instance.should_exit = True
         thread.join(TIMEOUT_S)
         assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def gateway_before(*models: Model, **fields: Any) -> Iterator[tuple[RunningGateway, TritonStandIn]]:
+    """Run a gateway with these fields of its configuration before a Triton that has the models, its systems."""
+    with (
+        TritonStandIn(*models) as triton,
+        running_gateway(Config(triton=triton.address, systems=tuple(triton.models), **fields)) as gateway,
+    ):
+        yield gateway, triton
 
 
 def _wait_until_started(instance: uvicorn.Server, thread: threading.Thread) -> None:

@@ -9,7 +9,6 @@ import json
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
@@ -17,8 +16,8 @@ import pytest
 
 from gateway import outages
 from gateway.completions import EventStream
-from gateway.config import Config, Limits
-from tests.support.gateway import RunningGateway, running_gateway
+from gateway.config import Limits
+from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.triton_stand_in import (
     COUNTED,
     GENERATION_INPUTS,
@@ -36,6 +35,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WHOLE = "".join(COUNTED)
 NO_TEMPLATE = "this model has no chat template: send 'prompt' instead of 'messages'"
 LIMITS = Limits(texts=8)
+USER = [{"role": "user", "content": "a"}]
 
 
 def failing(name: str, code: grpc.StatusCode, message: str, after: int = 0) -> Model:
@@ -62,7 +62,7 @@ def too_long(name: str, source: str) -> Model:
 
 
 @pytest.fixture(scope="module")
-def triton() -> Iterator[TritonStandIn]:
+def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
     models = [
         embedding(),
         generator(),
@@ -78,14 +78,18 @@ def triton() -> Iterator[TritonStandIn]:
             "lost_stream", grpc.StatusCode.INTERNAL, "Stub process 'input ' is not healthy, a secret of the server"
         ),
     ]
-    with TritonStandIn(*models) as stand_in:
-        yield stand_in
+    with gateway_before(*models, limits=LIMITS) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
-def gateway(triton: TritonStandIn) -> Iterator[RunningGateway]:
-    with served_by(triton) as running:
-        yield running
+def gateway(served: tuple[RunningGateway, TritonStandIn]) -> RunningGateway:
+    return served[0]
+
+
+@pytest.fixture(scope="module")
+def triton(served: tuple[RunningGateway, TritonStandIn]) -> TritonStandIn:
+    return served[1]
 
 
 @pytest.fixture
@@ -95,24 +99,16 @@ def received(triton: TritonStandIn) -> list[Any]:
     return triton.received
 
 
-@contextlib.contextmanager
-def served_alone(*models: Model, limits: Limits = LIMITS) -> Iterator[RunningGateway]:
-    with TritonStandIn(*models) as triton, served_by(triton, limits) as gateway:
-        yield gateway
-
-
-def served_by(triton: TritonStandIn, limits: Limits = LIMITS) -> AbstractContextManager[RunningGateway]:
-    return running_gateway(Config(triton=triton.address, systems=tuple(triton.models), limits=limits))
-
-
 def complete(gateway: RunningGateway, prompt: Any = "count", model: str = "counter", **fields: Any) -> Any:
-    reply = gateway.post(COMPLETIONS, {"model": model, "prompt": prompt, **fields})
-    assert reply.status == 200, reply.body
-    return reply.json
+    return answer(gateway, COMPLETIONS, model=model, prompt=prompt, **fields)
 
 
-def talk(gateway: RunningGateway, content: Any = "count", **fields: Any) -> Any:
-    reply = gateway.post(CHAT, {"model": "counter", "messages": [{"role": "user", "content": content}], **fields})
+def talk(gateway: RunningGateway, **fields: Any) -> Any:
+    return answer(gateway, CHAT, model="counter", messages=USER, **fields)
+
+
+def answer(gateway: RunningGateway, path: str, **body: Any) -> Any:
+    reply = gateway.post(path, body)
     assert reply.status == 200, reply.body
     return reply.json
 
@@ -152,30 +148,21 @@ def values(received: list[Any]) -> dict[str, Any]:
 # --- whole answers ----------------------------------------------------------------------------------------------------
 
 
-def test_completion_has_openais_form(gateway: RunningGateway) -> None:
-    answer = complete(gateway, "one two")
-    assert answer.pop("id").startswith("cmpl-")
-    assert time.time() - 60 < answer.pop("created") <= time.time()
-    assert answer == {
-        "object": "text_completion",
-        "model": "counter",
-        "choices": [{"text": WHOLE, "index": 0, "finish_reason": "stop", "logprobs": None}],
-        "usage": {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8},
-    }
-
-
-def test_chat_has_openais_form(gateway: RunningGateway) -> None:
-    answer = talk(gateway, max_tokens=2)
-    assert answer.pop("id").startswith("chatcmpl-")
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_answer_has_openais_form(gateway: RunningGateway, is_chat: bool) -> None:
+    answer = talk(gateway, max_tokens=2) if is_chat else complete(gateway, "one", max_tokens=2)
+    assert answer.pop("id").startswith("chatcmpl-" if is_chat else "cmpl-")
     assert time.time() - 60 < answer.pop("created") <= time.time()
     message = {"role": "assistant", "content": " ein zwei", "refusal": None}
-    prompt_tokens = answer["usage"]["prompt_tokens"]
+    content = {"message": message} if is_chat else {"text": " ein zwei"}
+    prompt_tokens = answer["usage"]["prompt_tokens"] if is_chat else 1
     assert answer == {
-        "object": "chat.completion",
+        "object": "chat.completion" if is_chat else "text_completion",
         "model": "counter",
-        "choices": [{"index": 0, "message": message, "finish_reason": "length", "logprobs": None}],
+        "choices": [{"index": 0, **content, "finish_reason": "length", "logprobs": None}],
         "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 2, "total_tokens": prompt_tokens + 2},
     }
+    assert complete(gateway)["choices"][0] == {"text": WHOLE, "index": 0, "finish_reason": "stop", "logprobs": None}
 
 
 def test_completions_defaults_are_openais(gateway: RunningGateway, received: list[Any]) -> None:
@@ -217,9 +204,7 @@ def test_chat_sends_messages_and_no_default_length(gateway: RunningGateway, rece
         ("user", "two\nlines"),
     ]
     assert inputs == {"temperature": [1.0], "exclude_input_in_output": [True]}
-
-
-def test_max_completion_tokens_wins_over_max_tokens(gateway: RunningGateway) -> None:
+    # This name wins.
     assert talk(gateway, max_tokens=5, max_completion_tokens=1)["usage"]["completion_tokens"] == 1
 
 
@@ -229,9 +214,7 @@ def test_several_prompts_get_a_choice_each(gateway: RunningGateway, received: li
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
     assert len(received) == 1
-
-
-def test_streaming_model_answers_whole_if_the_request_does_not_stream(gateway: RunningGateway) -> None:
+    # A model that streams answers whole, too.
     answer = complete(gateway, ["a", "b"], model="counter_stream", max_tokens=2)
     assert [choice["text"] for choice in answer["choices"]] == [" ein zwei"] * 2
 
@@ -244,36 +227,24 @@ def test_greedy_model_gets_only_its_options(gateway: RunningGateway, received: l
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-def test_streamed_completion_has_openais_form(gateway: RunningGateway) -> None:
-    *events, done = stream(gateway, COMPLETIONS, prompt="count", max_tokens=3)
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_stream_has_openais_form(gateway: RunningGateway, is_chat: bool) -> None:
+    path, source = (CHAT, {"messages": USER}) if is_chat else (COMPLETIONS, {"prompt": "one"})
+    *events, done = stream(gateway, path, max_tokens=3, **source)
     assert done == "[DONE]"
     texts = [" ein", " zwei", " drei", ""]
+    contents = [{"text": text} for text in texts]
+    if is_chat:
+        begin = {"delta": {"role": "assistant", "content": ""}}
+        contents = [begin, *({"delta": {"content": text} if text else {}} for text in texts)]
     assert [event["choices"] for event in events] == [
-        [{"text": text, "index": 0, "finish_reason": None if text else "length", "logprobs": None}] for text in texts
+        [{"index": 0, **content, "finish_reason": "length" if content is contents[-1] else None, "logprobs": None}]
+        for content in contents
     ]
-    assert {(event["object"], event["model"]) for event in events} == {("text_completion", "counter")}
+    kind = "chat.completion.chunk" if is_chat else "text_completion"
+    assert {(event["object"], event["model"]) for event in events} == {(kind, "counter")}
     assert len({(event["id"], event["created"]) for event in events}) == 1
     assert "usage" not in events[0]
-
-
-def test_streamed_chat_has_openais_form(gateway: RunningGateway) -> None:
-    *events, done = stream(gateway, CHAT, messages=[{"role": "user", "content": "count"}])
-    assert done == "[DONE]"
-    deltas = [{"role": "assistant", "content": ""}, *({"content": text} for text in COUNTED), {}]
-    assert [event["choices"] for event in events] == [
-        [{"index": 0, "delta": delta, "finish_reason": None if delta else "stop", "logprobs": None}] for delta in deltas
-    ]
-    assert {event["object"] for event in events} == {"chat.completion.chunk"}
-    assert len({event["id"] for event in events}) == 1
-
-
-def test_stream_ends_with_the_usage_on_request(gateway: RunningGateway) -> None:
-    options = {"include_usage": True}
-    *events, last, done = stream(gateway, COMPLETIONS, prompt="one two", max_tokens=3, stream_options=options)
-    assert done == "[DONE]"
-    assert {event["usage"] for event in events} == {None}
-    assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 
 
 def test_several_prompts_stream_side_by_side(gateway: RunningGateway) -> None:
@@ -284,6 +255,8 @@ def test_several_prompts_stream_side_by_side(gateway: RunningGateway) -> None:
         (choice,) = event["choices"]
         texts[choice["index"]] += choice["text"]
     assert texts == ["a" + WHOLE, "b c" + WHOLE]
+    assert {event["usage"] for event in events} == {None}
+    assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
 
 
@@ -304,7 +277,10 @@ def test_event_leaves_before_the_next_piece_exists() -> None:
     model = generator("counter_stream", streams=True)
     permits = on_demand(model)
     permits.release()
-    with served_alone(generator(), model) as gateway, open_stream(gateway, COMPLETIONS, {"prompt": "a"}) as response:
+    with (
+        gateway_before(generator(), model) as (gateway, _),
+        open_stream(gateway, COMPLETIONS, {"prompt": "a"}) as response,
+    ):
         assert response.headers["x-accel-buffering"] == "no"
         assert response.headers["content-type"].startswith("text/event-stream")
         assert "content-encoding" not in response.headers
@@ -325,11 +301,8 @@ def test_client_that_leaves_cancels_its_requests(gateway, triton, model, fields,
     triton.cancelled.clear()
     triton.models[model].gate.clear()
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", gateway.port)
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", COMPLETIONS, json.dumps({"model": "counter"} | fields), headers)
-        triton.wait_until(lambda: triton.running.count(model) == requests)
-        connection.close()
+        with gateway.sent("POST", COMPLETIONS, {"model": "counter"} | fields):
+            triton.wait_until(lambda: triton.running.count(model) == requests)
         triton.wait_until(lambda: triton.cancelled.count(model) == requests)
     finally:
         triton.models[model].gate.set()
@@ -339,7 +312,7 @@ def test_client_that_leaves_between_two_pieces_cancels_the_request() -> None:
     model = generator("counter_stream", streams=True)
     permits = on_demand(model)
     permits.release()
-    with TritonStandIn(generator(), model) as triton, served_by(triton) as gateway:
+    with gateway_before(generator(), model) as (gateway, triton):
         with open_stream(gateway, COMPLETIONS, {"prompt": "a"}) as response:
             assert next_event(response)["choices"][0]["text"] == COUNTED[0]
         triton.wait_until(lambda: triton.cancelled == ["counter_stream"])
@@ -380,7 +353,7 @@ def test_silence_ends_a_stream_with_an_error() -> None:
     permits = on_demand(model)
     permits.release()
     limits = Limits(timeout=2.0)  # on a busy machine, the first piece needs a part of it
-    with served_alone(generator(), model, limits=limits) as gateway:
+    with gateway_before(generator(), model, limits=limits) as (gateway, _):
         first, error = stream(gateway, COMPLETIONS, prompt="a")
     assert first["choices"][0]["text"] == COUNTED[0]
     assert error["error"]["code"] == "timeout"
@@ -410,21 +383,20 @@ def test_stream_that_does_not_begin_has_its_own_status(gateway, model, status, m
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
-WRONG = [
-    {"n": 2},
-    {"logprobs": True},
-    {"tools": [{"type": "function"}]},
-    {"response_format": {"type": "json_object"}},
-    {"frequency_penalty": 0.1},
-    {"logit_bias": {"5": 1}},
-    {"max_tokens": 0},
-    {"temperature": 2.1},
-    {"top_p": 0},
-    {"stop": ["a"] * 5},
-    {"seed": "one"},
-    {"top_k": 5},
-]
-USER = [{"role": "user", "content": "a"}]
+WRONG = {
+    "n": 2,
+    "logprobs": True,
+    "tools": [{"type": "function"}],
+    "response_format": {"type": "json_object"},
+    "frequency_penalty": 0.1,
+    "logit_bias": {"5": 1},
+    "max_tokens": 0,
+    "temperature": 2.1,
+    "top_p": 0,
+    "stop": ["a"] * 5,
+    "seed": "one",
+    "top_k": 5,
+}
 
 
 @pytest.mark.parametrize(
@@ -445,8 +417,8 @@ USER = [{"role": "user", "content": "a"}]
         (CHAT, {"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
         (CHAT, {"messages": [*USER, {"role": "user", "content": [IMAGE]}]}, "messages[1].content[0].type"),
         (CHAT, {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
-        *[(CHAT, {"messages": USER} | field, next(iter(field))) for field in WRONG],
-        *[(COMPLETIONS, {"prompt": "a"} | field, next(iter(field))) for field in WRONG],
+        *((CHAT, {"messages": USER, name: value}, name) for name, value in WRONG.items()),
+        *((COMPLETIONS, {"prompt": "a", name: value}, name) for name, value in WRONG.items()),
     ],
 )
 def test_wrong_request_is_refused_by_param(gateway, received, path, fields, param) -> None:
@@ -456,29 +428,17 @@ def test_wrong_request_is_refused_by_param(gateway, received, path, fields, para
     assert not received or received[0].model == "plain"
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_field_that_asks_for_nothing_is_ignored(gateway: RunningGateway, path: str) -> None:
-    fields = {
-        "n": 1,
-        "stop": [],
-        "logprobs": None,
-        "max_tokens": None,
-        "presence_penalty": 0,
-        "response_format": {"type": "text"},
-        "stream": False,
-        "stream_options": None,
-        "tools": [],
-        "user": "somebody",
-    }
-    source = {"prompt": "a"} if path == COMPLETIONS else {"messages": USER}
-    assert gateway.post(path, {"model": "counter"} | source | fields).status == 200
+def test_field_that_asks_for_nothing_is_ignored(gateway: RunningGateway) -> None:
+    fields = {"n": 1, "stop": [], "presence_penalty": 0, "response_format": {"type": "text"}, "stream": False}
+    fields |= {"logprobs": None, "max_tokens": None, "stream_options": None, "tools": [], "user": "somebody"}
+    for path, source in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": USER})):
+        answer(gateway, path, model="counter", **source, **fields)
 
 
 def test_clients_may_send_answers_back(gateway: RunningGateway) -> None:
-    answer = talk(gateway)["choices"][0]["message"]
+    own = talk(gateway)["choices"][0]["message"]
     nulls = dict.fromkeys(["audio", "annotations", "function_call", "tool_calls"])
-    messages = [*USER, answer | nulls, *USER]
-    assert gateway.post(CHAT, {"model": "counter", "messages": messages}).status == 200
+    answer(gateway, CHAT, model="counter", messages=[*USER, own | nulls, *USER])
 
 
 def test_tokens_and_first_pieces_are_counted() -> None:
@@ -487,7 +447,7 @@ def test_tokens_and_first_pieces_are_counted() -> None:
         return value or 0.0
 
     broken = failing("broken_stream", grpc.StatusCode.INTERNAL, "RuntimeError: it failed", after=2)
-    with served_alone(generator(), generator("counter_stream", streams=True), broken) as gateway:
+    with gateway_before(generator(), generator("counter_stream", streams=True), broken) as (gateway, _):
         complete(gateway, "one two", max_tokens=3)
         stream(gateway, COMPLETIONS, prompt="one two", max_tokens=3)
         stream(gateway, COMPLETIONS, prompt="one two", model="broken_stream")

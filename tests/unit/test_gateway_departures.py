@@ -31,6 +31,13 @@ def gateway_over(triton: TritonStandIn, timeout: float = 60) -> Any:
     return running_gateway(Config(triton=triton.address, systems=tuple(triton.models), limits=Limits(timeout=timeout)))
 
 
+def idle(gateway: RunningGateway, triton: TritonStandIn, model: str = "") -> None:
+    """Let the model answer, and wait until no request holds a slot."""
+    if model:
+        triton.models[model].gate.set()
+    gateway.wait_until(lambda: gateway.app.counters.running == 0)
+
+
 def leave(gateway: RunningGateway, triton: TritonStandIn, path: str, body: dict[str, Any], model: str) -> None:
     """Send a request that the model holds back, and leave."""
     triton.models[model].gate.clear()
@@ -44,8 +51,7 @@ def test_request_goes_on_and_keeps_its_slot(triton: TritonStandIn) -> None:
         left = "gateway_requests_total", {"route": "/v1/embeddings", "code": "499"}
         gateway.wait_until(lambda: gateway.app.counters.registry.get_sample_value(*left) == 1)
         assert gateway.app.counters.running == 1
-        triton.models["embedding"].gate.set()
-        gateway.wait_until(lambda: gateway.app.counters.running == 0)
+        idle(gateway, triton, "embedding")
     assert triton.cancelled == []
     assert len(triton.received) == 1
 
@@ -57,8 +63,7 @@ def test_model_is_asked_to_end_the_text(triton: TritonStandIn, stream: bool) -> 
         body = {"model": "counter", "prompt": "a secret", "stream": stream}
         leave(gateway, triton, "/v1/completions", body, model)
         triton.wait_until(lambda: len(triton.received) == 2)
-        triton.models[model].gate.set()
-        gateway.wait_until(lambda: gateway.app.counters.running == 0)
+        idle(gateway, triton, model)
     first, second = triton.received
     assert second.model == model
     texts = {name: tensor.texts() for name, tensor in second.inputs.items()}
@@ -77,8 +82,7 @@ def test_ids_of_requests_differ(triton: TritonStandIn) -> None:
 def test_model_without_the_input_is_not_asked(triton: TritonStandIn) -> None:
     with gateway_over(triton) as gateway:
         leave(gateway, triton, "/v1/completions", {"model": "plain", "prompt": "a"}, "plain")
-        triton.models["plain"].gate.set()
-        gateway.wait_until(lambda: gateway.app.counters.running == 0)
+        idle(gateway, triton, "plain")
     assert [request.id for request in triton.received] == [""]
     assert triton.cancelled == []
 
@@ -100,7 +104,7 @@ def test_model_is_asked_again_until_the_text_ends(triton: TritonStandIn, monkeyp
             triton.wait_until(lambda: triton.running == ["counter"])
         triton.wait_until(lambda: len(triton.received) >= 4)
         hold.set()
-        gateway.wait_until(lambda: gateway.app.counters.running == 0)
+        idle(gateway, triton)
     assert triton.cancelled == []
 
 
@@ -114,8 +118,7 @@ def test_model_is_asked_while_triton_does_not_report_its_version(triton: TritonS
         triton.wait_until(lambda: "cancel" in triton.received[-1].inputs)
         assert triton.cancelled == []
         triton.answers_about_models.set()
-        triton.models["counter"].gate.set()
-        gateway.wait_until(lambda: gateway.app.counters.running == 0)
+        idle(gateway, triton, "counter")
 
 
 def test_texts_of_one_request_keep_one_slot(triton: TritonStandIn) -> None:
@@ -126,26 +129,22 @@ def test_texts_of_one_request_keep_one_slot(triton: TritonStandIn) -> None:
             triton.wait_until(lambda: len(triton.running) == 3)
         triton.wait_until(lambda: len(triton.running) == 6)
         assert gateway.app.counters.running == 1
-        triton.models["counter_stream"].gate.set()
-        gateway.wait_until(lambda: gateway.app.counters.running == 0)
+        idle(gateway, triton, "counter_stream")
     assert triton.cancelled == []
 
 
-def test_request_that_triton_does_not_answer_in_time_gives_up_its_slot(triton: TritonStandIn) -> None:
+@pytest.mark.parametrize("client_leaves", [False, True])
+def test_request_that_triton_does_not_answer_in_time_is_not_cancelled(
+    triton: TritonStandIn, client_leaves: bool
+) -> None:
     with gateway_over(triton, timeout=0.5) as gateway:
         gateway.get("/v1/models")  # connects and reads the configurations, for which 0.5 s may be too short
-        leave(gateway, triton, "/v1/embeddings", TEXTS, "embedding")
-        gateway.wait_until(lambda: gateway.app.counters.running == 0)
-        assert triton.cancelled == [] and triton.running == ["embedding"]
-        triton.models["embedding"].gate.set()
-        triton.wait_until(lambda: not triton.running)
-
-
-def test_slow_answer_gets_504_and_is_not_cancelled(triton: TritonStandIn) -> None:
-    triton.models["embedding"].gate.clear()
-    with gateway_over(triton, timeout=0.5) as gateway:
-        gateway.get("/v1/models")  # connects and reads the configurations, for which 0.5 s may be too short
-        assert gateway.post("/v1/embeddings", TEXTS).status == 504
+        triton.models["embedding"].gate.clear()
+        if client_leaves:
+            leave(gateway, triton, "/v1/embeddings", TEXTS, "embedding")
+            idle(gateway, triton)
+        else:
+            assert gateway.post("/v1/embeddings", TEXTS).status == 504
         assert triton.cancelled == [] and triton.running == ["embedding"]
         triton.models["embedding"].gate.set()
         triton.wait_until(lambda: not triton.running)
@@ -160,7 +159,7 @@ def test_failed_text_is_not_cancelled(triton: TritonStandIn) -> None:
     triton.models["counter_stream"].answer = fail
     with gateway_over(triton) as gateway:
         assert gateway.post("/v1/completions", {"model": "counter", "prompt": "a", "stream": True}).status == 400
-        gateway.wait_until(lambda: gateway.app.counters.running == 0)
+        idle(gateway, triton)
     assert triton.cancelled == []
     assert len(triton.received) == 1
 

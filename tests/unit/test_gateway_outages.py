@@ -15,7 +15,7 @@ from gateway.api_error import ApiError, from_triton, not_ready
 from gateway.config import Config, Limits
 from gateway.inference import rpc_error
 from gateway.outages import LIMIT_S, QUIET_S, Outages
-from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.gateway import RunningGateway, gateway_before, running_gateway
 from tests.support.triton_stand_in import Failure, TritonStandIn, embedding, generator
 from triton_transformers.ports import free_ports
 
@@ -86,10 +86,7 @@ def test_requests_wait_for_a_crashed_process(monkeypatch: pytest.MonkeyPatch) ->
         return answer(inputs)
 
     model.answer = crash
-    with (
-        TritonStandIn(model) as triton,
-        running_gateway(Config(triton=triton.address, systems=("embedding",))) as gateway,
-    ):
+    with gateway_before(model) as (gateway, triton):
         assert gateway.post("/v1/embeddings", ONE_TEXT).status == 200
         assert len(triton.received) == 3
 

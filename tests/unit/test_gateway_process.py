@@ -94,9 +94,7 @@ def test_process_refuses_to_listen_without_keys() -> None:
 
 @pytest.mark.parametrize("name", ["GATEWAY_PORT", "GATEWAY_METRICS_PORT"])
 def test_taken_port_is_named(name: str) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
+    with socket.create_server(("127.0.0.1", 0)) as holder:
         taken, other = str(holder.getsockname()[1]), str(free_ports(1)[0])
         ports = {"GATEWAY_PORT": other, "GATEWAY_METRICS_PORT": other, name: taken}
         with process(**ports) as running:

@@ -21,11 +21,7 @@ from triton_transformers.settings import SECRETS, Settings, UserError
 
 KEY = "a-key-of-the-tests"
 # Names of the environment that hold a secret -> the program that needs it.
-NEEDED_BY = {
-    "API_KEYS": "gateway",
-    "TRITON_ADMIN_KEY": "triton",
-    "GF_SECURITY_ADMIN_PASSWORD": "grafana",
-}
+NEEDED_BY = {"API_KEYS": "gateway", "TRITON_ADMIN_KEY": "triton", "GF_SECURITY_ADMIN_PASSWORD": "grafana"}
 
 
 class SupervisorStandIn:
@@ -94,33 +90,18 @@ def test_gateway_reads_its_settings_from_a_private_file(stack, monkeypatch):
     assert [read[name] for name in SECRETS] == ["", ""]
 
 
-def test_file_of_the_gateway_is_the_one_that_its_command_names():
-    command = shlex.split(programs()["gateway"])
-    assert command[:2] == ["env", "-i"]
-    assert "TRITON_SETTINGS_FILE=%(ENV_STATE)s/run/gateway.env" in command
-
-
-def programs() -> dict[str, str]:
-    """Return each program's command."""
+def test_no_program_gets_the_secret_of_another():
     config = configparser.RawConfigParser(strict=True)
     config.read(CONF)
-    return {
-        section.removeprefix("program:"): config[section]["command"]
-        for section in config
-        if section.startswith("program:")
-    }
-
-
-@pytest.mark.parametrize("secret", NEEDED_BY)
-def test_no_program_gets_the_secret_of_another(secret):
-    commands = {name: shlex.split(command) for name, command in programs().items()}
+    sections = {name.removeprefix("program:"): config[name] for name in config if name.startswith("program:")}
+    commands = {name: shlex.split(section["command"]) for name, section in sections.items()}
     assert set(commands) == {"gateway", "triton", "prometheus", "grafana", "traces"}
-    gets = {name for name, words in commands.items() if words[1] != "-i" and ["-u", secret] not in pairs(words)}
-    assert gets == {NEEDED_BY[secret]} - {"gateway"}
-
-
-def pairs(words: list[str]) -> list[list[str]]:
-    return [words[n : n + 2] for n in range(len(words))]
+    # The gateway starts with an empty environment, and reads the file that it alone gets.
+    assert commands["gateway"][:2] == ["env", "-i"]
+    assert "TRITON_SETTINGS_FILE=%(ENV_STATE)s/run/gateway.env" in commands.pop("gateway")
+    for secret, program in NEEDED_BY.items():
+        gets = {name for name, words in commands.items() if words[1] != "-i" and f"-u {secret} " not in " ".join(words)}
+        assert (secret, gets) == (secret, {program} - {"gateway"})
 
 
 @pytest.mark.parametrize(("name", "value"), [("API_KEYS", KEY), ("GATEWAY_IN_FLIGHT", "8"), ("GATEWAY_TIMEOUT", "5")])
@@ -163,27 +144,23 @@ def test_renewed_certificate_restarts_the_gateway(stack, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("days", "state"), [(-1, "expired on {}, so clients refuse it"), (0.5, "expires on {}"), (13, "expires on {}")]
+    ("days", "state"),
+    [
+        (-1, "expired on {}, so clients refuse it"),
+        *((days, "expires on {}. Renew it, then run `make up`") for days in (0.5, 13)),
+        (15, ""),
+        (None, "not a certificate in PEM"),
+    ],
 )
 def test_certificate_that_expires_soon_gets_a_warning(stack, tmp_path, capsys, days, state):
-    cert, key = save_certificate(tmp_path, lifetime=timedelta(days=days))
-    stack(TLS_CERT=cert, TLS_KEY=key).print_urls()
+    cert, key = save_certificate(tmp_path, lifetime=timedelta(days=days or 30))
     date = f"{datetime.fromtimestamp(expiry(cert), UTC):%Y-%m-%d}"
-    warning = f"TLS_CERT={cert}: the certificate {state.format(date)}. Renew it, then run `make up`"
-    assert warning in " ".join(capsys.readouterr().out.split())
-
-
-def test_certificate_that_lasts_gets_no_warning(stack, tmp_path, capsys):
-    cert, key = save_certificate(tmp_path, lifetime=timedelta(days=15))
+    if days is None:
+        cert.write_text("damaged")
     stack(TLS_CERT=cert, TLS_KEY=key).print_urls()
-    assert "certificate" not in capsys.readouterr().out
-
-
-def test_certificate_that_became_unreadable_is_reported(stack, tmp_path, capsys):
-    cert, key = save_certificate(tmp_path)
-    cert.write_text("damaged")
-    stack(TLS_CERT=cert, TLS_KEY=key).print_urls()
-    assert f"TLS_CERT={cert}: not a certificate in PEM" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (f"TLS_CERT={cert}: " in printed) == bool(state)
+    assert state.format(date) in printed
 
 
 def test_alert_of_the_certificate_begins_with_the_warning():
@@ -191,39 +168,29 @@ def test_alert_of_the_certificate_begins_with_the_warning():
     assert rule["expr"].endswith(f"< {WARNING_DAYS} * {DAY_S}")
 
 
-@pytest.fixture
-def taken() -> int:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        yield holder.getsockname()[1]
-
-
-def broken_settings(folder: Path, port: int) -> dict[str, tuple[dict[str, object], str]]:
+def broken_settings(folder: Path, port: int) -> dict[str, dict[str, object]]:
+    """Return wrong settings by a part of the message about them."""
     cert, key = save_certificate(folder, password=b"secret")
     return {
-        "port": ({"GATEWAY_PORT": port}, f"port {port} cannot be opened on 127.0.0.1"),
-        "metrics": ({"GATEWAY_METRICS_PORT": port}, "set another GATEWAY_METRICS_PORT in .env"),
-        "address": ({"GATEWAY_BIND": "192.0.2.1", "API_KEYS": KEY}, "this machine has no address 192.0.2.1"),
-        "no key": ({"GATEWAY_BIND": "0.0.0.0"}, "API_KEYS is empty"),
-        "no certificate": ({"TLS_CERT": folder / "x", "TLS_KEY": key}, "no such file, or you may not read it"),
-        "encrypted key": ({"TLS_CERT": cert, "TLS_KEY": key}, "the key without a password"),
-        "other way round": ({"TLS_CERT": key, "TLS_KEY": cert}, "not a certificate and its key"),
+        f"port {port} cannot be opened on 127.0.0.1": {"GATEWAY_PORT": port},
+        "set another GATEWAY_METRICS_PORT in .env": {"GATEWAY_METRICS_PORT": port},
+        "this machine has no address 192.0.2.1": {"GATEWAY_BIND": "192.0.2.1", "API_KEYS": KEY},
+        "API_KEYS is empty": {"GATEWAY_BIND": "0.0.0.0"},
+        "no such file, or you may not read it": {"TLS_CERT": folder / "x", "TLS_KEY": key},
+        "the key without a password": {"TLS_CERT": cert, "TLS_KEY": key},
+        "not a certificate and its key": {"TLS_CERT": key, "TLS_KEY": cert},
     }
 
 
-@pytest.mark.parametrize(
-    "problem", ["port", "metrics", "address", "no key", "no certificate", "encrypted key", "other way round"]
-)
-def test_up_refuses_wrong_settings_of_the_gateway_before_anything(stack, tmp_path, taken, problem):
+def test_up_refuses_wrong_settings_of_the_gateway_before_anything(stack, tmp_path):
     stack()
-    settings, message = broken_settings(tmp_path, taken)[problem]
-    refused = stack(**settings)
-    with pytest.raises(UserError, match=message):
-        refused.check(["embedding"])
-    with pytest.raises(UserError, match=message):
-        refused.start(["embedding"])
-    assert refused.supervisor.calls == []
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        for message, settings in broken_settings(tmp_path, holder.getsockname()[1]).items():
+            refused = stack(**settings)
+            for start in refused.check, refused.start:
+                with pytest.raises(UserError, match=message):
+                    start(["embedding"])
+            assert refused.supervisor.calls == []
 
 
 def test_every_setting_of_the_gateway_is_known():

@@ -11,7 +11,7 @@ import pytest
 
 from gateway import outages, served_systems
 from gateway.config import Config
-from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.gateway import RunningGateway, gateway_before, running_gateway
 from tests.support.triton_stand_in import Failure, Model, TritonStandIn, classifier, embedding, reranker
 from triton_transformers.ports import free_ports
 
@@ -83,27 +83,19 @@ def test_requests_do_not_wait_for_a_server_that_loads_a_model(
 
 def test_list_has_the_loaded_systems_that_a_route_answers_for(gateway: RunningGateway) -> None:
     assert models(gateway) == ["embedding", "reranker", "classifier", "mistral7b", "gpt2_generate"]
-
-
-def test_model_has_openais_form(gateway: RunningGateway) -> None:
     model = gateway.get("/v1/models/embedding").json
     assert model.pop("created") > 1_700_000_000
     assert model == {"id": "embedding", "object": "model", "owned_by": "triton-transformers"}
 
 
-@pytest.mark.parametrize("name", ["nothing", "vision", "encoder", "a/b", "%2e%2e", "mistral7b_stream"])
-def test_other_model_is_not_found(gateway: RunningGateway, name: str) -> None:
-    reply = gateway.get(f"/v1/models/{name}")
-    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
-
-
-@pytest.mark.parametrize(
-    ("model", "endpoint"), [("reranker", "/v1/rerank"), ("mistral7b", "/v1/completions"), ("vision", "/try/vision")]
-)
-def test_system_of_another_kind_names_its_endpoint(gateway: RunningGateway, model: str, endpoint: str) -> None:
-    error = gateway.post("/v1/embeddings", BODY | {"model": model}).error
-    assert error["code"] == "model_not_supported"
-    assert f"does not support this endpoint: use {endpoint}" in error["message"]
+def test_other_model_is_not_found(gateway: RunningGateway) -> None:
+    for name in ("nothing", "vision", "encoder", "a/b", "%2e%2e", "mistral7b_stream"):
+        reply = gateway.get(f"/v1/models/{name}")
+        assert (name, reply.status, reply.error["code"]) == (name, 404, "model_not_found")
+    for model, endpoint in (("reranker", "/v1/rerank"), ("mistral7b", "/v1/completions"), ("vision", "/try/vision")):
+        error = gateway.post("/v1/embeddings", BODY | {"model": model}).error
+        assert error["code"] == "model_not_supported"
+        assert f"does not support this endpoint: use {endpoint}" in error["message"]
 
 
 def test_system_that_is_not_loaded_is_not_ready(gateway: RunningGateway) -> None:
@@ -125,14 +117,14 @@ def test_systems_follow_the_file(gateway: RunningGateway, file: Path, fresh: Non
 DAMAGED = [b"\xff\xfe\x00 embedding", bytes(64), b'{"a": [', b"../../etc\n"]
 
 
-@pytest.mark.parametrize("content", DAMAGED)
-def test_damaged_file_changes_nothing(gateway: RunningGateway, file: Path, content: bytes, fresh: None) -> None:
+def test_damaged_file_changes_nothing(gateway: RunningGateway, file: Path, fresh: None) -> None:
     before = file.read_bytes()
     served = models(gateway)
-    file.write_bytes(content)
     try:
-        assert models(gateway) == served
-        assert gateway.post("/v1/embeddings", BODY).status == 200
+        for content in DAMAGED:
+            file.write_bytes(content)
+            assert models(gateway) == served
+            assert gateway.post("/v1/embeddings", BODY).status == 200
     finally:
         file.write_bytes(before)
 
@@ -170,26 +162,27 @@ def test_configuration_is_read_once_for_many_requests(cached: None) -> None:
 
 
 def test_request_is_split_again_if_the_batch_shrank(
-    gateway: RunningGateway, triton: TritonStandIn, cached: None
+    gateway: RunningGateway, triton: TritonStandIn, cached: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert gateway.post("/v1/embeddings", BODY).status == 200
-    triton.models["embedding"].max_batch = 2
+    monkeypatch.setattr(triton.models["embedding"], "max_batch", 2)
     triton.received.clear()
-    try:
-        reply = gateway.post("/v1/embeddings", BODY)
-    finally:
-        triton.models["embedding"].max_batch = 64
+    reply = gateway.post("/v1/embeddings", BODY)
     assert (reply.status, len(reply.json["data"])) == (200, 5)
     assert sorted(received.inputs["input_text"].shape[0] for received in triton.received) == [1, 2, 2, 5]
 
 
-def test_unloaded_system_is_not_ready(gateway: RunningGateway, triton: TritonStandIn, cached: None) -> None:
-    assert gateway.post("/v1/embeddings", BODY).status == 200
-    model = triton.models.pop("embedding")
-    try:
-        reply = gateway.post("/v1/embeddings", BODY)
-    finally:
-        triton.models["embedding"] = model
+@pytest.mark.parametrize(
+    ("unloaded", "path", "body"),
+    [
+        ("embedding", "/v1/embeddings", BODY),
+        ("mistral7b_stream", "/v1/completions", {"model": "mistral7b", "prompt": "a", "stream": True}),
+    ],
+)
+def test_unloaded_system_is_not_ready(gateway, triton, cached, monkeypatch, unloaded, path, body) -> None:
+    assert gateway.post(path, body).status == 200  # and the gateway knows the system
+    monkeypatch.delitem(triton.models, unloaded)
+    reply = gateway.post(path, body)
     assert (reply.status, reply.error["code"]) == (503, "model_not_ready")
 
 
@@ -211,19 +204,6 @@ def test_requested_stream_that_is_not_loaded_yet_is_not_ready(
     assert (reply.status, reply.error["code"]) == (503, "model_not_ready")
 
 
-def test_stream_of_an_unloaded_system_is_not_ready(
-    gateway: RunningGateway, triton: TritonStandIn, cached: None
-) -> None:
-    body = {"model": "mistral7b", "prompt": "a", "stream": True}
-    assert gateway.post("/v1/completions", body).status == 200  # and the gateway knows that it streams
-    model = triton.models.pop("mistral7b_stream")
-    try:
-        reply = gateway.post("/v1/completions", body)
-    finally:
-        triton.models["mistral7b_stream"] = model
-    assert (reply.status, reply.error["code"]) == (503, "model_not_ready")
-
-
 @pytest.mark.parametrize(
     ("code", "status"),
     [
@@ -236,17 +216,13 @@ def test_stream_of_an_unloaded_system_is_not_ready(
     ],
 )
 def test_failure_of_triton_keeps_its_secrets(
-    gateway: RunningGateway, triton: TritonStandIn, code: grpc.StatusCode, status: int, caplog: pytest.LogCaptureFixture
+    gateway: RunningGateway, triton: TritonStandIn, code: grpc.StatusCode, status: int, caplog: Any, monkeypatch: Any
 ) -> None:
     def fail(inputs: Any) -> Any:
         raise Failure(code, "a secret of the server")
 
-    model = triton.models["classifier"]
-    answer, model.answer = model.answer, fail
-    try:
-        reply = gateway.post("/v1/classify", {"model": "classifier", "input": "a"}, x_request_id="my-id")
-    finally:
-        model.answer = answer
+    monkeypatch.setattr(triton.models["classifier"], "answer", fail)
+    reply = gateway.post("/v1/classify", {"model": "classifier", "input": "a"}, x_request_id="my-id")
     assert (reply.status, reply.error["type"]) == (status, "server_error")
     assert "secret" not in reply.error["message"]
     gateway.get("/health")  # so that the failure is logged
@@ -267,10 +243,7 @@ def test_gateway_recovers_when_triton_restarts() -> None:
 
 def test_request_in_flight_gets_503_if_triton_ends() -> None:
     model = embedding()
-    with (
-        TritonStandIn(model) as triton,
-        running_gateway(Config(triton=triton.address, systems=("embedding",))) as gateway,
-    ):
+    with gateway_before(model) as (gateway, triton):
         model.gate.clear()
         with gateway.sent("POST", "/v1/embeddings", BODY) as response:
             triton.wait_until(lambda: bool(triton.running))
