@@ -263,18 +263,19 @@ def test_piece_that_cannot_be_sent_fails_its_request_only(served):
     assert other.sender.responses[-1].error is None
 
 
-def test_engine_goes_on_after_a_text_that_cannot_be_decoded(served, monkeypatch):
-    """The engine has dropped the text by then, so the backend must not cancel it."""
+@pytest.mark.parametrize(("owner", "method"), [("tokenizer", "decode"), ("engine", "step")])
+def test_engine_goes_on_after_a_text_that_failed(served, monkeypatch, owner, method):
+    """If the text cannot be decoded, the engine has dropped it by then, so the backend must not cancel it."""
     model = served("llama")
 
-    def fail(tokens: list[int]) -> str:
+    def fail(*_: object) -> None:
         monkeypatch.undo()
-        raise RuntimeError("no such token")
+        raise RuntimeError("a broken part")
 
-    monkeypatch.setattr(model.tokenizer, "decode", fail)
+    monkeypatch.setattr(getattr(model, owner), method, fail)
     request = send(model, "It", max_new_tokens=1)
     assert request.sender.finished.wait(60)
-    assert request.sender.responses[0].error == ("INTERNAL", "RuntimeError: no such token")
+    assert request.sender.responses[0].error == ("INTERNAL", "RuntimeError: a broken part")
     assert text(model, "It").startswith("It")
 
 
@@ -326,20 +327,6 @@ def test_refused_text_leaves_the_others_alone(served, monkeypatch):
     assert long.sender.finished.wait(60) and short.sender.finished.wait(60)
     assert long.sender.responses[0].error == ("INTERNAL", "RuntimeError: no room")
     assert short.sender.responses[0].outputs["text"][0].decode() == expected
-
-
-def test_failed_step_fails_its_texts_only(served, monkeypatch):
-    model = served("llama")
-
-    def fail() -> None:
-        monkeypatch.undo()
-        raise RuntimeError("a broken step")
-
-    monkeypatch.setattr(model.engine, "step", fail)
-    request = send(model, "It")
-    assert request.sender.finished.wait(60)
-    assert request.sender.responses[0].error == ("INTERNAL", "RuntimeError: a broken step")
-    assert text(model, "It").startswith("It")
 
 
 def test_text_that_fills_the_context_ends_there(served):

@@ -120,6 +120,7 @@ def test_text_that_would_turn_the_positions_of_others_runs_apart(tmp_path):
     assert [row.text for row in batch] == [reference(decoder, prompt) for prompt in prompts]
 
 
+@pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)
 def test_long_prompt_and_long_answer_run_apart(decoder, monkeypatch):
     """Split a batch that would exceed the context, although every row fits alone."""
     monkeypatch.setattr(decoder, "token_cost", 0.0)  # padding costs nothing
@@ -164,6 +165,7 @@ def test_streamed_pieces_are_prefixes_of_the_text(decoder):
         assert len(set(texts)) > 2
 
 
+@pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)
 def test_sampling_does_not_depend_on_the_batch(decoder):
     sampling = [
         options(max_new_tokens=12, temperature=1.5, seed=n, top_p=0.9 if n % 2 else 1.0) for n in range(len(PROMPTS))
@@ -227,6 +229,7 @@ def test_draw_follows_temperature_and_top_p(sampling, expected):
     assert {token: tokens.count(token) / 2000 for token in set(tokens)} == pytest.approx(expected, abs=0.03)
 
 
+@pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)
 def test_empty_prompt_is_continued(decoder):
     (text,) = generate(decoder, rows(decoder, [""]))
     assert text

@@ -173,36 +173,18 @@ def test_run_without_root_is_an_error():
 
 
 @as_root
-@pytest.mark.parametrize(
-    ("modprobe", "message"),
-    [
-        ("", "there is no /dev/neuron0: is this an inf2 instance?"),
-        ("exit 1\n", "the driver is installed, but does not load"),
-    ],
-)
-def test_driver_without_a_device_is_an_error(host, modprobe, message):
+@pytest.mark.parametrize(("command", "body", "version", "code", "message"), [
+    ("modprobe", "", None, 1, "there is no /dev/neuron0: is this an inf2 instance?"),
+    ("modprobe", "exit 1\n", None, 1, "the driver is installed, but does not load"),
+    ("apt-get", "exit 3\n", None, 3, ""),
+    ("modprobe", "", "2.24.13.0", 1, "driver 2.30.2.0 is installed, but 2.24.13.0 still runs"),
+])  # fmt: skip
+def test_failed_step_ends_the_script(host, command, body, version, code, message):
     host.install_system("noble", "inf2.xlarge")
-    host.command("modprobe", modprobe)
+    host.command(command, body)
+    if version:  # an old driver is loaded
+        (host.root / "dev/neuron0").touch()
+        (host.root / "sys/module/neuron").mkdir()
+        (host.root / "sys/module/neuron/version").write_text(f"{version}\n")
     done = host.setup()
-    assert done.code == 1
-    assert message in done.error
-
-
-@as_root
-def test_failed_package_manager_ends_the_script(host):
-    host.install_system("amazon", "inf2.xlarge")
-    host.command("dnf", "exit 3\n")
-    done = host.setup()
-    assert done.code == 3
-    assert "modprobe" not in done.output
-
-
-@as_root
-def test_old_driver_that_still_runs_is_an_error(host):
-    host.install_system("noble", "inf2.xlarge")
-    (host.root / "dev/neuron0").touch()
-    (host.root / "sys/module/neuron").mkdir()
-    (host.root / "sys/module/neuron/version").write_text("2.24.13.0\n")
-    done = host.setup()
-    assert done.code == 1
-    assert "driver 2.30.2.0 is installed, but 2.24.13.0 still runs" in done.error
+    assert (done.code, message in done.error, "next:" in done.output) == (code, True, False)

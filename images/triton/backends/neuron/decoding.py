@@ -9,7 +9,7 @@ import torch
 from neuron.libraries import imported_class
 from neuron.llm import CompiledLLM
 from shared.continuation import Row
-from shared.decoding import Decoder, Traits
+from shared.decoding import Decoder
 from shared.lean_transformers import transformers
 from shared.types import ConfigError
 
@@ -21,11 +21,11 @@ class NeuronDecoder(Decoder):
         model.generation_config = generation_config(model, tokenizer, compiled)
         super().__init__(model, tokenizer)
 
-    def traits(self) -> Traits:
+    def traits(self) -> tuple[int, int | None, int | None, torch.device]:
         """Return the CPU as the device: the library moves the tokens to its cores."""
         config = self.model.config
         config = getattr(config, "text_config", None) or config
-        return Traits(config.vocab_size, self.compiled.n_positions, torch.device("cpu"))
+        return config.vocab_size, self.compiled.n_positions, None, torch.device("cpu")
 
     def measure(self) -> None:
         """Test whether we can choose tokens. Costs are not measured: each batch costs the same.

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared import pipelines, serving
 from shared.backend import BatchBackend
-from shared.parameters import choice_parameter, int_parameter, parameter, version_file
+from shared.parameters import choice_parameter, flag_parameter, int_parameter, parameter, version_file
 from shared.types import Array, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ def sparse_embedding(config: ModelConfig, args: InstanceArgs) -> Callable[[Tenso
 
 def question_answering(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Tensors]:
     max_tokens = int_parameter(config, "longest_answer", 15)
-    align_to_words = choice_parameter(config, "align_to_words", ("0", "1"), "1") == "1"
-    first_token_competes = choice_parameter(config, "first_token_competes", ("0", "1"), "1") == "1"
+    align_to_words = flag_parameter(config, "align_to_words", True)
+    first_token_competes = flag_parameter(config, "first_token_competes", True)
 
     def postprocess(tensors: Tensors) -> Tensors:
         names = ("start_logits", "end_logits", "second_text_mask", "offsets", "word_offsets")

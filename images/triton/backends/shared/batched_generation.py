@@ -11,7 +11,7 @@ from shared.continuation import Row
 from shared.decoding import Decoder
 from shared.generation import Job, TextGeneration
 from shared.lean_transformers import transformers
-from shared.parameters import int_parameter, weights_folder
+from shared.parameters import flag_parameter, int_parameter, weights_folder
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # Each check whether a client still waits is a round trip to Triton.
@@ -98,6 +98,6 @@ def load_tokenizer(config: ModelConfig, args: InstanceArgs) -> transformers.PreT
     tokenizer: transformers.PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
         weights_folder(config, args),
         local_files_only=True,
-        trust_remote_code=pretrained.trusts_remote_code(config),
+        trust_remote_code=flag_parameter(config, "trust_remote_code", False),
     )
     return tokenizer

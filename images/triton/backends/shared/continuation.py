@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 # The tokenizer decodes an incomplete character to this.
 INCOMPLETE = "\ufffd"
@@ -30,19 +30,13 @@ class Options:
 class Row(Generic[Owner]):
     """One prompt, and what the model has added to it so far."""
 
-    def __init__(self, prompt: str, tokens: Sequence[int], options: Options, owner: Owner | None = None) -> None:
-        self._owner = owner
+    def __init__(self, prompt: str, tokens: Sequence[int], options: Options, owner: Any = None) -> None:
+        self.owner: Owner = owner  # the request that the row belongs to
         self.prompt = prompt
         self.prompt_tokens = list(tokens)
         self.options = options
         self.done = False
         self.reset()
-
-    @property
-    def owner(self) -> Owner:
-        """Return the request that the row belongs to."""
-        assert self._owner is not None
-        return self._owner
 
     def reset(self) -> None:
         """Reset the row; called again when its batch failed and is retried."""

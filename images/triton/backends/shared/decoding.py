@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,16 +26,6 @@ SHORT, LONG = 8, 64
 READ_AGAIN = 0.02
 
 
-@dataclass(frozen=True)
-class Traits:
-    """The limits and the device of a model."""
-
-    vocabulary: int
-    context: int | None
-    device: torch.device
-    shared_context: int | None = None  # the length up to which a row does not change others, if there is one
-
-
 class Decoder:
     """A model with Hugging Face's generate(), and its tokenizer, with the methods of TextTokenizer."""
 
@@ -51,9 +40,7 @@ class Decoder:
         # Drop the checkpoint's other settings: a penalty on repetition would count a row's padding, which depends on
         # the rest of the batch.
         model.generation_config = transformers.GenerationConfig(eos_token_id=sorted(self.end_tokens) or None)
-        traits = self.traits()
-        self.shared_context = traits.shared_context
-        self.vocabulary, self.context, self.device = traits.vocabulary, traits.context, traits.device
+        self.vocabulary, self.context, self.shared_context, self.device = self.traits()
         self.padding = next(
             token for token in (tokenizer.pad_token_id, *sorted(self.end_tokens), 0) if token is not None
         )
@@ -64,11 +51,12 @@ class Decoder:
         self.chat_template = ChatTemplate(source, tokenizer.special_tokens_map)
         self.measure()
 
-    def traits(self) -> Traits:
+    def traits(self) -> tuple[int, int | None, int | None, torch.device]:
+        """Return the vocabulary, the context, the length up to which a row does not change others, and the device."""
         config = self.model.config.get_text_config(decoder=True)
         vocabulary = self.model.get_input_embeddings().num_embeddings
         context = getattr(config, "max_position_embeddings", None)
-        return Traits(vocabulary, context, self.model.device, rotary_context(config))
+        return vocabulary, context, rotary_context(config), self.model.device
 
     def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
         if not prompt:

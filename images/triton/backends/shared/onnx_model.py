@@ -20,7 +20,7 @@ import onnxruntime as ort
 from shared.engine_choice import Subject, choose_engine, engine_choices
 from shared.engines import Engine, OnnxRuntimeEngine
 from shared.measurements import Measured, model_and_machine
-from shared.parameters import choice_parameter, instance_count, int_parameter, parameter, usable_cpus
+from shared.parameters import choice_parameter, flag_parameter, instance_count, int_parameter, parameter, usable_cpus
 from shared.sample_inputs import InputSpec, batch_samples, packed_samples
 from shared.types import BY_ONNX, ConfigError, ElementType, InstanceArgs, ModelConfig
 
@@ -78,9 +78,9 @@ def session_options(config: ModelConfig, ragged: bool = False) -> ort.SessionOpt
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if parallel else ort.ExecutionMode.ORT_SEQUENTIAL
     options.intra_op_num_threads = intra_op_threads(config)
     options.inter_op_num_threads = int_parameter(config, "inter_op_thread_count", 0)
-    options.enable_cpu_mem_arena = _flag(config, "enable_mem_arena", True)
+    options.enable_cpu_mem_arena = flag_parameter(config, "enable_mem_arena", True)
     # ONNX Runtime plans the memory of each new shape, which pays only if shapes repeat. Packed shapes rarely do.
-    options.enable_mem_pattern = _flag(config, "enable_mem_pattern", not ragged)
+    options.enable_mem_pattern = flag_parameter(config, "enable_mem_pattern", not ragged)
     key = "session.use_device_allocator_for_initializers"
     options.add_session_config_entry(key, parameter(config, key, "0"))
     # Idle threads that spin take CPU from the server's own threads and from other instances.
@@ -266,10 +266,6 @@ def check_config(config: ModelConfig, inputs: dict[str, Port], outputs: dict[str
                 raise ConfigError(
                     f"{side} '{port.name}' has dims {port.dims(batching)}, not {dims}: correct config.pbtxt"
                 )
-
-
-def _flag(config: ModelConfig, key: str, default: bool) -> bool:
-    return choice_parameter(config, key, ("0", "1", "false", "true"), "1" if default else "0") in ("1", "true")
 
 
 def _compatible(graph: list[int], config: list[int]) -> bool:

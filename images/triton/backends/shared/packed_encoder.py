@@ -30,7 +30,7 @@ from shared.long_requests import LongRequest, LongRequests
 from shared.measurements import Measured, recall_or_measure
 from shared.multi_vector import MULTI_VECTOR, MultiVectorAnswers, MultiVectorTokenization
 from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths, spread_cut
-from shared.parameters import choice_parameter, int_parameter, parameter
+from shared.parameters import choice_parameter, flag_parameter, int_parameter, parameter
 from shared.token_ids import TOKENIZED, TokenIds
 from shared.tokenization import (
     NUMBERS,
@@ -142,7 +142,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.pad_values = {"input_ids": int_parameter(config, "pad_token_id", 0)}
         padding = choice_parameter(config, "padding", ("longest", "none", "max_length"), "longest")
         self.pads, self.fills_rows = padding != "none", padding == "max_length"
-        self.masks_padding = choice_parameter(config, "masks_padding", ("0", "1"), "1") == "1"
+        self.masks_padding = flag_parameter(config, "masks_padding", True)
         self.encoder = self.load_encoder(config, args)
         self.answers.use_head(self.encoder.head)
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)

@@ -39,6 +39,10 @@ def choice_parameter(config: ModelConfig, key: str, choices: tuple[str, ...], de
     return value
 
 
+def flag_parameter(config: ModelConfig, key: str, default: bool) -> bool:
+    return choice_parameter(config, key, ("0", "1", "false", "true"), "1" if default else "0") in ("1", "true")
+
+
 def weights_folder(config: ModelConfig, args: InstanceArgs) -> Path:
     """Return the version folder of the model, or of the model that the parameter `weights` names."""
     model = Path(args["model_repository"])

@@ -14,7 +14,15 @@ import torch
 
 from shared.lean_transformers import transformers
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
-from shared.parameters import DEVICES, choice_parameter, instance_count, parameter, usable_cpus, weights_folder
+from shared.parameters import (
+    DEVICES,
+    choice_parameter,
+    flag_parameter,
+    instance_count,
+    parameter,
+    usable_cpus,
+    weights_folder,
+)
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # safetensors' names of the types that models compute in.
@@ -68,7 +76,7 @@ def load(architecture: Any, config: ModelConfig, args: InstanceArgs) -> transfor
             dtype=dtype,
             use_safetensors=True,
             local_files_only=True,
-            trust_remote_code=trusts_remote_code(config),
+            trust_remote_code=flag_parameter(config, "trust_remote_code", False),
         )
         model.to(device)  # type: ignore[arg-type]
         copy_weights(model)
@@ -81,10 +89,6 @@ def copy_weights(model: transformers.PreTrainedModel) -> None:
     if model.device.type == "cpu":
         for weight in model.parameters():
             weight.data = weight.data.clone()
-
-
-def trusts_remote_code(config: ModelConfig) -> bool:
-    return choice_parameter(config, "trust_remote_code", ("0", "1"), "0") == "1"
 
 
 def keep_tokens(model: Any, ids: list[int]) -> None:

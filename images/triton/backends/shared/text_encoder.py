@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from shared import pooling, pretrained
 from shared.lean_transformers import transformers
 from shared.packed_encoder import Encoder, PackedEncoder
-from shared.parameters import choice_parameter, int_parameter, parameter, weights_folder
+from shared.parameters import choice_parameter, flag_parameter, int_parameter, parameter, weights_folder
 from shared.types import Array, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 POOLING_MASK = "pooling_mask"  # the attention mask without the tokens that are not pooled
@@ -40,9 +40,9 @@ class TextEncoder(PackedEncoder):
             [self.load_dense(folder / name) for name in parameter(config, key).split(",") if name]
             for key in ("dense", "token_dense", "weight_dense")
         )
-        self.normalize_tokens = choice_parameter(config, "normalize_tokens", ("0", "1"), "1") == "1"
+        self.normalize_tokens = flag_parameter(config, "normalize_tokens", True)
         self.dimensions = int_parameter(config, "dimensions", 0) or None
-        self.normalize = choice_parameter(config, "normalize", ("0", "1"), "0") == "1"
+        self.normalize = flag_parameter(config, "normalize", False)
         self.splade_pooling = choice_parameter(config, "splade_pooling", ("max", "sum"), "max")
         self.splade_activation = choice_parameter(config, "splade_activation", ("relu", "log1p_relu"), "relu")
         self.mask_token_id = int_parameter(config, "mask_token_id", -1)
