@@ -45,17 +45,13 @@ class EmbedBody(msgspec.Struct, forbid_unknown_fields=True):
     output_dimension: PositiveInt | None = None
 
     def rows(self, gateway: Gateway, system: System) -> list[Row]:
-        given = [self.texts is not None, bool(self.images), self.inputs is not None]
-        if sum(given) != 1:
+        fields: dict[str, Any] = {"texts": self.texts, "images": self.images or None, "inputs": self.inputs}
+        given = [(name, values) for name, values in fields.items() if values is not None]
+        if len(given) != 1:
             raise ApiError(400, "Send one of 'texts', 'images' and 'inputs'.", "texts", "missing_required_parameter")
-        rows: list[Any]
-        if self.images:
-            name, rows = "images", [*self.images]
-        elif self.texts is not None:
-            name, rows = "texts", [*self.texts]
-        else:
-            name, rows = "inputs", [part.row(f"inputs[{number}]") for number, part in enumerate(self.inputs or ())]
-        return read_rows(gateway, system, rows, name, only_images=bool(self.images))
+        ((name, values),) = given
+        rows = [value.row(f"inputs[{i}]") if isinstance(value, EmbedInput) else value for i, value in enumerate(values)]
+        return read_rows(gateway, system, rows, name, only_images=name == "images")
 
 
 class RerankBody(msgspec.Struct, forbid_unknown_fields=True):

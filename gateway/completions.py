@@ -9,7 +9,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -252,13 +252,13 @@ class AnswerFormat:
         self.head = {"id": id, "object": kind, "created": int(time.time()), "model": body.model}
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        choices, usage = [], Usage()
+        choices = []
         for index, piece in enumerate(pieces):
             message = {"content": piece.text, "role": "assistant", "refusal": None}
             content = {"message": message} if self.is_chat else {"text": piece.text}
             choices.append(self.choice(index, content, piece.finish_reason))
-            usage.add(piece)
-        return self.head | {"choices": choices, "usage": usage.fields()}
+        tokens = usage([piece.prompt_tokens for piece in pieces], [piece.new_tokens for piece in pieces])
+        return self.head | {"choices": choices, "usage": tokens}
 
     def choice(self, index: int, content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         return {"index": index, **content, "finish_reason": finish_reason, "logprobs": None}
@@ -266,53 +266,39 @@ class AnswerFormat:
     def event(self, index: int, delta: dict[str, str], finish_reason: str | None = None) -> bytes:
         """Return an event with a piece of a text. If one event has the usage, the others have null."""
         content = {"delta": delta} if self.is_chat else {"text": delta.get("content", "")}
-        usage = {"usage": None} if self.includes_usage else {}
-        return event(self.head | {"choices": [self.choice(index, content, finish_reason)]} | usage)
+        null = {"usage": None} if self.includes_usage else {}
+        return event(self.head | {"choices": [self.choice(index, content, finish_reason)]} | null)
 
     async def events(self, streams: Sequence[AsyncGenerator[list[Piece], None]]) -> AsyncGenerator[bytes, None]:
         """Yield the events of texts that are generated side by side.
 
         A chat's text begins with the role. Each text ends with the reason.
         """
-        usage = Usage()
-        begun: set[int] = set()
+        prompt_tokens: dict[int, int | None] = {}  # each piece of a text repeats them
+        new_tokens: list[int | None] = []
         async with aclosing(side_by_side(streams)) as arrivals:
             async for index, (piece,) in arrivals:
-                # Each piece repeats the number of the prompt's tokens.
-                usage.add(piece, with_prompt=index not in begun)
+                new_tokens.append(piece.new_tokens)
                 events = b""
-                if self.is_chat and index not in begun:
+                if self.is_chat and index not in prompt_tokens:
                     events += self.event(index, {"role": "assistant", "content": ""})
                 if piece.text:
                     events += self.event(index, {"content": piece.text})
                 if piece.finish_reason:
                     events += self.event(index, {}, piece.finish_reason)
-                begun.add(index)
+                prompt_tokens.setdefault(index, piece.prompt_tokens)
                 yield events
         if self.includes_usage:
-            yield event(self.head | {"choices": [], "usage": usage.fields()})
+            yield event(self.head | {"choices": [], "usage": usage(prompt_tokens.values(), new_tokens)})
 
 
-class Usage:
-    """The tokens of an answer's pieces so far; unknown if the model does not count them."""
-
-    def __init__(self) -> None:
-        self.prompt = self.completion = 0
-        self.is_known = True
-
-    def add(self, piece: Piece, with_prompt: bool = True) -> None:
-        self.is_known = self.is_known and None not in (piece.prompt_tokens, piece.new_tokens)
-        self.prompt += (piece.prompt_tokens or 0) * with_prompt
-        self.completion += piece.new_tokens or 0
-
-    def fields(self) -> dict[str, int] | None:
-        if not self.is_known:
-            return None
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-        }
+def usage(prompt_tokens: Iterable[int | None], new_tokens: Iterable[int | None]) -> dict[str, int] | None:
+    """Return the sums of these counts, or None if the model does not count tokens."""
+    counts = [*prompt_tokens], [*new_tokens]
+    if any(None in own for own in counts):
+        return None
+    prompt, completion = (sum(count or 0 for count in own) for own in counts)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 async def side_by_side(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
