@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rich.markup import escape
 
+from scripts.stack.docker import preflight
 from scripts.stack.docker.slim import LABEL, PROFILE_LABEL
 from triton_transformers.cli import err
 from triton_transformers.settings import UserError
@@ -30,8 +31,8 @@ class Image:
         if not shutil.which("docker"):
             return None
         try:
-            done = docker("image", "inspect", name)
-        except subprocess.TimeoutExpired:
+            done = preflight.run("docker", "image", "inspect", name)
+        except UserError:  # no answer
             return None
         records = json.loads(done.stdout or "[]") if done.returncode == 0 else []
         return cls.parse(name, records[0]) if records else None
@@ -61,9 +62,9 @@ class Image:
             return False
         pushed = f"{repository(self.name)}@{self.digest}"
         try:
-            done = docker("buildx", "imagetools", "inspect", pushed)
-        except subprocess.TimeoutExpired as error:
-            problem = f"no answer within {error.timeout:.0f} s"
+            done = preflight.run("docker", "buildx", "imagetools", "inspect", pushed)
+        except UserError as error:  # no answer
+            problem = str(error)
         else:
             if done.returncode == 0:
                 return True
@@ -89,7 +90,3 @@ def push(name: str) -> None:
             f"{name} was not pushed; Docker's message is above. Build it with `make build TAG={name}`, and log in with "
             f"`docker login {registry}` and an auth token"
         )
-
-
-def docker(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60)

@@ -77,25 +77,21 @@ def bring_up_beside(current: Stack) -> list[str]:
     return systems
 
 
-def loadtest() -> int:
+def measure(program: str) -> int:
+    """Serve SYSTEM beside the other systems, then run loadtest or tune."""
     settings = complete_settings()
+    if program == "tune":
+        from loadtest.tune.goal import Goal
+
+        Goal.from_settings(settings)
     worker_count(settings, Workload.from_settings(settings))
     current = stack(settings)
     current.check_comparison()
     bring_up_beside(current)
-    return current.run("loadtest")
-
-
-def tune() -> int:
-    from loadtest.tune.goal import Goal
+    if program == "loadtest":
+        return current.run(program)
     from scripts.stack import apply
 
-    settings = complete_settings()
-    Goal.from_settings(settings)
-    worker_count(settings, Workload.from_settings(settings))
-    current = stack(settings)
-    current.check_comparison()
-    bring_up_beside(current)
     return apply.tune(current)
 
 
@@ -179,8 +175,8 @@ COMMANDS = {
     "status": lambda: 0 if unchecked().status() else 1,
     "logs": lambda: unchecked().logs(follow=sys.stdout.isatty()),
     "models": models,
-    "loadtest": loadtest,
-    "tune": tune,
+    "loadtest": lambda: measure("loadtest"),
+    "tune": lambda: measure("tune"),
     "locust": locust,
     "dashboards": lambda: stack(Settings.load()).run("dashboards"),
     "build": lambda: stack(Settings.load()).build(),

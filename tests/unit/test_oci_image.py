@@ -107,12 +107,12 @@ def test_unreachable_registry_leaves_the_engines_answer(docker, capsys, code, me
 
 
 def test_registry_without_answer_leaves_the_engines_answer(monkeypatch, capsys):
-    def time_out(*_: str) -> None:
-        raise subprocess.TimeoutExpired("docker", 60)
+    def time_out(*command: str, **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, 60)
 
-    monkeypatch.setattr("deploy.oci.container_image.docker", time_out)
+    monkeypatch.setattr(subprocess, "run", time_out)
     assert image().is_pushed()
-    assert "no answer within 60 s" in capsys.readouterr().err
+    assert "did not end within 60 s" in capsys.readouterr().err
 
 
 KIND = "application/vnd.docker.distribution.manifest.v2+json"

@@ -22,8 +22,7 @@ from triton_transformers.prometheus import Prometheus
 from triton_transformers.settings import ROOT, Settings, UserError
 
 
-@pytest.mark.parametrize("target", ["status", "logs", "down"])
-@pytest.mark.parametrize("runtime", ["docker", "local"])
+@pytest.mark.parametrize(("target", "runtime"), [("status", "docker"), ("logs", "local"), ("down", "docker")])
 def test_without_packages_the_stack_is_not_running(tmp_path, target, runtime):
     """Report only this runtime: a stack of the other one may have run."""
     shutil.copy(ROOT / "Makefile", tmp_path)

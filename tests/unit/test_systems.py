@@ -215,12 +215,9 @@ def test_load_that_was_not_seen_to_end_is_waited_for_and_unloaded(control, trito
     control.unload(["spam"])
     assert triton.calls == [*[("load", "spam")] * 2, *(("unload", model) for model in ["spam", "tokenizer", "encoder"])]
     assert control.served.unfinished() == []
-
-
-def test_load_that_goes_on_beyond_the_timeout_stays_noted(control, triton):
+    # A load that goes on beyond the timeout stays noted.
     control.served.begin("spam")
-    triton.loading = ["encoder"]
-    triton.failures["spam"] = [TOO_SLOW]
+    triton.loading, triton.failures["spam"] = ["encoder"], [TOO_SLOW]
     with pytest.raises(UserError, match=r"^spam is not loaded within READY_TIMEOUT=5: Triton goes on loading encoder"):
         control.unload(["spam"])
     assert control.served.unfinished() == ["spam"]
@@ -250,22 +247,17 @@ def test_unreadable_configuration_is_named_before_triton_is_asked(control, trito
     assert control.served.unfinished() == []
 
 
-def test_list_of_systems_is_readable_by_the_containers_user(tmp_path):
+def test_lists_are_readable_by_the_containers_user_unless_they_are_damaged(tmp_path):
     served = ServedSystems(tmp_path)
     served.write(["spam", "ham", "spam"])
     served.request(["spam"])
     assert served.read() == ["spam", "ham"]
     for path, mode in ((served.folder, 0o755), (served.path, 0o644), (served.requested_path, 0o644)):
         assert path.stat().st_mode & 0o777 == mode
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", bytes(64), b'{"a": [', b"spam ../ham"])
-def test_damaged_list_names_nothing(tmp_path, content):
-    served = ServedSystems(tmp_path)
-    served.folder.mkdir()
-    for path in served.files:
-        path.write_bytes(content)
-    assert (served.read(), served.unfinished()) == (None, [])
-    assert served.damaged() == [served.path, served.requested_path]
-    served.begin("spam")
-    assert served.unfinished() == ["spam"]
+    for content in (b"\xff\xfe\x00", bytes(64), b'{"a": [', b"spam ../ham"):
+        for path in served.files:
+            path.write_bytes(content)
+        assert (served.read(), served.unfinished()) == (None, [])
+        assert served.damaged() == [served.path, served.requested_path]
+        served.begin("spam")
+        assert served.unfinished() == ["spam"]
