@@ -16,7 +16,6 @@ from triton_transformers.own_stack import with_names
 from triton_transformers.settings import (
     DEFAULTS,
     ROOT,
-    SECRETS,
     TABLE,
     Settings,
     UserError,
@@ -248,14 +247,9 @@ def test_every_setting_is_used_somewhere():
     assert [name for name in TABLE if not re.search(rf"\b(ENV_)?{name}\b|ettings\.{name.lower()}\b", code)] == []
 
 
-def test_supervisord_gets_the_settings_that_it_names_and_hands_no_program_anothers_secret():
+def test_supervisord_gets_the_settings_that_it_names():
     conf = (ROOT / "scripts/stack/local/supervisord.conf").read_text()
     assert {*re.findall(r"%\(ENV_(\w+)\)", conf)} & TABLE.keys() <= {*restarting("stack", "local")}
-    inherited = {"API_KEYS", *SECRETS, "GF_SECURITY_ADMIN_PASSWORD"}
-    needed = {"triton": {"TRITON_ADMIN_KEY"}, "grafana": {"GRAFANA_ADMIN_PASSWORD", "GF_SECURITY_ADMIN_PASSWORD"}}
-    for program, section in re.findall(r"^\[program:(\w+)\]\n((?:.+\n)+)", conf, re.MULTILINE):
-        if "command=env -i " not in section:
-            assert {*re.findall(r"-u (\w+)", section)} == inherited - needed.get(program, set()), program
 
 
 def test_variables_of_kubernetes_are_settings_or_the_programs_own():
