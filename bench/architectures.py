@@ -96,7 +96,7 @@ def measure(models: Iterable[SmallModel]) -> list[Result]:
     with folder() as work:
         # `auto` may choose bfloat16, which changes the third digit.
         variables = environment(work, TRITON_ADMIN_KEY=secrets.token_urlsafe(), TRITON_ENGINE="onnxruntime")
-        settings = Settings(Settings.load() | variables)
+        settings = Settings.load().replace(**variables)
         triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
         results: dict[Row, Result | Future[Result]] = {}
         with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as comparer:
@@ -135,7 +135,7 @@ def prepare(model: SmallModel, format: str, work: Path, settings: Settings) -> t
             model.save(weights)
         chosen = {"SYSTEMS": system(model, format), "SOURCE": str(weights), "TASK": model.task, "FORMAT": format}
         try:
-            assemble_all(Settings(settings | chosen))
+            assemble_all(settings.replace(**chosen))
         except UserError as error:
             return str(error).replace(f"{weights}", "the model"), []
         try:

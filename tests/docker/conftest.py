@@ -82,7 +82,7 @@ class DockerTestStack(TestStack):
 
     def compose(self, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
         """Call compose as `make` does."""
-        compose = Compose(Settings(Settings.load() | self.environment | settings))
+        compose = Compose(Settings.load().replace(**self.environment | settings))
         return subprocess.run(
             compose.command(*arguments), env=compose.environment, capture_output=True, text=True, timeout=900
         )

@@ -387,7 +387,7 @@ def test_system_of_a_running_comparison_is_not_removed(stack):
     shutil.rmtree(stack.folder / "models/spam", ignore_errors=True)
     shutil.rmtree(stack.folder / "models/spam_v2", ignore_errors=True)
     assemble_spam(stack)
-    with exclusive(comparison_lock(Settings(Settings.load() | stack.environment)), "the test"):
+    with exclusive(comparison_lock(Settings.load().replace(**stack.environment)), "the test"):
         done = stack.make("remove", SYSTEM="spam")
         assert "a comparison or a search is running against this stack: wait for it, or stop it" in done.stderr
         assert (stack.folder / "models/spam/1/model.onnx").exists()

@@ -15,7 +15,7 @@ from triton_transformers.settings import Settings
 
 def main() -> None:
     for chosen in json.load(sys.stdin):
-        assemble_all(Settings(Settings.load() | chosen))
+        assemble_all(Settings.load().replace(**chosen))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ class Machine:
     @cached_property
     def settings(self) -> Settings:
         own = {"SYSTEMS": "own", "MODEL_REPOSITORY": f"{self.folder}/models", "PACKAGE": f"{self.folder}/own.zip"}
-        return Settings(Settings.load() | own)
+        return Settings.load().replace(**own)
 
     @cached_property
     def config_file(self) -> str:

@@ -84,5 +84,5 @@ class CrashingModel(SmallModel):
 
 def test_crash_of_a_library_costs_one_row(tmp_path):
     row = (CrashingModel("BertModel", "feature-extraction"), "onnx")
-    settings = Settings(Settings.load() | {"MODEL_REPOSITORY": str(tmp_path / "models")})
+    settings = Settings.load().replace(MODEL_REPOSITORY=str(tmp_path / "models"))
     assert list(prepared([row, row], tmp_path, settings)) == [(row, ("a library crashed", []))] * 2

@@ -434,10 +434,10 @@ def test_model_with_own_code_is_refused_if_the_code_is_trusted(tmp_path):
 def test_transformers_replace_openvino_unless_the_user_chose_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(openvino_export, "MEMORY", 1e9)
     chosen = {"SYSTEMS": "mine", "SOURCE": str(language.save_llama(tmp_path / "weights"))}
-    settings = Settings(Settings.load() | {"MODEL_REPOSITORY": str(tmp_path / "models")} | chosen)
+    settings = Settings.load().replace(**{"MODEL_REPOSITORY": str(tmp_path / "models")} | chosen)
     refusal = r"weights cannot be served as text-generation, FORMAT=openvino: its export .* FORMAT=python serves it"
     with pytest.raises(UserError, match=refusal):
-        assemble_all(Settings(settings | {"FORMAT": "openvino"}))
+        assemble_all(settings.replace(FORMAT="openvino"))
     assert not any((tmp_path / "models").glob("*"))
     assemble_all(settings)
     message = " ".join(capsys.readouterr().err.split())

@@ -57,7 +57,7 @@ def test_system_of_a_gguf_file_is_assembled_and_prints_that(tmp_path, capsys):
     file = written(tmp_path, Type.Q8_0)
     chosen = {"SYSTEMS": "mine", "SOURCE": str(file.parent), "FORMAT": "python"}
     repository = tmp_path / "models"
-    assemble_all(Settings(Settings.load() | {"MODEL_REPOSITORY": str(repository)} | chosen))
+    assemble_all(Settings.load().replace(**{"MODEL_REPOSITORY": str(repository)} | chosen))
     assert "weights in 16 bits, dequantized from GGUF (Q8_0)" in " ".join(capsys.readouterr().out.split())
     assert read_record("mine", repository).task == "text-generation"
     expected = generated(file.parent, file.parent, gguf_file=file.name)

@@ -20,7 +20,7 @@ def write_config(path: Path, first: int, last: int) -> None:
 
 def settings(repository: Path, **values: str) -> Settings:
     defaults = {"MODEL_REPOSITORY": str(repository), "PROFILE": "neuron", "NEURON_DEVICES": "2"}
-    return Settings(Settings.load() | defaults | values)
+    return Settings.load().replace(**defaults | values)
 
 
 def test_separate_ranges_are_valid(tmp_path):

@@ -44,7 +44,7 @@ def test_text_longer_than_every_shape_is_an_error():
 
 
 def target(**settings: str) -> Target | None:
-    return Target.from_settings(Settings(Settings.load() | {"PROFILE": "neuron"} | settings))
+    return Target.from_settings(Settings.load().replace(**{"PROFILE": "neuron"} | settings))
 
 
 def test_lengths_double_up_to_the_maximum_of_the_model():

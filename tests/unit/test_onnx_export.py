@@ -185,10 +185,10 @@ def test_transformers_serve_what_cannot_be_exported_unless_the_user_chose_onnx(t
     monkeypatch.setattr(torch.onnx, "export", fail)
     weights = encoders.save_distilbert(tmp_path / "weights", "Model")
     chosen = {"SYSTEMS": "mine", "SOURCE": str(weights), "TASK": "feature-extraction"}
-    settings = Settings(Settings.load() | {"MODEL_REPOSITORY": str(tmp_path / "models")} | chosen)
+    settings = Settings.load().replace(**{"MODEL_REPOSITORY": str(tmp_path / "models")} | chosen)
     refusal = r"weights cannot be served as feature-extraction, FORMAT=onnx: its export .* FORMAT=python serves it"
     with pytest.raises(UserError, match=refusal):
-        assemble_all(Settings(settings | {"FORMAT": "onnx"}))
+        assemble_all(settings.replace(FORMAT="onnx"))
     assemble_all(settings)
     assert "It is served by transformers instead (FORMAT=python)" in " ".join(capsys.readouterr().err.split())
     assert read_record("mine", tmp_path / "models").format == "python"

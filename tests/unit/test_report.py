@@ -34,7 +34,7 @@ def dotenv(tmp_path, monkeypatch):
 
 @pytest.fixture
 def drawn(dotenv) -> Comparison:
-    return comparison(Settings(Settings.load() | {"USERS": "64"}), rounds(ROUNDS))
+    return comparison(Settings.load().replace(USERS="64"), rounds(ROUNDS))
 
 
 @pytest.fixture
@@ -322,7 +322,7 @@ P95S = [(100, 90, 50), (100, 90, 52), (100, 91, 48)]
 
 @pytest.fixture
 def open_loop(measured) -> Comparison:
-    settings = Settings(Settings.load() | {"RATE": "100", "REPORTS": measured.settings["REPORTS"]})
+    settings = Settings.load().replace(RATE="100", REPORTS=measured.settings["REPORTS"])
     return comparison(settings, open_loop_rounds(P95S))
 
 

@@ -20,11 +20,11 @@ from triton_transformers.settings import Settings, UserError
 @pytest.fixture
 def settings(tmp_path):
     (tmp_path / "models").mkdir()
-    return Settings(Settings.load() | {"MODEL_REPOSITORY": str(tmp_path / "models")})
+    return Settings.load().replace(MODEL_REPOSITORY=str(tmp_path / "models"))
 
 
 def requested(settings: Settings, name: str, **chosen: str) -> System | None:
-    settings = Settings(settings | chosen)
+    settings = settings.replace(**chosen)
     return requested_system(name, settings, settings.model_repository)
 
 
@@ -43,7 +43,7 @@ def put(
 
 
 def missing(settings: Settings, systems: str, **chosen: str) -> list[str]:
-    return [system.name for system in missing_systems(Settings(settings | chosen), systems.split())[0]]
+    return [system.name for system in missing_systems(settings.replace(**chosen), systems.split())[0]]
 
 
 def test_catalogue_systems_have_a_recipe_and_distinct_names():
@@ -242,7 +242,7 @@ def test_task_follows_from_other_files_or_is_required(tmp_path):
 
 def test_container_image_has_the_backends_of_the_models(settings):
     def source(systems: str, **more: str) -> str:
-        return Compose(Settings(settings | {"SYSTEMS": systems} | more)).triton_source
+        return Compose(settings.replace(**{"SYSTEMS": systems} | more)).triton_source
 
     put(settings, "pets", "a/b@123", also=("pets_encoder",))
     assert source("embedding pets") == "pypi"

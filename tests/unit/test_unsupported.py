@@ -233,9 +233,9 @@ def refusal(folder: Path, files: dict | None = None, chosen: dict | None = None)
     source, repository = folder / "source", folder / "models"
     if files is not None:
         write(source, files)
-    settings = Settings.load() | {"MODEL_REPOSITORY": str(repository), "SYSTEMS": "x", "SOURCE": str(source)}
+    settings = Settings.load().replace(MODEL_REPOSITORY=str(repository), SYSTEMS="x", SOURCE=str(source))
     with pytest.raises(UserError) as error:
-        assemble_all(Settings(settings | (chosen or {})))
+        assemble_all(settings.replace(**(chosen or {})))
     assert "\n" not in str(error.value)
     assert not list(repository.glob("*"))
     return str(error.value)

@@ -65,7 +65,7 @@ def measured(tmp_path):
     windows = rounds([(100, 101)])
     for window in windows:
         window.began_at = 20.0 if window.mode == "dynamic" else 5.0
-    return comparison(Settings(Settings.load() | {"TRACE": "1", "LOCAL_STATE": str(tmp_path)}), windows)
+    return comparison(Settings.load().replace(TRACE="1", LOCAL_STATE=str(tmp_path)), windows)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_cause_is_the_longest_step_in_words(model, name, attributes, sentence):
 
 @pytest.mark.parametrize("settings", [{"TRACE": "0"}, {"TRACE_URL": "http://collector:4318/v1/traces"}])
 def test_report_has_no_waterfalls_without_our_receiver(measured, settings):
-    measured.settings = Settings(measured.settings | settings)
+    measured.settings = measured.settings.replace(**settings)
     assert measured.results()["slowest"] is None
 
 
