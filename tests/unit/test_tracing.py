@@ -183,6 +183,11 @@ def test_receiver_takes_messages_of_traces_only(port, files, path, body, headers
     assert files.newer.exists() == (status == 200)
 
 
+def test_receiver_listens_on_loopback_alone(files):
+    with receiver.server(0, files) as server:
+        assert server.server_address[0] == "127.0.0.1"
+
+
 def test_receiver_passes_messages_on(files, tmp_path):
     """Pass on a message also after the other receiver refused one."""
     arrived = threading.Event()
