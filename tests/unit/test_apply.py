@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
@@ -24,43 +22,23 @@ EARLIER = "max_batch_size: 8"
 NAME = "spam/configs/cpu.pbtxt"
 
 
-@dataclass
 class StackStandIn:
     """A stack whose server has the configuration of the file that it loaded last, and whose search finds batches of 16.
 
-    `files` are the texts that were in place at each load.
+    It is its own Triton and its own model control.
     """
 
-    settings: Settings
-    outcome: str = "better"
-    code: int = 0
-    errors: list[BaseException] = field(default_factory=list)  # of the first loads
-    during_search: str = ""  # written into the file by another program meanwhile
-    ignores_files: bool = False
-    wrong: str = ""  # the system that answers wrongly
-    result_files: dict[str, str] = field(default_factory=lambda: {NAME: AFTER})
-    files: list[str] = field(default_factory=list)
-
-    @property
-    def path(self) -> Path:
-        """Return the file that the result is written into."""
-        return self.config_path.parent / "configs/cpu.pbtxt"
-
-    @property
-    def config_path(self) -> Path:
-        return self.settings.model_repository / "spam/config.pbtxt"
-
-    @property
-    def reports(self) -> Path:
-        return self.settings.reports
-
-    @property
-    def control(self):
-        return self
-
-    @property
-    def triton(self):
-        return self
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.reports = settings, settings.reports
+        self.control = self.triton = self
+        self.config_path = settings.model_repository / "spam/config.pbtxt"
+        self.path = self.config_path.parent / "configs/cpu.pbtxt"  # the result is written into this file
+        self.outcome, self.code, self.result_files = "better", 0, {NAME: AFTER}
+        self.errors: list[BaseException] = []  # of the first loads
+        self.during_search = ""  # written into config.pbtxt by another program meanwhile
+        self.ignores_files = False
+        self.wrong = ""  # the system that answers wrongly
+        self.files: list[str] = []  # the texts that were in place at each load
 
     def composing(self, system):
         return {"spam": {"spam": {}}, "both": {"both": {}, "spam": {}}, "egg": {"egg": {}}}[system]
