@@ -119,7 +119,7 @@ def test_request_is_a_prompt_with_the_number_of_new_tokens():
 
 
 def test_comparison_finds_out_from_the_server_that_the_system_generates():
-    measured = Comparison(Settings(Settings.load() | {"SYSTEM": "story", "USERS": "", "TOKENS": "7"}))
+    measured = Comparison(Settings.load().replace(SYSTEM="story", USERS="", TOKENS="7"))
     measured.triton = OneModel(STORY)
     measured.triton.composing = lambda system: {system: STORY}
     assert (measured.workload.users, measured.plan.generates) == (8, True)
@@ -130,7 +130,7 @@ def test_comparison_finds_out_from_the_server_that_the_system_generates():
 def test_original_is_what_an_earlier_killed_comparison_restored(monkeypatch):
     """The settings are checked, and so the system is looked at, before that comparison is undone."""
     monkeypatch.setattr(Capacity, "from_server", classmethod(lambda cls, settings: Capacity(2)))
-    measured = Comparison(Settings(Settings.load() | {"SYSTEM": "story"}))
+    measured = Comparison(Settings.load().replace(SYSTEM="story"))
     measured.triton = OneModel(STORY)
     left, restored = generating.with_limit(STORY, 1), STORY
     measured.triton.composing = lambda system: {system: left}
@@ -256,7 +256,7 @@ RATES = [(20, 100), (22, 99), (18, 101)]
 
 @pytest.fixture
 def measured(blank_charts) -> Comparison:
-    return comparison(Settings(Settings.load() | {"USERS": "8", "SYSTEM": "story"}), generating_rounds(RATES))
+    return comparison(Settings.load().replace(USERS="8", SYSTEM="story"), generating_rounds(RATES))
 
 
 def test_ratio_is_that_of_the_tokens(measured):

@@ -132,7 +132,7 @@ LOADS = {
 def test_charts_draw_and_the_table_fits_80_columns(dotenv, kind):
     windows, titles = LOADS[kind]
     rate = {"RATE": "100"} if kind == "open" else {}
-    results = (measured := comparison(Settings(Settings.load() | rate), windows)).results()
+    results = (measured := comparison(Settings.load().replace(**rate), windows)).results()
     console = Console(width=80, record=True)
     report.print_table(results, console)
     lines = console.export_text().splitlines()

@@ -50,7 +50,7 @@ class TritonStandIn:
 @pytest.fixture
 def stack(monkeypatch, tmp_path) -> LocalStack:
     monkeypatch.setattr(triton, "metrics_page", lambda url: PAGE)
-    stack = LocalStack(Settings(Settings.load() | {"LOCAL_STATE": str(tmp_path), "RUNTIME": "local"}))
+    stack = LocalStack(Settings.load().replace(LOCAL_STATE=str(tmp_path), RUNTIME="local"))
     stack.__dict__["triton"] = TritonStandIn()
     return stack
 

@@ -155,7 +155,7 @@ def test_missing_workers_raise_an_error(bind, monkeypatch):
         monkeypatch.setenv("LOADTEST_BIND", value)
         with pytest.raises(UserError, match=rf"LOADTEST_BIND={value}: must be host:port"):
             address("LOADTEST_BIND")
-    settings = Settings(Settings.load() | {"USERS": "3", "WORKERS": "4"})
+    settings = Settings.load().replace(USERS="3", WORKERS="4")
     with pytest.raises(UserError, match="WORKERS=4: must be at most USERS, which is 3"):
         _ = Comparison(settings).workers
 
