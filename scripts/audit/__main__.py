@@ -5,12 +5,13 @@ The packages are those of uv.lock and those of images, which `make build` lists 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-import subprocess
-import sys
+import shutil
 import tomllib
-from collections.abc import Iterable, Mapping
+import urllib.request
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -26,8 +27,7 @@ from triton_transformers.settings import ROOT, Settings, UserError, pins
 
 KNOWN = Path(__file__).with_name("known.toml")
 LOCK = ROOT / "uv.lock"
-# The service that pip-audit asks. NVIDIA's wheel of Triton is in no such database, so known.toml has it.
-SERVICE = "https://api.osv.dev/v1/query"
+# NVIDIA's wheel of Triton is in no such database, so known.toml has it.
 DATABASE = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"
 # Exit code if a check could not be made.
 UNKNOWN = 2
@@ -105,12 +105,11 @@ def image_packages(folder: Path, pinned: Mapping[str, str]) -> dict[str, list[di
     return by_image
 
 
-def packages(pinned: Mapping[str, str], database: Path | None, image: str = "") -> list[Finding]:
-    """Return the known vulnerabilities of the packages: of the database, or else of OSV's service."""
-    reported = osv.vulnerabilities(database, pinned) if database else reported_by_osv(pinned)
+def packages(pinned: Mapping[str, str], database: Path, image: str = "") -> list[Finding]:
+    """Return the known vulnerabilities of the packages."""
     merged: list[Finding] = []
-    for name, ids, fixed in reported:
-        # Several databases describe the same vulnerability.
+    for name, ids, fixed in osv.vulnerabilities(database, pinned):
+        # Several advisories describe the same vulnerability.
         same = [finding for finding in merged if finding.pin == name and finding.ids & {*ids}]
         all_ids = frozenset(ids).union(*(finding.ids for finding in same))
         merged = [finding for finding in merged if finding not in same]
@@ -118,28 +117,23 @@ def packages(pinned: Mapping[str, str], database: Path | None, image: str = "") 
     return merged
 
 
-def reported_by_osv(pinned: Mapping[str, str], service: str = SERVICE) -> Iterable[tuple[str, list[str], list[str]]]:
-    """Return what pip-audit reports on the packages. Raise UserError if the service does not answer."""
-    with err.status("asking OSV for known vulnerabilities"), NamedTemporaryFile("w", suffix=".txt") as file:
-        file.writelines(f"{name}=={version}\n" for name, version in pinned.items())
-        file.flush()
-        command = [sys.executable, "-m", "pip_audit", "--no-deps", "--disable-pip", "--requirement", file.name]
-        command += ["--vulnerability-service", "osv", "--osv-url", service]
-        command += ["--format", "json", "--progress-spinner", "off"]
-        done = subprocess.run(command, capture_output=True, text=True)
-    try:
-        dependencies = json.loads(done.stdout)["dependencies"]
-    except ValueError:
-        reason = (done.stderr.strip().splitlines() or ["no answer"])[-1].split(": ")[0]
-        raise UserError(
-            f"pip-audit could not ask {service} ({reason}): if this machine does not reach it, download {DATABASE} "
-            "elsewhere and set OSV_DATABASE=all.zip"
-        ) from None
-    return [
-        (canonicalize_name(dependency["name"]), [advisory["id"], *advisory["aliases"]], advisory["fix_versions"])
-        for dependency in dependencies
-        for advisory in dependency.get("vulns", [])
-    ]
+@contextlib.contextmanager
+def osv_database(own: Path | None) -> Iterator[Path]:
+    """Yield the user's database, or else the one that OSV publishes now."""
+    if own:
+        yield own
+        return
+    with NamedTemporaryFile(prefix="osv-", suffix=".zip") as file:
+        try:
+            with err.status("downloading OSV's database"), urllib.request.urlopen(DATABASE, timeout=60) as response:
+                shutil.copyfileobj(response, file)
+                file.flush()
+        except OSError as error:
+            raise UserError(
+                f"{DATABASE} cannot be downloaded ({error}): if this machine does not reach it, download it elsewhere "
+                "and set OSV_DATABASE=all.zip"
+            ) from None
+        yield Path(file.name)
 
 
 def show(findings: list[Finding], known: Mapping[str, Any]) -> None:
@@ -166,13 +160,13 @@ def main() -> int:
     problem = ""
     tritons = releases(images, pinned, known)
     findings = bulletins(tritons, known)
-    database = settings.osv_database
     built = image_packages(settings.local_state / SBOMS, pinned)
     try:
-        findings += packages(pinned, database)
-        for image, versions in built.items():
-            for others in versions:
-                findings += packages(others, database, image)
+        with osv_database(settings.osv_database) as database:
+            findings += packages(pinned, database)
+            for image, versions in built.items():
+                for others in versions:
+                    findings += packages(others, database, image)
     except UserError as error:
         problem = str(error)
     show(findings, known)
