@@ -18,7 +18,7 @@ from scripts.stack.docker.compose import Compose
 from scripts.stack.docker.containers import OUR_PROJECT
 from tests.docker.mirror import pip_configuration
 from tests.support.stacks import TestStack, bring_up, stacks
-from triton_transformers.settings import Settings
+from triton_transformers.settings import ROOT, Settings
 
 
 def docker(*arguments: str, timeout: float = 300) -> str:
@@ -119,3 +119,13 @@ def new_stack() -> Iterator:
 def stack(new_stack) -> DockerTestStack:
     """Return a stack that was built, whose models the exporter assembled, and that is up."""
     return bring_up(new_stack(), timeout=1500)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Return a second checkout with the files of git, as a fresh clone: no .env."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, files.split("\0")):
+        (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "clone" / name)
+    return tmp_path / "clone"

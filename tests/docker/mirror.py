@@ -5,14 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from socket import AF_INET
-from threading import Thread
+from socket import AF_INET, SO_REUSEADDR, SOL_SOCKET, socket
 
 import psutil
+
+from tests.support.http_servers import files, serving
 
 PORT = 8470
 
@@ -32,35 +31,24 @@ def gateway() -> str:
     return next(address.address for address in psutil.net_if_addrs()[bridge] if address.family == AF_INET)
 
 
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    handler = partial(QuietHandler, directory=folder)
-    try:
-        # Docker caches layers by this address, too, so use the same port each time if it is free.
-        server = ThreadingHTTPServer((gateway(), PORT), handler)
-    except OSError:
-        server = ThreadingHTTPServer((gateway(), 0), handler)
-    with server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield "http://{}:{}/".format(*server.server_address)
-        finally:
-            server.shutdown()
+def free_port() -> int:
+    """Return the usual port if it is free, because Docker caches layers by this address, too."""
+    with socket() as probe:
+        probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        with suppress(OSError):
+            probe.bind((gateway(), PORT))
+            return PORT
+    return 0
 
 
 @contextmanager
 def pip_configuration(path: Path) -> Iterator[Path]:
     """Write the configuration, for a build's `--secret id=pip_conf,src=`, and serve its addresses meanwhile."""
     with ExitStack() as stack:
-        links = [
-            stack.enter_context(served(Path(link))) if Path(link).is_dir() else link
-            for link in pip_setting("find-links")
-        ]
+        links = pip_setting("find-links")
+        for number, link in enumerate(links):
+            if Path(link).is_dir():
+                links[number] = stack.enter_context(serving(files(Path(link)), (gateway(), free_port()))) + "/"
         # No `cert`: Debian's pip and every pip since 24.2 trust the system's certificates; base-images.sh adds ours.
         lines = ["[global]"]
         if links:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -84,16 +83,6 @@ def everything(stack) -> dict[str, object]:
         "volumes": set(docker("volume", "ls", "--quiet", "--filter", stack.label).split()),
         "images": {image for image in images if image.startswith((f"{stack.project}:", f"{stack.project}-"))},
     }
-
-
-@pytest.fixture
-def clone(tmp_path):
-    """Return a second checkout."""
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, files.split("\0")):
-        (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / "clone" / name)
-    return tmp_path / "clone"
 
 
 def run(clone: Path, command: str, stack: DockerTestStack, **settings: str) -> subprocess.CompletedProcess[str]:

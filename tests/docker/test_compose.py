@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 
@@ -107,11 +106,6 @@ def test_generating_systems_choose_the_image_with_vllm(new_compose, tmp_path, fi
     assert f" AS {target}\n" in (ROOT / triton["build"]["dockerfile"]).read_text()
     assert services(new_compose(PROFILE="cuda", SYSTEMS="embedding"))["triton-cuda"]["build"]["target"] == "cuda"
     assert new_compose(PROFILE="cpu", SYSTEMS="story").nvidia_image == pins()["TRITON_IMAGE"]
-
-
-def test_unknown_chip_is_an_error(new_compose):
-    with pytest.raises(UserError, match="NEURON_CHIP=inf3: must be one of inf1, inf2, trn1"):
-        new_compose(NEURON_CHIP="inf3").environment  # noqa: B018
 
 
 def test_neuron_exporter_differs_by_the_profile_and_its_settings(new_compose):
@@ -287,16 +281,6 @@ def test_neuron_monitor_ends_if_either_program_ends(new_compose, tmp_path, monit
 
 
 # --- by hand --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def clone(tmp_path):
-    """Return a folder with the files of git, as a fresh clone: no .env."""
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, files.split("\0")):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    return tmp_path
 
 
 def documented_commands() -> list[str]:

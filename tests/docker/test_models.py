@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
@@ -41,17 +40,3 @@ def test_image_with_transformers_is_chosen_and_serves(served):
 def test_hub_token_stays_with_the_exporter(served):
     assert TOKEN not in json.dumps(served.inspect("triton-cpu"))
     assert TOKEN not in served.log
-
-
-def test_list_shows_what_is_in_place(served):
-    done = served.make("models", timeout=300, LIST="1")
-    assert done.returncode == 0, done.stderr
-    states = dict(re.findall(r"^(\w+) +(loaded|on disk|not assembled)", done.stdout, re.MULTILINE))
-    assert (states["story"], states["vit_ensemble"], states["falcon7b"]) == ("loaded", "loaded", "not assembled")
-
-
-def test_missing_source_folder_is_one_sentence(served, tmp_path):
-    done = served.make("models", SYSTEMS="pets", SOURCE=tmp_path / "nowhere")
-    assert done.returncode != 0
-    assert "there is no such folder" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -86,11 +86,6 @@ def test_published_curl(stack, model):
     assert all(output["shape"][0] == 2 for output in json.loads(done.stdout)["outputs"])
 
 
-def test_gateway_gives_tritons_vector(stack):
-    text = "Which battery fits the small torch?"
-    assert embed_through_gateway(stack, text) == pytest.approx(embed(stack, text)[0].tolist(), abs=1e-6)
-
-
 def test_key_restarts_the_gateway_alone_and_is_in_no_log(stack):
     triton = stack.container("triton-cpu")
     done = stack.make("up", API_KEYS=API_KEY)
@@ -103,14 +98,6 @@ def test_key_restarts_the_gateway_alone_and_is_in_no_log(stack):
     bring_up(stack)
     assert len(embed_through_gateway(stack, "a text")) == 384
     assert stack.container("triton-cpu") == triton
-
-
-def test_gateway_without_a_key_is_not_opened(stack):
-    before = stack.inspect("gateway")["State"]["StartedAt"]
-    done = stack.make("up", GATEWAY_BIND="0.0.0.0")
-    assert done.returncode != 0
-    assert "GATEWAY_BIND=0.0.0.0 opens the gateway to other machines, and API_KEYS is empty" in done.stderr
-    assert stack.inspect("gateway")["State"]["StartedAt"] == before
 
 
 def test_exporter_writes_files_of_the_user(stack):
@@ -132,14 +119,8 @@ def test_measurements_are_kept_in_a_volume(stack):
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_container_has_least_privilege(stack, service):
-    record = stack.inspect(service)
-    host = record["HostConfig"]
-    assert host["ReadonlyRootfs"] is True
-    assert host["CapDrop"] == ["ALL"]
-    assert "no-new-privileges:true" in host["SecurityOpt"]
-    assert host["Memory"] > 0
-    assert host["LogConfig"]["Config"] == {"max-size": "10m", "max-file": "3"}
-    assert host["RestartPolicy"]["Name"] == "unless-stopped"
+    """Look from inside: tests/unit/test_security.py checks the file."""
+    assert stack.inspect(service)["HostConfig"]["Memory"] > 0
     assert stack.inside(service, "id", "-u") != "0"
     status = stack.inside(service, "cat", "/proc/self/status")
     assert "CapEff:\t0000000000000000" in status
@@ -263,9 +244,6 @@ def test_traces_are_in_the_report_and_in_jaeger(traced):
     for service in TRACING:
         assert f"{service} " in status
         traced.wait(lambda service=service: traced.healthy(service), f"{service} is healthy")
-        host = traced.inspect(service)["HostConfig"]
-        assert (host["ReadonlyRootfs"], host["CapDrop"]) == (True, ["ALL"])
-        assert host["Memory"] > 0
         for bindings in traced.inspect(service)["NetworkSettings"]["Ports"].values():
             assert {binding["HostIp"] for binding in bindings or []} <= {"127.0.0.1"}
 
@@ -373,10 +351,7 @@ def test_up_loads_an_edited_config(stack):
     [
         ({"PROFILE": "cuda"}, "this Docker engine has no NVIDIA runtime"),
         ({"PROFILE": "neuron"}, "there is no /dev/neuron0 here"),
-        ({"PROFILE": "tpu"}, "PROFILE=tpu: must be one of cpu, cuda, neuron"),
-        ({"TRITON_SOURCE": "x"}, "TRITON_SOURCE=x: must be one of"),
         ({"DOCKER_HOST": "unix:///nowhere.sock"}, "the Docker engine does not answer"),
-        ({"RUNTIME": "podman"}, "RUNTIME=podman: must be one of docker, local"),
     ],
 )
 def test_missing_requirement_is_one_sentence(stack, settings, message):
@@ -392,12 +367,6 @@ def test_taken_port_is_one_sentence(new_stack, stack):
     done = other.make("up", TRITON_GRPC_PORT=stack.environment["TRITON_GRPC_PORT"])
     assert done.returncode != 0
     assert f"port {stack.environment['TRITON_GRPC_PORT']} cannot be opened on 127.0.0.1" in done.stderr
-
-
-@pytest.mark.parametrize("profile", ["cpu", "cuda", "neuron"])
-def test_compose_file_has_no_warnings(stack, profile):
-    done = stack.compose("config", "--quiet", PROFILE=profile)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_down_keeps_the_volumes(stack):

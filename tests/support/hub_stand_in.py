@@ -8,10 +8,11 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from urllib.parse import unquote, urlsplit
+
+from tests.support.http_servers import serving
 
 LFS = (".safetensors", ".bin", ".onnx")
 TOKEN = "hf_a_token_of_the_tests"
@@ -141,11 +142,5 @@ def etag(name: str, content: bytes) -> str:
 @contextlib.contextmanager
 def hub_stand_in(models: dict[str, Published]) -> Iterator[HubStandIn]:
     hub = HubStandIn(models)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads, server.hub = True, hub
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
+    with serving(Handler, hub=hub) as hub.url:
+        yield hub

@@ -31,7 +31,10 @@ from oci.data_science import models as sdk
 from triton_transformers.http import opener
 
 API = "/20190101"
-SHAPES = ("VM.Standard.E4.Flex", "VM.GPU.A10.1")
+SHAPES = [
+    {"name": name, "coreCount": 64, "memoryInGBs": 1024, "shapeSeries": "AMD_ROME"}
+    for name in ("VM.Standard.E4.Flex", "VM.GPU.A10.1")
+]
 WORK_POLLS = 2  # a work request ends at this poll
 # An active deployment takes changes of one of these groups at a time.
 GROUPS = (
@@ -45,8 +48,8 @@ GROUPS = (
 
 
 class RefusedRequest(Exception):
-    def __init__(self, status: int, code: str, message: str = "") -> None:
-        self.status, self.code, self.message = status, code, message or code
+    def __init__(self, status: int, code: str, message: str = "", headers: dict[str, str] | None = None) -> None:
+        self.answer = status, headers or {}, {"code": code, "message": message or code}
 
 
 @dataclass
@@ -148,15 +151,15 @@ class Handler(BaseHTTPRequestHandler):
             for fault in self.cloud.faults:
                 if re.search(fault[0], line):
                     self.cloud.faults.remove(fault)
-                    raise InjectedFault(*fault[1:])
+                    raise RefusedRequest(*fault[1:])
             if self.cloud.proxy_answer is not None:
                 self.answer(200, {}, self.cloud.proxy_answer)
                 return
             status, headers, answer = self.route(url.path, query, body, content)
-        except InjectedFault as fault:
-            status, headers, answer = fault.answer
         except RefusedRequest as error:
-            status, headers, answer = error.status, {}, {"code": error.code, "message": error.message}
+            status, headers, answer = error.answer
+        except ValueError as error:  # of check_fields
+            status, headers, answer = RefusedRequest(400, "InvalidParameter", str(error)).answer
         self.answer(status, headers, answer)
 
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any
@@ -208,12 +211,9 @@ class Handler(BaseHTTPRequestHandler):
         return paged(named(self.cloud.models, query), query)
 
     def create_model(self, body: dict, **_: object) -> tuple[int, dict, object]:
-        check(body, sdk.CreateModelDetails)
-        model = body | {
-            "id": self.cloud.identifier("datasciencemodel"),
-            "lifecycleState": "ACTIVE",
-            "timeCreated": now(),
-        }
+        check_fields(body, sdk.CreateModelDetails)
+        model = body | {"id": self.cloud.identifier("datasciencemodel"), "lifecycleState": "ACTIVE"}
+        model["timeCreated"] = now()
         self.cloud.models[model["id"]] = model
         return 200, {}, without_artifact(model)
 
@@ -239,9 +239,9 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {"Content-Length": str(len(model["artifact"]))}, None
 
     def export_artifact(self, id: str, body: dict, **_: object) -> tuple[int, dict, object]:
-        check(body, sdk.ExportModelArtifactDetails)
+        check_fields(body, sdk.ExportModelArtifactDetails)
         model, source = find(self.cloud.models, id), body["artifactExportDetails"]
-        check(source, sdk.ArtifactExportDetailsObjectStorage)
+        check_fields(source, sdk.ArtifactExportDetailsObjectStorage)
 
         def end() -> None:
             model["artifact"] = self.cloud.objects[f"{source['sourceBucket']}/{source['sourceObjectName']}"]
@@ -257,7 +257,7 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {}, find(self.cloud.deployments, id)
 
     def create_deployment(self, body: dict, **_: object) -> tuple[int, dict, object]:
-        check(body, sdk.CreateModelDeploymentDetails)
+        check_fields(body, sdk.CreateModelDeploymentDetails)
         if "artifact" not in find(self.cloud.models, model_id(body)):
             raise RefusedRequest(400, "InvalidParameter", "the model has no artifact")
         live = json.loads(json.dumps(body))
@@ -268,7 +268,7 @@ class Handler(BaseHTTPRequestHandler):
         return 201, self.cloud.begin("MODEL_DEPLOYMENT_CREATE", lambda: self.launch(live)), live
 
     def update_deployment(self, id: str, body: dict, **_: object) -> tuple[int, dict, object]:
-        check(body, sdk.UpdateModelDeploymentDetails)
+        check_fields(body, sdk.UpdateModelDeploymentDetails)
         live = find(self.cloud.deployments, id)
         if live["lifecycleState"] not in ("ACTIVE", "INACTIVE", "NEEDS_ATTENTION"):
             raise RefusedRequest(409, "IncorrectState", f"it is {live['lifecycleState']}")
@@ -334,14 +334,7 @@ class Handler(BaseHTTPRequestHandler):
     def work_errors(self, id: str, **_: object) -> tuple[int, dict, object]:
         return 200, {}, [{"code": "Failed", "message": self.cloud.work[id].error, "timestamp": now()}]
 
-    def list_shapes(self, **_: object) -> tuple[int, dict, object]:
-        shape = {"coreCount": 64, "memoryInGBs": 1024, "shapeSeries": "AMD_ROME"}
-        return 200, {}, [shape | {"name": name} for name in SHAPES]
-
     # --- Object Storage -----------------------------------------------------------------------------------------------
-
-    def namespace(self, **_: object) -> tuple[int, dict, object]:
-        return 200, {}, "tests"
 
     def head_object(self, bucket: str, name: str, **_: object) -> tuple[int, dict, object]:
         if f"{bucket}/{name}" not in self.cloud.objects:
@@ -371,9 +364,10 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {}, {name: value for name, value in upload.items() if name != "parts"}
 
     def put_part(self, query: dict, content: bytes, **_: object) -> tuple[int, dict, object]:
-        self.cloud.uploads[query["uploadId"]]["parts"][int(query["uploadPartNum"])] = content
-        md5 = base64.b64encode(hashlib.md5(content).digest()).decode()
-        return 200, {"ETag": hashlib.md5(content).hexdigest(), "opc-content-md5": md5}, None
+        number = int(query["uploadPartNum"])
+        self.cloud.uploads[query["uploadId"]]["parts"][number] = content
+        stored = part(number, content)
+        return 200, {"ETag": stored["etag"], "opc-content-md5": stored["md5"]}, None
 
     def list_parts(self, query: dict, **_: object) -> tuple[int, dict, object]:
         parts = sorted(self.cloud.uploads[query["uploadId"]]["parts"].items())
@@ -390,18 +384,11 @@ class Handler(BaseHTTPRequestHandler):
     def predict(self, id: str, content: bytes, **_: object) -> tuple[int, dict, object]:
         model, version = self.headers.get("model_name"), self.headers.get("model_version")
         if id not in self.cloud.tritons or not model or not version:
-            raise RefusedRequest(
-                404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found."
-            )
+            raise RefusedRequest(404, "NotAuthorizedOrNotFound", "Authorization failed or resource not found.")
         return forward(f"{self.cloud.tritons[id]}/v2/models/{model}/versions/{version}/infer", content)
 
     def health(self, id: str, **_: object) -> tuple[int, dict, object]:
         return forward(f"{self.cloud.tritons[id]}/v2/health/ready")
-
-
-class InjectedFault(Exception):
-    def __init__(self, status: int, code: str, message: str, headers: dict[str, str]) -> None:
-        self.answer = status, headers, {"code": code, "message": message}
 
 
 MODEL, DEPLOYMENT, WORK = (f"{API}/{kind}/(?P<id>[^/]+)" for kind in ("models", "modelDeployments", "workRequests"))
@@ -424,8 +411,8 @@ ROUTES = (
     ("GET", WORK, Handler.get_work),
     ("GET", f"{WORK}/logs", Handler.work_logs),
     ("GET", f"{WORK}/errors", Handler.work_errors),
-    ("GET", f"{API}/modelDeploymentShapes", Handler.list_shapes),
-    ("GET", "/n/?", Handler.namespace),
+    ("GET", f"{API}/modelDeploymentShapes", lambda *_, **__: (200, {}, SHAPES)),
+    ("GET", "/n/?", lambda *_, **__: (200, {}, "tests")),
     ("HEAD", OBJECT, Handler.head_object),
     ("DELETE", OBJECT, Handler.delete_object),
     ("GET", f"{BUCKET}/o/?", Handler.list_objects),
@@ -446,12 +433,8 @@ def now() -> str:
 
 def part(number: int, content: bytes) -> dict:
     md5 = hashlib.md5(content)
-    return {
-        "partNumber": number,
-        "etag": md5.hexdigest(),
-        "md5": base64.b64encode(md5.digest()).decode(),
-        "size": len(content),
-    }
+    digest = base64.b64encode(md5.digest()).decode()
+    return {"partNumber": number, "etag": md5.hexdigest(), "md5": digest, "size": len(content)}
 
 
 def without_artifact(record: dict) -> dict:
@@ -495,16 +478,8 @@ def merge(into: dict, body: dict) -> None:
             into[name] = value
 
 
-def check(body: dict, kind: type) -> None:
-    """Refuse a body with a field that the SDK's model does not have, or without one that it documents as required."""
-    try:
-        check_fields(body, kind)
-    except ValueError as error:
-        raise RefusedRequest(400, "InvalidParameter", str(error)) from None
-
-
 def check_fields(body: dict, kind: type, path: str = "") -> None:
-    """Raise ValueError if the body is not one that the SDK's model allows."""
+    """Raise ValueError if the body has a field that the SDK's model lacks, or lacks one that is [Required] there."""
     if hasattr(kind, "get_subtype"):
         kind = getattr(sdk, kind.get_subtype(body))
     types = {key: kind().swagger_types[name] for name, key in kind().attribute_map.items()}

@@ -129,18 +129,14 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     # --- Triton's methods -------------------------------------------------------------------------------------------
 
-    def ModelInfer(
-        self, request: service_pb2.ModelInferRequest, context: grpc.ServicerContext
-    ) -> service_pb2.ModelInferResponse:
+    def ModelInfer(self, request, context):
         try:
             (response,) = self._responses(request, context)
         except Failure as error:
             context.abort(error.code, str(error))
         return response
 
-    def ModelStreamInfer(
-        self, requests: Iterator[service_pb2.ModelInferRequest], context: grpc.ServicerContext
-    ) -> Iterator[service_pb2.ModelStreamInferResponse]:
+    def ModelStreamInfer(self, requests, context):
         for request in requests:
             if request.model_name not in self.models:  # Triton answers that without a status
                 message = f"Request for unknown model: '{request.model_name}' is not found"
@@ -152,34 +148,24 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
             except Failure as error:  # so are errors of the model
                 yield service_pb2.ModelStreamInferResponse(error_message=str(error))
 
-    def ModelConfig(
-        self, request: service_pb2.ModelConfigRequest, context: grpc.ServicerContext
-    ) -> service_pb2.ModelConfigResponse:
+    def ModelConfig(self, request, context):
         if not self.answers_about_models.wait(WAIT_S):
             context.abort(grpc.StatusCode.INTERNAL, "a caller waited for the whole load")
         return service_pb2.ModelConfigResponse(config=self._model(request.name, context).config)
 
-    def ModelReady(
-        self, request: service_pb2.ModelReadyRequest, context: grpc.ServicerContext
-    ) -> service_pb2.ModelReadyResponse:
+    def ModelReady(self, request, context):
         return service_pb2.ModelReadyResponse(ready=request.name in self.models and self.models[request.name].ready)
 
-    def RepositoryModelLoad(
-        self, request: service_pb2.RepositoryModelLoadRequest, context: grpc.ServicerContext
-    ) -> service_pb2.RepositoryModelLoadResponse:
+    def RepositoryModelLoad(self, request, context):
         self.loads.append((request, dict(context.invocation_metadata())))
         if self.load_failure:
             context.abort(self.load_failure.code, str(self.load_failure))
         return service_pb2.RepositoryModelLoadResponse()
 
-    def ServerReady(
-        self, request: service_pb2.ServerReadyRequest, context: grpc.ServicerContext
-    ) -> service_pb2.ServerReadyResponse:
+    def ServerReady(self, request, context):
         return service_pb2.ServerReadyResponse(ready=all(model.ready for model in self.models.values()))
 
-    def ServerMetadata(
-        self, request: service_pb2.ServerMetadataRequest, context: grpc.ServicerContext
-    ) -> service_pb2.ServerMetadataResponse:
+    def ServerMetadata(self, request, context):
         self.answers_about_models.wait(WAIT_S)
         return service_pb2.ServerMetadataResponse(name="triton", version=self.version)
 
@@ -193,9 +179,7 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
             context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
         return self.models[name]
 
-    def _responses(
-        self, request: service_pb2.ModelInferRequest, context: grpc.ServicerContext
-    ) -> Iterator[service_pb2.ModelInferResponse]:
+    def _responses(self, request, context) -> Iterator[service_pb2.ModelInferResponse]:
         model = self._model(request.model_name, context)
         inputs = {
             tensor.name: Tensor(tensor.name, tensor.datatype, list(tensor.shape), data)
@@ -221,11 +205,9 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
         try:
             rows = next(iter(inputs.values())).shape[0] if model.max_batch and inputs else 1
             if rows > (model.max_batch or 1):
-                raise Failure(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"[request id: <id_unknown>] inference request batch-size must be <= {model.max_batch} for "
-                    f"'{model.name}'",
-                )
+                limit = f"batch-size must be <= {model.max_batch} for '{model.name}'"
+                message = f"[request id: <id_unknown>] inference request {limit}"
+                raise Failure(grpc.StatusCode.INVALID_ARGUMENT, message)
             for tensors in model.answer(inputs):
                 while not model.gate.wait(0.02):
                     if not context.is_active():
@@ -313,62 +295,58 @@ def reranker(name: str = "reranker", max_batch: int = 64) -> Model:
     return Model(name, inputs, {"score": ("FP32", [1]), "token_count": ("INT32", [1])}, answer, max_batch)
 
 
-def classifier(name: str = "classifier", max_batch: int = 64) -> Model:
-    """Return a model that finds a text positive if it has the word good."""
+def of_texts(name: str, outputs: Signature, compute: Callable[[list[str]], list[Tensor]], **options: Any) -> Model:
+    """Return a model of texts, which also counts their tokens."""
 
     def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
         texts = inputs["input_text"].texts()
+        yield [*compute(texts), token_counts(texts)]
+
+    counted: Signature = outputs | {"token_count": ("INT32", [1])}
+    return Model(name, {"input_text": ("STRING", [1])}, counted, answer, **options)
+
+
+def classifier(name: str = "classifier", max_batch: int = 64) -> Model:
+    """Return a model that finds a text positive if it has the word good."""
+
+    def compute(texts: list[str]) -> list[Tensor]:
         scores = [[0.25, 0.75] if "good" in text else [0.75, 0.25] for text in texts]
         labels = ["positive" if "good" in text else "negative" for text in texts]
-        yield [
+        return [
             Tensor.from_texts("label", labels, [len(texts), 1]),
             Tensor.from_values("score", "FP32", [[max(row)] for row in scores]),
             Tensor.from_values("scores", "FP32", scores),
-            token_counts(texts),
         ]
 
-    inputs: Signature = {"input_text": ("STRING", [1])}
+    outputs: Signature = {"label": ("STRING", [1]), "score": ("FP32", [1]), "scores": ("FP32", [2])}
     parameters = {"labels": '["negative", "positive"]'}
-    outputs: Signature = {
-        "label": ("STRING", [1]),
-        "score": ("FP32", [1]),
-        "scores": ("FP32", [2]),
-        "token_count": ("INT32", [1]),
-    }
-    return Model(name, inputs, outputs, answer, max_batch, parameters=parameters)
+    return of_texts(name, outputs, compute, max_batch=max_batch, parameters=parameters)
 
 
 def sparse(name: str = "sparse") -> Model:
     """Return a model whose sparse vector has a weight for each different character."""
 
-    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
-        texts = inputs["input_text"].texts()
+    def compute(texts: list[str]) -> list[Tensor]:
         sets = [sorted(map(ord, {*text})) for text in texts]
         width = max(map(len, sets))
         ids = [[*row, *[-1] * (width - len(row))] for row in sets]
-        yield [
-            Tensor.from_values("token_id", "INT64", ids),
-            Tensor.from_values("weight", "FP32", [[max(0, id) / 8 for id in row] for row in ids]),
-            token_counts(texts),
-        ]
+        weights = [[max(0, id) / 8 for id in row] for row in ids]
+        return [Tensor.from_values("token_id", "INT64", ids), Tensor.from_values("weight", "FP32", weights)]
 
-    outputs: Signature = {"token_id": ("INT64", [-1]), "weight": ("FP32", [-1]), "token_count": ("INT32", [1])}
-    return Model(name, {"input_text": ("STRING", [1])}, outputs, answer)
+    return of_texts(name, {"token_id": ("INT64", [-1]), "weight": ("FP32", [-1])}, compute)
 
 
 def token_encoder(name: str = "per_token", width: int = 2) -> Model:
     """Return a model with a vector for each token, of which a text has as many as words, and two more."""
 
-    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
-        texts = inputs["input_text"].texts()
+    def compute(texts: list[str]) -> list[Tensor]:
         counts = [len(text.split()) + 2 for text in texts]
         vectors = np.zeros((len(texts), max(counts), width), "f")
         for row, count in zip(vectors, counts, strict=True):
             row[:count] = np.arange(1, count + 1)[:, None]
-        yield [Tensor.from_values("last_hidden_state", "FP32", vectors), token_counts(texts)]
+        return [Tensor.from_values("last_hidden_state", "FP32", vectors)]
 
-    outputs: Signature = {"last_hidden_state": ("FP32", [-1, width]), "token_count": ("INT32", [1])}
-    return Model(name, {"input_text": ("STRING", [1])}, outputs, answer)
+    return of_texts(name, {"last_hidden_state": ("FP32", [-1, width])}, compute)
 
 
 def ids_of(text: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import re
 from pathlib import Path
@@ -82,7 +83,9 @@ class CrashingModel(SmallModel):
         os._exit(9)
 
 
-def test_crash_of_a_library_costs_one_row(tmp_path):
+def test_crash_of_a_library_costs_one_row(tmp_path, monkeypatch):
+    fork = multiprocessing.get_context("fork")  # the usual way imports everything again in each process
+    monkeypatch.setattr("bench.architectures.multiprocessing.get_context", lambda _: fork)
     row = (CrashingModel("BertModel", "feature-extraction"), "onnx")
     settings = Settings.load().replace(MODEL_REPOSITORY=str(tmp_path / "models"))
     assert list(prepared([row, row], tmp_path, settings)) == [(row, ("a library crashed", []))] * 2

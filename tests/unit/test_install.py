@@ -6,16 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from zipfile import ZipFile
 
 import pip
 import pytest
 
+from tests.support.http_servers import files, serving
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import ROOT
 
@@ -49,6 +46,11 @@ stack = [{ name = "six" }, { name = "torch" }]
 """
 
 
+def is_of_installers(name):
+    """Return whether a variable of this machine would change what pip and uv do."""
+    return name.startswith(("PIP_", "UV_", "SSL_", "XDG_", "TRITON_SETTINGS")) or "CA_BUNDLE" in name
+
+
 class Checkout:
     """A checkout with a package index of its own, whose environment already has uv."""
 
@@ -71,16 +73,12 @@ class Checkout:
         path = page / f"{name}-{version}-py3-none-any.whl"
         with ZipFile(path, "w") as wheel:
             wheel.writestr(f"{name}.py", text)
-            wheel.writestr(
-                f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-            )
-            wheel.writestr(
-                f"{name}-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            )
-            wheel.writestr(f"{name}-{version}.dist-info/RECORD", "")
-        (page / "index.html").write_text(
-            "".join(f'<a href="{file.name}">{file.name}</a>' for file in page.glob("*.whl"))
-        )
+            about = f"{name}-{version}.dist-info"
+            wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}/RECORD", "")
+        links = [f'<a href="{file.name}">{file.name}</a>' for file in page.glob("*.whl")]
+        (page / "index.html").write_text("".join(links))
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
     def lock(self, **digests):
@@ -92,22 +90,14 @@ class Checkout:
 
     def install(self, group, **variables):
         """Return the exit code and the output of an install; pip's configuration is this checkout's alone."""
-        foreign = ("PIP_", "UV_", "SSL_", "XDG_", "TRITON_SETTINGS")
-        own = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(foreign) and "CA_BUNDLE" not in name
-        }
+        own = {name: value for name, value in os.environ.items() if not is_of_installers(name)}
         own |= {"XDG_CONFIG_DIRS": str(self.folder), "PIP_CONFIG_FILE": str(self.pip_conf), "no_proxy": "127.0.0.1"}
-        own |= {
-            "TRITON_SETTINGS_NAMES": "TORCH_INDEX",
-            "UV_CACHE_DIR": f"{self.folder}/cache",
-            "PYTHON": sys.executable,
-        }
+        own |= {"UV_CACHE_DIR": f"{self.folder}/cache", "PYTHON": sys.executable}
+        own |= {"TRITON_SETTINGS_NAMES": "TORCH_INDEX"} | variables
         done = subprocess.run(
             ["scripts/make/install.sh", ".venv", group],
             cwd=self.folder,
-            env=own | variables,
+            env=own,
             capture_output=True,
             text=True,
         )
@@ -119,24 +109,10 @@ class Checkout:
         }
 
 
-@contextmanager
-def served(folder):
-    """Serve a folder as an index."""
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 @pytest.fixture
 def checkout(tmp_path):
     checkout = Checkout(tmp_path)
-    with served(checkout.index) as url:
+    with serving(files(checkout.index)) as url:
         checkout.url = url
         checkout.pip_conf.write_text(f"[global]\nindex-url = {url}\n")
         yield checkout
@@ -170,7 +146,7 @@ def test_only_torch_comes_from_its_index(checkout, tmp_path):
     other = tmp_path / "other"
     for name in ("torch", "six"):
         checkout.publish(name, "1.0+cpu", other)
-    with served(other) as url:
+    with serving(files(other)) as url:
         code, printed = checkout.install("stack", TORCH_INDEX=url)
     assert code == 0, printed
     assert {"torch-1.0+cpu", "six-1.0"} <= checkout.installed()
@@ -206,9 +182,7 @@ exec env
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
     """Return a function that returns uv's environment for a configuration of pip."""
-    for name in [
-        name for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_", "XDG_")) or "CA_BUNDLE" in name
-    ]:
+    for name in filter(is_of_installers, [*os.environ]):
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))

@@ -6,10 +6,9 @@ import copy
 import functools
 import itertools
 import json
-import random
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -33,29 +32,24 @@ def group(component: str) -> str:
     return {"loadtest": "autoscaling", "http": "ingress"}.get(name, name)
 
 
-def combinations() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the overlay for the CPU with all components that can be combined."""
+def pairs() -> Iterator[tuple[str, ...]]:
+    """Yield each overlay alone, with each component, and for the CPU combinations that contain every pair."""
     groups: dict[str, list[tuple[str, ...]]] = {}
     for component in COMPONENTS:
         if component not in ("monitoring/cuda", "monitoring/neuron"):
             groups.setdefault(group(component), [()]).append((component,))
-    for chosen in itertools.product(*groups.values()):
-        yield "cpu", tuple(itertools.chain(*chosen))
-
-
-def pairs() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each overlay alone, with each component, and for the CPU combinations that contain every pair."""
+    combinations = [tuple(itertools.chain(*chosen)) for chosen in itertools.product(*groups.values())]
     seen: set[tuple[str, ...]] = set()
-    for overlay, components in sorted(combinations(), key=lambda combination: -len(combination[1])):
+    for components in sorted(combinations, key=len, reverse=True):
         new = {*itertools.combinations(components, 2)} - seen
         if new or len(components) < 2:
-            yield overlay, components
+            yield "cpu", *components
         seen |= new
     for profile in ("cuda", "neuron"):
-        yield profile, ()
+        yield (profile,)
         for component in COMPONENTS:
             if group(component) != "monitoring" or component == f"monitoring/{profile}":
-                yield profile, (component,)
+                yield profile, component
 
 
 @functools.cache
@@ -64,20 +58,10 @@ def render_once(overlay: str, *components: str) -> list[Object]:
     return render_with(overlay, components)
 
 
-def render_all(chosen: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, list[Object]]:
-    return {" ".join([overlay, *components]): render_once(overlay, *components) for overlay, components in chosen}
-
-
 @pytest.fixture(scope="module")
 def combined() -> dict[str, list[Object]]:
     """Return the objects of each pair of components, and of the overlays."""
-    return render_all(pairs())
-
-
-@pytest.fixture(scope="module")
-def rendered() -> dict[str, list[Object]]:
-    """Return the objects of each overlay."""
-    return {profile: render_once(profile) for profile in PROFILES}
+    return {" ".join(chosen): render_once(*chosen) for chosen in pairs()}
 
 
 def find(objects: list[Object], kind: str, name: str) -> Object:
@@ -282,17 +266,6 @@ def test_all_pairs_keep_policies(combined, policy):
     assert [f"{name}: {problem}" for name, objects in combined.items() for problem in policy(objects)] == []
 
 
-@pytest.mark.slow
-def test_combinations_are_valid_and_keep_policies(combined):
-    """Take one in ten of those with more than pairs, because all take 21 s of CPU time."""
-    left = [(name, parts) for name, parts in combinations() if " ".join([name, *parts]) not in combined]
-    rest = render_all(random.Random(2).sample(left, len(left) // 10))
-    assert [
-        (name, problem) for name, objects in rest.items() for policy in POLICIES for problem in policy(objects)
-    ] == []
-    assert [problem for version in VERSIONS for problem in invalid(rest, version)] == []
-
-
 # --- schemas ----------------------------------------------------------------------------------------------------------
 
 
@@ -360,9 +333,9 @@ def test_documented_sources_of_models_render():
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_settings_are_those_of_the_stack(rendered, profile, monkeypatch):
+def test_settings_are_those_of_the_stack(profile, monkeypatch):
     (settings,) = (
-        content["data"] for content in rendered[profile] if content["metadata"]["name"].startswith("settings-")
+        content["data"] for content in render_once(profile) if content["metadata"]["name"].startswith("settings-")
     )
     assert settings["PROFILE"] == profile
     assert settings["SYSTEMS"] == DEFAULTS["SYSTEMS"]

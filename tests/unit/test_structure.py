@@ -1,14 +1,15 @@
-"""Rules of this repository that no linter checks: names of modules, and imports of tests."""
+"""Rules of this repository that no linter checks: names of modules, links, and imports of the backends."""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 from triton_transformers.settings import ROOT
 
@@ -67,20 +68,6 @@ def test_faults_of_triton_and_the_code_link_to_each_other():
     assert len(re.findall(r"^\| .* \| .* \| .*\]\(.* \| .* \| .* \|$", page, re.M)) == len(sections)
 
 
-def test_test_modules_import_no_test_module():
-    imported = {}
-    for path in modules():
-        if path.parts[0] == "tests":
-            names = {
-                node.module or ""
-                for node in ast.walk(ast.parse((ROOT / path).read_text()))
-                if isinstance(node, ast.ImportFrom)
-            }
-            if wrong := {name for name in names if name.rpartition(".")[2].startswith("test_")}:
-                imported[str(path)] = wrong
-    assert imported == {}
-
-
 def test_backends_import_each_other_in_one_direction():
     backends = ROOT / "images/triton/backends"
     imported = {}
@@ -94,6 +81,7 @@ def test_backends_import_each_other_in_one_direction():
     assert order.index("shared.types") < order.index("shared.backend") < order.index("packed_onnx.model")
 
 
+@pytest.mark.slow
 def test_backends_import_transformers_without_scikit_learn():
     backends = ROOT / "images/triton/backends"
     direct = [
