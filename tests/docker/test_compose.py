@@ -126,16 +126,14 @@ def test_profile_selects_the_exporter(new_compose, profile, exporter):
 
 def test_other_systems_make_no_other_container(new_compose, tmp_path):
     """Triton gets its systems from a file that it may only read, so a change of SYSTEMS does not restart it."""
-    one, two = (services(new_compose(PROFILE="cpu", SYSTEMS=systems))["triton-cpu"] for systems in ("spam", "spam ham"))
+    composed = [services(new_compose(PROFILE="cpu", SYSTEMS=systems)) for systems in ("spam", "spam ham")]
+    one, two = (services["triton-cpu"] for services in composed)
     assert one == two
+    # The gateway answers for systems that are not loaded yet, too.
+    assert composed[0]["gateway"]["environment"]["SYSTEMS_FILE"] == "/serving/requested"
     assert (one["environment"]["SYSTEMS"], one["environment"]["SYSTEMS_FILE"]) == ("", "/serving/systems")
     (serving,) = [volume for volume in one["volumes"] if volume["target"] == "/serving"]
     assert (serving["source"], serving["read_only"]) == (str(tmp_path / "state/serving"), True)
-
-
-def test_gateway_reads_what_the_server_is_to_serve(new_compose):
-    """It answers for systems that are not loaded yet, too."""
-    assert services(new_compose(PROFILE="cpu"))["gateway"]["environment"]["SYSTEMS_FILE"] == "/serving/requested"
 
 
 @pytest.mark.parametrize(

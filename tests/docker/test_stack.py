@@ -332,20 +332,6 @@ def test_crashed_gateway_is_restarted(stack):
     assert len(embed_through_gateway(stack, "are you there?")) == 384
 
 
-def test_up_loads_an_edited_config(stack):
-    config = stack.folder / "models/tokenizer/config.pbtxt"
-    good = config.read_text()
-    before = stack.container("triton-cpu")
-    try:
-        config.write_text(good.replace("max_batch_size: 64", "max_batch_size: 128"))
-        assert stack.make("up").returncode == 0
-        assert stack.triton.config("tokenizer")["max_batch_size"] == 128
-    finally:
-        config.write_text(good)
-    assert stack.make("up").returncode == 0
-    assert stack.container("triton-cpu") == before
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
