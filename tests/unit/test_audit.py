@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scripts.audit import __main__ as audit
-from scripts.audit.osv import is_affected, vulnerabilities
+from scripts.audit.__main__ import is_affected, vulnerabilities
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import UserError, pins
 
@@ -64,15 +64,14 @@ def test_range_has_the_versions_between_its_events(version, events, expected):
 
 
 def test_only_advisories_that_hold_for_pypi_are_found(database):
+    ranges = [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "999"}]}]
     path = database(
-        advisory("PYSEC-1", "Zope.Interface"),
+        {"id": "PYSEC-1", "affected": [affected("Zope.Interface", JINJA) | {"ranges": ranges}]},
         advisory("PYSEC-2", "zope-interface", withdrawn="2026-01-01T00:00:00Z"),
         advisory("PYSEC-3", "zope-interface", ecosystem="npm"),
         advisory("PYSEC-4", "zope-interfaces"),
     )
-    assert [(name, ids) for name, ids, _ in vulnerabilities(path, {"zope-interface": JINJA})] == [
-        ("zope-interface", ["PYSEC-1"])
-    ]
+    assert list(vulnerabilities(path, {"zope-interface": JINJA})) == [("zope-interface", ["PYSEC-1"], ["999"])]
 
 
 def test_advisories_about_the_same_vulnerability_are_one_finding(database):
