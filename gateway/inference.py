@@ -81,8 +81,11 @@ class Inference:
         as the others answer.
         """
         host = self._address.rpartition(":")[0]
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(host.strip("[]"))
+            return
         used: list[str] = []
-        while not is_address(host):
+        while True:
             # While the name has no address, because no replica is ready, the last ones stay. UnicodeError: the name is
             # none that a name server knows.
             with contextlib.suppress(OSError, UnicodeError):
@@ -284,11 +287,3 @@ async def resolved(host: str) -> list[str]:
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     families = {family: {str(address[0]) for other, *_, address in found if other == family} for family, *_ in found}
     return sorted(families.get(socket.AF_INET) or families[found[0][0]])
-
-
-def is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
