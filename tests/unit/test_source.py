@@ -10,10 +10,8 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-import transformers.utils.hub  # noqa: F401  (reads the type of HfApi, which a fixture replaces)
 from huggingface_hub import constants
 
-from tests.support import hub_stand_in as hub_stand_in_module
 from tests.support.hub_stand_in import TOKEN, Published, hub_stand_in
 from triton_transformers.models.adapters import CONFIG
 from triton_transformers.models.adapters import WEIGHTS as WEIGHTS_OF_ADAPTER
@@ -23,6 +21,7 @@ from triton_transformers.settings import Settings, UserError
 
 NAME = "tests/model"
 WEIGHTS = bytes(range(256)) * 4096
+SHARD = "model-00001-of-00002.safetensors"
 NEEDED = {
     "config.json": b'{"model_type": "bert"}',
     "tokenizer.json": b"{}",
@@ -31,7 +30,7 @@ NEEDED = {
     "chat_template.jinja": b"{{ x }}",
     "1_Pooling/config.json": b"{}",
     "2_Dense/model.safetensors": b"dense",
-    "model-00001-of-00002.safetensors": WEIGHTS,
+    SHARD: WEIGHTS,
     "model-00002-of-00002.safetensors": b"the rest",
     "model.safetensors.index.json": b"{}",
 }
@@ -77,6 +76,8 @@ def hub(model, monkeypatch):
 
 def set_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the endpoint in the library, which reads HF_ENDPOINT only when it is imported."""
+    import transformers.utils.hub  # noqa: F401  (reads the type of HfApi, which is replaced here)
+
     monkeypatch.setattr(huggingface_hub, "HfApi", partial(huggingface_hub.HfApi, endpoint=url))
 
 
@@ -103,7 +104,7 @@ def downloaded(repository: Path, source: Hub | None = None, **more: str) -> set[
     """Return the files that a recipe gets."""
     with open_weights(source or Hub(NAME), settings(**more), repository) as weights:
         assert weights.movable
-        assert (weights.folder / "model-00001-of-00002.safetensors").read_bytes() == WEIGHTS
+        assert (weights.folder / SHARD).read_bytes() == WEIGHTS
         files = files_in(weights.folder)
     assert not (repository / DOWNLOADS).exists()
     return files
@@ -255,42 +256,33 @@ def test_disk_space_is_checked_before_the_download(hub, repository, monkeypatch)
     assert hub.served == []
 
 
-def test_download_resumes_after_a_full_disk(hub, model, repository):
-    name = "model-00001-of-00002.safetensors"
+@pytest.fixture
+def begun(model, repository) -> Path:
+    """Return the folder in which a download goes on."""
     folder = repository / DOWNLOADS / f"tests--model@{model.commit}"
     folder.mkdir(parents=True)
-    partial = folder / f"{name}.incomplete"
+    return folder
+
+
+def test_download_resumes_after_a_full_disk(hub, repository, begun):
+    partial = begun / f"{SHARD}.incomplete"
     partial.symlink_to("/dev/full")  # answers every write as a full disk does
     assert "the disk is full: make room, then run this again" in error_of(repository)
     partial.unlink()
     assert downloaded(repository) == set(NEEDED)
 
 
-def test_damaged_file_is_deleted(hub, model, repository, monkeypatch):
-    name = "model-00001-of-00002.safetensors"
-    describe = hub_stand_in_module.describe
-
-    def describe_wrongly(file: str, path: Path) -> dict:
-        return describe(file, path) | (
-            {"lfs": {"sha256": "0" * 64, "size": 1, "pointerSize": 1}} if file == name else {}
-        )
-
-    monkeypatch.setattr(hub_stand_in_module, "describe", describe_wrongly)
-    assert f"{name} does not match the Hub's hash" in error_of(repository)
-    left = files_in(repository / DOWNLOADS / f"tests--model@{model.commit}")
-    assert name not in left and "config.json" in left
+def test_damaged_file_is_deleted(hub, repository, begun):
+    written(begun, {SHARD: b"damaged"})
+    assert f"{SHARD} does not match the Hub's hash" in error_of(repository)
+    assert SHARD not in files_in(begun) and "config.json" in files_in(begun)
 
 
-# --- resuming ---------------------------------------------------------------------------------------------------------
-
-
-def test_download_resumes_after_a_kill(hub, model, repository):
-    name = "model-00001-of-00002.safetensors"
-    folder = repository / DOWNLOADS / f"tests--model@{model.commit}"
-    written(folder, {"config.json": NEEDED["config.json"], f"{name}.incomplete": WEIGHTS[:1000]})
+def test_download_resumes_after_a_kill(hub, repository, begun):
+    written(begun, {"config.json": NEEDED["config.json"], f"{SHARD}.incomplete": WEIGHTS[:1000]})
     assert downloaded(repository) == set(NEEDED)
     first_bytes = dict(hub.served)
-    assert first_bytes[name] == 1000
+    assert first_bytes[SHARD] == 1000
     assert "config.json" not in first_bytes
 
 

@@ -81,7 +81,10 @@ def assemble(job: Job) -> Outcome:
         if job.format == "neuron":
             outcome = compile_and_compare(model, requests, expected)
         else:
-            save_python(model) if job.format == "python" else save_onnx(model, requests)
+            if job.format == "python":
+                save_python(model)
+            else:
+                save_onnx(model, requests)
             model.forget_original()
             outcome = compare(model, requests, expected)
         if job.format == "onnx-int8":
