@@ -104,13 +104,6 @@ def test_every_way_to_send_gets_the_answer(lookup, way):
     assert WAYS[way](lookup).tolist() == IDS.tolist()
 
 
-def test_objects_are_used_again(client, library):
-    inputs, outputs = [ids_input(library)], [library.InferRequestedOutput("row")]
-    for ids in (IDS, IDS[::-1]):
-        inputs[0].set_data_from_numpy(np.ascontiguousarray(ids))
-        assert client.infer("lookup", inputs, outputs=outputs).as_numpy("row").tolist() == ids.tolist()
-
-
 def test_sequences_reach_the_model(lookup, client, library):
     """Let Triton mark the first request of each of two sequences, which are sent in turn."""
     lookup.triton.load("sequence")
@@ -131,16 +124,6 @@ def test_compressed_request_is_answered(client, library, algorithm):
         {"request_compression_algorithm": algorithm} if library is httpclient else {"compression_algorithm": algorithm}
     )
     assert client.infer("lookup", [ids_input(library)], **options).as_numpy("row").tolist() == IDS.tolist()
-
-
-def test_channel_options_and_headers_are_accepted(lookup):
-    keepalive = grpcclient.KeepAliveOptions(keepalive_time_ms=10_000, http2_max_pings_without_data=0)
-    arguments = [("grpc.max_receive_message_length", 2**20), ("grpc.dns_enable_srv_queries", 1)]
-    for options in ({"keepalive_options": keepalive}, {"channel_args": arguments}):
-        with connect(lookup, grpcclient, **options) as client:
-            answer = client.infer("lookup", [ids_input(grpcclient)], headers={"test": "1"}, request_id="a")
-        assert answer.get_response().id == "a"
-        assert answer.as_numpy("row").tolist() == IDS.tolist()
 
 
 def test_texts_are_answered_alike_over_both_protocols(lookup):

@@ -165,7 +165,8 @@ class RefusedError(Exception):
 
 
 @pytest.fixture
-def stack(new_stack, tmp_path) -> TestStack:
+def stack(new_stack) -> TestStack:
+    """Start a server that the test stops."""
     stack = new_stack()
     add_chain(stack.folder / "models", stack.folder / "answered")
     done = stack.make("up", SYSTEMS="chain")

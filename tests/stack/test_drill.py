@@ -1,4 +1,4 @@
-"""`make drill`: the list of the drills, a wrong name, and short soaks."""
+"""`make drill`: the list of the drills, a wrong name, the drills of commands, and a soak that is interrupted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 
 import psutil
 import pytest
@@ -17,7 +18,8 @@ from triton_transformers.settings import ROOT
 
 # They take half a minute each at most.
 MESSAGES = ("port-taken", "config-broken", "config-unreadable", "reports-full")
-NAMES = ["prometheus-killed", "config-broken", "wrong-requests-to-gateway"]
+# Long enough for three samples.
+SOAK_S = 12
 
 
 def environment(folder) -> dict[str, str]:
@@ -33,15 +35,8 @@ def make_drill(folder, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_drills_are_listed_without_starting_anything(tmp_path):
     done = make_drill(tmp_path, LIST="1")
     assert done.returncode == 0, done.stderr
-    assert all(f"{name} " in done.stdout for name in NAMES)
+    assert all(f"{name} " in done.stdout for name in (*MESSAGES, "prometheus-killed", "wrong-requests-to-gateway"))
     assert not (tmp_path / "reports").exists()
-
-
-def test_unknown_drill_is_one_sentence(tmp_path):
-    done = make_drill(tmp_path, DRILL="nothing", LIST="1")
-    assert done.returncode != 0
-    assert "error: no drill nothing; make drill LIST=1 lists them" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
@@ -55,11 +50,19 @@ def test_drills_that_expect_a_message_hold(tmp_path):
         assert drills[name]["held"] or drills[name]["not_run"] == "only root may mount a small file system"
 
 
-def test_short_soak_answers_everything_and_judges_no_slope(tmp_path):
-    done = make_drill(tmp_path, SOAK="0.2", USERS="30", WAIT="0.2,0.5", SEED="1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "That is too short to judge a slope." in done.stdout
+def test_interrupted_soak_answers_everything_stops_everything_and_writes_its_report(tmp_path):
+    marked = environment(tmp_path) | {"STARTED_BY": str(tmp_path)}
+    with Make(f"drill REPORTS={tmp_path}/reports SOAK=30 USERS=30 WAIT=0.2,0.5 SEED=1", marked) as process:
+        lines = iter(process.stdout)
+        begun = next(line for line in lines if line.startswith("30 clients for 30 minutes"))
+        time.sleep(SOAK_S)
+        os.killpg(process.pid, signal.SIGINT)
+        text = begun + "".join(lines)
+    assert process.returncode, text
+    assert "of 30 minutes; what was sampled until then is kept" in text
+    assert "That is too short to judge a slope." in text
     content = json.loads((tmp_path / "reports/latest-soak/soak.json").read_text())
+    assert content["stopped"]
     good, bad = content["requests"]["good"], content["requests"]["bad"]
     assert set(content["good_by_route"]) == {GATEWAY, HTTP, GRPC}
     assert bad["requests"]  # with SEED=1, two of the clients have a bad one among their first four
@@ -72,19 +75,6 @@ def test_short_soak_answers_everything_and_judges_no_slope(tmp_path):
     assert by_name["/dev/shm"]["values"][-1] > 100  # 64 MiB for each of two Python processes
     assert by_name["series in Prometheus"]["values"][-1] > 100
     assert "<h2>Threads</h2>" in (tmp_path / "reports/latest-soak/soak.html").read_text()
-
-
-def test_soak_stops_everything_and_writes_its_report_after_ctrl_c(tmp_path):
-    marked = environment(tmp_path) | {"STARTED_BY": str(tmp_path)}
-    with Make(f"drill REPORTS={tmp_path}/reports SOAK=30 USERS=10", marked) as process:
-        lines = iter(process.stdout)
-        begun = next(line for line in lines if line.startswith("10 clients for 30 minutes"))
-        os.killpg(process.pid, signal.SIGINT)
-        text = begun + "".join(lines)
-    assert process.returncode, text
-    assert "of 30 minutes; what was sampled until then is kept" in text
-    assert json.loads((tmp_path / "reports/latest-soak/soak.json").read_text())["stopped"]
-    assert (tmp_path / "reports/latest-soak/soak.html").exists()
     assert not [one for one in psutil.process_iter() if started_by(one, tmp_path)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import urllib.error
 import urllib.request
@@ -12,17 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from loadtest.switching import Switch, plan
 from tests.support.batches import batches_of
 from tests.support.embedding import CURL, body, embed
-from tests.support.stacks import bring_up, measure_anew
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.catalogue import SYSTEMS
-from triton_transformers.settings import MODES
-from triton_transformers.triton import TritonError, engines
+from triton_transformers.triton import TritonError
 
 
 def refused(stack, *texts: bytes, model: str = "embedding") -> tuple[int, str]:
@@ -82,15 +77,6 @@ def test_tokenizer_runs_only_for_its_output(stack, output):
         assert stack.triton.statistics()["tokenizer"]["inference_count"] == before["tokenizer"]["inference_count"]
 
 
-def test_grpc_equals_http(stack):
-    client = grpcclient.InferenceServerClient(f"127.0.0.1:{stack.environment['TRITON_GRPC_PORT']}")
-    text = grpcclient.InferInput("input_text", [1, 1], "BYTES")
-    text.set_data_from_numpy(np.array([[b"one answer"]], np.object_))
-    answer = client.infer("embedding", [text]).as_numpy("output__0")
-    client.close()
-    np.testing.assert_allclose(answer, embed(stack, "one answer"), atol=1e-6)
-
-
 def test_served_vectors_equal_the_original(stack, original):
     """Compare also an empty text, one token, and more tokens than the maximum."""
     # It imports transformers, whose ssl Locust would patch too late.
@@ -101,27 +87,6 @@ def test_served_vectors_equal_the_original(stack, original):
     expected = original.encode(texts, batch_size=16, show_progress_bar=False)
     assert (served * expected).sum(axis=1).min() > 0.9999
     np.testing.assert_allclose(served, expected, atol=1e-4)
-
-
-def test_measured_engine_answers_like_the_original_and_survives_switches(new_stack, original):
-    stack = measure_anew(new_stack())
-    stack.environment |= {"TRITON_ENGINE": "auto", "GRAFANA_HOME": "none"}
-    bring_up(stack)
-    metrics = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}"
-    chosen = stack.wait(lambda: engines(metrics).get("encoder"), "the metric of the engine")
-    assert chosen in ("onnxruntime f32", "openvino f32", "openvino bf16")
-    served, expected = embed(stack, *MIXED.texts[:48]), original.encode(MIXED.texts[:48])
-    assert (served * expected).sum(axis=1).min() > 0.9998
-    with Switch(stack.triton, plan(stack.triton.composing("embedding"), None, MODES, 2), stack.folder) as switch:
-        for mode in MODES:
-            switch.to(mode)
-            assert (embed(stack, *MIXED.texts[:4]) * expected[:4]).sum(axis=1).min() > 0.9998
-            # The replaced process sets the gauge to 0 when it ends, and the new one soon to 1 again.
-            stack.wait(lambda: engines(metrics).get("encoder") == chosen, "the metric of the new process")
-    loads = re.findall(r"encoder_\d_\d: runs on (.*) in (.*) \((measured before)?", stack.log)
-    assert len(loads) >= len(MODES)
-    assert {f"{engine} {precision}" for engine, precision, _ in loads} == {chosen}
-    assert [before for *_, before in loads] == [""] + ["measured before"] * (len(loads) - 1)
 
 
 def test_long_text_is_truncated(stack):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import importlib
 import json
 import math
@@ -13,21 +12,18 @@ import re
 import shutil
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
-from gateway.config import Config, Limits
 from tests.support.batches import one_batch, stopped
 from tests.support.checkpoints import encoders, language
 from tests.support.embedding import embed
-from tests.support.gateway import running_gateway
 from tests.support.generation import metrics, settled, text
-from tests.support.stacks import TestStack, bring_up
+from tests.support.stacks import TestStack
 from triton_transformers.corpus import MIXED
 from triton_transformers.settings import ROOT
 
@@ -39,8 +35,8 @@ pytestmark = [
     pytest.mark.skipif(not CLIENTS.is_dir(), reason=f"the package openai is missing: {INSTALL}"),
 ]
 
-KEY = "a-key-for-the-clients"
-IN_FLIGHT = 32
+KEY = TestStack.client_key
+IN_FLIGHT = 32  # as conftest.py sets it
 CONTEXT = 32768
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -53,22 +49,17 @@ QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 
 
 @pytest.fixture(scope="module")
-def served(new_stack) -> TestStack:
-    stack = new_stack()
-    folder = stack.folder / "checkpoints"
-    sources = {
-        "mychat": save_mychat(folder / "mychat"),
-        "reranker": encoders.save_cross_encoder(folder / "reranker"),
-        "mood": encoders.save_bert(folder / "mood", "ForSequenceClassification", **encoders.labels(encoders.MOODS)),
-    }
-    formats = {"mychat": {"TASK": "text-generation", "FORMAT": "openvino-fp32"}}
-    stack.assemble(*({"SYSTEMS": name, "SOURCE": source} | formats.get(name, {}) for name, source in sources.items()))
-    stack.environment |= {
-        "SYSTEMS": " ".join(["embedding", *sources, "mychat_stream"]),
-        "API_KEYS": f"another-key-for-clients {KEY}",
-        "GATEWAY_IN_FLIGHT": str(IN_FLIGHT),
-    }
-    return bring_up(stack)
+def mychat(tmp_path_factory) -> Path:
+    return save_mychat(tmp_path_factory.mktemp("mychat"))
+
+
+@pytest.fixture(scope="module")
+def served(stack, mychat, encoder_checkpoints) -> TestStack:
+    stack.assemble(
+        {"SYSTEMS": "mychat", "SOURCE": mychat, "TASK": "text-generation", "FORMAT": "openvino-fp32"},
+        *({"SYSTEMS": name, "SOURCE": source, "FORMAT": "onnx"} for name, source in encoder_checkpoints.items()),
+    )
+    return stack.serve("mychat", "mychat_stream", *encoder_checkpoints)
 
 
 def save_mychat(folder: Path) -> Path:
@@ -82,7 +73,7 @@ def save_mychat(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def url(served) -> str:
-    return f"http://127.0.0.1:{served.environment['GATEWAY_PORT']}/v1"
+    return f"{served.gateway}/v1"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,16 +100,11 @@ def new_async_client(openai, url) -> Callable:
     return lambda: openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0)
 
 
-def post(url: str, path: str, body: dict) -> dict:
-    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/{path}", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.load(response)
-
-
-def prompt_of(served: TestStack, messages: list[dict]) -> str:
-    tokenizer = AutoTokenizer.from_pretrained(served.folder / "checkpoints/mychat")
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+@pytest.fixture
+def prompt_of(mychat) -> Callable[[list[dict]], str]:
+    """Return a function that renders messages with the model's template."""
+    tokenizer = AutoTokenizer.from_pretrained(mychat)
+    return lambda messages: tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 def continued(served: TestStack, prompt: str, tokens: int) -> str:
@@ -128,15 +114,12 @@ def continued(served: TestStack, prompt: str, tokens: int) -> str:
 
 def tokens(served: TestStack, *texts: str) -> int:
     """Return how many tokens the embedding system's tokenizer makes of the texts."""
-    inputs = [{"name": "input_text", "shape": [len(texts), 1], "datatype": "BYTES", "data": list(texts)}]
-    outputs = served.triton.infer("tokenizer", {"inputs": inputs})["outputs"]
-    return sum(next(output["data"] for output in outputs if output["name"] == "attention_mask"))
+    return int(served.ask("tokenizer", input_text=list(texts))["attention_mask"].sum())
 
 
 def in_flight(served: TestStack) -> float:
     """Return how many requests the gateway works on."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{served.environment['GATEWAY_METRICS_PORT']}/metrics") as response:
-        return float(re.search(r"^gateway_in_flight (\S+)$", response.read().decode(), re.MULTILINE)[1])
+    return float(re.search(r"^gateway_in_flight (\S+)$", served.metrics("GATEWAY_METRICS_PORT"), re.MULTILINE)[1])
 
 
 # --- models, keys, errors ---------------------------------------------------------------------------------------------
@@ -148,31 +131,10 @@ def test_models_are_listed(client):
     assert client.models.retrieve("embedding").id == "embedding"
 
 
-@pytest.mark.parametrize("key", ["wrong", KEY[:-1]])
-def test_wrong_key_is_an_authentication_error(openai, client, key):
+def test_wrong_key_is_an_authentication_error(openai, client):
     with pytest.raises(openai.AuthenticationError):
-        client.with_options(api_key=key).models.list()
-
-
-def test_each_key_is_accepted(client):
+        client.with_options(api_key=KEY[:-1]).models.list()
     assert client.with_options(api_key="another-key-for-clients").models.list().data
-
-
-def test_without_keys_any_key_is_accepted(openai, served):
-    with local_gateway(served) as url, openai.OpenAI(base_url=url, api_key="none") as client:
-        assert client.models.list().data
-
-
-@contextlib.contextmanager
-def local_gateway(served: TestStack, **limits) -> Iterator[str]:
-    """Run a second gateway before the same Triton, without keys."""
-    config = Config(
-        triton=f"127.0.0.1:{served.environment['TRITON_GRPC_PORT']}",
-        systems_file=served.folder / "state/serving/requested",
-        limits=Limits(**limits),
-    )
-    with running_gateway(config) as gateway:
-        yield f"{gateway.url}/v1"
 
 
 def test_unknown_model_is_a_not_found_error(openai, client):
@@ -186,47 +148,18 @@ def test_unknown_model_is_a_not_found_error(openai, client):
         assert error.value.code == "model_not_found"
 
 
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
+def test_refusal_names_the_param(openai, client):
+    """test_gateway_completions.py has the others."""
+    for options, param in (
         ({"n": 2}, "n"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logprobs": True}, "logprobs"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"stop": ["a"] * 5}, "stop"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"temperature": 3}, "temperature"),
         ({"extra_body": {"top_k": 3}}, "top_k"),
-        ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "battery " * CONTEXT}]}, "messages"),
-        ({"model": "embedding"}, "model"),
-    ],
-)
-def test_refusal_names_the_param(openai, client, options, param):
-    with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(**{"model": "mychat", "messages": QUESTION} | options)
-    assert error.value.param == param
-    assert error.value.code != "context_length_exceeded" or param == "messages"
-
-
-def test_neutral_and_informative_params_are_accepted(client):
-    answer = client.chat.completions.create(
-        model="mychat",
-        messages=QUESTION,
-        max_tokens=2,
-        n=1,
-        presence_penalty=0,
-        frequency_penalty=0,
-        logit_bias={},
-        logprobs=False,
-        response_format={"type": "text"},
-        user="somebody",
-        metadata={"a": "b"},
-        store=False,
-        service_tier="auto",
-    )
-    assert answer.usage.completion_tokens == 2
+    ):
+        with pytest.raises(openai.BadRequestError) as error:
+            client.chat.completions.create(**{"model": "mychat", "messages": QUESTION} | options)
+        assert error.value.param == param
+        assert error.value.code != "context_length_exceeded" or param == "messages"
 
 
 def test_context_overflow_has_openais_code(openai, client):
@@ -238,17 +171,6 @@ def test_context_overflow_has_openais_code(openai, client):
         with pytest.raises(openai.BadRequestError) as error:
             ask()
         assert (error.value.code, error.value.param) == ("context_length_exceeded", "prompt")
-
-
-def test_full_gateway_is_a_rate_limit_error(openai, served):
-    with local_gateway(served, in_flight=1) as url, openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client:
-        with client.completions.create(**LONG, stream=True) as stream:
-            next(stream)
-            with pytest.raises(openai.RateLimitError) as error:
-                client.embeddings.create(model="embedding", input="a")
-        assert int(error.value.response.headers["retry-after"]) >= 1
-        # The client's own retries get an answer.
-        assert client.with_options(max_retries=100).embeddings.create(model="embedding", input="a").data
 
 
 # --- embeddings -------------------------------------------------------------------------------------------------------
@@ -267,38 +189,6 @@ def test_embeddings_equal_tritons(served, client, encoding):
     assert answer.model == "embedding"
 
 
-def test_dimensions_are_the_first_ones_with_length_one(openai, served, client):
-    (item,) = client.embeddings.create(model="embedding", input=TEXTS[0], dimensions=64).data
-    expected = embed(served, TEXTS[0])[0, :64]
-    assert np.allclose(item.embedding, expected / np.linalg.norm(expected), atol=1e-6)
-    with pytest.raises(openai.BadRequestError) as error:
-        client.embeddings.create(model="embedding", input=TEXTS[0], dimensions=1000)
-    assert error.value.param == "dimensions"
-
-
-def test_more_texts_than_a_batch_keep_their_order(served, client):
-    assert len(TEXTS) > served.triton.config("embedding")["max_batch_size"]
-    answer = client.embeddings.create(model="embedding", input=TEXTS)
-    alone = np.concatenate([embed(served, text) for text in TEXTS[::10]])
-    assert np.allclose([item.embedding for item in answer.data[::10]], alone, atol=1e-5)
-    assert len(answer.data) == len(TEXTS)
-
-
-def test_embeddings_usage_counts_the_tokens(served, client):
-    usage = client.embeddings.create(model="embedding", input=TEXTS[:40]).usage
-    assert usage.prompt_tokens == usage.total_tokens == tokens(served, *TEXTS[:40])
-
-
-@pytest.mark.parametrize(
-    ("wrong", "param"),
-    [("", "input"), ([], "input"), (["a", ""], "input[1]"), ([[1], []], "input[1]"), ([[-1]], "input[0][0]")],
-)
-def test_wrong_input_is_refused(openai, client, wrong, param):
-    with pytest.raises(openai.BadRequestError) as error:
-        client.embeddings.create(model="embedding", input=wrong)
-    assert error.value.param == param
-
-
 def test_langchain_embeds(served, url):
     from langchain_openai import OpenAIEmbeddings
 
@@ -307,28 +197,9 @@ def test_langchain_embeds(served, url):
     assert np.allclose(embeddings.embed_query(TEXTS[0]), embed(served, TEXTS[0])[0], atol=1e-5)
 
 
-def test_langchain_counts_with_the_models_tokenizer(served, url):
-    """Without tiktoken, LangChain cuts texts with a tokenizer of Hugging Face, and sends the parts as texts."""
-    from langchain_openai import OpenAIEmbeddings
-
-    tokenizer = folder_of_tokenizer(served)
-    embeddings = OpenAIEmbeddings(
-        model="embedding", base_url=url, api_key=KEY, tiktoken_enabled=False, tiktoken_model_name=str(tokenizer)
-    )
-    assert np.allclose(embeddings.embed_documents(list(TEXTS[:20])), embed(served, *TEXTS[:20]), atol=1e-5)
-
-
-def folder_of_tokenizer(served: TestStack) -> Path:
-    """Return a folder with the tokenizer of `embedding` as transformers saves it."""
-    folder = served.folder / "tokenizer"
-    file = served.folder / "models/encoder/1/tokenizer.json"
-    PreTrainedTokenizerFast(tokenizer_file=str(file), cls_token="[CLS]", sep_token="[SEP]").save_pretrained(folder)
-    return folder
-
-
 def test_token_ids_get_the_vector_of_their_text(served, openai, client, url):
     texts = [*TEXTS[:20], "word " * 1000]
-    rows = [post(root_of(url), "tokenize", {"model": "embedding", "prompt": text}) for text in texts]
+    rows = [served.post("/tokenize", model="embedding", prompt=text) for text in texts]
     assert [row["count"] for row in rows[:20]] == [tokens(served, text) for text in texts[:20]]
     assert rows[-1]["tokens"][1:-1] == rows[-1]["tokens"][1:2] * 1000
     answer = client.embeddings.create(model="embedding", input=[row["tokens"] for row in rows[:20]])
@@ -339,8 +210,8 @@ def test_token_ids_get_the_vector_of_their_text(served, openai, client, url):
 
 
 def test_detokenize_and_completions_take_ids(served, client, url):
-    row = post(root_of(url), "tokenize", {"model": "mychat", "prompt": "I am going"})
-    assert post(root_of(url), "detokenize", {"model": "mychat", "tokens": row["tokens"]}) == {"prompt": "I am going"}
+    row = served.post("/tokenize", model="mychat", prompt="I am going")
+    assert served.post("/detokenize", model="mychat", tokens=row["tokens"]) == {"prompt": "I am going"}
     answer = client.completions.create(model="mychat", prompt=row["tokens"], max_tokens=12, temperature=0)
     assert answer.choices[0].text == continued(served, "I am going", 12)
     assert row["max_model_len"] == CONTEXT
@@ -376,21 +247,21 @@ def test_concurrent_clients_form_batches(served, new_async_client):
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def test_completion_equals_tritons(served, client):
+def test_completion_equals_tritons(served, mychat, client):
     answer = client.completions.create(model="mychat", prompt="I am going", max_tokens=20, temperature=0)
     (choice,) = answer.choices
     assert choice.text == continued(served, "I am going", 20)
     assert answer.usage.completion_tokens <= 20
     assert choice.finish_reason == ("length" if answer.usage.completion_tokens == 20 else "stop")
-    tokenizer = AutoTokenizer.from_pretrained(served.folder / "checkpoints/mychat")
+    tokenizer = AutoTokenizer.from_pretrained(mychat)
     assert answer.usage.prompt_tokens == len(tokenizer("I am going").input_ids)
 
 
-def test_chat_equals_tritons_answer_to_the_rendered_template(served, client):
+def test_chat_equals_tritons_answer_to_the_rendered_template(served, prompt_of, client):
     answer = client.chat.completions.create(model="mychat", messages=QUESTION, max_tokens=20, temperature=0)
     message = answer.choices[0].message
     assert message.role == "assistant"
-    assert message.content == continued(served, prompt_of(served, QUESTION), 20)
+    assert message.content == continued(served, prompt_of(QUESTION), 20)
     parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in QUESTION]
     again = client.chat.completions.create(model="mychat", messages=parts, max_completion_tokens=20, temperature=0)
     assert again.choices[0].message.content == message.content
@@ -415,24 +286,6 @@ def test_streamed_completion_equals_the_whole_answer(client):
     chunks = list(client.completions.create(**options, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
     assert whole.choices[0].text.startswith("Grüße aus")
-
-
-def test_several_prompts_get_a_choice_each(served, client):
-    prompts = ["I am going", "It"]
-    answer = client.completions.create(model="mychat", prompt=prompts, max_tokens=5, temperature=0)
-    assert [choice.text for choice in answer.choices] == [continued(served, prompt, 5) for prompt in prompts]
-    texts = ["", ""]
-    for chunk in client.completions.create(model="mychat", prompt=prompts, max_tokens=5, temperature=0, stream=True):
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == [choice.text for choice in answer.choices]
-
-
-def test_stop_string_ends_the_text(served, client):
-    whole = continued(served, "I am going", 40)
-    stop = whole[8:11]
-    answer = client.completions.create(model="mychat", prompt="I am going", max_tokens=40, temperature=0, stop=stop)
-    assert answer.choices[0].text == whole[: whole.find(stop)]
-    assert answer.choices[0].finish_reason == "stop"
 
 
 def test_concurrent_chats_run_together(served, new_async_client):
@@ -485,11 +338,11 @@ def ended(served: TestStack, model: str, texts: float) -> dict[str, float] | Non
     return settled(served, model) if now["texts_total"] >= texts and not now["running_texts"] else None
 
 
-def test_langchain_chats_and_completes(served, url):
+def test_langchain_chats_and_completes(served, prompt_of, url):
     from langchain_openai import ChatOpenAI, OpenAI
 
     settings = {"model": "mychat", "base_url": url, "api_key": KEY, "max_tokens": 12, "temperature": 0}
-    expected = continued(served, prompt_of(served, QUESTION), 12)
+    expected = continued(served, prompt_of(QUESTION), 12)
     chat = ChatOpenAI(**settings)
     answer = chat.invoke([(m["role"], m["content"]) for m in QUESTION])
     assert answer.content == expected
@@ -517,34 +370,24 @@ console.log(JSON.stringify({ embedding: embedding.data[0].embedding, text, name,
 @pytest.mark.skipif(
     not (shutil.which("node") and (CLIENTS / "node_modules").is_dir()), reason=f"npm's openai is missing: {INSTALL}"
 )
-def test_nodes_openai_embeds_and_chats(served, url):
+def test_nodes_openai_embeds_and_chats(served, prompt_of, url):
     command = ["node", "--input-type=module", "--eval", NODE, "--", url, KEY]
     done = subprocess.run(command, cwd=CLIENTS, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert np.allclose(answer["embedding"], embed(served, "a text")[0], atol=1e-6)
-    assert answer["text"] == continued(
-        served, prompt_of(served, [{"role": "user", "content": "Which battery fits?"}]), 12
-    )
+    assert answer["text"] == continued(served, prompt_of([{"role": "user", "content": "Which battery fits?"}]), 12)
     assert (answer["name"], answer["param"]) == ("BadRequestError", "n")
 
 
 # --- what OpenAI's API does not have ----------------------------------------------------------------------------------
 
 
-def columns(served: TestStack, system: str, **texts: list[str]) -> dict[str, list]:
-    """Return the outputs of Triton's own answer."""
-    inputs = [
-        {"name": name, "shape": [len(column), 1], "datatype": "BYTES", "data": column} for name, column in texts.items()
-    ]
-    return {output["name"]: output["data"] for output in served.triton.infer(system, {"inputs": inputs})["outputs"]}
-
-
-def test_rerank_sorts_by_tritons_scores(served, url):
+def test_rerank_sorts_by_tritons_scores(served):
     query, documents = "Which battery fits?", list(TEXTS[:12])
-    scores = columns(served, "reranker", query=[query] * 12, text=documents)["score"]
+    scores = served.ask("reranker", query=[query] * 12, text=documents)["score"].ravel()
     body = {"model": "reranker", "query": query, "documents": documents, "return_documents": True, "top_n": 5}
-    answer = post(url, "rerank", body)
+    answer = served.post("/v1/rerank", **body)
     results = answer["results"]
     assert [result["index"] for result in results] == sorted(range(12), key=lambda n: -scores[n])[:5]
     for result in results:
@@ -553,12 +396,12 @@ def test_rerank_sorts_by_tritons_scores(served, url):
     assert answer["usage"]["total_tokens"] > 0
 
 
-def test_classify_gives_tritons_labels(served, url):
+def test_classify_gives_tritons_labels(served):
     texts = list(TEXTS[:8])
-    expected = columns(served, "mood", input_text=texts)
-    answer = post(url, "classify", {"model": "mood", "input": texts})
-    assert [item["label"] for item in answer["data"]] == expected["label"]
-    for item, score in zip(answer["data"], expected["score"], strict=True):
+    expected = served.ask("mood", input_text=texts)
+    answer = served.post("/v1/classify", model="mood", input=texts)
+    assert [item["label"] for item in answer["data"]] == expected["label"].ravel().tolist()
+    for item, score in zip(answer["data"], expected["score"].ravel(), strict=True):
         assert item["num_classes"] == len(item["probs"]) == len(encoders.MOODS)
         assert math.isclose(max(item["probs"]), score, abs_tol=1e-5)
 
@@ -571,7 +414,7 @@ QUERY, DOCUMENTS = "Which battery fits?", list(TEXTS[:12])
 @pytest.fixture(scope="module")
 def scores(served) -> list[float]:
     """Return Triton's own score of each document."""
-    return columns(served, "reranker", query=[QUERY] * len(DOCUMENTS), text=DOCUMENTS)["score"]
+    return served.ask("reranker", query=[QUERY] * len(DOCUMENTS), text=DOCUMENTS)["score"].ravel().tolist()
 
 
 def check_ranking(ranking: list[tuple[int, float]], scores: list[float], top_n: int = len(DOCUMENTS)) -> None:
@@ -617,9 +460,9 @@ def test_hugging_faces_client_classifies(served, url):
 
     client = InferenceClient(model=f"{root_of(url)}/models/mood", token=KEY)
     best, *others = client.text_classification(TEXTS[0])
-    expected = columns(served, "mood", input_text=[TEXTS[0]])
-    assert (best.label, len(others)) == (expected["label"][0], len(encoders.MOODS) - 1)
-    assert math.isclose(best.score, expected["score"][0], abs_tol=1e-5)
+    expected = served.ask("mood", input_text=[TEXTS[0]])
+    assert (best.label, len(others)) == (expected["label"][0, 0], len(encoders.MOODS) - 1)
+    assert math.isclose(best.score, expected["score"][0, 0], abs_tol=1e-5)
     with pytest.raises(HfHubHTTPError, match="does not exist"):
         InferenceClient(model=f"{root_of(url)}/models/nobody", token=KEY).text_classification("a")
 

@@ -10,9 +10,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -27,8 +24,8 @@ from tritonclient.utils import InferenceServerException
 from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
 from tests.support.generation import PROMPTS, SECRET, counted, pieces, send_concurrently, settled, text, texts
-from tests.support.stacks import TestStack, bring_up
-from tests.support.triton_clients import IDS, connect, exchange_over_shared_memory
+from tests.support.stacks import TestStack
+from tests.support.triton_clients import connect
 from triton_transformers.triton import TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -58,26 +55,23 @@ PUBLISHED = {
 
 
 @pytest.fixture(scope="module")
-def served(new_stack) -> TestStack:
-    stack = new_stack()
-    sources = {system: save(stack.folder / "checkpoints" / system) for system, save in MODELS.items()}
-    sources["fussy"] = save_fussy(stack.folder / "checkpoints/fussy")
+def sources(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {system: save(folder / system) for system, save in MODELS.items()} | {"fussy": save_fussy(folder / "fussy")}
+
+
+@pytest.fixture(scope="module")
+def served(stack, sources) -> TestStack:
+    # transformers serves a model that brings its own code.
+    own_code = {"fussy": {"FORMAT": "", "TRUST_REMOTE_CODE": 1}}
     stack.assemble(
         *(
-            {
-                "SYSTEMS": system,
-                "SOURCE": source,
-                "TASK": "text-generation",
-                # transformers serves a model that brings its own code.
-                "FORMAT": "" if system == "fussy" else "openvino-fp32",
-                "TRUST_REMOTE_CODE": int(system == "fussy"),
-            }
+            {"SYSTEMS": system, "SOURCE": source, "TASK": "text-generation", "FORMAT": "openvino-fp32"}
+            | own_code.get(system, {})
             for system, source in sources.items()
         )
     )
-    stack.environment["SYSTEMS"] = " ".join([*MODELS, "fussy", "falcon7b_stream", "mymodel_stream"])
-    stack.environment["TRITON_SHARED_MEMORY"] = "1"
-    return bring_up(stack)
+    return stack.serve(*sources, "falcon7b_stream", "mymodel_stream")
 
 
 def save_chat_model(folder: Path) -> Path:
@@ -108,15 +102,15 @@ def save_fussy(folder: Path) -> Path:
 
 
 @pytest.fixture
-def plain(served):
+def plain(sources):
     """Return a function that generates greedily with transformers."""
-    return lambda model, prompt, new_tokens: generated(served, model, prompt, new_tokens)[0]
+    return lambda model, prompt, new_tokens: generated(sources[model], prompt, new_tokens)[0]
 
 
-def generated(stack: TestStack, model: str, prompt: str, new_tokens: int) -> tuple[str, float]:
+def generated(folder: Path, prompt: str, new_tokens: int) -> tuple[str, float]:
     """Return transformers' text, and by how much the best logit exceeds the second at the closest choice of a token."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded, tokenizer = checkpoint(stack.folder / "checkpoints" / model, device)
+    loaded, tokenizer = checkpoint(folder, device)
     tokens = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(device)
     options = {"do_sample": False, "pad_token_id": 0, "output_logits": True, "return_dict_in_generate": True}
     answer = loaded.generate(**tokens, max_new_tokens=new_tokens, **options)
@@ -165,8 +159,8 @@ def test_generate_takes_vllms_request(served, plain, model):
 
 
 @pytest.mark.parametrize("model", ["mymodel", "mymodel_stream"])
-def test_chat_is_answered_as_transformers_does(served, plain, model):
-    _, tokenizer = checkpoint(served.folder / "checkpoints/mymodel", "cpu")
+def test_chat_is_answered_as_transformers_does(served, sources, plain, model):
+    _, tokenizer = checkpoint(sources["mymodel"], "cpu")
     prompt = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
     fields = {"messages": json.dumps(CHAT), "max_tokens": 12, "return_finish_reason": True}
     fields |= {"return_num_input_tokens": True, "return_num_output_tokens": True}
@@ -185,7 +179,7 @@ def test_chat_with_a_model_without_a_template_is_refused(served):
 @pytest.mark.parametrize(
     ("model", "stream"), [("falcon7b", False), ("falcon7b_stream", True), ("falcon7b_stream", False)]
 )
-def test_client_of_vllm_is_answered(served, plain, model, stream):
+def test_client_of_vllm_is_answered(served, sources, plain, model, stream):
     """Send what vLLM's client sends: options as text, twice, over a gRPC stream."""
     options = {"temperature": "0", "top_p": "0.95", "max_tokens": "12"}
     values = {
@@ -199,7 +193,7 @@ def test_client_of_vllm_is_answered(served, plain, model, stream):
         inputs.append(grpcclient.InferInput(name, [1], "BOOL" if value.dtype == bool else "BYTES"))
         inputs[-1].set_data_from_numpy(value)
     answers: queue.Queue = queue.Queue()
-    _, tokenizer = checkpoint(served.folder / "checkpoints/falcon7b", "cpu")
+    _, tokenizer = checkpoint(sources["falcon7b"], "cpu")
     input_tokens = len(tokenizer("I am going").input_ids)
     with connect(served, grpcclient) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
@@ -239,21 +233,14 @@ def test_batch_dimension_of_the_config_is_served(served, plain):
     assert output["data"] == [plain("falcon7b", "I am going", 5), plain("falcon7b", "It", 5)]
 
 
-def test_setting_opens_shared_memory_to_local_clients(served):
-    served.triton.load("lookup")
-    for library in (httpclient, grpcclient):
-        with connect(served, library) as client:
-            assert exchange_over_shared_memory(client, library, headers={}).tolist() == IDS.tolist()
-
-
-def test_32_concurrent_requests_get_their_own_text(served):
+def test_32_concurrent_requests_get_their_own_text(served, sources):
     before = settled(served, "mistral7b")
     lengths = [3 + n * 7 % 30 for n in range(32)]
     prompts, expected = [], []
     candidates = (f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in itertools.count())
     while len(prompts) < 32:
         prompt = next(candidates)
-        answer, margin = generated(served, "mistral7b", prompt, lengths[len(prompts)])
+        answer, margin = generated(sources["mistral7b"], prompt, lengths[len(prompts)])
         if margin > CLEAR:
             prompts.append(prompt)
             expected.append(answer)
@@ -287,54 +274,9 @@ def test_streamed_pieces_join_to_the_same_text(served, model):
     assert max(map(len, streamed)) > 5
 
 
-@pytest.mark.parametrize("model", ["falcon7b_stream", "falcon7b", "fussy"])
-def test_mean_latency_is_that_of_the_client(served, model):
-    """Triton's own time of a request ends when its backend has accepted it."""
-    before = settled(served, model)
-    ask = pieces if model.endswith("_stream") else text
-    sent = time.monotonic()
-    ask(served, model, "I am going", max_new_tokens=100)
-    answered = time.monotonic()
-    grown = {name: value - before[name] for name, value in settled(served, model).items()}
-    assert grown["requests"] == 1
-    assert grown["first_token_microseconds"] + grown["later_token_microseconds"] <= grown["request_microseconds"]
-    assert grown["waiting_microseconds"] <= grown["first_token_microseconds"]
-    assert grown["request_microseconds"] <= 1e6 * (answered - sent)
-
-
-def test_seed_gives_the_same_text_in_a_batch(served):
-    def ask(n: int) -> str:
-        return text(served, "mymodel", "I am going", max_new_tokens=20, temperature=1.5, top_p=0.95, seed=n % 8)
-
-    batched = send_concurrently(24, ask)
-    assert batched == [ask(n) for n in range(8)] * 3
-    assert len(set(batched)) == 8
-
-
-def test_texts_differ_without_a_seed(served):
-    sampled = texts(served, "mymodel", ["I am going"] * 4, max_new_tokens=20, temperature=1.5)
-    assert len(set(sampled)) == 4
-
-
-def test_stop_strings_end_the_text(served, plain):
-    whole = plain("mymodel", "Which battery fits", 40)
-    continuation = whole.removeprefix("Which battery fits")
-    stop = continuation[8:11]
-    expected = "Which battery fits" + continuation[: continuation.find(stop)]
-    options = {"max_new_tokens": 40, "stop": ["never said", stop]}
-    assert text(served, "mymodel", "Which battery fits", **options) == expected
-    assert "".join(pieces(served, "mymodel_stream", "Which battery fits", **options)) == expected
-
-
-def test_empty_prompt_generates(served):
-    assert text(served, "mymodel", "", max_new_tokens=10)
-
-
-def test_default_length_is_cut_to_the_context(served, plain):
+def test_default_length_is_cut_to_the_context(served, sources, plain):
     prompt = "a 1 " * 75
-    room = language.CONTEXT - len(
-        AutoTokenizer.from_pretrained(served.folder / "checkpoints/falcon7b")(prompt).input_ids
-    )
+    room = language.CONTEXT - len(checkpoint(sources["falcon7b"], "cpu")[1](prompt).input_ids)
     assert 0 < room < 64
     assert text(served, "falcon7b", prompt) == plain("falcon7b", prompt, room)
 
@@ -342,46 +284,18 @@ def test_default_length_is_cut_to_the_context(served, plain):
 # --- wrong requests ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("prompts", "options", "reason"),
-    [
-        ([SECRET], {"max_new_tokens": 0}, "input 'max_new_tokens' must be a whole number of at least 1"),
-        (
-            [SECRET],
-            {"max_new_tokens": 250},
-            r"context of 256 that leaves room for \d+ new ones, and 'max_new_tokens' is 250",
-        ),
-        ([SECRET], {"temperature": -0.1}, "input 'temperature' must be 0"),
-        ([SECRET], {"top_p": 0}, "input 'top_p' must be more than 0 and at most 1"),
-        ([SECRET], {"top_p": 1.01}, "input 'top_p' must be more than 0 and at most 1"),
-        ([SECRET], {"seed": -1}, "input 'seed' must be"),
-        ([SECRET], {"stop": ["x", ""]}, "input 'stop' must be at most 16 strings of 1 to 256 characters"),
-        ([SECRET], {"stop": ["x"] * 17}, "input 'stop' must be at most 16 strings of 1 to 256 characters"),
-        ([SECRET * 40], {}, r"input 'prompt' has \d+ tokens; in the model's context of 256 that leaves no room"),
-        ([], {}, "input 'prompt' holds no prompt"),
-    ],
-)
-def test_wrong_option_is_refused(served, prompts, options, reason):
-    with pytest.raises(TritonError, match=reason) as error:
-        texts(served, "falcon7b", prompts, **options)
-    assert error.value.status == 400
-
-
-@pytest.mark.parametrize(
-    ("model", "fields", "reason"),
-    [
-        ("falcon7b", {"prompts": "I am"}, "unknown parameter 'prompts': the options are max_new_tokens"),
-        ("falcon7b", {"text_input": "I am", "top_k": 3}, "unknown parameter 'top_k'"),
-        ("falcon7b", {"text_input": "I am", "prompt": "I am"}, "exclude each other: send one"),
-        ("falcon7b", {"prompt": "I am", "max_tokens": 3, "max_new_tokens": 4}, "'max_new_tokens' is set twice"),
-        ("falcon7b", {"text_input": "I am", "stream": True}, "this model answers once"),
-        ("falcon7b", {"max_new_tokens": 3}, "input 'prompt' is missing: send it, or name it 'text_input'"),
-    ],
-)
-def test_unknown_or_doubled_name_is_refused(served, model, fields, reason):
-    with pytest.raises(TritonError, match=reason) as error:
-        generate(served, model, **fields)
-    assert error.value.status == 400
+def test_wrong_option_is_refused(served):
+    """test_prompts.py has the others: these need the model's context, or pass through Triton as parameters."""
+    for fields, reason in (
+        ({"prompt": SECRET, "max_new_tokens": 250}, r"context of 256 that leaves room for \d+ new ones"),
+        ({"prompt": SECRET * 40}, r"input 'prompt' has \d+ tokens; in the model's context of 256 that leaves no room"),
+        ({"text_input": "I am", "top_k": 3}, "unknown parameter 'top_k': the options are max_new_tokens"),
+        ({"text_input": "I am", "stream": True}, "this model answers once"),
+        ({"max_new_tokens": 3}, "input 'prompt' is missing: send it, or name it 'text_input'"),
+    ):
+        with pytest.raises(TritonError, match=reason) as error:
+            generate(served, "falcon7b", **fields)
+        assert error.value.status == 400
 
 
 def test_prompt_without_utf8_is_refused(served):
@@ -390,12 +304,6 @@ def test_prompt_without_utf8_is_refused(served):
     with pytest.raises(InferenceServerException, match=r"input 'prompt': text 1 is not valid UTF-8") as error:
         httpclient.InferenceServerClient(served.http.removeprefix("http://")).infer("falcon7b", [tensor])
     assert error.value.status() == "400"
-
-
-def test_stream_refuses_two_prompts(served):
-    with pytest.raises(TritonError, match="input 'prompt' holds 2 prompts; streaming takes one") as error:
-        pieces(served, "falcon7b_stream", ["one", "two"])
-    assert error.value.status == 400
 
 
 def test_failing_request_leaves_its_batch_unharmed(served, plain):
@@ -412,33 +320,6 @@ def test_failing_request_leaves_its_batch_unharmed(served, plain):
 
 
 # --- loading, unloading, disconnects ----------------------------------------------------------------------------------
-
-
-def test_loading_one_model_does_not_disturb_another(served, plain):
-    expected = plain("falcon7b", "I am going", 30)
-    stop, answers = threading.Event(), []
-
-    def ask() -> None:
-        while not stop.is_set():
-            answers.append(text(served, "falcon7b", "I am going", max_new_tokens=30))
-
-    def wait_for_answers() -> None:
-        count = len(answers) + 8
-        served.wait(lambda: len(answers) >= count or any(client.done() for client in pending), "more answers")
-
-    with ThreadPoolExecutor(4) as clients:
-        pending = [clients.submit(ask) for _ in range(4)]
-        try:
-            wait_for_answers()
-            served.triton.unload("mistral7b")
-            served.triton.load("mistral7b")
-            wait_for_answers()
-        finally:
-            stop.set()
-        for client in pending:
-            client.result()
-    assert set(answers) == {expected}
-    assert text(served, "mistral7b", "It", max_new_tokens=5) == plain("mistral7b", "It", 5)
 
 
 @pytest.mark.parametrize(

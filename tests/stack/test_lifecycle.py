@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,8 +21,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
 from dotenv import unset_key
 
+from loadtest.switching import Switch, plan
 from loadtest.tune.winner import winner_files
 from scripts.stack.apply import apply
 from scripts.stack.local import programs
@@ -29,24 +33,42 @@ from scripts.stack.local.stack import LocalStack
 from scripts.stack.local.supervisor import Supervisor
 from tests.support.certificates import save_certificate
 from tests.support.embedding import embed
-from tests.support.stacks import SYSTEM, measure_anew
+from tests.support.stacks import SYSTEM, bring_up, measure_anew
+from tests.support.triton_clients import IDS, connect, exchange_over_shared_memory
+from triton_transformers.corpus import MIXED
 from triton_transformers.files import comparison_lock, exclusive
 from triton_transformers.http import answers as is_up
 from triton_transformers.models.catalogue import RECIPES
 from triton_transformers.models.record import Record
-from triton_transformers.settings import ROOT, Settings, UserError
-from triton_transformers.triton import Triton, TritonError
+from triton_transformers.settings import MODES, ROOT, Settings, UserError
+from triton_transformers.triton import TritonError, engines
 
 
 @pytest.fixture(scope="module")
 def stack(new_stack):
-    return measure_anew(new_stack())
+    """Start a server that the tests stop, kill and configure anew."""
+    return bring_up(measure_anew(new_stack()))
+
+
+def state(stack) -> tuple[str, object]:
+    """Return the settings and the configurations of a stack that answers; otherwise nothing."""
+    try:
+        assert answers(stack)
+        return (stack.folder / "state/run/started.json").read_text(), stack.configurations()
+    except (OSError, AssertionError, TritonError):
+        return "", None
+
+
+@pytest.fixture(scope="module")
+def first_state(stack) -> tuple[str, object]:
+    return state(stack)
 
 
 @pytest.fixture(autouse=True)
-def up(stack):
-    done = stack.make("up")
-    assert done.returncode == 0, done.stdout + done.stderr
+def up(stack, first_state):
+    """Start the stack if the test before left it stopped, incomplete or with other settings."""
+    if state(stack) != first_state:
+        bring_up(stack)
 
 
 def answers(stack) -> bool:
@@ -76,17 +98,7 @@ def test_status_and_smoke_bypass_the_proxy(stack):
     """A company's proxy must not get the requests to servers on this machine."""
     status = stack.make("status", http_proxy="http://127.0.0.1:9")
     assert status.returncode == 0
-    for word in (
-        "gateway",
-        "triton",
-        "prometheus",
-        "running",
-        "encoder",
-        "tokenizer",
-        "embedding",
-        "ready",
-        stack.http,
-    ):
+    for word in ("gateway", "triton", "prometheus", "running", *SYSTEM, "ready", stack.http):
         assert word in status.stdout
     smoke = stack.make("smoke", http_proxy="http://127.0.0.1:9")
     assert smoke.returncode == 0
@@ -128,10 +140,14 @@ def test_taken_port_is_one_sentence(stack):
 
 def test_changed_setting_restarts_the_server(stack):
     before = stack.server().pid
-    done = stack.make("up", TRITON_LOG_VERBOSE=1)
+    done = stack.make("up", TRITON_LOG_VERBOSE=1, TRITON_SHARED_MEMORY=1)
     assert "settings changed" in done.stdout
     assert stack.server().pid != before
     assert "HTTP request: " in stack.log  # which only the verbose log has
+    stack.triton.load("lookup")
+    for library in (httpclient, grpcclient):
+        with connect(stack, library) as client:
+            assert exchange_over_shared_memory(client, library, headers={}).tolist() == IDS.tolist()
 
 
 def test_settings_of_the_gateway_restart_it_alone(stack, tmp_path):
@@ -165,7 +181,6 @@ def test_gateway_that_would_answer_everybody_stays_as_it_is(stack):
     done = stack.make("up", GATEWAY_BIND="0.0.0.0")
     assert done.returncode != 0
     assert "GATEWAY_BIND=0.0.0.0 opens the gateway to other machines, and API_KEYS is empty" in done.stderr
-    assert "Traceback" not in done.stderr
     assert gateway_pid(stack) == before
 
 
@@ -182,18 +197,39 @@ def gateway_pid(stack) -> int:
     return Supervisor(stack.folder / "state").program("gateway")["pid"]
 
 
-def test_choice_of_the_engine_outlives_the_server(stack):
+def test_measured_engine_answers_like_onnxruntime_and_outlives_switches_and_the_server(stack):
+    texts = MIXED.texts[:48]
+    expected, log_before = embed(stack, *texts), stack.log
     done = stack.make("up", TRITON_ENGINE="auto")
     assert "settings changed (" in done.stdout
     (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("encoder ")]
-    engine, precision = line.split()[2:4]
+    chosen = " ".join(line.split()[2:4])
+    assert chosen in ("onnxruntime f32", "openvino f32", "openvino bf16")
     (file,) = (stack.folder / "state/serving/engines").glob("encoder-1-????????????.json")
     decision = json.loads(file.read_text())
-    assert decision["engine"] in (engine, f"{engine}-{precision}")
-    assert "(measured before: " not in stack.log
+    assert decision["engine"] in (chosen.split()[0], chosen.replace(" ", "-"))
+    assert (embed(stack, *texts) * expected).sum(axis=1).min() > 0.9998
+    metrics = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}"
+    with Switch(stack.triton, plan(stack.triton.composing("embedding"), None, MODES, 2), stack.folder) as switch:
+        for mode in MODES:
+            switch.to(mode)
+            assert (embed(stack, *texts[:4]) * expected[:4]).sum(axis=1).min() > 0.9998
+            # The replaced process sets the gauge to 0 when it ends, and the new one soon to 1 again.
+            stack.wait(lambda: engines(metrics).get("encoder") == chosen, "the metric of the new process")
+
+    def loads() -> list[str]:
+        """Return for each load of the encoder whether its engine was measured before."""
+        lines = re.findall(
+            r"encoder_\d_\d: runs on (.*) in (.*) \((measured before)?", stack.log.removeprefix(log_before)
+        )
+        assert {f"{engine} {precision}" for engine, precision, _ in lines} == {chosen}
+        return [before for *_, before in lines]
+
+    assert loads() == [""] + ["measured before"] * (len(loads()) - 1)
+    assert len(loads()) >= len(MODES)
     stack.make("down")
     assert stack.make("up", TRITON_ENGINE="auto").returncode == 0
-    assert f"runs on {engine} in {precision} (measured before: " in stack.log
+    assert set(loads()) == {"measured before"}
 
 
 def test_up_loads_edited_config_and_refuses_broken_one(stack):
@@ -282,30 +318,18 @@ def test_crashing_prometheus_is_reported(stack, tmp_path):
     stack.make("down")
 
 
-@pytest.mark.parametrize(
-    ("target", "settings", "message"),
-    [
-        (
-            "up",
-            {"LOCAL_STATE": "/tmp/two words"},
-            "LOCAL_STATE=/tmp/two words: Triton starts its Python backends through a shell",
-        ),
-        ("up", {"LOCAL_STATE": "/tmp/" + "long/" * 20}, "too long for a socket: set LOCAL_STATE to a shorter folder"),
-        ("up", {"LOCAL_STATE": "/proc/nowhere"}, "/proc/nowhere"),
-        ("up", {"MODEL_REPOSITORY": "/tmp/two words"}, "MODEL_REPOSITORY=/tmp/two words: Triton starts"),
-        ("up", {"BIND_ADDRESS": "::1"}, "BIND_ADDRESS=::1: must be an IPv4 address"),
-        ("up", {"READY_TIMEOUT": "soon", "SYSTEMS": "embedding lookup"}, "READY_TIMEOUT=soon: must be a whole number"),
-        ("loadtest", {"USERS": "abc", "SYSTEM": "lookup"}, "USERS=abc: must be a whole number"),
-        ("loadtest", {"ROUNDS": "1", "SYSTEM": "lookup"}, "ROUNDS=1: must be at least 2"),
-    ],
-)
-def test_wrong_setting_is_one_sentence_and_changes_nothing(stack, target, settings, message):
+def test_wrong_setting_is_one_sentence_and_changes_nothing(stack):
     before = stack.server().pid, stack.triton.index()
-    done = stack.make(target, **settings)
-    assert done.returncode != 0
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "in place" not in done.stdout  # checked before anything is assembled
+    for target, settings, message in (
+        ("up", {"LOCAL_STATE": "/tmp/" + "long/" * 20}, "too long for a socket: set LOCAL_STATE to a shorter folder"),
+        ("up", {"READY_TIMEOUT": "soon", "SYSTEMS": "embedding lookup"}, "READY_TIMEOUT=soon: must be a whole number"),
+        ("loadtest", {"ROUNDS": "1", "SYSTEM": "lookup"}, "ROUNDS=1: must be at least 2"),
+    ):
+        done = stack.make(target, **settings)
+        assert done.returncode != 0
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "in place" not in done.stdout  # checked before anything is assembled
     assert (stack.server().pid, stack.triton.index()) == before
 
 
@@ -355,7 +379,7 @@ def test_systems_change_while_another_answers_every_request(stack):
 
         exact = stack.make("up", SYSTEMS="embedding lookup")
         assert "spam: unloaded" in exact.stdout and "lookup: loaded in " in exact.stdout
-        assert set(stack.triton.index()) == {"embedding", "tokenizer", "encoder", "lookup"}
+        assert set(stack.triton.index()) == {*SYSTEM, "lookup"}
         lookup.write_text(config.replace("max_batch_size: 32", "max_batch_size: 16"))
         assert stack.make("up", SYSTEMS="embedding lookup").returncode == 0
         assert stack.triton.config("lookup")["max_batch_size"] == 16
@@ -368,18 +392,23 @@ def test_systems_change_while_another_answers_every_request(stack):
     unset_key(stack.environment["TRITON_SETTINGS_FILE"], "SYSTEMS")
     assert refused == []
     assert stack.server().pid == before
-    assert set(stack.triton.index()) == {"embedding", "tokenizer", "encoder", "lookup"}
+    assert set(stack.triton.index()) == {*SYSTEM, "lookup"}
     assert not (stack.folder / "models/spam").exists()
     assert (stack.folder / "models/spam_v2/1/model.onnx").exists()
 
 
 def test_crashed_server_comes_back_with_the_systems_that_it_had(stack):
+    def crashes() -> int:
+        (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("triton ")]
+        return int(line.split()[-1])
+
     assert stack.make("up", SYSTEMS="embedding lookup").returncode == 0
-    before = stack.server()
+    before, crashes_before = stack.server(), crashes()
     before.send_signal(signal.SIGKILL)
     stack.replaced(before)
-    stack.wait(lambda: ready_models(stack) == {"embedding", "tokenizer", "encoder", "lookup"}, "both systems")
+    stack.wait(lambda: ready_models(stack) == {*SYSTEM, "lookup"}, "both systems")
     assert answers(stack)
+    assert crashes() == crashes_before + 1
 
 
 def test_system_of_a_running_comparison_is_not_removed(stack):
@@ -401,43 +430,29 @@ def test_system_of_a_running_comparison_is_not_removed(stack):
         assert stack.stub("encoder").pid == before
 
 
-@pytest.mark.parametrize("model", ["encoder", "tokenizer"])
-def test_crashed_python_process_is_replaced_and_keeps_its_override(stack, model):
-    config = stack.triton.config(model)
-    stack.triton.load(model, {name: value for name, value in config.items() if name != "dynamic_batching"})
+def test_crashed_python_process_is_replaced_and_keeps_its_override(stack):
+    config = stack.triton.config("encoder")
+    stack.triton.load("encoder", {name: value for name, value in config.items() if name != "dynamic_batching"})
     for crash in (1, 2):  # twice, because Triton skips a second load of the same config
-        stack.stub(model).send_signal(signal.SIGKILL)
-        stack.wait(lambda n=crash: stack.log.count(f"watchdog: model '{model}' is back") >= n, f"{model} reloaded")
+        stack.stub("encoder").send_signal(signal.SIGKILL)
+        stack.wait(lambda n=crash: stack.log.count("watchdog: model 'encoder' is back") >= n, "encoder reloaded")
         assert answers(stack)
-    assert "dynamic_batching" not in stack.triton.config(model)
-    stack.triton.load(model, config)
-    (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith(model)]
+    assert "dynamic_batching" not in stack.triton.config("encoder")
+    stack.triton.load("encoder", config)
+    (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("encoder ")]
     assert line.split()[-1] == "2"
 
 
-@pytest.mark.parametrize("model", ["encoder", "tokenizer"])
-def test_stopped_python_process_keeps_its_requests_and_goes_on(stack, model):
+def test_stopped_python_process_keeps_its_requests_and_goes_on(stack):
     """The process stands still until the watchdog continues it, long after Triton would have given up on it."""
-    process = stack.stub(model)
+    process = stack.stub("encoder")
     text = {"inputs": [{"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a text"]}]}
     expected = stack.triton.infer("embedding", text)["outputs"]
     process.suspend()
     for answer, before in zip(stack.triton.infer("embedding", text, 120)["outputs"], expected, strict=True):
         assert np.allclose(answer["data"], before["data"], atol=1e-3)
-    assert stack.stub(model) == process
+    assert stack.stub("encoder") == process
     assert f"process {process.pid} was stopped; continuing it" in stack.log
-
-
-def test_crashed_server_is_replaced(stack):
-    def crashes() -> int:
-        (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("triton ")]
-        return int(line.split()[-1])
-
-    before, crashes_before = stack.server(), crashes()
-    before.send_signal(signal.SIGKILL)
-    stack.replaced(before)
-    stack.wait(lambda: answers(stack), "an answer of the restarted server")
-    assert crashes() == crashes_before + 1
 
 
 def test_server_killed_during_a_load_releases_the_caller(stack):
@@ -477,54 +492,10 @@ def test_stack_whose_control_files_were_deleted_is_found(stack):
     assert again.returncode == 0, again.stdout + again.stderr
     assert "supervisor.sock was deleted: restarting the stack" in again.stdout
     assert stack.server() != before
-    assert ready_models(stack) == {"embedding", "tokenizer", "encoder", "lookup"}
+    assert ready_models(stack) == {*SYSTEM, "lookup"}
     shutil.rmtree(stack.folder / "state/run")
     assert stack.make("down").stdout == "stopped\n"
     assert stack.processes("tritonserver") == []
-
-
-def test_dangerous_endpoints_require_the_key(stack):
-    stranger = Triton(stack.http)
-    for call in (stranger.index, lambda: stranger.load("encoder", {})):
-        with pytest.raises(TritonError) as error:
-            call()
-        assert error.value.status == 403
-    for path in ("/v2/systemsharedmemory/status", "/v2/trace/setting", "/v2/logging"):
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(stack.http + path, timeout=120)
-        assert refused.value.code == 403
-
-
-def test_all_ports_listen_on_loopback(stack):
-    pid = int((stack.folder / "state/run/supervisord.pid").read_text())
-    listening = {
-        connection.laddr.ip.removeprefix("::ffff:")  # gRPC's IPv4 through an IPv6 socket
-        for process in psutil.Process(pid).children(recursive=True)
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert listening == {"127.0.0.1"}
-
-
-def test_files_with_secrets_are_private(stack):
-    key = stack.environment["TRITON_ADMIN_KEY"]
-    for file in (stack.folder / "state").rglob("*"):
-        if file.is_file() and file.stat().st_size < 10**7 and key.encode() in file.read_bytes():
-            assert file.stat().st_mode & 0o077 == 0, file
-
-
-def test_prometheus_scrapes_triton(stack):
-    if not stack.processes("prometheus"):
-        pytest.fail("Prometheus does not run, although this machine can install it")
-    answers(stack)
-
-    def value() -> float:
-        query = stack.prometheus + "/api/v1/query?query=nv_inference_count%7Bmodel%3D%22encoder%22%7D"
-        with urllib.request.urlopen(query, timeout=120) as response:
-            series = json.loads(response.read())["data"]["result"]
-        return float(series[0]["value"][1]) if series else 0
-
-    stack.wait(lambda: value() >= 1, "Triton's counter in Prometheus")
 
 
 def test_killed_and_concurrent_make_models_leave_a_whole_repository(new_stack, tmp_path):
@@ -552,14 +523,6 @@ def test_killed_and_concurrent_make_models_leave_a_whole_repository(new_stack, t
     assert (tmp_path / "elsewhere/encoder/config.pbtxt").read_text() == (
         ROOT / "model_repository/encoder/config.pbtxt"
     ).read_text()
-
-
-def test_unknown_system_is_one_sentence(stack):
-    done = stack.make("models", SYSTEMS="embedding nonsense")
-    assert done.returncode != 0
-    sentences = [line for line in done.stderr.splitlines() if not line.startswith("make")]
-    assert len(sentences) == 1, done.stderr
-    assert sentences[0].startswith("error: no system 'nonsense'; there are embedding, ")
 
 
 def test_full_disk_leaves_the_repository_as_it_was(stack, tmp_path):
@@ -610,12 +573,6 @@ output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
 
 
-def add_models(stack, *names: str, standing_still: tuple[str, ...]) -> None:
-    """Add small models to the repository. The processes of some of them stop in their first load."""
-    for name in names:
-        add_model(stack, name, MODEL.format(initialize=STAND_STILL_ONCE if name in standing_still else "pass"))
-
-
 def add_model(stack, name: str, code: str) -> Path:
     folder = stack.folder / "models" / name
     (folder / "1").mkdir(parents=True)
@@ -626,7 +583,7 @@ def add_model(stack, name: str, code: str) -> Path:
 
 def test_process_that_stands_still_during_its_load_is_ended_and_the_model_loaded(stack):
     """Triton would wait for the process to end, and the process for Triton."""
-    add_models(stack, "still", standing_still=("still",))
+    add_model(stack, "still", MODEL.format(initialize=STAND_STILL_ONCE))
     before = stack.server().pid
     with clients(stack, 1) as refused:
         done = stack.make("add", SYSTEM="still")
@@ -637,25 +594,11 @@ def test_process_that_stands_still_during_its_load_is_ended_and_the_model_loaded
     assert refused == []
 
 
-@pytest.mark.slow
-def test_many_systems_start_although_two_processes_stand_still(new_stack):
-    names = [f"system{number}" for number in range(13)]
-    still = ("system3", "system7")
-    stack = new_stack()
-    stack.environment["SYSTEMS"] = " ".join(names)
-    add_models(stack, *names, standing_still=still)
-    done = stack.make("up")
-    assert done.returncode == 0, done.stderr
-    assert all(f"{name}: process " in done.stderr for name in still)
-    assert done.stderr.count("Loading the system again") == len(still)
-    assert [line.split(":")[0] for line in done.stdout.splitlines() if " loaded in " in line] == names
-    assert done.stdout.count(" of 13)") == 13
-
-
 def test_server_started_without_make_loads_a_system_whose_process_stood_still(new_stack, tmp_path):
     """It loads SYSTEMS before it answers, so only the watcher can end the process that Triton waits for."""
     stack = new_stack()
-    add_models(stack, "first", "still", standing_still=("still",))
+    add_model(stack, "first", MODEL.format(initialize="pass"))
+    add_model(stack, "still", MODEL.format(initialize=STAND_STILL_ONCE))
     server = start_without_make(stack, tmp_path)
     try:
         stack.wait(lambda: {"first", "still"} == ready_models(stack), "both systems")

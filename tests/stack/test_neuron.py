@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +53,7 @@ def one_batch(rows: int) -> str:
 
 @pytest.fixture(scope="module")
 def stack(new_stack) -> TestStack:
+    """Serve on a stack whose profile is another."""
     stack = on_neuron(new_stack())
     (stack.folder / "compiled").mkdir()
     if TENSORFLOW.is_dir():
@@ -161,7 +161,7 @@ def run_rows(watched) -> list[int]:
 
 # --- cores ------------------------------------------------------------------------------------------------------------
 
-SHARES = {1: ["4-7"], 2: ["4-5", "6-7"], 4: ["4", "5", "6", "7"]}
+SHARES = {1: ["4-7"], 2: ["4-5", "6-7"]}
 
 
 @pytest.mark.parametrize("instances", SHARES)
@@ -200,13 +200,6 @@ def test_inf2_instances_share_the_cores(stack, instances):
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def test_requests_share_executions(stack):
-    make(stack, "merged", f"--inf2 --neuron_core_range 0:1 {one_batch(8)} {ROW_INPUTS} {ROW_OUTPUTS}")
-    with loaded(stack, "merged") as watched:
-        assert check_many(stack, "merged", [1, 3, 1, 2, 1]) == 1
-        assert run_rows(watched) == [8]
-
-
 def test_failing_request_leaves_its_batch_unharmed(stack):
     make(stack, "merged", f"--inf2 --neuron_core_range 0:1 {one_batch(10)} {ROW_INPUTS} {ROW_OUTPUTS}")
     with loaded(stack, "merged"):
@@ -227,14 +220,6 @@ def test_failing_request_leaves_its_batch_unharmed(stack):
         assert "index out of range" in outcomes[2]
         assert "7000123" not in outcomes[2] and "Traceback" not in outcomes[2]
         assert stack.executions("merged", 8, before) == 1
-
-
-def test_without_batching_requests_run_one_by_one(stack):
-    make(stack, "single", f"--inf2 --neuron_core_range 0:1 --max_batch_size 16 {ROW_INPUTS} {ROW_OUTPUTS}")
-    with loaded(stack, "single") as watched:
-        assert check_many(stack, "single", [1, 1, 1]) == 3
-        check(stack, "single", 5)
-        assert run_rows(watched) == [1, 1, 1, 5]
 
 
 @pytest.mark.parametrize("chip", ["", "--inf2"])
@@ -266,9 +251,7 @@ def test_batches_are_padded_to_the_compiled_rows(stack, chip):
 
 
 def counted(stack: TestStack, name: str, model: str) -> float | None:
-    address = f"http://127.0.0.1:{stack.environment['TRITON_METRICS_PORT']}/metrics"
-    with urllib.request.urlopen(address, timeout=120) as response:
-        line = re.search(rf'^transformers_{name}_total{{model="{model}",.*}} (.*)$', response.read().decode(), re.M)
+    line = re.search(rf'^transformers_{name}_total{{model="{model}",.*}} (.*)$', stack.metrics(), re.M)
     return line and float(line[1])
 
 
@@ -306,14 +289,6 @@ def test_dict_output_is_matched_by_its_keys_in_version_3(stack):
         np.testing.assert_array_equal(answer["pooler_output__0"], pooled)
 
 
-def test_bfloat16_output_is_returned_as_fp32(stack):
-    make(stack, "half", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}", "bfloat16")
-    with loaded(stack, "half"):
-        arrays = tokens(3)
-        answer = ask(stack, "half", dict(zip(INPUTS, arrays, strict=True)))
-        np.testing.assert_array_equal(answer["OUTPUT__0"], rounded(plain(arrays)[0]))
-
-
 def test_bfloat16_input_and_output_are_served(stack):
     example = torch.ones(4, 3, dtype=torch.bfloat16)
     compiled = neuron.save_compiled(stack.folder / "compiled/halver.pt", neuron.Halver(), (example,))
@@ -330,39 +305,6 @@ def test_bfloat16_input_and_output_are_served(stack):
 
 def rounded(array: np.ndarray) -> np.ndarray:
     return torch.from_numpy(array).bfloat16().float().numpy()
-
-
-def test_missing_output_fails_with_the_reason(stack):
-    make(stack, "fewer", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}", "single")
-    with loaded(stack, "fewer"), pytest.raises(InferenceServerException, match=r"the model has 1 output.* OUTPUT__1"):
-        check(stack, "fewer", 2)
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (
-            ANY_ROWS.replace(f"-1x{WIDTH}", "-1x3"),
-            r"output 'OUTPUT__1' has the shape \[2, 4\], and in config.pbtxt \[-1, 3\]",
-        ),
-        (
-            f"--max_batch_size 4 {ROW_INPUTS} {ROW_OUTPUTS}".replace(f"{LENGTH}x{WIDTH}", "-1"),
-            r"\[2, 6, 4\], .* \[-1, -1\]",
-        ),
-    ],
-)
-def test_output_of_another_shape_fails_with_the_reason(stack, flags, reason):
-    make(stack, "shape", f"--inf2 --neuron_core_range 0:1 {flags}")
-    with loaded(stack, "shape"), pytest.raises(InferenceServerException, match=reason):
-        check(stack, "shape", 2)
-
-
-def test_inputs_of_unequal_rows_are_refused(stack):
-    make(stack, "unequal", f"--inf2 --neuron_core_range 0:1 --compiled_batch_size 2 {ANY_ROWS}")
-    with loaded(stack, "unequal"):
-        arrays = dict(zip(INPUTS, tokens(3), strict=True)) | {"INPUT__1": tokens(2)[1]}
-        with pytest.raises(InferenceServerException, match="'INPUT__0' has 3, 'INPUT__1' has 2"):
-            ask(stack, "unequal", arrays)
 
 
 def test_edited_model_py_is_served(stack):
@@ -389,41 +331,12 @@ def refusal(stack: TestStack, name: str) -> str:
     return str(error.value)
 
 
-def test_missing_compiled_model_is_named(stack):
-    folder = make(stack, "gone", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}")
-    edit(folder, "tuple-0.pt", "gone.pt")
-    assert "gone.pt, the compiled model, is missing: put it there, or correct COMPILED_MODEL" in refusal(stack, "gone")
-
-
-def test_file_without_a_model_fails_with_the_reason(stack):
-    compiled = stack.folder / "compiled/text.pt"
-    compiled.write_text("no TorchScript")
-    generate(stack, "text", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}", compiled)
-    assert "text.pt could not be loaded on NeuronCores 0 to 1: PytorchStreamReader failed" in refusal(stack, "text")
-
-
-@pytest.mark.parametrize("chip", ["", "--inf2"])
-def test_cores_of_another_model_fail_with_a_hint(stack, chip):
-    make(stack, "taking", f"{chip} --neuron_core_range 14:15 {ANY_ROWS}")
+def test_cores_of_another_model_fail_with_a_hint(stack):
+    make(stack, "taking", f"--inf2 --neuron_core_range 14:15 {ANY_ROWS}")
     reason = refusal(stack, "taking")
     assert "tuple-0.pt could not be loaded on NeuronCores 14 to 15: NRT: NeuronCore(s) not available" in reason
     assert "is another model or process on them?" in reason
     check(stack, "first", 4)
-
-
-def test_missing_library_names_its_image(stack):
-    folder = make(stack, "bare", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}")
-    model = folder / "1/model.py"
-    # With None in sys.modules, an import fails as if the package were not installed.
-    model.write_text(f'import sys\n\nsys.modules["torch_neuronx"] = None\n{model.read_text()}')
-    reason = "torch_neuronx is not installed where Triton runs: the image of NEURON_CHIP=inf2 and trn1 has it"
-    assert reason in refusal(stack, "bare")
-
-
-def test_text_input_of_pytorch_is_refused(stack):
-    folder = make(stack, "words", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}")
-    edit(folder, "TYPE_INT64", "TYPE_STRING")
-    assert "'INPUT__0': PyTorch" in refusal(stack, "words")
 
 
 # --- text encoders ----------------------------------------------------------------------------------------------------
@@ -446,18 +359,12 @@ TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 MANIFEST = {"inputs": TEXT_INPUTS, "shapes": [{"rows": 2, "length": LENGTH, "file": "model.pt"}]}
 
 
-def make_encoder(stack: TestStack, manifest: str) -> Path:
-    """Write a folder as `make models` writes it."""
-    folder = stack.folder / "models/texts"
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    (folder / "config.pbtxt").write_text(TEXTS)
-    (folder / "1/neuron.json").write_text(manifest)
-    neuron.save_tokens(folder / "1/model.pt", rows=2)
-    return folder
-
-
 def test_ids_outside_the_vocabulary_fail_in_one_line(stack):
-    make_encoder(stack, json.dumps(MANIFEST))
+    folder = stack.folder / "models/texts"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(TEXTS)
+    (folder / "1/neuron.json").write_text(json.dumps(MANIFEST))
+    neuron.save_tokens(folder / "1/model.pt", rows=2)
     with loaded(stack, "texts"):
         arrays = tokens(3)
         arrays[1][:] = 1  # no padding
@@ -469,30 +376,6 @@ def test_ids_outside_the_vocabulary_fail_in_one_line(stack):
             ask(stack, "texts", dict(zip(TEXT_INPUTS, arrays, strict=True)))
         assert re.search(r"ModelFailed: .*index out of range in self$", str(error.value))
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("manifest", "reason"),
-    [
-        ("{", "neuron.json is not what `make models` writes: run `make models` again"),
-        ("[]", "is not what `make models` writes"),
-        (json.dumps(MANIFEST | {"shapes": []}), "is not what `make models` writes"),
-        (json.dumps(MANIFEST | {"shapes": [{"rows": 2, "length": 6}]}), "is not what `make models` writes"),
-        (json.dumps(MANIFEST | {"inputs": None}), "is not what `make models` writes"),
-        (
-            json.dumps(MANIFEST | {"inputs": TEXT_INPUTS[:2]}),
-            "neuron.json has the inputs input_ids, attention_mask and config.pbtxt input_ids, attention_mask, token_ty",
-        ),
-        (json.dumps(MANIFEST).replace("model.pt", "gone.pt"), "neuron.json names gone.pt, which is not beside it: run"),
-        (
-            json.dumps(MANIFEST).replace('"rows": 2', '"rows": 3'),
-            "model.pt could not be loaded on NeuronCores 0 to 1: builtins.ValueError: compiled for [2, 6]",
-        ),
-    ],
-)
-def test_wrong_manifest_fails_with_the_reason(stack, manifest, reason):
-    make_encoder(stack, manifest)
-    assert reason in refusal(stack, "texts")
 
 
 # --- TensorFlow -------------------------------------------------------------------------------------------------------

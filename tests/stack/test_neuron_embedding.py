@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.support.embedding import embed
 from tests.support.generation import settled
 from tests.support.neuron import logged, on_neuron
 from tests.support.stacks import TestStack, bring_up
@@ -28,6 +29,7 @@ SHAPES = [[1, 32], [4, 32], [1, 256], [4, 256]]
 
 @pytest.fixture(scope="module")
 def neuron(new_stack) -> TestStack:
+    """Serve on a stack whose profile is another."""
     stack = on_neuron(new_stack())
     shutil.rmtree(stack.folder / "models")  # links to the checkout's models
     stack.environment |= {"NEURON_BATCHES": "4 1", "NEURON_LENGTHS": "32 256"}
@@ -37,12 +39,6 @@ def neuron(new_stack) -> TestStack:
     assert "differs from the original by at most " in done.stdout
     assert "compiled for 4 x 256 tokens" in done.stderr
     return bring_up(stack)
-
-
-def embed(stack: TestStack, texts: list[str]) -> np.ndarray:
-    inputs = [{"name": "input_text", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}]
-    (output,) = stack.triton.infer("embedding", {"inputs": inputs, "outputs": [{"name": "output__0"}]})["outputs"]
-    return np.array(output["data"]).reshape(output["shape"])
 
 
 def test_models_use_the_config_of_the_profile(neuron):
@@ -71,12 +67,12 @@ def test_vectors_equal_the_original(neuron):
 
     original = SentenceTransformer(str(SYSTEMS["embedding"].source.verify()), device="cpu")
     texts = [*TEXTS, "", "word " * 300]
-    np.testing.assert_allclose(embed(neuron, texts), original.encode(texts), atol=1e-5)
+    np.testing.assert_allclose(embed(neuron, *texts), original.encode(texts), atol=1e-5)
 
 
 def test_only_compiled_shapes_run_and_their_padding_is_counted(neuron):
     before, count = settled(neuron, "encoder")["padding_tokens"], len(logged(neuron, "run"))
-    embed(neuron, ["one", "two", "three"])
+    embed(neuron, "one", "two", "three")
     runs = [run["shapes"][0] for run in logged(neuron, "run")[count:]]
     assert all(shape in SHAPES for shape in runs)
     computed = sum(rows * length for rows, length in runs)
@@ -87,11 +83,10 @@ def test_text_above_the_compiled_length_gets_400(neuron):
     config = neuron.triton.config("encoder")
     longer = {"max_length": {"string_value": "300"}}
     neuron.triton.load("encoder", config | {"parameters": config["parameters"] | longer})
-    compiled = "a text has 300 tokens, and the model was compiled for 256 at most"
     try:
-        with pytest.raises(TritonError, match=compiled) as error:
-            embed(neuron, ["word " * 400])
-        assert error.value.status == 400
+        with pytest.raises(TritonError, match="a text has 300 tokens, and the model was compiled for 256 at most") as e:
+            neuron.ask("embedding", input_text=["word " * 400])
+        assert e.value.status == 400
     finally:
         neuron.triton.load("encoder", config)
 
@@ -112,7 +107,7 @@ def test_compiling_on_cores_of_triton_is_refused(neuron):
     assert done.returncode != 0
     assert "the NeuronCores are not available (" in done.stderr
     assert "if Triton uses them, run `make down` first" in done.stderr
-    assert len(embed(neuron, ["still there"])) == 1
+    assert len(embed(neuron, "still there")) == 1
 
 
 def stubs(neuron: TestStack) -> list[psutil.Process]:
@@ -129,7 +124,7 @@ def test_crash_of_one_of_two_instances_recovers(neuron):
         neuron.wait(lambda: len(stubs(neuron)) == 2, "exactly two processes of the encoder")  # an old one may linger
         stubs(neuron)[0].kill()
         neuron.wait(lambda: "watchdog: model 'encoder' is back" in neuron.log, "encoder reloaded", 180)
-        assert [len(embed(neuron, [text])) for text in TEXTS] == [1] * len(TEXTS)
+        assert [len(embed(neuron, text)) for text in TEXTS] == [1] * len(TEXTS)
     finally:
         config.write_text(text)
     assert neuron.make("up").returncode == 0
@@ -148,22 +143,17 @@ def test_changed_shapes_are_compiled_again(neuron):
     ]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"NEURON_CHIP": "inf1"}, "For Inf1, compile with torch-neuron yourself"),
-        ({"FORMAT": "onnx"}, "PROFILE=neuron compiles embedding (sentence-similarity) for Neuron: leave FORMAT empty"),
-        ({"NEURON_LENGTHS": "many"}, "NEURON_LENGTHS=many: must be whole numbers"),
-        ({"NEURON_BATCHES": "3", "PYTHONPATH": ""}, "PROFILE=neuron compiles with torch_neuronx, which cannot be"),
-    ],
-)
-def test_wrong_setting_is_one_sentence_and_changes_nothing(neuron, settings, message):
+def test_wrong_setting_is_one_sentence_and_changes_nothing(neuron):
     before = (neuron.folder / "models/embedding/1/assembled.json").read_text()
-    done = neuron.make("models", **{"NEURON_BATCHES": "2", "NEURON_LENGTHS": "32"} | settings)
-    assert done.returncode != 0
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert (neuron.folder / "models/embedding/1/assembled.json").read_text() == before
+    for settings, message in (
+        ({"NEURON_CHIP": "inf1"}, "For Inf1, compile with torch-neuron yourself"),
+        ({"NEURON_BATCHES": "3", "PYTHONPATH": ""}, "PROFILE=neuron compiles with torch_neuronx, which cannot be"),
+    ):
+        done = neuron.make("models", **{"NEURON_BATCHES": "2", "NEURON_LENGTHS": "32"} | settings)
+        assert done.returncode != 0
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+        assert (neuron.folder / "models/embedding/1/assembled.json").read_text() == before
 
 
 def test_compiled_model_stays_until_another_format_is_set(neuron):

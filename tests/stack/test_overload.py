@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_overload_is_refused_and_the_server_recovers(new_stack):
-    stack = new_stack()
+    stack = new_stack()  # of its own, for the low limit
     stack.environment |= {"GATEWAY_IN_FLIGHT": "2", "USERS": "2", "WINDOW": "3", "WARMUP": "1"}
     bring_up(stack)
     before = embed(stack, "a text")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,15 +36,11 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def served(new_stack, checkpoints) -> Iterator[TestStack]:
-    stack = new_stack()
+def served(stack, checkpoints) -> TestStack:
     stack.assemble(
         *({"SYSTEMS": name, "SOURCE": checkpoints[name]} | settings for name, (_, settings) in SYSTEMS.items())
     )
-    done = stack.make("up", SYSTEMS=" ".join(SYSTEMS))
-    assert done.returncode == 0, done.stdout + done.stderr
-    yield stack
-    stack.make("down")
+    return stack.serve(*SYSTEMS)
 
 
 def by_clients(requests: list[dict[str, list[str]]], ask_one: Callable[..., dict[str, np.ndarray]]) -> list[dict]:

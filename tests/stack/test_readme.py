@@ -15,6 +15,7 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M
 
 @pytest.fixture(scope="module")
 def stack(new_stack):
+    """Return a stack that the README's commands start and stop."""
     return new_stack()
 
 

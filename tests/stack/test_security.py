@@ -37,7 +37,7 @@ SECRETS = {"TRITON_ADMIN_KEY": ADMIN_KEY, "GRAFANA_ADMIN_PASSWORD": PASSWORD, "A
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[TestStack]:
-    """Start a stack whose secrets are in its .env, in a shell that allows core dumps and asks for Vertex AI."""
+    """Start a server whose secrets are in its .env, in a shell that allows core dumps and asks for Vertex AI."""
     limits = resource.getrlimit(resource.RLIMIT_CORE)
     with stacks(filled_stack) as create, pytest.MonkeyPatch.context() as patch:
         stack = create()
@@ -207,7 +207,15 @@ def test_memory_with_tensors_is_private(used):
 # --- what is open -----------------------------------------------------------------------------------------------------
 
 
-def test_triton_opens_three_ports(stack):
+def test_programs_listen_on_loopback_and_triton_on_three_ports(stack):
+    supervisord = psutil.Process(int((stack.folder / "state/run/supervisord.pid").read_text()))
+    listening = {
+        connection.laddr.ip.removeprefix("::ffff:")  # gRPC's IPv4 through an IPv6 socket
+        for process in supervisord.children(recursive=True)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
     ports = {connection.laddr.port for connection in stack.server().net_connections("inet") if not connection.raddr}
     assert ports == {int(stack.environment[f"TRITON_{name}_PORT"]) for name in ("HTTP", "GRPC", "METRICS")}
     assert {status(f"{stack.http}/{path}") for path in ("ping", "models", "invocations", "predict")} == {404}

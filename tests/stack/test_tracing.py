@@ -20,7 +20,7 @@ STEPS = {"encoder": ["tokenize", "wait", "pack", "run", "scatter"]}
 
 @pytest.fixture(scope="module")
 def traced(new_stack) -> TestStack:
-    """Return a stack that traces, and runs one part of a batch after the other."""
+    """Start a server that sends traces, and runs one part of a batch after the other."""
     stack = new_stack()
     stack.environment |= {"TRACE": "1", "TRITON_CPUS": "0"}
     return bring_up(stack)

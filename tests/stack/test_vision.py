@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 import struct
 import subprocess
 import sys
-import urllib.request
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,8 +24,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.batches import batches_of
 from tests.support.checkpoints import encoders, vision
-from tests.support.stacks import SHORT, TestStack, bring_up
-from triton_transformers.settings import ROOT
+from tests.support.stacks import SHORT, TestStack
+from triton_transformers.settings import ROOT, UserError
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +46,7 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def stack(new_stack, checkpoints) -> TestStack:
-    stack = new_stack()
+def served(stack, checkpoints) -> TestStack:
     stack.assemble(
         {"SYSTEMS": "vit_ensemble", "SOURCE": checkpoints["vit"]},
         {"SYSTEMS": "python_vit", "SOURCE": checkpoints["vit"]},
@@ -58,14 +55,7 @@ def stack(new_stack, checkpoints) -> TestStack:
         {"SYSTEMS": "clip", "SOURCE": checkpoints["clip"]},
         {"SYSTEMS": "siglip", "SOURCE": checkpoints["siglip"]},
     )
-    stack.environment["SYSTEMS"] = "vit_ensemble ensemble_model python_vit pets pets_python clip siglip"
-    return bring_up(stack)
-
-
-def make_models(stack: TestStack, **settings) -> str:
-    done = stack.make("models", **settings)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return stack.serve("vit_ensemble", "ensemble_model", "python_vit", "pets", "pets_python", "clip", "siglip")
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -93,7 +83,7 @@ def header_only(side: int) -> bytes:
 # --- any image size ---------------------------------------------------------------------------------------------------
 
 
-def ask(stack, model: str, image: np.ndarray | None = None, image_bytes: list[bytes] | None = None):
+def ask(served, model: str, image: np.ndarray | None = None, image_bytes: list[bytes] | None = None):
     inputs = []
     if image is not None:
         inputs.append(httpclient.InferInput("image", list(image.shape), "FP32"))
@@ -101,7 +91,7 @@ def ask(stack, model: str, image: np.ndarray | None = None, image_bytes: list[by
     if image_bytes is not None:
         inputs.append(httpclient.InferInput("image_bytes", [len(image_bytes), 1], "BYTES"))
         inputs[-1].set_data_from_numpy(np.array(image_bytes, np.object_).reshape(-1, 1))
-    return httpclient.InferenceServerClient(stack.http.removeprefix("http://")).infer(model, inputs)
+    return httpclient.InferenceServerClient(served.http.removeprefix("http://")).infer(model, inputs)
 
 
 @torch.inference_mode()
@@ -119,40 +109,25 @@ def check_features(answer, expected) -> None:
 
 @pytest.mark.parametrize("model", BOTH_SYSTEMS)
 @pytest.mark.parametrize("size", SIZES)
-def test_any_image_size_equals_transformers(stack, checkpoints, model, size):
+def test_any_image_size_equals_transformers(served, checkpoints, model, size):
     image = pixels(*size)
     expected = plain(checkpoints["vit"], [Image.fromarray(image)])
-    check_features(ask(stack, model, image=image[None]), expected)
-    check_features(ask(stack, model, image_bytes=[encoded(image)]), expected)
+    check_features(ask(served, model, image=image[None]), expected)
+    check_features(ask(served, model, image_bytes=[encoded(image)]), expected)
 
 
 @pytest.mark.parametrize("model", [*BOTH_SYSTEMS, "ensemble_model"])
-def test_one_request_may_mix_image_sizes(stack, checkpoints, model):
+def test_one_request_may_mix_image_sizes(served, checkpoints, model):
     images = [pixels(*size, seed) for seed, size in enumerate(SIZES[:4])]
     expected = plain(checkpoints["vit"], [Image.fromarray(image) for image in images])
-    check_features(ask(stack, model, image_bytes=[encoded(image) for image in images]), expected)
+    check_features(ask(served, model, image_bytes=[encoded(image) for image in images]), expected)
     same = np.stack([pixels(40, 30, seed) for seed in range(4)])
-    check_features(ask(stack, model, image=same), plain(checkpoints["vit"], list(same)))
+    check_features(ask(served, model, image=same), plain(checkpoints["vit"], list(same)))
 
 
-@pytest.mark.parametrize("model", BOTH_SYSTEMS)
-def test_image_files_are_decoded_like_transformers(stack, checkpoints, model):
-    turned = Image.Exif()
-    turned[0x0112] = 6  # a phone held upright
-    colours = Image.fromarray(pixels(60, 90))
-    files = [
-        encoded(colours, "JPEG", exif=turned),
-        encoded(colours.convert("CMYK"), "JPEG"),
-        encoded(colours.convert("P"), "PNG"),
-        encoded(colours, "WEBP"),
-    ]
-    expected = plain(checkpoints["vit"], [load_image(Image.open(io.BytesIO(file))) for file in files])
-    check_features(ask(stack, model, image_bytes=files), expected)
-
-
-def test_vit_without_config_is_completed(stack):
-    assert not (stack.folder / "models/vit/config.pbtxt").exists()
-    config = stack.triton.config("vit")
+def test_vit_without_config_is_completed(served):
+    assert not (served.folder / "models/vit/config.pbtxt").exists()
+    config = served.triton.config("vit")
     assert config["max_batch_size"] == 4
     assert "dynamic_batching" in config
 
@@ -161,7 +136,7 @@ def test_vit_without_config_is_completed(stack):
 
 
 @pytest.mark.parametrize(("model", "batches"), [("python_vit", "python_vit"), ("vit_ensemble", "preprocessing")])
-def test_mixed_sizes_share_a_batch_and_errors_stay_apart(stack, checkpoints, model, batches):
+def test_mixed_sizes_share_a_batch_and_errors_stay_apart(served, checkpoints, model, batches):
     images = [pixels(20 + 9 * n, 90 - 7 * n, n) for n in range(8)]
     expected = plain(checkpoints["vit"], [Image.fromarray(image) for image in images])
     damaged = (3, 7)
@@ -172,15 +147,15 @@ def test_mixed_sizes_share_a_batch_and_errors_stay_apart(stack, checkpoints, mod
 
     def answer(name: str, image):
         try:
-            return ask(stack, model, **{name: image})
+            return ask(served, model, **{name: image})
         except InferenceServerException as error:
             return error
 
-    with batches_of(stack, batches, len(images)), ThreadPoolExecutor(len(images)) as clients:
+    with batches_of(served, batches, len(images)), ThreadPoolExecutor(len(images)) as clients:
         for name, requests in requests_by_input.items():
-            before = stack.triton.statistics()[batches]
+            before = served.triton.statistics()[batches]
             answers = list(clients.map(partial(answer, name), requests))
-            assert stack.executions(batches, len(images) - len(damaged), before) == 1
+            assert served.executions(batches, len(images) - len(damaged), before) == 1
             for n, result in enumerate(answers):
                 if n in damaged:
                     assert result.status() == "400"
@@ -192,31 +167,25 @@ def test_mixed_sizes_share_a_batch_and_errors_stay_apart(stack, checkpoints, mod
 # --- wrong images -----------------------------------------------------------------------------------------------------
 
 GOOD = pixels(20, 20)
+# test_images.py has the others. Triton checks some of these, and the backend the rest.
 REFUSED = {
-    "not an image": ({"image_bytes": [b"hello"]}, "input 'image_bytes': row 0 is not a whole JPEG, PNG or WebP file"),
-    "empty file": ({"image_bytes": [b""]}, "input 'image_bytes': row 0 is not a whole"),
     "half a file": ({"image_bytes": [encoded(GOOD, "JPEG")[:-100]]}, "input 'image_bytes': row 0 is not a whole"),
-    "one of two": ({"image_bytes": [encoded(GOOD), encoded(GOOD)[:60]]}, "input 'image_bytes': row 1 is not a whole"),
-    "another format": ({"image_bytes": [encoded(GOOD, "GIF")]}, "input 'image_bytes': row 0 is not a whole"),
     "too large": ({"image_bytes": [header_only(60_000)]}, "60000 x 60000 pixels, too many for max_pixels=50000000"),
     "below 0": ({"image": GOOD[None] - 1000.0}, "input 'image' must hold numbers from 0 to 255"),
-    "above 255": ({"image": GOOD[None] + 255.0}, "input 'image' must hold numbers from 0 to 255"),
-    "not a number": ({"image": GOOD[None] * np.nan}, "input 'image' must hold numbers from 0 to 255"),
     "four channels": ({"image": np.zeros((1, 20, 20, 4))}, "input 'image'"),
     "no channel": ({"image": np.zeros((1, 20, 20))}, "input 'image'"),
-    "height of 0": ({"image": np.zeros((1, 0, 20, 3))}, "input 'image'"),
     "no image": ({"image": np.zeros((0, 20, 20, 3))}, "image"),
     "both inputs": ({"image": GOOD[None], "image_bytes": [encoded(GOOD)]}, "'image' and 'image_bytes'"),
     "neither input": ({}, ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("model", BOTH_SYSTEMS)
 @pytest.mark.parametrize("case", REFUSED)
-def test_wrong_image_gets_400_with_the_reason(stack, model, case):
+def test_wrong_image_gets_400_with_the_reason(served, model, case):
     inputs, reason = REFUSED[case]
     with pytest.raises(InferenceServerException) as error:
-        ask(stack, model, **inputs)
+        ask(served, model, **inputs)
     assert error.value.status() == "400", error.value.message()
     assert reason in error.value.message()
 
@@ -225,7 +194,7 @@ def test_wrong_image_gets_400_with_the_reason(stack, model, case):
 
 
 @pytest.mark.parametrize("model", ["pets", "pets_python"])
-def test_classifier_returns_labels(stack, checkpoints, model):
+def test_classifier_returns_labels(served, checkpoints, model):
     images = [pixels(*size, seed) for seed, size in enumerate(SIZES)]
     output = plain(
         checkpoints["classifier"],
@@ -233,7 +202,7 @@ def test_classifier_returns_labels(stack, checkpoints, model):
         transformers.AutoModelForImageClassification,
     )
     scores = output.logits.softmax(-1).numpy()
-    answer = ask(stack, model, image_bytes=[encoded(image) for image in images])
+    answer = ask(served, model, image_bytes=[encoded(image) for image in images])
     np.testing.assert_allclose(answer.as_numpy("scores"), scores, atol=1e-4)
     np.testing.assert_allclose(answer.as_numpy("score"), scores.max(axis=1, keepdims=True), atol=1e-4)
     labels = [[vision.LABELS[best]] for best in scores.argmax(axis=1)]
@@ -246,10 +215,10 @@ def test_classifier_returns_labels(stack, checkpoints, model):
 CAPTIONS = ["a cat", "a landscape with hills under the sun", "", "two dogs " * 40, "a street", "rain"]
 
 
-def ask_texts(stack, model: str, texts: list[str]):
+def ask_texts(served, model: str, texts: list[str]):
     tensor = httpclient.InferInput("input_text", [len(texts), 1], "BYTES")
     tensor.set_data_from_numpy(np.array([text.encode() for text in texts], np.object_).reshape(-1, 1))
-    return httpclient.InferenceServerClient(stack.http.removeprefix("http://")).infer(model, [tensor])
+    return httpclient.InferenceServerClient(served.http.removeprefix("http://")).infer(model, [tensor])
 
 
 @torch.inference_mode()
@@ -272,22 +241,22 @@ def check_vectors(answer, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("model", ["clip", "siglip"])
-def test_system_of_texts_and_images_equals_transformers(stack, checkpoints, model):
+def test_system_of_texts_and_images_equals_transformers(served, checkpoints, model):
     images = [pixels(*size, seed) for seed, size in enumerate(SIZES)]
     of_texts, of_images = features(checkpoints[model], CAPTIONS, images)
     assert np.abs(of_texts).max() > 1e-3 and np.abs(of_images).max() > 1e-3
-    answer = ask_texts(stack, model, CAPTIONS)
+    answer = ask_texts(served, model, CAPTIONS)
     check_vectors(answer, of_texts)
     counts = answer.as_numpy("token_count").ravel()
     assert counts.min() > 0 and counts.max() == encoders.POSITIONS
-    answer = ask(stack, model, image_bytes=[encoded(image) for image in images])
+    answer = ask(served, model, image_bytes=[encoded(image) for image in images])
     check_vectors(answer, of_images)
     assert answer.as_numpy("token_count").ravel().tolist() == [0] * len(images)
-    check_vectors(ask(stack, model, image=images[0][None]), of_images[:1])
+    check_vectors(ask(served, model, image=images[0][None]), of_images[:1])
 
 
 @pytest.mark.parametrize("model", ["clip", "siglip"])
-def test_texts_share_a_batch_although_images_come_between_them(stack, checkpoints, model):
+def test_texts_share_a_batch_although_images_come_between_them(served, checkpoints, model):
     images = [pixels(20 + 9 * n, 90 - 7 * n, n) for n in range(len(CAPTIONS))]
     of_texts, of_images = features(checkpoints[model], CAPTIONS, images)
     damaged = (1, 4)
@@ -296,16 +265,16 @@ def test_texts_share_a_batch_although_images_come_between_them(stack, checkpoint
         row, is_image = divmod(number, 2)
         try:
             if not is_image:
-                return ask_texts(stack, model, [CAPTIONS[row]])
-            return ask(stack, model, image_bytes=[encoded(images[row])[: 300 if row in damaged else None]])
+                return ask_texts(served, model, [CAPTIONS[row]])
+            return ask(served, model, image_bytes=[encoded(images[row])[: 300 if row in damaged else None]])
         except InferenceServerException as error:
             return error
 
     encoder = f"{model}_text_encoder"
-    with batches_of(stack, encoder, len(CAPTIONS)), ThreadPoolExecutor(2 * len(CAPTIONS)) as clients:
-        before = stack.triton.statistics()[encoder]
+    with batches_of(served, encoder, len(CAPTIONS)), ThreadPoolExecutor(2 * len(CAPTIONS)) as clients:
+        before = served.triton.statistics()[encoder]
         answers = list(clients.map(answer, range(2 * len(CAPTIONS))))
-        assert stack.executions(encoder, len(CAPTIONS), before) == 1
+        assert served.executions(encoder, len(CAPTIONS), before) == 1
     for row in range(len(CAPTIONS)):
         check_vectors(answers[2 * row], of_texts[row : row + 1])
         if row in damaged:
@@ -315,86 +284,68 @@ def test_texts_share_a_batch_although_images_come_between_them(stack, checkpoint
             check_vectors(answers[2 * row + 1], of_images[row : row + 1])
 
 
-def test_text_and_image_in_one_request_get_400(stack):
-    text = httpclient.InferInput("input_text", [1, 1], "BYTES")
-    text.set_data_from_numpy(np.array([[b"a cat"]], np.object_))
-    image = httpclient.InferInput("image_bytes", [1, 1], "BYTES")
-    image.set_data_from_numpy(np.array([[encoded(GOOD)]], np.object_))
-    client = httpclient.InferenceServerClient(stack.http.removeprefix("http://"))
-    with pytest.raises(InferenceServerException, match="not both") as error:
-        client.infer("clip", [text, image])
-    assert error.value.status() == "400"
-
-
-def test_gateway_takes_texts_and_images_in_one_list(stack, checkpoints):
+def test_gateway_takes_texts_and_images_in_one_list(served, checkpoints):
     files = [encoded(pixels(40, 30, seed), "JPEG") for seed in range(2)]
     images = [np.asarray(load_image(Image.open(io.BytesIO(file)))) for file in files]
     of_texts, of_images = features(checkpoints["clip"], CAPTIONS[:2], images)
     urls = [f"data:image/jpeg;base64,{base64.b64encode(file).decode()}" for file in files]
     body = {"model": "clip", "input": [CAPTIONS[0], urls[0], {"image": urls[1]}, CAPTIONS[1]]}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{stack.environment['GATEWAY_PORT']}/v1/embeddings",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        vectors = [item["embedding"] for item in json.load(response)["data"]]
+    vectors = [item["embedding"] for item in served.post("/v1/embeddings", **body)["data"]]
     np.testing.assert_allclose(vectors, [of_texts[0], *of_images, of_texts[1]], atol=1e-4)
 
 
-def test_system_of_texts_and_images_is_unloaded_with_its_halves(stack):
-    stack.environment["SYSTEMS"] = stack.environment["SYSTEMS"].replace(" siglip", "")
-    done = stack.make("up")
+def test_system_of_texts_and_images_is_unloaded_with_its_halves(served):
+    served.environment["SYSTEMS"] = served.environment["SYSTEMS"].replace(" siglip", "")
+    done = served.make("up")
     assert done.returncode == 0, done.stdout + done.stderr
-    loaded = {model for model, (state, _) in stack.triton.index().items() if state == "READY"}
+    loaded = {model for model, (state, _) in served.triton.index().items() if state == "READY"}
     assert not {model for model in loaded if model.startswith("siglip")}
     assert {"clip", "clip_text_encoder", "clip_image_model"} < loaded
 
 
-def test_smoke_sends_images(stack):
-    done = stack.make("smoke")
+def test_smoke_sends_images(served):
+    done = served.make("smoke")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def dino(stack, checkpoints) -> str:
-    output = make_models(stack, SYSTEMS="dino", SOURCE=checkpoints["dinov2"], FORMAT="onnx-int8")
-    stack.triton.load("dino")
+def dino(served, checkpoints) -> str:
+    output = served.assemble({"SYSTEMS": "dino", "SOURCE": checkpoints["dinov2"], "FORMAT": "onnx-int8"})
+    served.triton.load("dino")
     return output
 
 
-def test_int8_reports_its_gain_and_stays_close(stack, checkpoints, dino):
+def test_int8_reports_its_gain_and_stays_close(served, checkpoints, dino):
     image = pixels(180, 320)
     expected = plain(checkpoints["dinov2"], [Image.fromarray(image)]).pooler_output.numpy().ravel()
-    vector = ask(stack, "dino", image=image[None]).as_numpy("pooler_output").ravel()
+    vector = ask(served, "dino", image=image[None]).as_numpy("pooler_output").ravel()
     assert not np.allclose(vector, expected, atol=1e-6)
     assert vector @ expected / np.linalg.norm(vector) / np.linalg.norm(expected) > 0.95
     for word in ("int8: ", "times as fast", "cosine with fp32 at least"):
         assert word in dino
 
 
-def test_extreme_aspect_ratio_is_refused(stack, dino):
+def test_extreme_aspect_ratio_is_refused(served, dino):
     """This processor enlarges the shorter edge to 36 pixels, and the longer one in proportion."""
     with pytest.raises(InferenceServerException, match="50000 x 1 pixels, too many for max_pixels"):
-        ask(stack, "dino", image_bytes=[encoded(np.zeros((1, 50_000, 3), np.uint8))])
+        ask(served, "dino", image_bytes=[encoded(np.zeros((1, 50_000, 3), np.uint8))])
 
 
-def test_unfit_weights_are_refused(stack, checkpoints):
-    done = stack.make("models", SYSTEMS="vit_ensemble", SOURCE=checkpoints["classifier"])
-    assert done.returncode != 0
-    assert "has no pooler" in done.stderr
-    check_features(ask(stack, "vit_ensemble", image=GOOD[None]), plain(checkpoints["vit"], [GOOD]))
+def test_unfit_weights_are_refused(served, checkpoints):
+    with pytest.raises(UserError, match="has no pooler"):
+        served.assemble({"SYSTEMS": "vit_ensemble", "SOURCE": checkpoints["classifier"]})
+    check_features(ask(served, "vit_ensemble", image=GOOD[None]), plain(checkpoints["vit"], [GOOD]))
 
 
-def test_own_config_allows_larger_batches(stack, checkpoints):
+def test_own_config_allows_larger_batches(served, checkpoints):
     (config,) = blocks("protobuf")
-    (stack.folder / "models/vit/config.pbtxt").write_text(config)
-    ensemble = stack.folder / "models/vit_ensemble/config.pbtxt"
+    (served.folder / "models/vit/config.pbtxt").write_text(config)
+    ensemble = served.folder / "models/vit_ensemble/config.pbtxt"
     ensemble.write_text(ensemble.read_text().replace("max_batch_size: 4", "max_batch_size: 32"))
-    done = stack.make("up")
+    done = served.make("up")
     assert done.returncode == 0, done.stdout + done.stderr
     images = np.stack([pixels(40, 30, seed) for seed in range(7)])
-    check_features(ask(stack, "vit_ensemble", image=images), plain(checkpoints["vit"], list(images)))
+    check_features(ask(served, "vit_ensemble", image=images), plain(checkpoints["vit"], list(images)))
 
 
 # --- docs/vision.md ---------------------------------------------------------------------------------------------------
@@ -405,26 +356,26 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("block", [block for block in blocks("sh") if "curl" in block])
-def test_documented_requests_work(stack, tmp_path, block):
+def test_documented_requests_work(served, tmp_path, block):
     (tmp_path / "picture.jpg").write_bytes(encoded(pixels(200, 300), "JPEG"))
-    command = ["bash", "-euo", "pipefail", "-c", block.replace("http://localhost:8000", stack.http)]
+    command = ["bash", "-euo", "pipefail", "-c", block.replace("http://localhost:8000", served.http)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert '"name":"pooler_output"' in done.stdout, done.stdout + done.stderr
 
 
-def test_documented_program_works(stack, tmp_path):
+def test_documented_program_works(served, tmp_path):
     (tmp_path / "picture.jpg").write_bytes(encoded(pixels(200, 300), "JPEG"))
     (program,) = blocks("python")
-    command = [sys.executable, "-c", program.replace("localhost:8000", stack.http.removeprefix("http://"))]
+    command = [sys.executable, "-c", program.replace("localhost:8000", served.http.removeprefix("http://"))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.stdout == "(1, 32)\n", done.stderr
 
 
-def test_comparison_runs_on_images(stack):
+def test_comparison_runs_on_images(served):
     # Over gRPC and with workers, because images are larger than texts.
-    done = stack.make("loadtest", SYSTEM="vit_ensemble", PROTOCOL="grpc", WORKERS=2, **SHORT)
+    done = served.make("loadtest", SYSTEM="vit_ensemble", PROTOCOL="grpc", WORKERS=2, **SHORT)
     assert "images per batch (" in done.stdout, done.stdout + done.stderr
-    results = stack.results()
+    results = served.results()
     # Compare the means of all windows: on a busy machine, Triton may run no batch of a tiny model in one of them.
     batches = {mode: figures["mean_batch"] for mode, figures in results["modes"].items()}
     assert batches["dynamic"] > batches["none"] == pytest.approx(1, abs=0.02), done.stdout + done.stderr

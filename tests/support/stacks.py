@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,17 +22,20 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 
 from tests.support import onnx_models as models
+from triton_transformers.http import opener
+from triton_transformers.models.assemble import assemble_all
 from triton_transformers.own_stack import Make
 from triton_transformers.ports import free_ports
-from triton_transformers.settings import DEFAULTS, ROOT
+from triton_transformers.settings import DEFAULTS, ROOT, Settings
 from triton_transformers.triton import Triton
 
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
 # A comparison that ends in seconds. Its ratio proves nothing.
-SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 2, "WARMUP": 1, "USERS": 16}
+SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 1, "WARMUP": 0, "USERS": 16}
 
 
 _reserved_ports: set[int] = set()
@@ -97,7 +102,7 @@ class TestStack:
     __test__ = False
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
-    assembled: str = ""  # what the last assemble() printed
+    client_key: str = "a-key-of-the-clients"  # for a gateway that has keys
 
     def __post_init__(self) -> None:
         names = [name for name in DEFAULTS if name.endswith("_PORT")]
@@ -122,6 +127,21 @@ class TestStack:
     @property
     def prometheus(self) -> str:
         return f"http://127.0.0.1:{self.environment['PROMETHEUS_PORT']}"
+
+    @property
+    def gateway(self) -> str:
+        return f"http://127.0.0.1:{self.environment['GATEWAY_PORT']}"
+
+    def post(self, path: str, **body: Any) -> Any:
+        """Send the gateway a request with the clients' key; return the response's JSON."""
+        headers = {"Authorization": f"Bearer {self.client_key}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self.gateway + path, json.dumps(body).encode(), headers)
+        with opener.open(request, timeout=120) as response:
+            return json.load(response)
+
+    def metrics(self, port: str = "TRITON_METRICS_PORT") -> str:
+        with opener.open(f"http://127.0.0.1:{self.environment[port]}/metrics", timeout=120) as response:
+            return response.read().decode()
 
     @property
     def triton(self) -> Triton:
@@ -155,8 +175,19 @@ class TestStack:
         )
 
     def assemble(self, *systems: dict[str, object]) -> str:
-        """Run `make models` for each of these settings, all in one process; return what it printed."""
+        """Do as `make models` for each of these settings; return what it would print.
+
+        This process has imported PyTorch already. Stand-ins in PYTHONPATH need another one.
+        """
         chosen = [{name: str(value) for name, value in settings.items()} for settings in systems]
+        if "PYTHONPATH" not in self.environment:
+            from triton_transformers.models.exporters import text
+
+            with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+                patch.setattr(text, "PARITY_TEXTS", 1)  # the tests compare texts of their own
+                for settings in chosen:
+                    assemble_all(Settings.load().replace(**self.environment | settings))
+            return " ".join(printed.getvalue().split())
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.assemble_many"],
             cwd=ROOT,
@@ -167,8 +198,12 @@ class TestStack:
             timeout=300 + 60 * len(systems),
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        self.assembled = done.stdout
         return done.stdout
+
+    def serve(self, *systems: str) -> TestStack:
+        """Serve exactly these systems and the embedding system, without a restart; later commands use them, too."""
+        self.environment["SYSTEMS"] = " ".join(["embedding", *systems])
+        return bring_up(self)
 
     def start_make(self, target: str, **settings: object) -> FollowedMake:
         """Start `make` in its own process group, so that a test can send Ctrl-C."""

@@ -1,11 +1,13 @@
 """Test text encoders on Neuron: the shapes to compile, and the compiled shape that a run takes."""
 
+import json
+
 import numpy as np
 import pytest
 
 from neuron.shapes import Shapes
 from shared.packing import cheapest_cut
-from shared.types import BadRequest
+from shared.types import BadRequest, ConfigError
 from triton_transformers.neuron.target import Target
 from triton_transformers.settings import Settings, UserError
 
@@ -81,3 +83,25 @@ def test_compiled_model_is_reused_unless_settings_changed():
 def test_wrong_setting_is_an_error(settings, message):
     with pytest.raises(UserError, match=message):
         target(**settings)
+
+
+def test_wrong_manifest_is_an_error(pb_utils, tmp_path):
+    from neuron.text_encoder import Manifest
+
+    right = {"inputs": ["input_ids", "attention_mask"], "shapes": [{"rows": 2, "length": 6, "file": "model.pt"}]}
+    (tmp_path / "model.pt").touch()
+    path, unknown = tmp_path / "neuron.json", "neuron.json is not what `make models` writes: run `make models` again"
+    path.write_text(json.dumps(right))
+    assert Manifest.read(path, right["inputs"]).files == {(2, 6): tmp_path / "model.pt"}
+    for content, reason in (
+        ("{", unknown),
+        ("[]", unknown),
+        (json.dumps(right | {"shapes": []}), unknown),
+        (json.dumps(right | {"shapes": [{"rows": 2, "length": 6}]}), unknown),
+        (json.dumps(right | {"inputs": None}), unknown),
+        (json.dumps(right | {"inputs": ["input_ids"]}), "has the inputs input_ids and config.pbtxt input_ids, atten"),
+        (json.dumps(right).replace("model.pt", "gone.pt"), "names gone.pt, which is not beside it: run"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=reason):
+            Manifest.read(path, right["inputs"])
