@@ -4,41 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.stacks import TestStack, bring_up, filled_stack, stacks
 from triton_transformers.settings import ROOT
 
 GRAFANA = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
-SHARED = "shared stack"
-# Groups that take minutes. They start first, so that no worker of xdist is left with one of them at the end.
-SLOWEST = (
-    *(SHARED, "test_comparison", "test_lifecycle", "test_tasks", "test_neuron_embedding", "test_tune", "test_neuron"),
-    *("test_neuron_language", "test_switching"),
+# The modules of the shared stack. One worker runs them, one after the other: they load models and change
+# configurations. The alerts of test_dashboards must not fire for what other modules did before.
+SHARED = (
+    *("test_dashboards", "test_clients", "test_embedding", "test_gateway", "test_generation", "test_gpt2"),
+    *("test_onnx_backends", "test_rankers", "test_tasks", "test_token_vectors", "test_vision"),
 )
+# Modules that take minutes start first, so that no worker is left with one of them at the end.
+ORDER = (*SHARED, "test_comparison", "test_lifecycle", "test_tasks_on_neuron", "test_neuron_embedding", "test_tune")
 # Ends only what hangs. A busy machine may need ten times as long as an idle one.
 HANGS = pytest.mark.timeout(1200)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
+class Scheduler(LoadFileScheduling):
+    """Give a worker a whole module, and one worker all modules of the shared stack.
+
+    pytest-xdist's own groups have no effect: it changes an attribute of the tests that pytest 9 does not read.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "shared" if Path(file).stem in SHARED else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    return Scheduler(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all tests of the shared stack to one worker, one after the other, and the others of a file to one."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
         if not item.get_closest_marker("timeout"):
             item.add_marker(HANGS)
-    # The alerts of test_dashboards must not fire for what other modules did before.
-    items.sort(key=lambda item: (rank(group(item)), item.path.stem != "test_dashboards"))
-
-
-def group(item: pytest.Item) -> str:
-    definitions = item._fixtureinfo.name2fixturedefs.get("stack", ())  # type: ignore[attr-defined]
-    return SHARED if any(definition.scope == "session" for definition in definitions) else item.path.stem
-
-
-def rank(name: str) -> int:
-    return SLOWEST.index(name) if name in SLOWEST else len(SLOWEST)
+    items.sort(key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER))
 
 
 @pytest.fixture(scope="module")

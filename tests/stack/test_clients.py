@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as httpclient
-import tritonclient.http.aio as http_aio
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.support.stacks import KEY, TestStack
-from tests.support.triton_clients import IDS, address, connect, exchange_over_shared_memory, ids_input
+from tests.support.triton_clients import IDS, connect, exchange_over_shared_memory, ids_input
 
 # The header that carries the admin key has a longer name over gRPC.
 HEADERS = {httpclient: {"triton-admin-key": KEY}, grpcclient: {"triton-grpc-protocol-triton-admin-key": KEY}}
@@ -42,68 +37,6 @@ def client(lookup, library) -> Iterator:
         yield connected
 
 
-# --- ways to send a request -------------------------------------------------------------------------------------------
-
-
-def http_async(stack: TestStack) -> np.ndarray:
-    with connect(stack, httpclient, concurrency=2) as client:
-        return client.async_infer("lookup", [ids_input(httpclient)]).get_result().as_numpy("row")
-
-
-def grpc_async(stack: TestStack) -> np.ndarray:
-    answers: queue.Queue = queue.Queue()
-    with connect(stack, grpcclient) as client:
-        client.async_infer("lookup", [ids_input(grpcclient)], lambda result, error: answers.put((result, error)))
-        return checked(*answers.get(timeout=120))
-
-
-def grpc_stream(stack: TestStack) -> np.ndarray:
-    answers: queue.Queue = queue.Queue()
-    with connect(stack, grpcclient) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        for row in IDS:
-            client.async_stream_infer("lookup", [ids_input(grpcclient, row[None])])
-        return np.concatenate([checked(*answers.get(timeout=120)) for _ in IDS])
-
-
-def checked(result, error) -> np.ndarray:
-    assert error is None
-    return result.as_numpy("row")
-
-
-def asynchronous(library: ModuleType) -> Callable[[TestStack], np.ndarray]:
-    async def infer(stack: TestStack) -> np.ndarray:
-        async with connect(stack, library) as client:
-            return (await client.infer("lookup", [ids_input(library)])).as_numpy("row")
-
-    return lambda stack: asyncio.run(infer(stack))
-
-
-def explicit_contents(stack: TestStack) -> np.ndarray:
-    """Send the numbers as gRPC fields, as clients do that are generated from the protocol."""
-    request = service_pb2.ModelInferRequest(model_name="lookup")
-    tensor = request.inputs.add(name="ids", datatype="INT64", shape=IDS.shape)
-    tensor.contents.int64_contents.extend(IDS.ravel().tolist())
-    with grpc.insecure_channel(address(stack, grpcclient)) as channel:
-        response = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=120)
-    return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(response.outputs[0].shape)
-
-
-WAYS = {
-    "http async": http_async,
-    "http aio": asynchronous(http_aio),
-    "grpc async": grpc_async,
-    "grpc aio": asynchronous(grpc_aio),
-    "grpc stream": grpc_stream,
-    "grpc explicit contents": explicit_contents,
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_send_gets_the_answer(lookup, way):
-    assert WAYS[way](lookup).tolist() == IDS.tolist()
-
-
 def test_sequences_reach_the_model(lookup, client, library):
     """Let Triton mark the first request of each of two sequences, which are sent in turn."""
     lookup.triton.load("sequence")
@@ -120,10 +53,20 @@ def test_sequences_reach_the_model(lookup, client, library):
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_compressed_request_is_answered(client, library, algorithm):
-    options = (
-        {"request_compression_algorithm": algorithm} if library is httpclient else {"compression_algorithm": algorithm}
-    )
-    assert client.infer("lookup", [ids_input(library)], **options).as_numpy("row").tolist() == IDS.tolist()
+    name = "request_compression_algorithm" if library is httpclient else "compression_algorithm"
+    answer = client.infer("lookup", [ids_input(library)], **{name: algorithm})
+    assert answer.as_numpy("row").tolist() == IDS.tolist()
+
+
+def test_answers_of_a_stream_keep_their_order(lookup):
+    answers: queue.Queue = queue.Queue()
+    with connect(lookup, grpcclient) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for row in IDS:
+            client.async_stream_infer("lookup", [ids_input(grpcclient, row[None])])
+        received = [answers.get(timeout=120) for _ in IDS]
+    assert [error for _, error in received] == [None] * len(IDS)
+    assert np.concatenate([result.as_numpy("row") for result, _ in received]).tolist() == IDS.tolist()
 
 
 def test_texts_are_answered_alike_over_both_protocols(lookup):

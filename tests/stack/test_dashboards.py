@@ -6,6 +6,7 @@ Prometheus scrapes recorded samples for GPUs and NeuronCores, because the test m
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -470,3 +471,23 @@ def test_grafana_is_provisioned(served, grafana_home):
 def test_healthy_stack_fires_no_alert(run, prometheus):
     """Neither the comparison nor the recorded samples may fire one."""
     assert prometheus.at('ALERTS{alertstate="firing"}', time.time()) == []
+
+
+def test_gateway_page_has_the_figures_of_the_running_stack(served):
+    def text_with_figures() -> str:
+        for _ in range(10):
+            served.post("/v1/embeddings", model="embedding", input=["a text", "another"])
+        key = base64.b64encode(f"anybody:{served.client_key}".encode()).decode()
+        page = urllib.request.urlopen(
+            urllib.request.Request(served.gateway, headers={"Authorization": f"Basic {key}"}), timeout=120
+        )
+        text = " ".join(re.sub("<[^>]*>", " ", page.read().decode()).split())
+        # Prometheus has read the counters of Triton and of the gateway twice.
+        measured = (
+            r"95 % answered within [\d.]+ ms.* mean latency [\d.]+ ms.* encoder packed_onnx, .*, up to 64 [\d.]+ "
+        )
+        return text if re.search(measured, text) else ""
+
+    text = served.wait(text_with_figures, "the page's figures")
+    assert "does not answer" not in text
+    assert "encoder packed_onnx, onnxruntime f32" in text

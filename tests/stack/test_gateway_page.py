@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import re
 import shutil
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
@@ -26,9 +23,7 @@ from gateway.config import Config, Limits
 from tests.support import page_systems
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
-from tests.support.stacks import TestStack
 from tests.support.triton_stand_in import TritonStandIn
-from triton_transformers.http import opener
 from triton_transformers.settings import Settings
 from triton_transformers.tensors import Tensor
 
@@ -365,26 +360,3 @@ def test_browser_sends_the_key_with_every_request(page: Page, config: Config) ->
         assert page.send("names").startswith("Marie Curie")
         page.browser.execute_async_script("refresh().then(arguments[0])")
         page.open()
-
-
-# --- the running stack ------------------------------------------------------------------------------------------------
-
-
-def test_page_has_the_figures_of_the_running_stack(stack: TestStack) -> None:
-    def text_with_figures() -> str:
-        for _ in range(10):
-            stack.post("/v1/embeddings", model="embedding", input=["a text", "another"])
-        key = base64.b64encode(f"anybody:{stack.client_key}".encode()).decode()
-        page = opener.open(
-            urllib.request.Request(stack.gateway, headers={"Authorization": f"Basic {key}"}), timeout=120
-        )
-        text = " ".join(re.sub("<[^>]*>", " ", page.read().decode()).split())
-        # Prometheus has read the counters of Triton and of the gateway twice.
-        measured = (
-            r"95 % answered within [\d.]+ ms.* mean latency [\d.]+ ms.* encoder packed_onnx, .*, up to 64 [\d.]+ "
-        )
-        return text if re.search(measured, text) else ""
-
-    text = stack.wait(text_with_figures, "the page's figures")
-    assert "does not answer" not in text
-    assert "encoder packed_onnx, onnxruntime f32" in text

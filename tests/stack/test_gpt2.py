@@ -298,12 +298,6 @@ def test_text_without_utf8_is_refused(served, model):
     assert b"not valid UTF-8 (byte 0)" in error.value.read()
 
 
-def test_context_is_used_to_its_last_position(served, original):
-    text = "a" * (POSITIONS - 1)
-    assert ask(served, "gpt2_generate", text) == [original.next(text)]
-    assert ask(served, "gpt2_ensemble", text) == [original.next(text)]
-
-
 def test_other_architectures_are_refused(served, tmp_path):
     larger = language.save_gpt2(tmp_path / "larger")
     tokenizer = transformers.AutoTokenizer.from_pretrained(larger)

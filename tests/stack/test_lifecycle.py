@@ -28,7 +28,6 @@ from dotenv import unset_key
 from loadtest.switching import Switch, plan
 from loadtest.tune.winner import winner_files
 from scripts.stack.apply import apply
-from scripts.stack.local import programs
 from scripts.stack.local.stack import LocalStack
 from scripts.stack.local.supervisor import Supervisor
 from tests.support.certificates import save_certificate
@@ -592,32 +591,6 @@ def test_process_that_stands_still_during_its_load_is_ended_and_the_model_loaded
     assert "still: loaded in " in done.stdout
     assert stack.server().pid == before
     assert refused == []
-
-
-def test_server_started_without_make_loads_a_system_whose_process_stood_still(new_stack, tmp_path):
-    """It loads SYSTEMS before it answers, so only the watcher can end the process that Triton waits for."""
-    stack = new_stack()
-    add_model(stack, "first", MODEL.format(initialize="pass"))
-    add_model(stack, "still", MODEL.format(initialize=STAND_STILL_ONCE))
-    server = start_without_make(stack, tmp_path)
-    try:
-        stack.wait(lambda: {"first", "still"} == ready_models(stack), "both systems")
-        assert "of model 'still' did not report to Triton in time; ended it" in (tmp_path / "log").read_text()
-    finally:
-        server.terminate()
-        server.wait(timeout=120)
-
-
-def start_without_make(stack, folder: Path) -> subprocess.Popen:
-    """Start serve.sh as a container's entry point does."""
-    environment = stack.environment | {
-        "TRITON_HOME": str(programs.triton(folder)),
-        "PATH": programs.path_with_this_python(),
-        "MODEL_REPOSITORY": str(stack.folder / "models"),
-        "SYSTEMS": "first still",
-    }
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen([ROOT / "images/triton/serve.sh"], env=environment, stdout=log, stderr=log)
 
 
 def ready_models(stack) -> set[str]:

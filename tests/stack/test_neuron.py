@@ -5,7 +5,6 @@ They show nothing of how AWS's libraries behave on AWS's hardware.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -268,27 +267,6 @@ def test_missing_compiled_batch_size_is_named(stack):
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-def test_dict_output_is_matched_by_order_and_relative_path_is_copied(stack):
-    neuron.save_tokens(stack.folder / "dict.pt", "dict")
-    folder = generate(stack, "ordered", f"--inf2 --neuron_core_range 0:1 {ANY_ROWS}", Path("dict.pt"))
-    (stack.folder / "dict.pt").unlink()
-    assert (folder / "dict.pt").is_file()
-    with loaded(stack, "ordered"):
-        check(stack, "ordered", 3)
-
-
-def test_dict_output_is_matched_by_its_keys_in_version_3(stack):
-    named = ANY_ROWS.replace("OUTPUT__1", "pooler_output__0").replace(" OUTPUT__0", " last_hidden_state__1")
-    folder = make(stack, "keyed", f"--neuron_core_range 0:1 --model_version 3 {named}", "dict")
-    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["3"]
-    with loaded(stack, "keyed"):
-        arrays = tokens(3)
-        answer = ask(stack, "keyed", dict(zip(INPUTS, arrays, strict=True)), version="3")
-        hidden, pooled = plain(arrays)
-        np.testing.assert_array_equal(answer["last_hidden_state__1"], hidden)
-        np.testing.assert_array_equal(answer["pooler_output__0"], pooled)
-
-
 def test_bfloat16_input_and_output_are_served(stack):
     example = torch.ones(4, 3, dtype=torch.bfloat16)
     compiled = neuron.save_compiled(stack.folder / "compiled/halver.pt", neuron.Halver(), (example,))
@@ -339,45 +317,6 @@ def test_cores_of_another_model_fail_with_a_hint(stack):
     check(stack, "first", 4)
 
 
-# --- text encoders ----------------------------------------------------------------------------------------------------
-
-TEXTS = """
-backend: "neuron"
-max_batch_size: 8
-input [
-  { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true },
-  { name: "attention_mask" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true },
-  { name: "token_type_ids" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true }
-]
-output [ { name: "hidden" data_type: TYPE_FP32 dims: [ -1, 4 ] }, { name: "pooled" data_type: TYPE_FP32 dims: [ 4 ] } ]
-dynamic_batching { }
-instance_group [ { count: 1 kind: KIND_MODEL } ]
-parameters { key: "task" value { string_value: "text-encoder" } }
-parameters { key: "NEURON_CORE_END_INDEX" value { string_value: "1" } }
-"""
-TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-MANIFEST = {"inputs": TEXT_INPUTS, "shapes": [{"rows": 2, "length": LENGTH, "file": "model.pt"}]}
-
-
-def test_ids_outside_the_vocabulary_fail_in_one_line(stack):
-    folder = stack.folder / "models/texts"
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(TEXTS)
-    (folder / "1/neuron.json").write_text(json.dumps(MANIFEST))
-    neuron.save_tokens(folder / "1/model.pt", rows=2)
-    with loaded(stack, "texts"):
-        arrays = tokens(3)
-        arrays[1][:] = 1  # no padding
-        answer = ask(stack, "texts", dict(zip(TEXT_INPUTS, arrays, strict=True)))
-        for name, expected in zip(("hidden", "pooled"), plain(arrays), strict=True):
-            np.testing.assert_array_equal(answer[name], expected)
-        arrays[0][1, 3] = 7_000_123
-        with pytest.raises(InferenceServerException) as error:
-            ask(stack, "texts", dict(zip(TEXT_INPUTS, arrays, strict=True)))
-        assert re.search(r"ModelFailed: .*index out of range in self$", str(error.value))
-        assert "\n" not in str(error.value)
-
-
 # --- TensorFlow -------------------------------------------------------------------------------------------------------
 
 INSTALL = "`make test-stack SLOW=1 TENSORFLOW=.local/tensorflow` installs it"
@@ -414,17 +353,6 @@ def test_saved_model_spreads_rows_over_its_cores(stack, saved):
         assert double(stack, "doubler", 1) == [1]
         assert double(stack, "doubler", 2) == [1, 1]
         assert double(stack, "doubler", 7) == [3, 3, 3, 2, 2, 2, 2]
-
-
-@with_tensorflow
-def test_saved_model_with_a_fixed_output_runs_all_rows_at_once(stack, saved):
-    folder = generate(stack, "fixed", "--neuron_core_range 2:4", saved[0], "tensorflow")
-    config = folder / "config.pbtxt"
-    before, name, after = config.read_text().partition('"rows"')
-    assert name
-    config.write_text(before + name + after.replace("-1", "7", 1))
-    with loaded(stack, "fixed"):
-        assert double(stack, "fixed", 7) == [7] * 7
 
 
 @with_tensorflow

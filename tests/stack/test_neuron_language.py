@@ -34,11 +34,6 @@ CONTEXT = language.CONTEXT
 MODELS: dict[str, tuple[str, dict, str]] = {
     "nxd": (LLAMA, {"batch_size": 4, "tp_degree": 4, "max_context_length": 200}, "--neuron_core_range 0:3"),
     "nxd_single": (LLAMA, {"batch_size": 1, "tp_degree": 1}, "--neuron_core_range 4:4 --batch_size 1"),
-    "nxd_device": (
-        LLAMA,
-        {"batch_size": 1, "tp_degree": 1, "on_device_sampling_config": {"do_sample": True}},
-        "--neuron_core_range 5:5",
-    ),
     "optimum": (OPTIMUM, {"batch_size": 4, "tp_degree": 2}, "--neuron_core_range 6:9 --tp_degree 2"),
     "opt": (
         OPT,
@@ -47,7 +42,6 @@ MODELS: dict[str, tuple[str, dict, str]] = {
         f"--n_positions {CONTEXT} --amp f32 --unroll 2",
     ),
 }
-SERVED = ["nxd", "nxd_single", "optimum", "opt"]
 # The user's own lines in model.py, as in the published guide.
 OWN_LOAD = """
     def load(self):
@@ -139,13 +133,13 @@ def plain(checkpoint):
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [*SERVED, "nxd_device", "own"])
+@pytest.mark.parametrize("model", [*MODELS, "own"])
 def test_text_equals_transformers(served, plain, model):
     for prompt in PROMPTS:
         assert text(served, model, prompt, max_new_tokens=12) == plain(prompt, 12)
 
 
-@pytest.mark.parametrize("model", SERVED)
+@pytest.mark.parametrize("model", MODELS)
 def test_concurrent_requests_get_their_own_text(served, plain, model):
     before = len(logged(served, "generate"))
     prompts = [f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in range(8)]
@@ -193,7 +187,6 @@ def test_every_model_loads_its_options_on_its_own_cores(served):
     assert places == {
         ("0-3", "nxd-inference", 4, 4),
         ("4", "nxd-inference", 1, 1),
-        ("5", "nxd-inference", 1, 1),
         ("6-9", "optimum-neuron", 4, 2),
         ("10-11", "transformers-neuronx", 4, 2),
         ("12-13", "transformers-neuronx", 4, 2),
@@ -217,7 +210,6 @@ def test_wrong_option_is_refused(served):
             {"max_new_tokens": 1},
             r"has 2\d\d tokens; the model is compiled for prompts of up",
         ),
-        ("nxd_device", SECRET, {"temperature": 0.5}, "option 'temperature' must be 0: this model is compiled"),
     ):
         with pytest.raises(TritonError, match=reason) as error:
             text(served, model, prompt, **options)

@@ -44,16 +44,6 @@ def test_every_type_survives_a_round_trip(loaded):
         np.testing.assert_array_equal(result.as_numpy(f"{name}_out"), array)
 
 
-def test_config_is_completed_like_the_cpp_backend(loaded):
-    config = loaded.triton.config("alltypes")
-    assert config["max_batch_size"] == 4
-    assert "dynamic_batching" in config
-    assert {i["name"]: (i["data_type"], i["dims"]) for i in config["input"]} == {
-        t.lower(): ("TYPE_STRING" if t == "BYTES" else f"TYPE_{t}", [2]) for t in TYPES
-    }
-    assert len(config["output"]) == len(TYPES)
-
-
 def test_model_without_batching_answers(loaded):
     config = loaded.triton.config("fixed")
     assert config["max_batch_size"] == 0
@@ -159,8 +149,3 @@ def test_masked_rows_get_an_answer(loaded):
     tensors = tokens([[5, 6]])
     tensors["attention_mask"] = ("INT64", np.zeros((1, 2), np.int64))
     assert infer(loaded, "tokens", tensors).as_numpy("pooled").item() == 0
-
-
-def test_packed_onnx_returns_only_requested_outputs(loaded):
-    response = infer(loaded, "tokens", tokens([[1, 2, 3]]), outputs=["pooled"]).get_response()
-    assert [output["name"] for output in response["outputs"]] == ["pooled"]
