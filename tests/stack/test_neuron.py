@@ -125,12 +125,12 @@ def plain(arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [output.numpy() for output in neuron.Tokens()(*map(torch.from_numpy, arrays))]
 
 
-def ask(stack: TestStack, model: str, tensors: dict[str, np.ndarray], version: str = "") -> dict[str, np.ndarray]:
+def ask(stack: TestStack, model: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     inputs = []
     for name, array in tensors.items():
         inputs.append(httpclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
         inputs[-1].set_data_from_numpy(array)
-    answer = client(stack).infer(model, inputs, version)
+    answer = client(stack).infer(model, inputs)
     return {output["name"]: answer.as_numpy(output["name"]) for output in answer.get_response()["outputs"]}
 
 

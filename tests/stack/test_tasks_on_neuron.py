@@ -21,7 +21,7 @@ from tests.stack.test_tasks import (  # noqa: F401
     test_too_long_question_gets_400,
 )
 from tests.support.neuron import on_neuron
-from tests.support.stacks import TestStack
+from tests.support.stacks import TestStack, bring_up
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +34,7 @@ def served(new_stack, checkpoints) -> TestStack:  # noqa: F811
     """Serve on a stack whose profile is another."""
     stack = on_neuron(new_stack())
     settings = [{"SYSTEMS": name, "SOURCE": checkpoints[name], "TASK": TASKS.get(name, "")} for name in SERVED]
-    # Models share no core, and the embedding system has the first two.
-    stack.assemble(*(one | {"NEURON_CORES": f"{core}:{core}"} for core, one in enumerate(settings, 2)))
-    return stack.serve(*SERVED)
+    # Models share no core.
+    stack.assemble(*(one | {"NEURON_CORES": f"{core}:{core}"} for core, one in enumerate(settings)))
+    stack.environment["SYSTEMS"] = " ".join(SERVED)
+    return bring_up(stack)
