@@ -13,7 +13,6 @@ pytestmark = pytest.mark.slow
 ROWS = [
     # Finds the last token by the padding token.
     *find_models("LlamaForSequenceClassification", "text-classification", ("onnx", "python")),
-    *find_models("Qwen3ForSequenceClassification", "text-ranking", ("onnx",)),
     *find_models(
         "ConvBertForSequenceClassification", "text-classification", ("onnx",)
     ),  # mixes neighbours, padding too
@@ -23,6 +22,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
+    """Compare as `make bench BENCH=architectures` does, which starts a server of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_STATE", str(tmp_path_factory.mktemp("state")))
         return {(result.model, result.format): result for result in measure(ROWS)}

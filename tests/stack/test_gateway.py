@@ -280,14 +280,6 @@ def test_streamed_chat_equals_the_whole_answer(client):
     assert len(chunks) > 5
 
 
-def test_streamed_completion_equals_the_whole_answer(client):
-    options = {"model": "mychat", "prompt": "Grüße aus", "max_tokens": 60, "seed": 7, "echo": True}
-    whole = client.completions.create(**options)
-    chunks = list(client.completions.create(**options, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
-    assert whole.choices[0].text.startswith("Grüße aus")
-
-
 def test_concurrent_chats_run_together(served, new_async_client):
     """Triton stands still until all have arrived at the gateway."""
 
@@ -381,19 +373,6 @@ def test_nodes_openai_embeds_and_chats(served, prompt_of, url):
 
 
 # --- what OpenAI's API does not have ----------------------------------------------------------------------------------
-
-
-def test_rerank_sorts_by_tritons_scores(served):
-    query, documents = "Which battery fits?", list(TEXTS[:12])
-    scores = served.ask("reranker", query=[query] * 12, text=documents)["score"].ravel()
-    body = {"model": "reranker", "query": query, "documents": documents, "return_documents": True, "top_n": 5}
-    answer = served.post("/v1/rerank", **body)
-    results = answer["results"]
-    assert [result["index"] for result in results] == sorted(range(12), key=lambda n: -scores[n])[:5]
-    for result in results:
-        assert math.isclose(result["relevance_score"], scores[result["index"]], abs_tol=1e-5)
-        assert result["document"]["text"] == documents[result["index"]]
-    assert answer["usage"]["total_tokens"] > 0
 
 
 def test_classify_gives_tritons_labels(served):
