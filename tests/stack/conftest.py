@@ -20,7 +20,7 @@ SHARED = (
     *("test_onnx_backends", "test_rankers", "test_tasks", "test_token_vectors", "test_vision"),
 )
 # Modules that take minutes start first, so that no worker is left with one of them at the end.
-ORDER = (*SHARED, "test_comparison", "test_lifecycle", "test_tasks_on_neuron", "test_neuron_embedding", "test_tune")
+ORDER = (*SHARED, "test_comparison", "test_lifecycle", "test_neuron_embedding", "test_tune")
 # Ends only what hangs. A busy machine may need ten times as long as an idle one.
 HANGS = pytest.mark.timeout(1200)
 

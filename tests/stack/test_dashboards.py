@@ -475,7 +475,7 @@ def test_healthy_stack_fires_no_alert(run, prometheus):
 
 def test_gateway_page_has_the_figures_of_the_running_stack(served):
     def text_with_figures() -> str:
-        for _ in range(10):
+        for _ in range(3):
             served.post("/v1/embeddings", model="embedding", input=["a text", "another"])
         key = base64.b64encode(f"anybody:{served.client_key}".encode()).decode()
         page = urllib.request.urlopen(

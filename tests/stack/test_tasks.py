@@ -13,7 +13,8 @@ import transformers
 
 from tests.support.batches import batches_of
 from tests.support.checkpoints import encoders, vision
-from tests.support.stacks import SHORT, TestStack
+from tests.support.neuron import on_neuron
+from tests.support.stacks import SHORT, TestStack, bring_up
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.exporters.references import find_answer
 from triton_transformers.triton import TritonError
@@ -46,17 +47,26 @@ def checkpoints(tmp_path_factory, encoder_checkpoints) -> dict[str, Path]:
     return saved | encoder_checkpoints | {"sentences": sentences}
 
 
-@pytest.fixture(scope="module")
-def served(stack, checkpoints) -> TestStack:
-    """Serve every task as ONNX, and two tasks in the other formats."""
+@pytest.fixture(scope="module", params=["cpu", "neuron"])
+def served(stack, new_stack, checkpoints, request) -> TestStack:
+    """Serve every task as ONNX, and two tasks in the other formats; then every task on a stack of PROFILE=neuron."""
     chosen = [(name, name, "onnx") for name in checkpoints]
-    chosen += [(f"{name}_python", name, "python") for name in IN_PYTHON] + [("mood_int8", "mood", "onnx-int8")]
+    if request.param == "cpu":
+        chosen += [(f"{name}_python", name, "python") for name in IN_PYTHON] + [("mood_int8", "mood", "onnx-int8")]
+    else:
+        stack.serve()  # memory cannot hold the systems of both
+        stack = on_neuron(new_stack())
     systems = [
         {"SYSTEMS": system, "SOURCE": checkpoints[name], "FORMAT": form, "TASK": TASKS.get(name, "")}
         for system, name, form in chosen
     ]
-    assert re.search(r"mood_int8: .*int8: .* times as fast", stack.assemble(*systems), re.DOTALL)
-    return stack.serve(*(one["SYSTEMS"] for one in systems))
+    if request.param == "cpu":
+        assert re.search(r"mood_int8: .*int8: .* times as fast", stack.assemble(*systems), re.DOTALL)
+        return stack.serve(*(system for system, _, _ in chosen))
+    # Models share no core.
+    stack.assemble(*(one | {"FORMAT": "", "NEURON_CORES": f"{core}:{core}"} for core, one in enumerate(systems)))
+    stack.environment["SYSTEMS"] = " ".join(checkpoints)
+    return bring_up(stack)
 
 
 def pipeline(task: str, folder: Path, **settings):
@@ -139,6 +149,7 @@ def test_text_half_of_clip_equals_get_text_features(served, checkpoints):
         np.testing.assert_allclose(answer["sentence_embedding"][row], expected[0].numpy(), atol=1e-4)
 
 
+@pytest.mark.parametrize("served", ["cpu"], indirect=True)
 @pytest.mark.parametrize("system", IN_PYTHON)
 def test_format_python_answers_like_onnx(served, system):
     options = {"text_pair": TEXTS[::-1]} if system == "mood" else {"prompt_name": ["query"] * len(TEXTS)}
@@ -150,6 +161,7 @@ def test_format_python_answers_like_onnx(served, system):
             assert answer[name].tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("served", ["cpu"], indirect=True)
 def test_load_test_measures_sparse_vectors(served):
     done = served.make("loadtest", SYSTEM="splade", **(SHORT | {"USERS": 8}))
     # Ignore the exit code: on a busy machine, Triton may run no batch of a tiny model, and `make` then fails.
@@ -260,5 +272,6 @@ def test_batched_answers_equal_single_ones(served):
         np.testing.assert_allclose(scores, alone[i % len(TEXTS)], atol=1e-5)
 
 
+@pytest.mark.parametrize("served", ["cpu"], indirect=True)
 def test_int8_keeps_the_interface(served):
     assert served.ask("mood_int8", input_text=TEXTS)["scores"].shape == (len(TEXTS), len(encoders.MOODS))
