@@ -183,6 +183,23 @@ def test_gateway_that_would_answer_everybody_stays_as_it_is(stack):
     assert gateway_pid(stack) == before
 
 
+@pytest.mark.slow
+def test_overload_is_refused_and_the_server_recovers(stack):
+    settings = {"GATEWAY_IN_FLIGHT": "2", "USERS": "2", "WINDOW": "3", "WARMUP": "1"}
+    assert stack.make("up", **settings).returncode == 0
+    before = embed(stack, "a text")
+    done = stack.make("loadtest", OVERLOAD=10, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "refused with 429" in done.stdout
+    folder = stack.folder / "reports/latest-overload"
+    results = json.loads((folder / "results.json").read_text())
+    assert results["refused"] > 0 < results["accepted"]
+    assert results["failed"] == 0
+    assert results["arrived"] == results["accepted"] + results["refused"] + results["given_up"]
+    assert "at 10 times its capacity" in (folder / "report.html").read_text()
+    np.testing.assert_allclose(embed(stack, "a text"), before, atol=1e-5)
+
+
 def test_killed_gateway_is_restarted(stack):
     before = gateway_pid(stack)
     os.kill(before, signal.SIGKILL)
