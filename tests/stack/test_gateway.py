@@ -137,17 +137,6 @@ def test_wrong_key_is_an_authentication_error(openai, client):
     assert client.with_options(api_key="another-key-for-clients").models.list().data
 
 
-def test_unknown_model_is_a_not_found_error(openai, client):
-    for ask in (
-        lambda: client.embeddings.create(model="nobody", input="a"),
-        lambda: client.chat.completions.create(model="nobody", messages=QUESTION),
-        lambda: client.models.retrieve("nobody"),
-    ):
-        with pytest.raises(openai.NotFoundError) as error:
-            ask()
-        assert error.value.code == "model_not_found"
-
-
 def test_refusal_names_the_param(openai, client):
     """test_gateway_completions.py has the others."""
     for options, param in (

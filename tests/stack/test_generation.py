@@ -17,9 +17,7 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as grpcclient
-import tritonclient.http as httpclient
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from tritonclient.utils import InferenceServerException
 
 from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
@@ -171,11 +169,6 @@ def test_chat_is_answered_as_transformers_does(served, sources, plain, model):
     assert [answer["finish_reason"] for answer in answers] == [*[""] * (len(answers) - 1), "length"]
 
 
-def test_chat_with_a_model_without_a_template_is_refused(served):
-    with pytest.raises(TritonError, match="this model has no chat template: send 'prompt' instead of 'messages'"):
-        generate(served, "falcon7b", messages=json.dumps(CHAT))
-
-
 @pytest.mark.parametrize(
     ("model", "stream"), [("falcon7b", False), ("falcon7b_stream", True), ("falcon7b_stream", False)]
 )
@@ -296,14 +289,6 @@ def test_wrong_option_is_refused(served):
         with pytest.raises(TritonError, match=reason) as error:
             generate(served, "falcon7b", **fields)
         assert error.value.status == 400
-
-
-def test_prompt_without_utf8_is_refused(served):
-    tensor = httpclient.InferInput("prompt", [2], "BYTES")
-    tensor.set_data_from_numpy(np.array([b"fine", b"not \xff"], np.object_))
-    with pytest.raises(InferenceServerException, match=r"input 'prompt': text 1 is not valid UTF-8") as error:
-        httpclient.InferenceServerClient(served.http.removeprefix("http://")).infer("falcon7b", [tensor])
-    assert error.value.status() == "400"
 
 
 def test_failing_request_leaves_its_batch_unharmed(served, plain):

@@ -194,14 +194,6 @@ def test_concurrent_requests_get_their_own_prompts(served, sentence_transformer)
         np.testing.assert_allclose(answer, expected[choice][text], atol=1e-4)
 
 
-def test_unknown_prompt_name_gets_400_with_the_known_names(served):
-    known = "input 'prompt_name': row 1 has an unknown name; this model's prompts: document, passage, query"
-    with pytest.raises(TritonError, match=known) as error:
-        served.ask("sentences", input_text=["a", "b"], prompt_name=["query", "secret"])
-    assert error.value.status == 400
-    assert "secret" not in str(error.value)
-
-
 def test_fill_mask_equals_pipeline(served, checkpoints):
     texts = [f"{text[:20]} [MASK] rain" for text in TEXTS]
     answer = served.ask("blanks", input_text=texts)
@@ -248,17 +240,6 @@ def test_question_answering_equals_the_pipelines_rule(served, checkpoints):
         span = answer["start"][row, 0], answer["end"][row, 0]
         assert (answer["answer"][row, 0], *span) == (expected.text, expected.start, expected.end)
         assert answer["score"][row, 0] == pytest.approx(expected.score, abs=1e-4)
-
-
-def test_too_long_question_gets_400(served):
-    with pytest.raises(TritonError, match="input 'question' leaves no room for 'context'") as error:
-        served.ask("questions", question=["why " * 100], context=["because"])
-    assert error.value.status == 400
-
-
-def test_unequal_numbers_of_questions_and_contexts_are_refused(served):
-    with pytest.raises(TritonError):
-        served.ask("questions", question=["a", "b"], context=["c"])
 
 
 def test_batched_answers_equal_single_ones(served):
