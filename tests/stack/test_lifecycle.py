@@ -42,6 +42,9 @@ from triton_transformers.models.record import Record
 from triton_transformers.settings import MODES, ROOT, Settings, UserError
 from triton_transformers.triton import TritonError, engines
 
+# Between two requests of a client that goes on beside a test.
+PAUSE_S = 0.03
+
 
 @pytest.fixture(scope="module")
 def stack(new_stack):
@@ -356,7 +359,7 @@ def clients(stack, count: int = 4) -> Iterator[list[str]]:
     stop = threading.Event()
 
     def send() -> None:
-        while not stop.is_set():
+        while not stop.wait(PAUSE_S):
             try:
                 embed(stack, "a text")
             except OSError as error:

@@ -16,9 +16,10 @@ import pytest
 from tests.support.embedding import embed
 from tests.support.generation import settled
 from tests.support.neuron import logged, on_neuron
-from tests.support.stacks import TestStack, bring_up
+from tests.support.stacks import SHORT, TestStack, bring_up
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.catalogue import SYSTEMS
+from triton_transformers.settings import MODES
 from triton_transformers.triton import TritonError
 
 pytestmark = pytest.mark.slow
@@ -92,7 +93,7 @@ def test_text_above_the_compiled_length_gets_400(neuron):
 
 
 def test_comparison_runs_on_neuron(neuron):
-    done = neuron.make("loadtest", USERS=8, ROUNDS=2, WINDOW=2, WARMUP=1)
+    done = neuron.make("loadtest", **SHORT | {"USERS": 8, "MODES": " ".join(MODES)})
     assert done.returncode == 0, done.stdout + done.stderr
     results = neuron.results()
     assert results["profile"] == "neuron"
