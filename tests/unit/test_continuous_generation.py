@@ -353,6 +353,13 @@ def test_full_queue_answers_busy(served):
     assert all(request.sender.finished.wait(60) for request in [running, *others])
 
 
+def test_more_prompts_than_may_wait_are_wrong(served):
+    request = InferenceRequest(["text"], {}, prompt=[b"It"] * 3)
+    served("llama", max_batch=1, max_waiting=2).execute([request])
+    error = request.sender.responses[0].error
+    assert error == ("INVALID_ARG", "input 'prompt' holds 3 prompts; at most 2 may wait")
+
+
 def test_counters_hold_times_and_prefix_hits(served, pb_utils):
     model = served("gpt2")
     text(model, "I am going to the market with my brother, and then we go home. It was raining when the train left")
@@ -505,3 +512,17 @@ def test_missing_files_and_wrong_parameters_stop_the_load(served, tmp_path):
     (folder / "limits.json").unlink()
     with pytest.raises(ConfigError, match=r"has no limits\.json"):
         start(model)
+
+
+@pytest.mark.slow
+def test_int4_is_what_the_user_asked_for(tmp_path):
+    outcome, folder = export(tmp_path, "openvino-int4")
+    assert "weights in int4: perplexity" in outcome.summary
+    assert not list(folder.glob("tmp*"))
+
+
+@pytest.mark.slow
+def test_model_without_a_limit_of_positions_is_served(tmp_path):
+    """Bloom's configuration has no max_position_embeddings."""
+    _, folder = export(tmp_path, "vllm", language.save_bloom)
+    assert json.loads((folder / "limits.json").read_text())["context"] is None

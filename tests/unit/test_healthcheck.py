@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import urllib.error
@@ -132,6 +133,12 @@ def test_wait_ends_with_the_last_file_of_the_export(tmp_path):
 # --- the drain before SIGTERM ----------------------------------------------------------------------------------------
 
 
+def test_wait_reads_a_record_that_is_half_written(tmp_path):
+    (tmp_path / "embedding/1").mkdir(parents=True)
+    (tmp_path / "embedding/1/assembled.json").write_text(json.dumps({"recipe": "1"})[:-1])
+    assert missing("embedding", tmp_path).endswith("assembled.json")
+
+
 class UnloadedStandIn(Triton):
     """A Triton with loaded models. An unload takes three looks at the index."""
 
@@ -193,3 +200,9 @@ def test_server_that_does_not_answer_is_one_sentence(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["drain.py"])
     with pytest.raises(SystemExit, match=r"drain: Triton does not answer: .*refused"):
         drain.main()
+
+
+def test_drain_waits_until_the_last_model_is_unloaded():
+    triton = UnloadedStandIn(step={}, outer=ensemble("step"))
+    drain.drain(triton)
+    assert set(triton.states.values()) == {"UNAVAILABLE"}

@@ -191,6 +191,15 @@ def test_missing_library_names_the_image_that_has_it(monkeypatch, name, message)
         FRAMEWORKS[name]({"input": tensors("x__0"), "output": tensors("z__0")}, Cores(0, 1, 1))
 
 
+def test_unrelated_folder_with_the_name_of_a_library_is_not_the_library(monkeypatch, tmp_path):
+    (tmp_path / "tensorflow/models").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    with pytest.raises(ConfigError, match="the Python package tensorflow is not installed"):
+        imported("tensorflow")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -221,6 +230,11 @@ def test_failed_load_is_one_line_with_the_cores(raised, message):
     with pytest.raises(ConfigError) as error, loading("/models/model.pt", Cores(2, 2, 1)):
         raise raised
     assert str(error.value) == f"/models/model.pt could not be loaded on NeuronCores 2 to 3: {message}"
+
+
+def test_config_error_during_loading_is_unchanged():
+    with pytest.raises(ConfigError, match=r"^there is no such signature$"), loading("model", Cores(0, 1, 1)):
+        raise ConfigError("there is no such signature")
 
 
 @pytest.mark.parametrize("fault", [None, RuntimeError("NRT: NeuronCore(s) not available")])

@@ -180,6 +180,12 @@ def test_special_characters_of_names_survive(home):
     assert (config(home / "m").input[0].name, config(home / "m").output[0].name) == (odd, "größe__0")
 
 
+def test_value_can_follow_an_equals_sign(home):
+    assert generate(f"{FINE} --max_batch_size=4 --triton_input=INPUT__1,INT64,4x384", home) == 0
+    parsed = config(home / "m")
+    assert (parsed.max_batch_size, [tensor.name for tensor in parsed.input]) == (4, ["INPUT__0", "INPUT__1"])
+
+
 def test_script_runs_from_another_folder_without_packages(tmp_path, home):
     alone = tmp_path / "elsewhere" / SCRIPT.name
     alone.parent.mkdir()

@@ -344,3 +344,10 @@ def test_transformers_without_generate_for_the_old_library_is_an_error(compile_,
     monkeypatch.setattr(adapters, "HuggingFaceGenerationModelAdapter", bare)
     with pytest.raises(ConfigError, match=f"transformers {transformers.__version__} has no generate"):
         with_generate(model, shape)
+
+
+def test_relative_path_starts_at_the_model_folder(tmp_path, checkpoint):
+    (tmp_path / "llm").mkdir()
+    (tmp_path / "llm/opt").symlink_to(checkpoint)
+    config = {"parameters": {"COMPILED_MODEL": {"string_value": "opt"}}}
+    assert CompiledLLM.read(config, {"model_repository": str(tmp_path / "llm")}, FOUR).folder == tmp_path / "llm/opt"

@@ -188,3 +188,14 @@ def test_failed_step_ends_the_script(host, command, body, version, code, message
         (host.root / "sys/module/neuron/version").write_text(f"{version}\n")
     done = host.setup()
     assert (done.code, message in done.error, "next:" in done.output) == (code, True, False)
+
+
+def test_removed_ubuntu_driver_with_config_files_is_ignored(host):
+    host.install_system("noble", "inf1.xlarge")
+    host.command("dpkg-query", "echo 'Status: deinstall ok config-files'\n")
+    assert "remove" not in host.setup("--dry-run").output
+
+
+def test_chip_argument_overrides_the_instance(host):
+    host.install_system("noble", "inf2.xlarge")
+    assert "aws-neuronx-dkms=2.24.*" in host.setup("--dry-run", "inf1").output

@@ -94,3 +94,14 @@ def test_broken_file_is_refused(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"not a model")
     with pytest.raises(ConfigError, match=r"ONNX Runtime cannot run .*model\.onnx"):
         onnx_model.open_session({}, tmp_path / "model.onnx", "CPU", 0)
+
+
+def test_threads_are_divided_among_instances():
+    config = {"instance_group": [{"count": 2}, {"count": 1}]}
+    assert onnx_model.intra_op_threads(config) == max(1, usable_cpus() // 3)
+
+
+@pytest.mark.parametrize("threads", ["intra_op", "inter_op"])
+def test_idle_threads_do_not_spin(threads):
+    options = onnx_model.session_options({"parameters": {"execution_mode": {"string_value": "1"}}})
+    assert options.get_session_config_entry(f"session.{threads}.allow_spinning") == "0"

@@ -93,6 +93,12 @@ def test_unknown_layout_is_not_used(region, arguments, offset, content):
         StubMemory(arguments)
 
 
+def test_layout_of_other_processors_is_not_used(arguments, monkeypatch):
+    monkeypatch.setattr(stub_memory.platform, "machine", lambda: "aarch64")
+    with pytest.raises(UnknownLayoutError):
+        StubMemory(arguments)
+
+
 @pytest.mark.parametrize("handle", ["-1", "65500", "1000000", "none"])
 def test_wrong_handle_is_not_used(arguments, handle):
     arguments[7] = handle

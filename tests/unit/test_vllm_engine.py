@@ -229,6 +229,13 @@ def test_files_that_choose_the_image_choose_the_engine(pb_utils):
 # --- model.json -------------------------------------------------------------------------------------------------------
 
 
+def test_context_is_the_engines(module, own):
+    edit(own, max_model_len=64)
+    assert load(module, own)[1].context == 64
+    edit(own, max_model_len=-1)
+    assert load(module, own)[1].context == language.CONTEXT
+
+
 def test_assembled_settings_share_the_gpu(module, own):
     settings = json.loads((own / "model.json").read_text())
     assert settings == {
@@ -282,6 +289,11 @@ def test_settings_that_are_no_object_are_an_error(module, own, text, message):
 
 
 # --- reasons why a model does not load --------------------------------------------------------------------------------
+
+
+def test_dtype_of_the_config_is_used_if_the_settings_have_none(module, own):
+    edit(own, dtype=None)
+    assert load(module, own, parameters(dtype="bfloat16"))[0].precision == "bfloat16"
 
 
 @pytest.mark.parametrize("place", [{"model_instance_kind": "CPU"}, {}])

@@ -187,6 +187,14 @@ def test_triton_may_give_up_on_a_process_that_loads_its_model(region):
     assert region.memory.reports == 2
 
 
+def test_memory_of_an_unknown_layout_is_left_alone(memory, child):
+    (memory / "region_0").touch()
+    region = memory_regions.Region(child.pid, ["stub", "other", "region_0"])
+    region.keep_alive()
+    region.remove()
+    assert not (memory / "region_0").exists()
+
+
 def test_stopped_process_is_kept_alive_and_then_continued(region, child):
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
@@ -201,6 +209,18 @@ def test_stopped_process_is_kept_alive_and_then_continued(region, child):
 # --- processes that Triton waits for in vain --------------------------------------------------------------------------
 
 HUNG = endless_loads.HUNG_POLLS + 1
+
+
+def test_stops_of_a_process_are_counted_apart(region, child):
+    for _ in range(2):
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        for _ in range(memory_regions.STOPPED_POLLS - 1):
+            region.keep_alive()
+        assert tritonserver.cpu_ticks(child.pid) == tritonserver.STOPPED
+        child.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+        region.keep_alive()
 
 
 @pytest.fixture
