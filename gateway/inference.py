@@ -59,7 +59,7 @@ Result = TypeVar("Result")
 
 
 class Inference:
-    """The connection to Triton. Methods raise grpc.RpcError, which the app turns into a response."""
+    """The connection to Triton. Methods raise grpc.RpcError, which Gateway and Served translate."""
 
     def __init__(self, address: str, timeout: float, options: Mapping[str, int] | None = None) -> None:
         self._address = address

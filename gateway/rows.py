@@ -93,7 +93,7 @@ async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs
 
 
 def counted(gateway: Gateway, parts: Sequence[Outputs]) -> Answers:
-    """Count the tokens of the answers."""
+    """Return the answers, and count their tokens."""
     answers = Answers(parts)
     gateway.counters.tokens(answers.tokens or 0)
     return answers

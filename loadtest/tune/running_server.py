@@ -265,7 +265,7 @@ def highest_rate(
 
 REQUESTS = 12
 ANSWER_S = 120
-# As the server itself compares engines (docs/backends.md).
+# The limits with which the server compares its engines (docs/backends.md).
 MINIMUM_COSINE, MAXIMUM_DIFFERENCE = 0.9999, 0.03
 
 

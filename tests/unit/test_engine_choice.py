@@ -449,6 +449,9 @@ def test_cost_of_a_run_is_measured_again_after_a_change(packed, tmp_path, cache,
         monkeypatch.delenv("TRITON_ENGINE_CACHE")
     packed(F32 if change == "engine" else "onnxruntime", "3" if change == "threads" else "2")
     assert len(measured_costs) == 2
+    # A comparison switches between numbers of threads again and again.
+    packed("onnxruntime")
+    assert len(measured_costs) == (3 if change == "no folder" else 2)
 
 
 def test_packed_runs_of_openvino_have_few_lengths(packed, pb_utils, tmp_path):

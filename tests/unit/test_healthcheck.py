@@ -130,13 +130,13 @@ def test_wait_ends_with_the_last_file_of_the_export(tmp_path):
     assert missing("embedding", tmp_path) == ""
 
 
-# --- the drain before SIGTERM ----------------------------------------------------------------------------------------
-
-
 def test_wait_reads_a_record_that_is_half_written(tmp_path):
     (tmp_path / "embedding/1").mkdir(parents=True)
     (tmp_path / "embedding/1/assembled.json").write_text(json.dumps({"recipe": "1"})[:-1])
     assert missing("embedding", tmp_path).endswith("assembled.json")
+
+
+# --- the drain before SIGTERM ----------------------------------------------------------------------------------------
 
 
 class UnloadedStandIn(Triton):

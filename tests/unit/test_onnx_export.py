@@ -26,7 +26,7 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
 IMAGE = {"image_size": 32, "patch_size": 8}
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 LENGTH = 40  # longer than each sliding window below
-# Those that no test of a task exports.
+# Networks that no test of a task exports.
 TEXT_MODELS = {
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16},
     "eurobert": {"num_key_value_heads": 2},

@@ -92,6 +92,15 @@ def test_fit_has_no_negative_term():
     assert min(fitted.per_run, fitted.per_token, fitted.per_pair, fitted.per_token2) >= 0
 
 
+def test_measure_skips_lengths_that_the_model_refuses():
+    def seconds_of(rows, length):
+        if length > 128:
+            raise RuntimeError("position out of range")
+        return COST(rows, length)
+
+    assert RunCost.measure(seconds_of, max_rows=64)(8, 16) == pytest.approx(COST(8, 16), rel=0.2)
+
+
 @pytest.mark.parametrize("max_rows", [1, 8, 64])
 def test_measured_runs_follow_runs_of_another_shape(max_rows):
     shapes = []

@@ -206,11 +206,6 @@ def test_stopped_process_is_kept_alive_and_then_continued(region, child):
     assert region.memory.reports == memory_regions.STOPPED_POLLS
 
 
-# --- processes that Triton waits for in vain --------------------------------------------------------------------------
-
-HUNG = endless_loads.HUNG_POLLS + 1
-
-
 def test_stops_of_a_process_are_counted_apart(region, child):
     for _ in range(2):
         child.send_signal(signal.SIGSTOP)
@@ -221,6 +216,11 @@ def test_stops_of_a_process_are_counted_apart(region, child):
         child.send_signal(signal.SIGCONT)
         os.waitid(os.P_PID, child.pid, os.WCONTINUED)
         region.keep_alive()
+
+
+# --- processes that Triton waits for in vain --------------------------------------------------------------------------
+
+HUNG = endless_loads.HUNG_POLLS + 1
 
 
 @pytest.fixture

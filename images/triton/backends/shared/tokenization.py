@@ -128,7 +128,7 @@ OF_IDS = frozenset({"input_ids", "attention_mask", "pooling_mask", "adapter", "t
 class Tokenization:
     """The tokenizer of a model, with the parameters and the text inputs of its configuration."""
 
-    own_input = ""  # which a subclass reads, beside the texts and their prompts
+    own_input = ""  # the input that a subclass reads by itself
 
     def __init__(self, config: ModelConfig, args: InstanceArgs, dtypes: dict[str, Any], padding: str) -> None:
         """Load the tokenizer. `dtypes` names the outputs, each with its numpy type."""
