@@ -38,6 +38,7 @@ TLS.check_hostname, TLS.verify_mode = False, ssl.CERT_NONE
 # Shorter than the gateway keeps an idle connection (KEEP_ALIVE_S), which it could close under the next request.
 IDLE_S = 60.0
 CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 LATE_MS = "late_ms"  # in the context of a request: how long after its arrival it was sent
 
 
@@ -309,12 +310,11 @@ class GatewayUser(TritonUser):
         if time.monotonic() - self.used_at > IDLE_S:
             self.disconnect()
         if self.connection is None:
-            job = self.traffic.job
-            url = urlsplit(job.url)
-            self.connection = socket.create_connection((url.hostname, url.port), job.timeout_s)
+            url = urlsplit(str(self.host))  # of the job, unless the user of Locust's page set another one
+            self.connection = socket.create_connection((url.hostname, url.port), self.traffic.job.timeout_s)
             self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if url.scheme == "https":
-                self.connection = TLS.wrap_socket(self.connection)
+                self.connection = TLS.wrap_socket(self.connection, server_hostname=url.hostname)
         self.connection.sendall(request)
         received = b""
         while part := self.connection.recv(65_536):
@@ -322,6 +322,8 @@ class GatewayUser(TritonUser):
             head, end, body = received.partition(b"\r\n\r\n")
             if end and len(body) >= int(CONTENT_LENGTH.search(head)[1]):  # type: ignore[index]  # the gateway sends it
                 self.used_at = time.monotonic()
+                if CLOSES.search(head):
+                    self.disconnect()
                 return int(head[9:12]), body
         raise ConnectionError("the gateway closed the connection")
 

@@ -119,13 +119,15 @@ class OtherPrograms:
 
 def process_seconds(roots: Iterable[int]) -> float:
     """Return the CPU time of these processes and of all their descendants, also of those that have ended."""
-    seconds = 0.0
+    processes: set[psutil.Process] = set()  # a root may descend from another one
     for root in roots:
         with suppress(psutil.Error):
             process = psutil.Process(root)
-            for one in [process, *process.children(recursive=True)]:
-                with suppress(psutil.Error):  # it has ended
-                    seconds += sum(one.cpu_times()[:4])  # in user and in kernel mode, and the same of its children
+            processes |= {process, *process.children(recursive=True)}
+    seconds = 0.0
+    for process in processes:
+        with suppress(psutil.Error):  # it has ended
+            seconds += sum(process.cpu_times()[:4])  # in user and in kernel mode, and the same of its ended children
     return seconds
 
 

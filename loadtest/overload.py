@@ -26,6 +26,7 @@ from loadtest import report
 from loadtest.arrivals import GIVEN_UP, Sample, arrived_within
 from loadtest.compare import Comparison, progress_bar
 from loadtest.examples import ROUTES, gateway_request
+from loadtest.locust_users import TLS
 from loadtest.machine import OtherPrograms, busy, is_busy
 from loadtest.statistics import CLIENT_LIMIT, Results
 from loadtest.switching import Capacity
@@ -34,7 +35,6 @@ from loadtest.workload import POOL_SPAWN_RATE
 from triton_transformers.cli import err, out
 from triton_transformers.figures import PALETTES, Chart, Palette, images, write_charts
 from triton_transformers.files import complete_folder, write_atomically, write_json
-from triton_transformers.http import opener
 from triton_transformers.pages import page
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.tensors import Tensor
@@ -58,6 +58,9 @@ OWN_CPU_FROM = 0.5
 # The 95th percentile of admitted requests, as a multiple of requests in flight / answers per second: measured 1.23.
 QUEUE_TO_P95 = 1.25
 REFUSED = "429 "  # how GatewayUser begins the error
+# The one of triton_transformers.http has a context from before gevent replaced `ssl`: over TLS, a request through it
+# would hold up all users.
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=TLS))
 
 
 # A second of the overload, or of the time until the last response: how many requests ended, and how.

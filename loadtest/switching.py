@@ -112,7 +112,7 @@ def without_batching(config: Config) -> Config:
 
 
 def with_instances(config: Config, count: int, threads: str = "1") -> Config:
-    """Return the configuration with this many instances on the CPU, and so many threads in each; empty: as it is.
+    """Return the configuration with this many instances on the CPU, of so many threads each; "": as many as before.
 
     Every model gets the parameter, and backends without threads ignore it. If only the instances differed, Triton would
     add some to those that run, which would keep their threads.

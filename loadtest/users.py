@@ -83,7 +83,7 @@ class Users:
         self.runner.start(users, spawn_rate=rate)
 
     def check(self) -> None:
-        """Raise a UserError if some of the users have stopped. Those of this process cannot."""
+        """Raise a UserError if some of the users have stopped, which users in this process cannot."""
 
     def pause(self) -> None:
         """Hold the users before their next request, and wait until no request is in flight.

@@ -251,8 +251,20 @@ class Experiment:
                 "`make logs` show that the server is well"
             )
         samples = sorted(sample._replace(at=start + sample.at) for sample in samples)
-        measured = (start, start + seconds, samples, counters, client_cpu, began_at, counted_s)
-        return Window(number, mode, *measured, generated, open_loop, other_cores)
+        return Window(
+            round=number,
+            mode=mode,
+            start=start,
+            end=start + seconds,
+            samples=samples,
+            counters=counters,
+            client_cpu=client_cpu,
+            began_at=began_at,
+            counted_s=counted_s,
+            generated=generated,
+            open_loop=open_loop,
+            other_cores=other_cores,
+        )
 
     def _spawn(self, label: str) -> None:
         if self.users.running == self.plan.users:

@@ -8,9 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gevent
 import pytest
+from gevent import ssl
 from gevent.server import StreamServer
 from locust.env import Environment
 
@@ -18,9 +23,11 @@ from loadtest import worker_users
 from loadtest.arrivals import Sample
 from loadtest.compare import Comparison
 from loadtest.locust_users import IDLE_S, Job, Traffic, user_class
+from loadtest.overload import Overload
 from loadtest.users import Meter, Users
 from loadtest.worker import address
 from loadtest.worker_users import WorkerUsers
+from tests.support.certificates import save_certificate
 from triton_transformers.settings import ROOT, Settings, UserError
 from triton_transformers.tensors import Tensor
 
@@ -182,19 +189,28 @@ ANSWER = b'{"data": [1]}'
 REFUSAL = b'{"error": {}}'
 
 
-def response(status: bytes, body: bytes) -> bytes:
-    return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+def response(status: bytes, body: bytes, header: bytes = b"content-type: application/json") -> bytes:
+    return b"HTTP/1.1 %b\r\n%b\r\nContent-Length: %d\r\n\r\n%b" % (status, header, len(body), body)
 
 
 class ScriptedGateway:
     """Stands in for a gateway: each request gets the next reply, in pieces, or the connection is closed."""
 
-    def __init__(self, replies: list[list[bytes]]) -> None:
+    def __init__(self, replies: list[list[bytes]], certificate: tuple[Path, Path] | None) -> None:
         self.replies = iter(replies)
         self.connections = 0
         self.requests: list[bytes] = []
-        self.server = StreamServer(("127.0.0.1", 0), self.answer)
+        tls = {}
+        if certificate:
+            tls["ssl_context"] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls["ssl_context"].load_cert_chain(*certificate)
+        self.server = StreamServer(("127.0.0.1", 0), self.answer, **tls)
         self.server.start()
+
+    def job(self, scheme: str) -> Job:
+        text = Tensor("input_text", "BYTES", [1, 1], b"\1\0\0\0a")
+        url = f"{scheme}://127.0.0.1:{self.server.server_port}"
+        return Job("openai", url, "m", [[text]], (0.0, 0.0), 1, timeout_s=30, kind="embedding", key="a-key")
 
     def answer(self, connection, address) -> None:
         self.connections += 1
@@ -213,11 +229,11 @@ class ScriptedGateway:
 def sent():
     """Return a function that lets one user send a request for each reply; it returns the gateway and the samples."""
 
-    def send(replies: list[list[bytes]], on_each=lambda user: None) -> tuple[ScriptedGateway, list[Sample]]:
-        gateway = ScriptedGateway(replies)
-        text = Tensor("input_text", "BYTES", [1, 1], b"\1\0\0\0a")
-        url = f"http://127.0.0.1:{gateway.server.server_port}"
-        traffic = Traffic(Job("openai", url, "m", [[text]], (0.0, 0.0), 1, timeout_s=30, kind="embedding", key="a-key"))
+    def send(
+        replies: list[list[bytes]], on_each=lambda user: None, certificate: tuple[Path, Path] | None = None
+    ) -> tuple[ScriptedGateway, list[Sample]]:
+        gateway = ScriptedGateway(replies, certificate)
+        traffic = Traffic(gateway.job("https" if certificate else "http"))
         environment = Environment()
         meter = Meter(environment)
         user = user_class(traffic)(environment)
@@ -255,6 +271,30 @@ def test_user_of_the_gateway_that_was_refused_leaves_its_connection(sent, reply,
     gateway, samples = sent([reply, [response(b"200 OK", ANSWER)]])
     assert [sample.error for sample in samples] == [error, ""]
     assert gateway.connections == 2
+
+
+@pytest.mark.parametrize("header", [b"connection: close", b"Connection: Close"])
+def test_user_of_the_gateway_leaves_a_connection_that_the_gateway_closes(sent, header):
+    gateway, samples = sent([[response(b"200 OK", ANSWER, header)], [response(b"200 OK", ANSWER)]])
+    assert [sample.error for sample in samples] == ["", ""]
+    assert gateway.connections == 2
+
+
+def test_user_of_the_gateway_speaks_tls_with_a_certificate_of_its_own(sent, tmp_path):
+    whole = response(b"200 OK", ANSWER)
+    gateway, samples = sent([[whole], [whole[:30], whole[30:]]], certificate=save_certificate(tmp_path))
+    assert [sample.error for sample in samples] == ["", ""]
+    assert (gateway.connections, len(gateway.requests)) == (1, 2)
+
+
+def test_single_request_over_tls_lets_other_users_run(tmp_path):
+    """The gateway of this test is such a user: it could not answer if the request held up the process."""
+    gateway = ScriptedGateway([[response(b"200 OK", ANSWER)]], save_certificate(tmp_path))
+    comparison: Any = SimpleNamespace(closed=SimpleNamespace(job=replace(gateway.job("https"), timeout_s=5)))
+    try:
+        assert Overload.ask(comparison) is not None
+    finally:
+        gateway.server.stop()
 
 
 def test_user_of_the_gateway_opens_a_new_connection_after_a_long_pause(sent):
