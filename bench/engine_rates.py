@@ -54,7 +54,7 @@ def compare(work: Path, models: dict[str, str], cpus: list[int], client_cpus: st
             chosen[setting] = engines(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")["encoder"]
         windows: dict[str, Windows] = {setting: {count: [] for count in CLIENTS} for setting in SETTINGS}
         raw: dict[str, list[dict[str, float]]] = {setting: [] for setting in SETTINGS}
-        for setting in in_turns(SETTINGS, ROUNDS, f"{len(cpus)} core(s), {CLIENTS} clients"):
+        for setting in in_turns(SETTINGS, ROUNDS, f"{len(cpus)} core(s)"):
             for count in CLIENTS:
                 clients = Clients(urls[setting], "triton", count, WARMUP_S, WINDOW_S)
                 windows[setting][count].append(measure(clients, client_cpus).check())

@@ -74,7 +74,7 @@ Rates = dict[tuple[int, str], list[float]]
 def measure_rates(triton: Triton) -> Rates:
     originals = {system: triton.config(f"{system}_stream") for system, _ in WAYS.values()}
     rates: Rates = {}
-    for way in in_turns(WAYS, ROUNDS, f"{CLIENTS} clients"):
+    for way in in_turns(WAYS, ROUNDS, f"{CLIENTS[0]} to {CLIENTS[-1]} clients"):
         system, parameters = WAYS[way]
         config = copy.deepcopy(originals[system])
         config["parameters"] |= {name: {"string_value": value} for name, value in parameters.items()}

@@ -31,8 +31,16 @@ from dotenv.parser import parse_stream
 NAMES = "TRITON_SETTINGS_NAMES"
 # These prefixes belong to this stack and its programs, so such a variable is a setting wherever it comes from.
 PREFIXES = (
-    *("COMPOSE_PROJECT_NAME", "GATEWAY_", "GRAFANA_", "HF_", "LOADTEST_"),
-    *("LOCUST_", "NEURON_", "OCI_", "PROMETHEUS_", "TRITON_"),
+    "COMPOSE_PROJECT_NAME",
+    "GATEWAY_",
+    "GRAFANA_",
+    "HF_",
+    "LOADTEST_",
+    "LOCUST_",
+    "NEURON_",
+    "OCI_",
+    "PROMETHEUS_",
+    "TRITON_",
 )
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import requests
@@ -33,6 +33,7 @@ class Endpoint:
     signer: Any
     version: Callable[[str], str] = lambda model: "1"
     shows_notices: bool = True
+    session: requests.Session = field(default_factory=requests.Session)
 
     def infer(self, model: str, request: dict, timeout: float = TIMEOUT_S) -> dict:
         """Return Triton's response. Messages quote nothing from the request, which may be confidential.
@@ -66,7 +67,7 @@ class Endpoint:
         self, body: bytes, headers: dict[str, str], timeout: float
     ) -> requests.Response | requests.ConnectionError:
         try:
-            return requests.post(
+            return self.session.post(
                 self.url, data=body, headers=headers, auth=self.signer, timeout=(10, timeout), allow_redirects=False
             )
         except requests.ReadTimeout:  # the same request would take as long again

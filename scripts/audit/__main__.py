@@ -6,6 +6,7 @@ The packages are those of uv.lock and those of images, which `make build` lists 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import re
 import shutil
@@ -130,7 +131,7 @@ def osv_database(own: Path | None) -> Iterator[Path]:
             with err.status("downloading OSV's database"), urllib.request.urlopen(DATABASE, timeout=60) as response:
                 shutil.copyfileobj(response, file)
                 file.flush()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise UserError(
                 f"{DATABASE} cannot be downloaded ({error}): if this machine does not reach it, download it elsewhere "
                 "and set OSV_DATABASE=all.zip"

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class Containers:
     def start(self, environment: dict[str, str]) -> psutil.Popen:
         """Start serve.sh with the deployment's environment and this machine's paths of Triton."""
         home = programs.triton(self.folder / "home")
-        own = {"TRITON_HOME": str(home), "PATH": programs.path_with_this_python(), "HOME": "/tmp"}
+        own = {"TRITON_HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": "/tmp"}
         with (self.folder / "container.log").open("w") as log:
             return psutil.Popen(
                 [ROOT / "images/triton/serve.sh"],

@@ -36,9 +36,8 @@ def assemble_all(settings: Settings) -> None:
     try:
         repository.mkdir(parents=True, exist_ok=True)
         with exclusive(repository, "another `make models` is at work here"):
-            for leftover in repository.glob(
-                f"{WORK}*"
-            ):  # of a killed run: while we hold the lock, no other run is at work
+            # A killed run left these: while we hold the lock, no other run is at work.
+            for leftover in repository.glob(f"{WORK}*"):
                 shutil.rmtree(leftover)
             missing, others = missing_systems(settings, settings.systems)
             for line in others:

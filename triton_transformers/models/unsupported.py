@@ -274,7 +274,10 @@ def class_of(name: str, config: dict[str, Any], weights: Path, trust_remote_code
 
 
 def own_code(config: dict[str, Any], for_config: bool = False) -> str:
-    """Return the name of a class of the model's own code, if it has any: the one that reads config.json, or another."""
+    """Return the name of a class of the model's own code, if it has any: the one that reads config.json, or another.
+
+    With `for_config`, return only the one that reads config.json.
+    """
     names = config.get("auto_map")
     names = names if isinstance(names, dict) else {}
     own = names.get("AutoConfig") or ("" if for_config else next(iter(names.values()), ""))

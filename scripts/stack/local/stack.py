@@ -36,8 +36,18 @@ GATEWAY_READS = (*sorted({*SERVER_SETTINGS, *GATEWAY_SETTINGS} - {*SECRETS}), "L
 METRICS = {"triton": "TRITON_METRICS_PORT", "gateway": "GATEWAY_METRICS_PORT", "loadtest": "LOADTEST_METRICS_PORT"}
 # The folders below LOCAL_STATE that we write.
 FOLDERS = (
-    *("bench", "debian", "grafana", "log", "peers", "prometheus", "run", SBOMS),
-    *("serving", "traces", "transformers", "triton"),
+    "bench",
+    "debian",
+    "grafana",
+    "log",
+    "peers",
+    "prometheus",
+    "run",
+    SBOMS,
+    "serving",
+    "traces",
+    "transformers",
+    "triton",
 )
 MODULES = {
     "loadtest": "loadtest",

@@ -188,12 +188,14 @@ def compare_int8_batches(job: Job, requests: list[Tensors], outputs: Iterable[st
     """
     answers, in_batch, _ = serve(job, requests)
     numbers = [number for number, _ in in_batch]
-    alone, together = (
-        [np.concatenate([tensors[name].ravel() for name in outputs]) for tensors in each]
-        for each in ([answers[number] for number in numbers], [tensors for _, tensors in in_batch])
-    )
+    alone = [joined(answers[number], outputs) for number in numbers]
+    together = [joined(tensors, outputs) for _, tensors in in_batch]
     cosine = accepted_cosine(alone, together, "in a batch with those to a request alone", numbers)
     return Outcome(f"in a batch with int8 alone at least {cosine:.3f}", {"int8_batch_cosine": cosine})
+
+
+def joined(tensors: Tensors, names: Iterable[str]) -> np.ndarray:
+    return np.concatenate([tensors[name].ravel() for name in names])
 
 
 def accepted_cosine(original: list[np.ndarray], int8: list[np.ndarray], others: str, numbers: Sequence[int]) -> float:

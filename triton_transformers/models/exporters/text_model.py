@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +35,8 @@ class TextModel:
 
     # The subclasses override these, some by a property, which mypy allows only with consent.
     adds_special_tokens = True
-    optional_inputs = tuple[str, ...]()  # further inputs of the tokenizer: a text for each row, if the client sets them
+    # Further inputs of the tokenizer: a text for each row, if the client sets them.
+    optional_inputs: ClassVar[tuple[str, ...]] = ()
     fills_rows = False  # whether the model takes each text padded to the maximum length
     reads_padding = False  # whether a model that fills rows has no mask, so that it reads the padding, too
     pools_spans = False  # whether it returns a vector for each span of a text
