@@ -369,7 +369,7 @@ def stacks(make: Callable[[], TestStack]) -> Iterator[Callable[[], TestStack]]:
         yield create
     finally:
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(TestStack.destroy, created))
+            list(pool.map(lambda stack: stack.destroy(), created))
 
 
 def bring_up(stack: TestStack, timeout: float = 540) -> TestStack:
