@@ -11,7 +11,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -76,17 +76,24 @@ class Box:
     streams: bool = False
 
 
-# The purpose of systems with these inputs and these outputs, the first that fits. An input has an example of its text;
-# {mask} stands for the mask token of the model.
-TASKS: Sequence[tuple[str, Mapping[str, str], str]] = (
-    ("classifies images", {IMAGE: ""}, "label score"),
-    ("turns an image into vectors", {IMAGE: ""}, ""),
-    (
+class Task(NamedTuple):
+    """The purpose of systems with these inputs and outputs."""
+
+    purpose: str
+    inputs: Mapping[str, str]  # each with an example of its text
+    outputs: str
+
+
+# The first that fits. {mask} stands for the mask token of the model.
+TASKS = (
+    Task("classifies images", {IMAGE: ""}, "label score"),
+    Task("turns an image into vectors", {IMAGE: ""}, ""),
+    Task(
         "recognizes names and other entities",
         {"input_text": "Marie Curie was born in Warsaw and worked in Paris."},
         "label score start end",
     ),
-    (
+    Task(
         "finds the answer to a question in a text",
         {
             "question": "Where was Marie Curie born?",
@@ -94,9 +101,9 @@ TASKS: Sequence[tuple[str, Mapping[str, str], str]] = (
         },
         "answer score start end",
     ),
-    ("turns a text into a sparse vector", {"input_text": QUERY}, "token token_id weight"),
-    ("fills in a masked word", {"input_text": "Paris is the {mask} of France."}, "token score"),
-    ("turns a text into a vector for each token", {"input_text": QUERY}, "last_hidden_state"),
+    Task("turns a text into a sparse vector", {"input_text": QUERY}, "token token_id weight"),
+    Task("fills in a masked word", {"input_text": "Paris is the {mask} of France."}, "token score"),
+    Task("turns a text into a vector for each token", {"input_text": QUERY}, "last_hidden_state"),
 )
 PURPOSES = {
     "embedding": "turns texts into vectors",
@@ -121,7 +128,7 @@ def purpose(system: System) -> str:
     if system.kind in PURPOSES:
         return PURPOSES[system.kind] + (", and answers in a chat" if "chat" in system.abilities else "")
     if task := _task_of(system):
-        return task[0]
+        return task.purpose
     inputs, outputs = (
         ", ".join(tensor.name for tensor in side) for side in (system.config.input, system.config.output)
     )
@@ -214,16 +221,17 @@ def _examples(system: System, configs: Configs) -> dict[str, str]:
     )
     mask = next(masks, "")
     task = _task_of(system)
-    known = {IMAGE: "", **(task[1] if task else {})}
+    known = {IMAGE: "", **(task.inputs if task else {})}
     default = f"{mask} {QUERY}".strip()
     return {
         tensor.name: known.get(tensor.name, default).replace("{mask}", mask) for tensor in text_inputs(system.config)
     }
 
 
-def _task_of(system: System) -> tuple[str, Mapping[str, str], str] | None:
+def _task_of(system: System) -> Task | None:
     return next(
-        (task for task in TASKS if task[1].keys() <= system.inputs and {*task[2].split()} <= system.outputs), None
+        (task for task in TASKS if task.inputs.keys() <= system.inputs and {*task.outputs.split()} <= system.outputs),
+        None,
     )
 
 

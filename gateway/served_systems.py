@@ -45,7 +45,7 @@ class System:
         self.token_vectors = kinds.token_vectors(shapes)  # the output that has a vector for each token, or nothing
         own = kinds.abilities(self.inputs, shapes, self.max_batch)
         self.kind = own[0] if own else "other"
-        # Its texts as token ids are the ability tokens.
+        # The ability tokens: the model returns the token ids of texts.
         others = {"chat": "messages" in self.inputs, "tokens": bool(tokenizing_model)}
         self.abilities = frozenset([*own, *(name for name, is_there in others.items() if is_there)])
 

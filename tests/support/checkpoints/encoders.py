@@ -63,9 +63,13 @@ def save_encoder(folder: Path, head: str, family: str = "Bert", padding_side: st
     return save(folder, f"{family}{head}", tokenizer, **options | config)
 
 
-save_bert, save_dpr, save_distilbert, save_roberta, save_qwen3, save_gpt2, save_t5_encoder = (
-    partial(save_encoder, family=family) for family in FAMILIES if family != "XLMRoberta"
-)
+save_bert = partial(save_encoder, family="Bert")
+save_dpr = partial(save_encoder, family="DPR")
+save_distilbert = partial(save_encoder, family="DistilBert")
+save_roberta = partial(save_encoder, family="Roberta")
+save_qwen3 = partial(save_encoder, family="Qwen3")
+save_gpt2 = partial(save_encoder, family="GPT2")
+save_t5_encoder = partial(save_encoder, family="T5Encoder")
 
 
 def save_sentence_transformer(

@@ -75,9 +75,14 @@ def save_decoder(folder: Path, kind: str, context: int = CONTEXT, head: str = "C
     return save(folder, architecture, tokenizer, context, **(OLDER | MODERN)[kind] | options)
 
 
-save_bloom, save_falcon, save_gemma, save_gpt_neox, save_llama, save_mistral, save_persimmon, save_qwen2 = (
-    partial(save_decoder, kind=kind) for kind in OLDER
-)
+save_bloom = partial(save_decoder, kind="bloom")
+save_falcon = partial(save_decoder, kind="falcon")
+save_gemma = partial(save_decoder, kind="gemma")
+save_gpt_neox = partial(save_decoder, kind="gpt_neox")
+save_llama = partial(save_decoder, kind="llama")
+save_mistral = partial(save_decoder, kind="mistral")
+save_persimmon = partial(save_decoder, kind="persimmon")
+save_qwen2 = partial(save_decoder, kind="qwen2")
 
 
 def save_longrope(folder: Path) -> Path:
