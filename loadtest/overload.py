@@ -58,8 +58,8 @@ OWN_CPU_FROM = 0.5
 # The 95th percentile of admitted requests, as a multiple of requests in flight / answers per second: measured 1.23.
 QUEUE_TO_P95 = 1.25
 REFUSED = "429 "  # how GatewayUser begins the error
-# The one of triton_transformers.http has a context from before gevent replaced `ssl`: over TLS, a request through it
-# would hold up all users.
+# The opener of triton_transformers.http has a context from before gevent replaced `ssl`: over TLS, one request through
+# it would hold up all users.
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=TLS))
 
 
