@@ -784,15 +784,25 @@ def move_in(paths: dict[str, Path], folder: Path) -> list[str]:
                 numbers = itertools.chain([""], (f".{number}" for number in itertools.count(1)))
                 names = (f"{name}.old{number}" for number in numbers)
                 old = next(free for free in names if not os.path.lexists(folder / free))
-                os.rename(place, folder / old)
+                keep(place, folder / old)
             os.replace(new, place)
         except BaseException:
             if old and not os.path.lexists(place):
                 os.rename(folder / old, place)
+            elif old and os.path.samefile(folder / old, place):
+                os.unlink(folder / old)
             raise
         if old:
             kept.append(old)
     return kept
+
+
+def keep(place: Path, old: Path) -> None:
+    """Give what is about to be replaced a second name, so that its place is never empty, not even after a kill."""
+    try:
+        os.link(place, old)
+    except OSError:  # a folder, or a file system without links
+        os.rename(place, old)
 
 
 def generated_files(specification: Specification, command: str) -> dict[str, str]:

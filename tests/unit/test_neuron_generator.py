@@ -616,11 +616,12 @@ def test_failure_while_writing_changes_nothing(exists, error, home, monkeypatch,
     assert content(home) == before
 
 
-def test_config_pbtxt_is_replaced_last(home, monkeypatch):
+def test_files_are_replaced_at_once_and_config_pbtxt_last(home, monkeypatch):
     replace, places = os.replace, []
 
     def record(new, place):
         assert Path(new).exists()
+        assert Path(place).is_file() or Path(place).name == "bert.pt"  # which is new
         places.append(str(Path(place).relative_to(home / "m")))
         replace(new, place)
 
