@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from drills.clients import RATE
-from drills.commands import restored, started_comparison
+from drills.commands import check_failed, restored, started_comparison
 from drills.crashes import SERVER
 from drills.drill_stack import BrokenError, DrillStack, NotRunError
 from drills.harness import Bound, drill
@@ -41,8 +41,9 @@ def reports_full(stack: DrillStack) -> None:
         command = started_comparison(stack)
         fill(folder)
         text = command.communicate()[0]
-        if not command.returncode or "Traceback" in text or not re.search(TABLE_AND_FULL_DISK, text, re.DOTALL):
-            raise BrokenError(f"`make loadtest` without a table or the reason, ended with {command.returncode}: {text}")
+        check_failed("`make loadtest` on a full disk", command, text)
+        if not re.search(TABLE_AND_FULL_DISK, text, re.DOTALL):
+            raise BrokenError(f"`make loadtest` printed no table, or not the reason: {text}")
 
 
 @drill("no space for logs and for Prometheus' data, for 5 s")

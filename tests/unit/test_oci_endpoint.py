@@ -126,7 +126,7 @@ def test_request_is_repeated_until_it_succeeds(service, capsys, status):
     ("retry_after", "least", "most"),
     [
         *(("3", 3.0, 3.0), ("0", 1.0, 1.0), ("soon", 1.0, 1.0), ("9999", MAXIMUM_PAUSE_S, MAXIMUM_PAUSE_S)),
-        # Its id has no time: all workers of xdist must collect the same names.
+        # The id must not contain the time, because all workers of xdist must collect the same names.
         pytest.param(email.utils.formatdate(time.time() + 1e5, usegmt=True), 2.0, MAXIMUM_PAUSE_S, id="date"),
     ],
 )

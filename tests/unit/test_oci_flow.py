@@ -479,7 +479,7 @@ def test_predict_reports_a_deployment_that_does_not_serve(machine):
         code, _, err = machine.run("predict", REQUEST=str(request))
         assert f"triton-transformers is {state.lower()}. Run make deploy-oci: it {remedy}" in err
         assert code == 1
-    # With an address, it needs only the account.
+    # With an address, the command needs only the account.
     path = write_deployment(machine.folder, **dict.fromkeys(REQUIRED, ""), account__config_file=machine.config_file)
     url = f"{machine.cloud.url}/ocid1.x"
     code, _, err = machine.run("predict", OCI_ENDPOINT=url, REQUEST=str(request), DEPLOYMENT=str(path))

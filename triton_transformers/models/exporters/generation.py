@@ -125,7 +125,7 @@ def read_limits(job: Job, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         "end_tokens": sorted(set(ends if isinstance(ends, list) else [ends]) - {None}),
         # The tokens of an empty prompt.
         "start": tokenizer("").input_ids or [token for token in starts if token is not None][:1],
-        # By the names that chat templates use, such as bos_token.
+        # Chat templates use these names, such as bos_token.
         "special_tokens": dict(tokenizer.special_tokens_map),
         "weights": "",  # the precision in which the weights are stored, if the export chose it
     }
