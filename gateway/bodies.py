@@ -130,7 +130,7 @@ def _convert(fields: dict[str, Any], struct: type[Body]) -> Body:
         elif value is not None or known[name].required:
             supported[name] = value
     try:
-        return msgspec.convert(supported, struct)
+        return msgspec.convert(supported, struct, str_keys=True)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), {name: field.type for name, field in known.items()}) from None
 
@@ -154,8 +154,9 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 def _invalid(message: str, types: Mapping[str, Any]) -> ApiError:
     """Return the error for a message of msgspec, such as "Expected `str`, got `int` - at `$.input[3]`"."""
-    text, _, path = message.partition(" - at `$")
-    param = path.rstrip("`").removeprefix(".") or None
+    text, _, path = message.replace("`key` in `$", "`$").partition(" - at `$")
+    # An element of an object has three dots.
+    param = path.rstrip("`").removeprefix(".").replace("[...]", "") or None
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")

@@ -24,7 +24,7 @@ from gateway.api_error import ApiError, openai_form
 from gateway.bodies import PositiveInt, json_response
 from gateway.context import Gateway, gateway_of
 from gateway.inference import Outputs
-from gateway.rows import Input, as_rows, check_count, check_ids
+from gateway.rows import Input, TokenId, as_rows, check_count, check_ids
 from gateway.served_systems import Served, System
 from triton_transformers.tensors import Row, Tensor
 
@@ -36,11 +36,31 @@ OPTIONS: dict[str, tuple[str, float | None]] = {
     "seed": ("INT64", None),
     "stop": ("BYTES", None),
 }
+# Option of the model's input `sampling_parameters`, one JSON object -> its values that change nothing.
+SAMPLING: dict[str, tuple[Any, ...]] = {
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "ignore_eos": (False,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "skip_special_tokens": (True,),
+    "chat_template_kwargs": ({}, {"enable_thinking": False}),
+    "structured_outputs": (),
+}
+SAMPLING_PARAMETERS = "sampling_parameters"
+# The maximum numbers of tokens that a request may name in its options.
+MAX_BIASES, MAX_STOP_IDS = 1024, 256
 # Model's input -> field of the request, where the names differ.
 FIELDS = {"max_new_tokens": "max_tokens", "text_input": "prompt"}
 OUTPUTS = TEXT, REASON, PROMPT_TOKENS, NEW_TOKENS = (
     "text_output", "finish_reason", "num_input_tokens", "num_output_tokens",
 )  # fmt: skip
+# How the backends begin an error about an input or an option.
+OPTION = re.compile(r"(?:unknown )?(?:input|option|parameter|sampling parameter) '(\w+)'")
 # The backends' words for a prompt that leaves no room for the new tokens.
 TOO_LONG = re.compile(r"has \d+ tokens; (in the model's|of the model's|the model is compiled)")
 Item = TypeVar("Item")
@@ -48,6 +68,8 @@ DONE = b"data: [DONE]\n\n"
 # Proxies must not collect events.
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 ENCODER = msgspec.json.Encoder()
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -65,6 +87,22 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: str | Annotated[list[str], Meta(max_length=4)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    # These are vLLM's.
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the options of SAMPLING that the request sets."""
+        return {name: value for name in SAMPLING if (value := getattr(self, name, None)) is not None}
 
 
 class CompletionsBody(GenerationBody, kw_only=True):
@@ -91,6 +129,16 @@ class Message(msgspec.Struct):
 class ChatBody(GenerationBody, kw_only=True):
     messages: list[Message]
     max_completion_tokens: PositiveInt | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        if self.reasoning_effort is None:
+            return super().sampling()
+        # A template reads one of the two names, or none.
+        thinks = self.reasoning_effort != "none"
+        effort = {"enable_thinking": thinks} | ({"reasoning_effort": self.reasoning_effort} if thinks else {})
+        return super().sampling() | {"chat_template_kwargs": effort | (self.chat_template_kwargs or {})}
 
 
 async def completions(request: Request) -> Response:
@@ -174,7 +222,10 @@ def option_tensors(system: System, body: GenerationBody, echo: bool) -> list[Ten
     for name, (_, default) in OPTIONS.items():
         if name not in system.inputs and requested[name] not in (None, default):
             field = FIELDS.get(name, name)
-            raise ApiError(400, f"The model '{body.model}' does not support '{field}'.", field, "unsupported_parameter")
+            raise unsupported(body.model, field)
+    sampling = {name: value for name, value in body.sampling().items() if value not in SAMPLING[name]}
+    if sampling and SAMPLING_PARAMETERS not in system.inputs:
+        raise unsupported(body.model, next(iter(sampling)))
     if requested["temperature"] is None:
         requested["temperature"] = 1.0  # as OpenAI's
     tensors = [
@@ -182,12 +233,18 @@ def option_tensors(system: System, body: GenerationBody, echo: bool) -> list[Ten
         for name, (datatype, _) in OPTIONS.items()
         if name in system.inputs and (value := requested[name]) is not None
     ]
+    if sampling:
+        tensors.append(Tensor.from_texts(SAMPLING_PARAMETERS, [ENCODER.encode(sampling).decode()]))
     flags = {"exclude_input_in_output": not echo, "stream": bool(body.stream)}
     return tensors + [
         Tensor.from_values(name, "BOOL", [value])
         for name, value in flags.items()
         if name in system.inputs and (name != "stream" or system.streams)
     ]
+
+
+def unsupported(model: str, field: str) -> ApiError:
+    return ApiError(400, f"The model '{model}' does not support '{field}'.", field, "unsupported_parameter")
 
 
 class Piece(NamedTuple):
@@ -231,7 +288,7 @@ def renamed(error: ApiError) -> ApiError:
     """Return an error about an input of the model as one about a field of the request."""
     if "has no chat template" in error.message:
         return ApiError(400, "This model has no chat template: send its prompt to /v1/completions.", "messages")
-    if match := re.match(r"input '(\w+)'", error.message):
+    if match := OPTION.match(error.message):
         message = re.sub(r"'(\w+)'", lambda name: f"'{FIELDS.get(name[1], name[1])}'", error.message)
         code = "context_length_exceeded" if TOO_LONG.search(message) else None
         return ApiError(error.status, message, FIELDS.get(match[1], match[1]), code)

@@ -50,7 +50,10 @@ CANCEL = "cancel"
 STREAM_ERRORS = (
     (re.compile(r"unknown model"), grpc.StatusCode.NOT_FOUND),
     (re.compile(r"^\d+ texts wait already"), grpc.StatusCode.UNAVAILABLE),
-    (re.compile(r"^(inputs?|option|unknown [a-z ]+) '|^this (model|server) has no "), grpc.StatusCode.INVALID_ARGUMENT),
+    (
+        re.compile(r"^(inputs?|option|(sampling )?parameter|unknown [a-z ]+) '|^this (model|server) has no "),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
 )
 
 

@@ -67,11 +67,13 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
         embedding(),
         generator(),
         generator("counter_stream", streams=True),
+        generator("sampler", GENERATION_INPUTS | {"sampling_parameters": ("STRING", [1])}),
         generator("greedy", {name: GENERATION_INPUTS[name] for name in ("text_input", "max_new_tokens")}),
         generator("streamer", {"text_input": GENERATION_INPUTS["text_input"]}, streams=True),
         failing("broken_stream", grpc.StatusCode.INTERNAL, "RuntimeError: a secret of the server", after=2),
         too_long("full", "text_input"),
         too_long("full_chat", "messages"),
+        failing("picky", grpc.StatusCode.INVALID_ARGUMENT, "sampling parameter 'top_k' must be a small number"),
         failing("plain", grpc.StatusCode.INVALID_ARGUMENT, NO_TEMPLATE),
         failing("busy_stream", grpc.StatusCode.UNAVAILABLE, "1000 texts wait already: try again later"),
         failing(
@@ -187,6 +189,54 @@ def test_options_reach_the_model(gateway: RunningGateway, received: list[Any]) -
         "stop": ["x"],
         "exclude_input_in_output": [False],
     }
+
+
+NEUTRAL = {
+    "top_k": -1,
+    "min_p": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "ignore_eos": False,
+    "min_tokens": 0,
+    "stop_token_ids": [],
+    "skip_special_tokens": True,
+}
+SAMPLING = {
+    "top_k": 5,
+    "min_p": 0.1,
+    "presence_penalty": -2,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.2,
+    "logit_bias": {"5": -100},
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "stop_token_ids": [3, 4],
+    "skip_special_tokens": False,
+    "structured_outputs": {"regex": "a|b"},
+}
+THINK = {"chat_template_kwargs": {"a": 1, "enable_thinking": True, "reasoning_effort": "low"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "sent"),
+    [
+        (COMPLETIONS, SAMPLING, SAMPLING),
+        (CHAT, SAMPLING, SAMPLING),
+        (COMPLETIONS, NEUTRAL, None),
+        (COMPLETIONS, NEUTRAL | {"top_k": 0, "min_p": 0.5}, {"min_p": 0.5}),
+        (CHAT, {"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
+        (CHAT, {"chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}, THINK),
+        (CHAT, {"reasoning_effort": "none", "chat_template_kwargs": {}}, None),
+    ],
+)
+def test_sampling_parameters_reach_the_model(gateway, received, path, fields, sent) -> None:
+    source = {"prompt": "a"} if path == COMPLETIONS else {"messages": USER}
+    answer(gateway, path, model="sampler", **source, **fields)
+    parameters = values(received).get("sampling_parameters")
+    assert (parameters and json.loads(parameters[0])) == sent
+    answer(gateway, path, model="counter", **source, **NEUTRAL)
 
 
 def test_chat_sends_messages_and_no_default_length(gateway: RunningGateway, received: list[Any]) -> None:
@@ -388,14 +438,16 @@ WRONG = {
     "logprobs": True,
     "tools": [{"type": "function"}],
     "response_format": {"type": "json_object"},
-    "frequency_penalty": 0.1,
-    "logit_bias": {"5": 1},
     "max_tokens": 0,
     "temperature": 2.1,
     "top_p": 0,
     "stop": ["a"] * 5,
     "seed": "one",
-    "top_k": 5,
+    **SAMPLING,
+    "logit_bias": {"-1": 1},
+    "stop_token_ids": [1] * 300,
+    "chat_template_kwargs": {"a": 1},
+    "guided_json": {},
 }
 
 
@@ -411,6 +463,8 @@ WRONG = {
         (COMPLETIONS, {"prompt": "a", "model": "streamer"}, "stream"),
         (COMPLETIONS, {"prompt": "a", "model": "greedy", "temperature": 0.5}, "temperature"),
         (CHAT, {"messages": USER, "model": "greedy"}, "model"),
+        (COMPLETIONS, {"prompt": "a", "model": "picky", "stream": True}, "top_k"),
+        (COMPLETIONS, {"prompt": "a", "min_p": 2}, "min_p"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": USER, "model": "plain"}, "messages"),
         (CHAT, {}, "messages"),
@@ -425,7 +479,7 @@ def test_wrong_request_is_refused_by_param(gateway, received, path, fields, para
     reply = gateway.post(path, {"model": "counter"} | fields)
     assert reply.status == (404 if fields.get("model") == "nobody" else 400)
     assert reply.error["param"] == param
-    assert not received or received[0].model == "plain"
+    assert not received or received[0].model in ("plain", "picky")
 
 
 def test_field_that_asks_for_nothing_is_ignored(gateway: RunningGateway) -> None:
