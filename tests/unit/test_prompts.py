@@ -16,7 +16,7 @@ from triton_transformers.settings import ROOT
 
 OUTPUTS = ["text", "text_output"]
 # Triton passes these names for a request that names no outputs.
-ALL_OUTPUTS = [*OUTPUTS, "finish_reason", "num_input_tokens", "num_output_tokens"]
+ALL_OUTPUTS = [*OUTPUTS, "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens", "logprobs"]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,10 @@ def test_texts_get_the_name_that_fits_and_the_shape_of_the_prompts(prompts, read
         (["text"], "text_input", ["text"]),
         (["text_output"], "prompt", ["text_output"]),
         (["text"], "prompt", ["text"]),  # also of a model whose config has only our names
-        (OUTPUTS, "text_input", ["text_output"]),  # of a model whose config has no other outputs
+        # Triton asks for all outputs of a model. Configs of earlier releases have fewer.
+        (OUTPUTS, "text_input", ["text_output"]),
+        (ALL_OUTPUTS[:5], "prompt", ["text"]),
+        (ALL_OUTPUTS, "prompt", ["text"]),
         (["finish_reason", "text"], "text_input", ["text", "finish_reason"]),
         (["num_output_tokens", "num_input_tokens"], "prompt", ["num_input_tokens", "num_output_tokens"]),
     ],
@@ -74,14 +77,16 @@ def test_client_that_cannot_name_outputs_asks_for_them_as_vllms_does(read):
 
 def test_outputs_beside_the_text_have_vllms_types(prompts, read):
     request = read(ALL_OUTPUTS[2:], prompt=[b"I am", b"It"])
-    pieces = [prompts.Piece("a", "stop", 2, 5), prompts.Piece("b", "length", 1, 3)]
+    pieces = [prompts.Piece("a", "stop", 2, 5, 1, '[{"id": 1}]'), prompts.Piece("b", "length", 1, 3)]
     tensors = {name: request.output(name, pieces).as_numpy() for name in request.outputs}
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
         "finish_reason": [b"stop", b"length"],
         "num_input_tokens": [2, 1],
         "num_output_tokens": [5, 3],
+        "num_cached_tokens": [1, 0],
+        "logprobs": [b'[{"id": 1}]', b"[]"],
     }
-    assert tensors["num_input_tokens"].dtype == tensors["num_output_tokens"].dtype == np.uint32
+    assert {tensor.dtype for name, tensor in tensors.items() if name.startswith("num_")} == {np.dtype(np.uint32)}
 
 
 @pytest.mark.parametrize(
@@ -103,10 +108,11 @@ def test_wrong_prompts_are_refused(read, inputs, reason):
 def test_committed_configs_have_the_names_that_are_read(prompts, model):
     config = read_config(ROOT / "model_repository" / model / "config.pbtxt")
     inputs, outputs = ({tensor.name for tensor in tensors} for tensors in (config.inputs, config.outputs))
-    tokenized = set() if "TEXT" in inputs else {prompts.TOKENIZED}
-    assert outputs == {"out" if "TEXT" in inputs else "text", prompts.TEXT_OUTPUT, *prompts.DETAILS} | tokenized
+    details = {"finish_reason", "num_input_tokens", "num_output_tokens"}
+    own = {"out", *details} if "TEXT" in inputs else {"text", prompts.TOKENIZED, *prompts.DETAILS}
+    assert outputs == {prompts.TEXT_OUTPUT, *own}
     assert {prompts.TEXT_INPUT} <= inputs
-    others = {"prompt", "TEXT", prompts.TEXT_INPUT, prompts.MESSAGES, prompts.SAMPLING_PARAMETERS}
+    others = {"prompt", "TEXT", prompts.TEXT_INPUT, prompts.MESSAGES, prompts.IMAGES, prompts.SAMPLING_PARAMETERS}
     assert inputs - others <= prompts.RULES.keys()
     assert (prompts.MESSAGES in inputs) == ("prompt" in inputs)
     assert all(tensor.optional for tensor in config.inputs)
@@ -136,6 +142,17 @@ def test_committed_configs_have_the_names_that_are_read(prompts, model):
             {},
             {"stop": ("a", "b"), "seed": 2**62 + 1},
         ),
+        ({}, {"top_k": -1, "min_p": 0.1, "ignore_eos": True}, {"top_k": 0, "min_p": 0.1, "ignore_eos": True}),
+        (
+            {"sampling_parameters": sampling(logit_bias={"5": -100, "6": 1.5}, stop_token_ids=[3], logprobs=0)},
+            {"logit_bias": '{"5": -100, "6": 1.5}', "stop_token_ids": "[3]"},
+            {"logit_bias": {5: -100.0, 6: 1.5}, "stop_token_ids": (3,), "logprobs": 0},
+        ),
+        (
+            {"sampling_parameters": sampling(structured_outputs={"choice": ["a"]}, tools=[{}], lora_name="tone")},
+            {},
+            {"structured_outputs": {"choice": ["a"]}, "tools": [{}], "lora_name": "tone"},
+        ),
     ],
 )
 def test_options_have_one_meaning_wherever_they_are(read, inputs, parameters, expected):
@@ -145,7 +162,22 @@ def test_options_have_one_meaning_wherever_they_are(read, inputs, parameters, ex
 @pytest.mark.parametrize(
     ("inputs", "parameters", "reason"),
     [
-        ({}, {"top_k": 3}, "unknown parameter 'top_k': the options are max_new_tokens, temperature, top_p"),
+        ({}, {"top_l": 3}, "unknown parameter 'top_l': the options are max_new_tokens, temperature, top_p"),
+        ({}, {"top_k": -2}, "parameter 'top_k' must be a whole number of at least 1; 0 or"),
+        ({}, {"min_p": 1.1}, "parameter 'min_p' must be from 0 to 1"),
+        ({}, {"presence_penalty": 2.1}, "parameter 'presence_penalty' must be from -2 to 2"),
+        ({}, {"repetition_penalty": 0}, "parameter 'repetition_penalty' must be more than 0"),
+        ({"sampling_parameters": sampling(logit_bias={"a": 1})}, {}, "'logit_bias' must be an object of at most 300"),
+        ({"sampling_parameters": sampling(logit_bias={"5": 101})}, {}, "with numbers from -100 to 100"),
+        ({"sampling_parameters": sampling(logprobs=21)}, {}, "'logprobs' must be a whole number from 0 to 20"),
+        ({"sampling_parameters": sampling(logprobs=True)}, {}, "'logprobs' must be a whole number from 0 to 20"),
+        ({"sampling_parameters": sampling(min_tokens=-1)}, {}, "'min_tokens' must be a whole number of at least 0"),
+        ({"sampling_parameters": sampling(stop_token_ids=[-1])}, {}, "'stop_token_ids' must be a list of at most 128"),
+        (
+            {"sampling_parameters": sampling(structured_outputs={})},
+            {},
+            "'structured_outputs' must be an object",
+        ),
         ({}, {"prompts": "I am"}, "unknown parameter 'prompts'"),
         ({"sampling_parameters": sampling(n=2)}, {}, "unknown sampling parameter 'n'"),
         (

@@ -20,15 +20,17 @@ from shared import serving
 from shared.continuation import Options
 from shared.continuous_generation import ContinuousGeneration, EngineStats, NewTokens, TokenEngine
 from shared.parameters import parameter, version_file
-from shared.prompts import DETAILS, RULES, TEXT_OUTPUT, PromptRequest
+from shared.prompts import RULES, TEXT_OUTPUT, PromptRequest
 from shared.text_tokenizer import TextTokenizer
 from shared.types import Array, InstanceArgs, ModelConfig, Tensors
 
 COUNT = "max_new_tokens"
 DEFAULTS = {COUNT: {"string_value": "20"}}
+DETAILS = ("finish_reason", "num_input_tokens", "num_output_tokens")
 
 
 class TritonPythonModel(ContinuousGeneration):
+    engine_name = "onnx_generate"
     names = ("TEXT", "out")
     rules = {name: RULES[name] for name in (COUNT, "exclude_input_in_output", *(f"return_{name}" for name in DETAILS))}  # noqa: RUF012
 

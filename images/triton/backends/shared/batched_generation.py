@@ -12,6 +12,7 @@ from shared.decoding import Decoder
 from shared.generation import Job, TextGeneration
 from shared.lean_transformers import transformers
 from shared.parameters import flag_parameter, int_parameter, weights_folder
+from shared.prompts import TRANSFORMERS
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # Each check whether a client still waits is a round trip to Triton.
@@ -19,6 +20,8 @@ CANCEL_CHECK_S = 0.25
 
 
 class BatchedGeneration(TextGeneration):
+    engine_name = TRANSFORMERS
+
     def load_model(self, config: ModelConfig, args: InstanceArgs) -> Decoder:
         self.gather_s = int_parameter(config, "gather_milliseconds", 10) / 1000
         if self.gather_s < 0:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 # The tokenizer decodes an incomplete character to this.
@@ -25,6 +25,19 @@ class Options:
     top_p: float
     seed: int
     stop: tuple[str, ...]
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # the number of alternatives to each token; 0: only the token itself
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    structured_outputs: Mapping[str, Any] | None = None
+    lora_name: str = ""
 
 
 class Row(Generic[Owner]):

@@ -12,6 +12,7 @@ from shared.continuous_generation import ContinuousGeneration, EngineStats, NewT
 from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, NO_TOKEN, load_pipeline, tensor
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from shared.parameters import choice_parameter, instance_count, int_parameter, usable_cpus
+from shared.prompts import OPENVINO
 from shared.text_tokenizer import LIMITS
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
@@ -20,6 +21,8 @@ SMALLEST = 1e-30
 
 
 class GenAIGeneration(ContinuousGeneration):
+    engine_name = OPENVINO
+
     def load_engine(self, folder: Path, config: ModelConfig, args: InstanceArgs) -> TokenEngine:
         choice_parameter(config, "dtype", ("auto", "float32"), "auto")
         choice_parameter(config, "device", ("auto", "cpu"), "auto")

@@ -23,7 +23,17 @@ from shared.backend import Backend
 from shared.continuation import Options, Row
 from shared.metrics import REQUEST_COUNTERS, Metrics
 from shared.parameters import int_parameter, parameter
-from shared.prompts import NUMBERS, RULES, Piece, PromptRequest, Rule, read_option, read_request
+from shared.prompts import (
+    IMAGES,
+    NUMBERS,
+    RULES,
+    Piece,
+    PromptRequest,
+    Rule,
+    check_available,
+    read_option,
+    read_request,
+)
 from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
 from shared.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
 
@@ -50,6 +60,7 @@ class TextGeneration(Backend):
     )
     gauges = ("running_texts", "waiting_texts", "cache_usage_ratio")
     default_max_batch = 32
+    engine_name: ClassVar[str]  # as in prompts.ENGINES
     names: ClassVar[tuple[str, str]] = ("prompt", "text")  # of the input with prompts, and of the output
     rules: ClassVar[Mapping[str, Rule]] = RULES  # of the options that requests may set
 
@@ -104,6 +115,7 @@ class TextGeneration(Backend):
                 if read.outputs == [TOKENIZED]:
                     serving.send_last(sender, self.tokenized(read))
                     continue
+                check_available([*read.options, *[IMAGES] * bool(read.images)], self.engine_name)
                 job = self.prepare(read, sender)
             except Exception as error:
                 serving.send_last(sender, serving.error_response(error))

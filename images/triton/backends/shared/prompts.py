@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,13 +21,25 @@ TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 # The input with a chat instead of prompts, as one JSON list.
 MESSAGES = "messages"
 # The outputs beside a text, with vLLM's names. Only requests that name them get them.
-DETAILS = {"finish_reason": np.object_, "num_input_tokens": np.uint32, "num_output_tokens": np.uint32}
+DETAILS = {
+    "finish_reason": np.object_,
+    "num_input_tokens": np.uint32,
+    "num_output_tokens": np.uint32,
+    "num_cached_tokens": np.uint32,
+    "logprobs": np.object_,
+}
+# The input with encoded image files, in the order of the images in `messages`.
+IMAGES = "images"
 # vLLM's name for an option, and ours.
 SYNONYMS = {"max_tokens": "max_new_tokens"}
 # vLLM's input for options: one JSON object.
 SAMPLING_PARAMETERS = "sampling_parameters"
 # The loop searches for stop strings after every token, and every row waits for that.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
+# The limits of OpenAI's API and of vLLM.
+MAX_BIASES, MAX_BIAS, MAX_PENALTY, MAX_LOGPROBS = 300, 100, 2, 20
+MAX_STOP_TOKENS = 128
+STRUCTURES = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 class Rule(NamedTuple):
@@ -41,9 +53,16 @@ class Rule(NamedTuple):
 
 def whole_number(value: Any) -> int:
     number = int(value)
+    if isinstance(value, bool):
+        raise TypeError
     if not isinstance(value, str) and number != value:
         raise ValueError
     return number
+
+
+def count_limit(value: Any) -> int:
+    """Return 0 for -1, which is vLLM's other way to set no limit."""
+    return 0 if (number := whole_number(value)) == -1 else number
 
 
 def flag(value: Any) -> bool:
@@ -62,12 +81,44 @@ def strings(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+def parsed(value: Any) -> Any:
+    """Return a JSON value; a parameter of a request cannot be an object, so there it is a string."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value := parsed(value), dict):
+        raise TypeError
+    return value
+
+
+def json_list(value: Any) -> list[Any]:
+    if not isinstance(value := parsed(value), list):
+        raise TypeError
+    return value
+
+
+def token_ids(value: Any) -> tuple[int, ...]:
+    return tuple(map(whole_number, json_list(value)))
+
+
+def biases(value: Any) -> dict[int, float]:
+    return {whole_number(token): float(bias) for token, bias in json_object(value).items()}
+
+
+PENALTY = Rule(float, lambda p: -MAX_PENALTY <= p <= MAX_PENALTY, f"from -{MAX_PENALTY} to {MAX_PENALTY}")
+FLAG = Rule(flag, lambda _: True, "true or false")
 # The options that a model's config.pbtxt may set as parameters.
 NUMBERS = {
     "max_new_tokens": Rule(whole_number, lambda n: 1 <= n < 2**31, "a whole number of at least 1", 64),
     "temperature": Rule(float, lambda t: 0 <= t < math.inf, "0 (always the most probable token) or more", 0.0),
     "top_p": Rule(float, lambda p: 0 < p <= 1, "more than 0 and at most 1", 1.0),
     "seed": Rule(whole_number, lambda seed: 0 <= seed < 2**63, "a whole number from 0 to 2^63 - 1"),
+    "top_k": Rule(count_limit, lambda k: 0 <= k < 2**31, "a whole number of at least 1; 0 or -1: no limit"),
+    "min_p": Rule(float, lambda p: 0 <= p <= 1, "from 0 to 1"),
+    "presence_penalty": PENALTY,
+    "frequency_penalty": PENALTY,
+    "repetition_penalty": Rule(float, lambda p: 0 < p < math.inf, "more than 0 (1: none)"),
 }
 RULES = NUMBERS | {
     "stop": Rule(
@@ -76,11 +127,63 @@ RULES = NUMBERS | {
         f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters",
     ),
     "cancel": Rule(string, bool, "the id of another request"),
-    "stream": Rule(flag, lambda _: True, "true or false"),
-    "exclude_input_in_output": Rule(flag, lambda _: True, "true or false"),
+    "stream": FLAG,
+    "exclude_input_in_output": FLAG,
     # For clients of /generate, whose requests cannot name outputs.
-    **{f"return_{name}": Rule(flag, lambda _: True, "true or false") for name in DETAILS},
+    **{f"return_{name}": FLAG for name in DETAILS},
+    "logit_bias": Rule(
+        biases,
+        lambda own: len(own) <= MAX_BIASES and all(id >= 0 and abs(bias) <= MAX_BIAS for id, bias in own.items()),
+        f"an object of at most {MAX_BIASES} token ids with numbers from -{MAX_BIAS} to {MAX_BIAS}",
+    ),
+    "logprobs": Rule(whole_number, lambda n: 0 <= n <= MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"),
+    "ignore_eos": FLAG,
+    "min_tokens": Rule(whole_number, lambda n: 0 <= n < 2**31, "a whole number of at least 0"),
+    "stop_token_ids": Rule(
+        token_ids,
+        lambda ids: len(ids) <= MAX_STOP_TOKENS and all(0 <= id < 2**31 for id in ids),
+        f"a list of at most {MAX_STOP_TOKENS} token ids",
+    ),
+    "skip_special_tokens": FLAG,
+    "structured_outputs": Rule(
+        json_object,
+        lambda own: len(own) == 1 and own.keys() <= {*STRUCTURES},
+        f"an object with one of {', '.join(STRUCTURES)}",
+    ),
+    "lora_name": Rule(string, bool, "the name of an adapter"),
+    "tools": Rule(json_list, lambda tools: all(isinstance(tool, dict) for tool in tools), "a list of objects"),
+    "chat_template_kwargs": Rule(json_object, lambda _: True, "an object"),
 }
+
+# The engines that have an option, or the input `images`; each engine has the options that are not listed here.
+# An empty tuple: no engine has it yet.
+OPENVINO, VLLM, TRANSFORMERS = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=python)"
+ENGINES: dict[str, tuple[str, ...]] = {
+    "top_k": (),
+    "min_p": (),
+    "presence_penalty": (),
+    "frequency_penalty": (),
+    "repetition_penalty": (),
+    "logit_bias": (),
+    "logprobs": (),
+    "ignore_eos": (),
+    "min_tokens": (),
+    "stop_token_ids": (),
+    "skip_special_tokens": (),
+    "structured_outputs": (),
+    "lora_name": (),
+    "tools": (),
+    "chat_template_kwargs": (),
+    IMAGES: (),
+}
+
+
+def check_available(names: Iterable[str], engine: str) -> None:
+    """Raise BadRequest for an option, or input, that the engine lacks. Name the engines that have it."""
+    for name in names:
+        if engine not in (others := ENGINES.get(name, (engine,))):
+            remedy = f"{' and '.join(others)} {'do' if len(others) > 1 else 'does'}" if others else "no engine does yet"
+            raise BadRequest(f"option '{name}': {engine} does not have it; {remedy}")
 
 
 class Piece(NamedTuple):
@@ -90,6 +193,8 @@ class Piece(NamedTuple):
     finish_reason: str  # "stop", "length", or "" while the text goes on
     num_input_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int = 0  # tokens of the prompt whose keys and values the engine had
+    logprobs: str = "[]"  # JSON list with an object for each new token; empty if the request does not ask for them
 
 
 @dataclass(frozen=True)
@@ -102,6 +207,7 @@ class PromptRequest:
     outputs: list[str]
     options: dict[str, Any]
     messages: list[Message] | None = None  # a chat, which becomes the only prompt
+    images: Sequence[bytes] = ()  # encoded files, in the order of the images in the messages
 
     def echoes(self, default: bool) -> bool:
         """Return whether the response's texts begin with their prompts."""
@@ -133,7 +239,7 @@ def read_request(
     if name == MESSAGES:
         if not options.get("exclude_input_in_output", True):
             raise BadRequest(f"option 'exclude_input_in_output' must be true: the answer to '{MESSAGES}' has no prompt")
-        return PromptRequest(name, [], shape, outputs, options, read_messages(request))
+        return PromptRequest(name, [], shape, outputs, options, read_messages(request), read_images(request))
     prompts = read_rows(request, name, "text")
     if not prompts:
         raise BadRequest(f"input '{name}' holds no prompt: send at least one")
@@ -147,10 +253,15 @@ def response_outputs(
     requested = serving.requested_outputs(request, (*texts, *DETAILS))
     if not requested and serving.requested_outputs(request, [TOKENIZED]):
         return [TOKENIZED]
-    if len(requested) == len(texts) + len(DETAILS):  # for Triton, a request that names no outputs asks for all
+    if set(texts) <= set(requested):  # for Triton, a request that names no outputs asks for all that the model has
         requested = [fitting]
-    outputs = [fitting] if set(texts) <= set(requested) else [name for name in texts if name in requested]
+    outputs = [name for name in texts if name in requested]
     return outputs + [name for name in DETAILS if name in requested or options.get(f"return_{name}")]
+
+
+def read_images(request: pb_utils.InferenceRequest) -> list[bytes]:
+    tensor = pb_utils.get_input_tensor_by_name(request, IMAGES)
+    return [] if tensor is None else tensor.as_numpy().ravel().tolist()
 
 
 def read_messages(request: pb_utils.InferenceRequest) -> list[Message]:

@@ -15,6 +15,7 @@ from shared.continuation import Options
 from shared.continuous_generation import ContinuousGeneration, EngineFailed, EngineStats, NewTokens, TokenEngine
 from shared.memory import HEADROOM, one_load_at_a_time
 from shared.parameters import DEVICES, choice_parameter, parameter
+from shared.prompts import VLLM
 from shared.text_tokenizer import TextTokenizer
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
@@ -44,6 +45,7 @@ T = TypeVar("T")
 
 
 class VllmGeneration(ContinuousGeneration):
+    engine_name = VLLM
     counters = (*ContinuousGeneration.counters, "prefix_cached_tokens")
 
     def load_model(self, config: ModelConfig, args: InstanceArgs) -> TextTokenizer:
