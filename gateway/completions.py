@@ -23,8 +23,9 @@ from gateway import bodies
 from gateway.api_error import ApiError, openai_form
 from gateway.bodies import PositiveInt, json_response
 from gateway.context import Gateway, gateway_of
+from gateway.images import Image, image_tensors, placed
 from gateway.inference import Outputs
-from gateway.rows import Input, TokenId, as_rows, check_count, check_ids
+from gateway.rows import ImageUrl, Input, TokenId, as_rows, check_count, check_ids
 from gateway.served_systems import Served, System
 from triton_transformers.tensors import Row, Tensor
 
@@ -111,16 +112,19 @@ class CompletionsBody(GenerationBody, kw_only=True):
     echo: bool | None = None
 
 
-class TextPart(msgspec.Struct):
-    type: Literal["text"]
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
     text: str
+
+
+class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
+    image_url: ImageUrl
 
 
 class Message(msgspec.Struct):
     """A message. Clients send the model's earlier messages back with all fields; those of None are null in them."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[TextPart | ImagePart]
     tool_calls: Annotated[list[Any], Meta(max_length=0)] | None = None
     function_call: None = None
     audio: None = None
@@ -153,7 +157,7 @@ async def chat(request: Request) -> Response:
     messages = conversation(body.messages)
     if body.max_completion_tokens is not None:
         body.max_tokens = body.max_completion_tokens
-    return await respond(request, body, "messages", [messages])
+    return await respond(request, body, "messages", [messages], images=images_of(body.messages))
 
 
 def conversation(messages: list[Message]) -> str:
@@ -163,15 +167,43 @@ def conversation(messages: list[Message]) -> str:
     return msgspec.json.encode([plain(message) for message in messages]).decode()
 
 
-def plain(message: Message) -> dict[str, str]:
-    """Return the message as chat templates expect it: with one text, and with roles that they know."""
-    content = message.content
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-    return {"role": "system" if message.role == "developer" else message.role, "content": text}
+def plain(message: Message) -> dict[str, Any]:
+    """Return the message as chat templates expect it: with one text, or parts, and with roles that they know."""
+    return {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": plain_content(message.content),
+    }
+
+
+def plain_content(content: str | list[TextPart | ImagePart]) -> str | list[dict[str, str]]:
+    """Return one text, or parts if some of them are images, whose files are in the input `images`."""
+    if isinstance(content, str):
+        return content
+    texts = [part.text for part in content if isinstance(part, TextPart)]
+    if len(texts) == len(content):
+        return "\n".join(texts)
+    return [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content
+    ]
+
+
+def images_of(messages: list[Message]) -> list[Image]:
+    """Return the images of all messages, in their order."""
+    return [
+        (f"messages[{i}].content[{j}]", part.image_url.url)
+        for i, message in enumerate(messages)
+        for j, part in enumerate(message.content)
+        if isinstance(part, ImagePart)
+    ]
 
 
 async def respond(
-    request: Request, body: GenerationBody, source: str, texts: Sequence[Row], echo: bool = False
+    request: Request,
+    body: GenerationBody,
+    source: str,
+    texts: Sequence[Row],
+    echo: bool = False,
+    images: Sequence[Image] = (),
 ) -> Response:
     """Generate from the texts, which are the model's input `source`."""
     if body.stream_options is not None and not body.stream:
@@ -180,13 +212,14 @@ async def respond(
     system = await find(gateway.served, body, source)
     check_ids(system, texts, "prompt")
     options = option_tensors(system, body, echo)
+    options += await image_tensors(gateway.config, system, images)
     answer = AnswerFormat(body, is_chat=source == "messages")
     if not body.stream:
         tensors = [Tensor.from_texts(source, texts), *options]
-        (pieces,) = [pieces async for pieces in generate(gateway, system, tensors)]
+        (pieces,) = [pieces async for pieces in generate(gateway, system, tensors, images)]
         return json_response(answer.whole(pieces))
     prompts = [Tensor.from_texts(source, [text]) for text in texts]
-    streams = [generate(gateway, system, [prompt, *options]) for prompt in prompts]
+    streams = [generate(gateway, system, [prompt, *options], images) for prompt in prompts]
     response = await EventStream.begin(answer.events(streams), gateway.limits.timeout)
     state = request.scope["request_state"]
     gateway.counters.first_token(state.route, state.seconds)
@@ -256,7 +289,9 @@ class Piece(NamedTuple):
     new_tokens: int | None
 
 
-async def generate(gateway: Gateway, system: System, tensors: Sequence[Tensor]) -> AsyncGenerator[list[Piece], None]:
+async def generate(
+    gateway: Gateway, system: System, tensors: Sequence[Tensor], images: Sequence[Image] = ()
+) -> AsyncGenerator[list[Piece], None]:
     """Yield each response of the model as its texts. Raise ApiError that names a field of the request."""
     names = [name for name in OUTPUTS if name in system.outputs]
     prompt_tokens = new_tokens = 0
@@ -269,7 +304,7 @@ async def generate(gateway: Gateway, system: System, tensors: Sequence[Tensor]) 
                     new_tokens += sum(piece.new_tokens or 0 for piece in pieces)
                     yield pieces
     except ApiError as error:
-        raise renamed(error) from None
+        raise renamed(placed(error, images)) from None
     finally:
         gateway.counters.tokens(prompt_tokens, new_tokens)
 

@@ -31,6 +31,7 @@ class Config:
     systems_file: Path | None = None  # the list that `make up` keeps of what it was asked to serve
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; none: no key is required
     tls: tuple[Path, Path] | None = None  # certificate and private key
+    image_urls: bool = False  # fetch the images of chats from addresses of the web
     limits: Limits = field(default_factory=Limits)
 
     @classmethod
@@ -46,6 +47,7 @@ class Config:
             systems_file=Path(file) if file else None,
             keys=settings.gateway_keys(),
             tls=settings.tls(),
+            image_urls=settings.image_urls,
             limits=Limits(
                 in_flight=settings.gateway_in_flight,
                 texts=settings.gateway_texts,

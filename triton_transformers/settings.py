@@ -275,6 +275,7 @@ class Settings(dict[str, str]):
     gateway_texts = Setting(_integer(1), "2048", restarts="gateway")
     gateway_body = Setting(_body_size, "4m", restarts="gateway")
     gateway_timeout = Setting(_decimal(0.1), "60", restarts="gateway")
+    image_urls = Setting(_flag, "0", restarts="gateway")
 
     # Triton
     triton_admin_key = Setting(str, restarts="stack")

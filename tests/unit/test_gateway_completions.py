@@ -469,7 +469,7 @@ WRONG = {
         (CHAT, {"messages": USER, "model": "plain"}, "messages"),
         (CHAT, {}, "messages"),
         (CHAT, {"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
-        (CHAT, {"messages": [*USER, {"role": "user", "content": [IMAGE]}]}, "messages[1].content[0].type"),
+        (CHAT, {"messages": [*USER, {"role": "user", "content": [IMAGE]}]}, "messages[1].content[0]"),
         (CHAT, {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         *((CHAT, {"messages": USER, name: value}, name) for name, value in WRONG.items()),
         *((COMPLETIONS, {"prompt": "a", name: value}, name) for name, value in WRONG.items()),
