@@ -350,7 +350,7 @@ PROMPTS = (
     "exclude_input_in_output,BOOL,1 sampling_parameters,STRING,1"
 )
 TEXTS = (
-    "text,STRING,-1 text_output,STRING,-1 finish_reason,STRING,-1 num_input_tokens,UINT32,-1 "
+    "text,STRING,-1 text_output,STRING,-1 finish_reason,STRING,-1 stop_reason,STRING,-1 num_input_tokens,UINT32,-1 "
     "num_output_tokens,UINT32,-1 num_cached_tokens,UINT32,-1 logprobs,STRING,-1 tokenized,STRING,-1"
 )
 LANGUAGE_MODEL = {

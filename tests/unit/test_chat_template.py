@@ -223,7 +223,7 @@ def test_template_knows_the_date(monkeypatch):
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
-OUTPUTS = ["text", "text_output", "finish_reason", "num_input_tokens", "num_output_tokens"]
+OUTPUTS = ["text", "text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "stop_reason"]
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +287,7 @@ def test_chat_is_answered_as_transformers_does(serve, weights, form):
         "finish_reason": [b"length"],
         "num_input_tokens": [len(tokens)],
         "num_output_tokens": [12],
+        "stop_reason": [b""],
     }
 
 
@@ -309,9 +310,10 @@ def test_finish_reason_is_stop_for_a_stop_string(serve, form):
     (whole,) = serve(form, parameters=parameters, **options)
     stop = whole.outputs["text"][0].decode()[2:4]
     (stopped,) = serve(form, parameters=parameters | {"stop": stop}, **options)
-    assert stopped.outputs["finish_reason"][0] == b"stop"
+    assert (stopped.outputs["finish_reason"][0], stopped.outputs["stop_reason"][0]) == (b"stop", stop.encode())
     assert 0 < stopped.outputs["num_output_tokens"][0] < 12
     assert whole.outputs["finish_reason"] == [b"length"] * 2
+    assert whole.outputs["stop_reason"] == [b""] * 2
     assert whole.outputs["num_output_tokens"] == [12, 12]
     first, second = whole.outputs["num_input_tokens"]
     assert first > second > 0

@@ -16,7 +16,8 @@ from triton_transformers.settings import ROOT
 
 OUTPUTS = ["text", "text_output"]
 # Triton passes these names for a request that names no outputs.
-ALL_OUTPUTS = [*OUTPUTS, "finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens", "logprobs"]
+DETAILS = ["finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens", "logprobs", "stop_reason"]
+ALL_OUTPUTS = [*OUTPUTS, *DETAILS]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_client_that_cannot_name_outputs_asks_for_them_as_vllms_does(read):
 
 def test_outputs_beside_the_text_have_vllms_types(prompts, read):
     request = read(ALL_OUTPUTS[2:], prompt=[b"I am", b"It"])
-    pieces = [prompts.Piece("a", "stop", 2, 5, 1, '[{"id": 1}]'), prompts.Piece("b", "length", 1, 3)]
+    pieces = [prompts.Piece("a", "stop", 2, 5, 1, '[{"id": 1}]', "."), prompts.Piece("b", "length", 1, 3)]
     tensors = {name: request.output(name, pieces).as_numpy() for name in request.outputs}
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
         "finish_reason": [b"stop", b"length"],
@@ -85,6 +86,7 @@ def test_outputs_beside_the_text_have_vllms_types(prompts, read):
         "num_output_tokens": [5, 3],
         "num_cached_tokens": [1, 0],
         "logprobs": [b'[{"id": 1}]', b"[]"],
+        "stop_reason": [b".", b""],
     }
     assert {tensor.dtype for name, tensor in tensors.items() if name.startswith("num_")} == {np.dtype(np.uint32)}
 

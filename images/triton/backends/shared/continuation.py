@@ -56,6 +56,7 @@ class Row(Generic[Owner]):
         self.tokens = list(self.prompt_tokens)
         self.first_token_at = self.last_token_at = math.nan  # by time.monotonic()
         self.finish_reason = ""  # "stop" or "length" when the text has ended by itself
+        self.stop_reason = ""  # the stop string that ended it
         self.decoded = ""
         self.text = ""  # the part of `decoded` that no later token can change
         self.window = max(0, len(self.tokens) - LEAD)  # the first token to decode for the next piece of text
@@ -74,12 +75,13 @@ class Row(Generic[Owner]):
         self.done = ends or self.new_tokens >= self.options.max_new_tokens
         self.decoded += self._new_text(decode)
         start = len(self.text)
-        stops = [at for stop in self.options.stop if (at := self.decoded.find(stop, start)) >= 0]
+        stops = [(at, stop) for stop in self.options.stop if (at := self.decoded.find(stop, start)) >= 0]
         self.done = self.done or bool(stops)
         if self.done:
             self.finish_reason = "stop" if ends or stops else "length"
         held = 0 if self.done else partial_stop_length(self.options.stop, self.decoded[start:])
-        self.text = self.decoded[: min(stops, default=len(self.decoded) - held)]
+        end, self.stop_reason = min(stops, default=(len(self.decoded) - held, ""))
+        self.text = self.decoded[:end]
 
     def _new_text(self, decode: Callable[[list[int]], str]) -> str:
         """Return the text of the tokens since the last call, or "" while they end inside a character."""

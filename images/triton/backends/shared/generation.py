@@ -254,7 +254,7 @@ class Job:
         text = ((row.prompt if self.echoes else "") + row.text)[self.sent :]
         # A batch that failed runs again from its first token.
         new_tokens = max(0, row.new_tokens - self.sent_tokens)
-        return Piece(text, row.finish_reason, len(row.prompt_tokens), new_tokens)
+        return Piece(text, row.finish_reason, len(row.prompt_tokens), new_tokens, stop_reason=row.stop_reason)
 
     def send_piece(self) -> None:
         piece = self.unsent(*self.rows)

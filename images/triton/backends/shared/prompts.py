@@ -27,6 +27,7 @@ DETAILS = {
     "num_output_tokens": np.uint32,
     "num_cached_tokens": np.uint32,
     "logprobs": np.object_,
+    "stop_reason": np.object_,
 }
 # The input with encoded image files, in the order of the images in `messages`.
 IMAGES = "images"
@@ -195,6 +196,7 @@ class Piece(NamedTuple):
     num_output_tokens: int
     num_cached_tokens: int = 0  # tokens of the prompt whose keys and values the engine had
     logprobs: str = "[]"  # JSON list with an object for each new token; empty if the request does not ask for them
+    stop_reason: str = ""  # the stop string that ended the text, if one did
 
 
 @dataclass(frozen=True)
