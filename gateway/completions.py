@@ -1,80 +1,59 @@
-"""POST /v1/completions, and /v1/chat/completions, whose messages become a prompt inside Triton.
-
-The answers are whole, or streams of server-sent events.
-"""
+"""POST /v1/completions, and /v1/chat/completions, whose messages become a prompt inside Triton."""
 
 from __future__ import annotations
 
-import asyncio
-import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import AsyncExitStack, aclosing
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from gateway import bodies
-from gateway.api_error import ApiError, openai_form
-from gateway.bodies import PositiveInt, json_response
-from gateway.context import Gateway, gateway_of
-from gateway.images import Image, image_tensors, placed
-from gateway.inference import Outputs
+from gateway.api_error import ApiError
+from gateway.bodies import PositiveInt
+from gateway.context import gateway_of
+from gateway.event_streams import DONE, event, openai_failure
+from gateway.images import Image
 from gateway.rows import ImageUrl, Input, TokenId, as_rows, check_count, check_ids
-from gateway.served_systems import Served, System
-from triton_transformers.tensors import Row, Tensor
+from gateway.served_systems import System
+from gateway.text_generation import FIELDS, Chunk, GenerationRequest, TokenCounts, TokenLogprob, find, respond
+from gateway.tool_calls import CallDelta, Delta
+from gateway.tools_fields import Tool, ToolCall, ToolChoice, ToolUse
 
-# Option of a model -> its type, and the value that a model without the option has: it takes the most probable token.
-OPTIONS: dict[str, tuple[str, float | None]] = {
-    "max_new_tokens": ("INT32", None),
-    "temperature": ("FP32", 0),
-    "top_p": ("FP32", 1),
-    "seed": ("INT64", None),
-    "stop": ("BYTES", None),
-}
-# Option of the model's input `sampling_parameters`, one JSON object -> its values that change nothing.
-SAMPLING: dict[str, tuple[Any, ...]] = {
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "ignore_eos": (False,),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "skip_special_tokens": (True,),
-    "chat_template_kwargs": ({}, {"enable_thinking": False}),
-    "structured_outputs": (),
-}
-SAMPLING_PARAMETERS = "sampling_parameters"
-# The maximum numbers of tokens that a request may name in its options.
-MAX_BIASES, MAX_STOP_IDS = 1024, 256
-# Model's input -> field of the request, where the names differ.
-FIELDS = {"max_new_tokens": "max_tokens", "text_input": "prompt"}
-OUTPUTS = TEXT, REASON, PROMPT_TOKENS, NEW_TOKENS = (
-    "text_output", "finish_reason", "num_input_tokens", "num_output_tokens",
-)  # fmt: skip
-# How the backends begin an error about an input or an option.
-OPTION = re.compile(r"(?:unknown )?(?:input|option|parameter|sampling parameter) '(\w+)'")
-# The backends' words for a prompt that leaves no room for the new tokens.
-TOO_LONG = re.compile(r"has \d+ tokens; (in the model's|of the model's|the model is compiled)")
-Item = TypeVar("Item")
-DONE = b"data: [DONE]\n\n"
-# Proxies must not collect events.
-HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-ENCODER = msgspec.json.Encoder()
+# The maximum numbers of tokens that a request may name in its options, and of alternatives to each new token.
+MAX_BIASES, MAX_STOP_IDS, MAX_LOGPROBS = 300, 128, 20
+# OpenAI's number for the logprob of an impossible token: JSON has no infinity.
+MIN_LOGPROB = -9999.0
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+# The fields with the names of the model's options.
+OPTION_FIELDS = (
+    "temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p",
+    "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "skip_special_tokens",
+)  # fmt: skip
 
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None  # each schema is enforced, as by vLLM
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -86,11 +65,13 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Meta(max_length=4)] | None = None
+    n: PositiveInt | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    response_format: ResponseFormat | None = None
     # These are vLLM's.
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -101,15 +82,45 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     structured_outputs: dict[str, Any] | None = None
 
-    def sampling(self) -> dict[str, Any]:
-        """Return the options of SAMPLING that the request sets."""
-        return {name: value for name in SAMPLING if (value := getattr(self, name, None)) is not None}
+    def options(self) -> dict[str, Any]:
+        """Return the options of the model. Raise ApiError for fields that exclude each other."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "'stream_options' requires 'stream': true.", "stream_options")
+        options = {name: value for name in OPTION_FIELDS if (value := getattr(self, name)) is not None}
+        options["max_new_tokens"] = self.max_tokens
+        if (structure := self.structure()) is not None:
+            options["structured_outputs"] = structure
+        return options
+
+    def structure(self) -> dict[str, Any] | None:
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return self.structured_outputs
+        if self.structured_outputs is not None:
+            message = "'structured_outputs' and 'response_format' exclude each other: send one."
+            raise ApiError(400, message, "structured_outputs", "invalid_value")
+        if wanted.type == "json_object":
+            return {"json_object": True}
+        if wanted.json_schema is None:
+            param = "response_format.json_schema"
+            raise ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+        return {"json": wanted.json_schema.schema}
 
 
 class CompletionsBody(GenerationBody, kw_only=True):
     prompt: Input
     max_tokens: PositiveInt = 16  # OpenAI's default
     echo: bool | None = None
+    best_of: int | None = None
+    logprobs: LogprobCount | None = None
+
+    def options(self) -> dict[str, Any]:
+        if self.best_of not in (None, self.n or 1):
+            raise ApiError(400, "'best_of' must be equal to 'n'.", "best_of", "unsupported_value")
+        if self.echo and self.logprobs is not None:
+            message = "The prompt's tokens have no logprobs here: leave out 'echo' or 'logprobs'."
+            raise ApiError(400, message, "echo", "unsupported_value")
+        return super().options() | {"logprobs": self.logprobs}
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):
@@ -120,12 +131,15 @@ class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
     image_url: ImageUrl
 
 
-class Message(msgspec.Struct):
+class Message(msgspec.Struct, omit_defaults=True):
     """A message. Clients send the model's earlier messages back with all fields; those of None are null in them."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart | ImagePart]
-    tool_calls: Annotated[list[Any], Meta(max_length=0)] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | ImagePart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    name: str | None = None
     function_call: None = None
     audio: None = None
 
@@ -133,333 +147,284 @@ class Message(msgspec.Struct):
 class ChatBody(GenerationBody, kw_only=True):
     messages: list[Message]
     max_completion_tokens: PositiveInt | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: LogprobCount | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
 
-    def sampling(self) -> dict[str, Any]:
-        if self.reasoning_effort is None:
-            return super().sampling()
-        # A template reads one of the two names, or none.
-        thinks = self.reasoning_effort != "none"
-        effort = {"enable_thinking": thinks} | ({"reasoning_effort": self.reasoning_effort} if thinks else {})
-        return super().sampling() | {"chat_template_kwargs": effort | (self.chat_template_kwargs or {})}
+    def options(self) -> dict[str, Any]:
+        options = super().options()
+        if self.max_completion_tokens is not None:
+            options["max_new_tokens"] = self.max_completion_tokens
+        if self.logprobs:
+            options["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs:
+            raise ApiError(400, "'top_logprobs' requires 'logprobs': true.", "top_logprobs", "invalid_value")
+        if self.reasoning_effort is not None or self.chat_template_kwargs is not None:
+            options["chat_template_kwargs"] = self.template_kwargs()
+        return options
+
+    def template_kwargs(self) -> dict[str, Any]:
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            # A template reads one of the two names, or none.
+            thinks = self.reasoning_effort != "none"
+            effort = {"enable_thinking": thinks} | ({"reasoning_effort": self.reasoning_effort} if thinks else {})
+        return effort | (self.chat_template_kwargs or {})
+
+    def tool_use(self, system: System, options: Mapping[str, Any]) -> ToolUse:
+        kwargs = options.get("chat_template_kwargs")
+        return ToolUse(system, self.tools, self.tool_choice, self.parallel_tool_calls, kwargs)
 
 
 async def completions(request: Request) -> Response:
     body = await bodies.read(request, CompletionsBody)
     prompts = as_rows(body.prompt, "prompt")
-    check_count(gateway_of(request), len(prompts), "prompt")
-    return await respond(request, body, "text_input", prompts, bool(body.echo))
+    gateway = gateway_of(request)
+    check_count(gateway, len(prompts), "prompt")
+    options = body.options()
+    system = await find(gateway.served, body.model, "text_input", bool(body.stream))
+    check_ids(system, prompts, "prompt")
+    generation = GenerationRequest(
+        model=body.model,
+        system=system,
+        source="text_input",
+        rows=prompts,
+        options=options,
+        streams=bool(body.stream),
+        n=body.n or 1,
+        echo=bool(body.echo),
+        fields=field_names(body),
+    )
+    return await respond(request, generation, CompletionsForm(body))
 
 
 async def chat(request: Request) -> Response:
     body = await bodies.read(request, ChatBody)
-    messages = conversation(body.messages)
-    if body.max_completion_tokens is not None:
-        body.max_tokens = body.max_completion_tokens
-    return await respond(request, body, "messages", [messages], images=images_of(body.messages))
+    options = body.options()
+    system = await find(gateway_of(request).served, body.model, "messages", bool(body.stream))
+    tools = body.tool_use(system, options)
+    structure = tools.options()
+    if "structured_outputs" in options and "structured_outputs" in structure:
+        message = "'tool_choice' and 'response_format' or 'structured_outputs' exclude each other: send one."
+        raise ApiError(400, message, "tool_choice", "invalid_value")
+    generation = GenerationRequest(
+        model=body.model,
+        system=system,
+        source="messages",
+        rows=[conversation(body.messages, tools)],
+        options=options | structure,
+        streams=bool(body.stream),
+        n=body.n or 1,
+        images=images_of(body.messages),
+        tools=tools,
+        fields=field_names(body) | {name: "tools" for name in structure},
+    )
+    return await respond(request, generation, ChatForm(body))
 
 
-def conversation(messages: list[Message]) -> str:
-    """Return the messages as a model's input has them. Raise ApiError if there are none."""
+def field_names(body: GenerationBody) -> dict[str, str]:
+    """Return the fields of the request that have other names than the model's options."""
+    names = dict(FIELDS)
+    if body.response_format is not None:
+        names["structured_outputs"] = "response_format"
+    if isinstance(body, ChatBody) and body.reasoning_effort is not None and not body.chat_template_kwargs:
+        names["chat_template_kwargs"] = "reasoning_effort"
+    return names
+
+
+def conversation(messages: Sequence[Message], tools: ToolUse) -> str:
+    """Return the messages as a model's input has them. Raise ApiError if there are none, or for a wrong one."""
     if not messages:
         raise ApiError(400, "'messages' must have at least one message.", "messages")
-    return msgspec.json.encode([plain(message) for message in messages]).decode()
+    return msgspec.json.encode(tools.messages([plain(*one) for one in enumerate(messages)])).decode()
 
 
-def plain(message: Message) -> dict[str, Any]:
-    """Return the message as chat templates expect it: with one text, or parts, and with roles that they know."""
-    return {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": plain_content(message.content),
-    }
+def plain(number: int, message: Message) -> dict[str, Any]:
+    """Return the message as chat templates expect it: with one text, and with roles that they know."""
+    if message.content is None and not message.tool_calls:
+        param = f"messages[{number}].content"
+        raise ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+    fields: dict[str, Any] = msgspec.to_builtins(message)
+    if isinstance(message.content, list):
+        fields["content"] = plain_content(message.content)
+    if message.role == "developer":
+        fields["role"] = "system"
+    return fields
 
 
-def plain_content(content: str | list[TextPart | ImagePart]) -> str | list[dict[str, str]]:
+def plain_content(parts: Sequence[TextPart | ImagePart]) -> str | list[dict[str, str]]:
     """Return one text, or parts if some of them are images, whose files are in the input `images`."""
-    if isinstance(content, str):
-        return content
-    texts = [part.text for part in content if isinstance(part, TextPart)]
-    if len(texts) == len(content):
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    if len(texts) == len(parts):
         return "\n".join(texts)
-    return [
-        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in content
-    ]
+    return [{"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in parts]
 
 
-def images_of(messages: list[Message]) -> list[Image]:
+def images_of(messages: Sequence[Message]) -> list[Image]:
     """Return the images of all messages, in their order."""
     return [
         (f"messages[{i}].content[{j}]", part.image_url.url)
         for i, message in enumerate(messages)
+        if isinstance(message.content, list)
         for j, part in enumerate(message.content)
         if isinstance(part, ImagePart)
     ]
 
 
-async def respond(
-    request: Request,
-    body: GenerationBody,
-    source: str,
-    texts: Sequence[Row],
-    echo: bool = False,
-    images: Sequence[Image] = (),
-) -> Response:
-    """Generate from the texts, which are the model's input `source`."""
-    if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "'stream_options' requires 'stream': true.", "stream_options")
-    gateway = gateway_of(request)
-    system = await find(gateway.served, body, source)
-    check_ids(system, texts, "prompt")
-    options = option_tensors(system, body, echo)
-    options += await image_tensors(gateway.config, system, images)
-    answer = AnswerFormat(body, is_chat=source == "messages")
-    if not body.stream:
-        tensors = [Tensor.from_texts(source, texts), *options]
-        (pieces,) = [pieces async for pieces in generate(gateway, system, tensors, images)]
-        return json_response(answer.whole(pieces))
-    prompts = [Tensor.from_texts(source, [text]) for text in texts]
-    streams = [generate(gateway, system, [prompt, *options], images) for prompt in prompts]
-    response = await EventStream.begin(answer.events(streams), gateway.limits.timeout)
-    state = request.scope["request_state"]
-    gateway.counters.first_token(state.route, state.seconds)
-    return response
-
-
-async def find(served: Served, body: GenerationBody, source: str) -> System:
-    """Return the model that the request is for: the system itself, or its companion that streams."""
-    system = await served.find(body.model, "generation")
-    if source not in system.inputs:
-        advice = " Use /v1/completions." if source == "messages" else ""
-        message = f"The model '{body.model}' has no input '{source}', which this endpoint needs.{advice}"
-        raise ApiError(400, message, "model")
-    if not body.stream:
-        if system.streams and "stream" not in system.inputs:
-            raise ApiError(400, f"The model '{body.model}' only streams: send 'stream': true.", "stream")
-        return system
-    if (streaming := await served.stream_of(system)) is None:
-        advice = f"Serve '{body.model}_stream' too, or send 'stream': false."
-        raise ApiError(400, f"The model '{body.model}' does not stream. {advice}", "stream", "unsupported_parameter")
-    return streaming
-
-
-def option_tensors(system: System, body: GenerationBody, echo: bool) -> list[Tensor]:
-    """Return the request's options as tensors. Raise ApiError for one that the model does not have."""
-    requested: dict[str, Any] = {
-        "max_new_tokens": body.max_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "seed": None if body.seed is None else body.seed & (2**63 - 1),  # OpenAI's may be negative
-        "stop": [body.stop] if isinstance(body.stop, str) else body.stop or None,
-    }
-    for name, (_, default) in OPTIONS.items():
-        if name not in system.inputs and requested[name] not in (None, default):
-            field = FIELDS.get(name, name)
-            raise unsupported(body.model, field)
-    sampling = {name: value for name, value in body.sampling().items() if value not in SAMPLING[name]}
-    if sampling and SAMPLING_PARAMETERS not in system.inputs:
-        raise unsupported(body.model, next(iter(sampling)))
-    if requested["temperature"] is None:
-        requested["temperature"] = 1.0  # as OpenAI's
-    tensors = [
-        Tensor.from_texts(name, value) if datatype == "BYTES" else Tensor.from_values(name, datatype, [value])
-        for name, (datatype, _) in OPTIONS.items()
-        if name in system.inputs and (value := requested[name]) is not None
-    ]
-    if sampling:
-        tensors.append(Tensor.from_texts(SAMPLING_PARAMETERS, [ENCODER.encode(sampling).decode()]))
-    flags = {"exclude_input_in_output": not echo, "stream": bool(body.stream)}
-    return tensors + [
-        Tensor.from_values(name, "BOOL", [value])
-        for name, value in flags.items()
-        if name in system.inputs and (name != "stream" or system.streams)
-    ]
-
-
-def unsupported(model: str, field: str) -> ApiError:
-    return ApiError(400, f"The model '{model}' does not support '{field}'.", field, "unsupported_parameter")
-
-
-class Piece(NamedTuple):
-    """A generated text, or a piece of it. A field is None if the model does not report it."""
-
-    text: str
-    finish_reason: str | None  # None also until the text ends
-    prompt_tokens: int | None
-    new_tokens: int | None
-
-
-async def generate(
-    gateway: Gateway, system: System, tensors: Sequence[Tensor], images: Sequence[Image] = ()
-) -> AsyncGenerator[list[Piece], None]:
-    """Yield each response of the model as its texts. Raise ApiError that names a field of the request."""
-    names = [name for name in OUTPUTS if name in system.outputs]
-    prompt_tokens = new_tokens = 0
-    try:
-        async with aclosing(gateway.responses(system, tensors, names)) as responses:
-            async for outputs in responses:
-                if TEXT in outputs:  # the last response of a stream may be empty
-                    pieces = read(outputs)
-                    prompt_tokens = sum(piece.prompt_tokens or 0 for piece in pieces)
-                    new_tokens += sum(piece.new_tokens or 0 for piece in pieces)
-                    yield pieces
-    except ApiError as error:
-        raise renamed(placed(error, images)) from None
-    finally:
-        gateway.counters.tokens(prompt_tokens, new_tokens)
-
-
-def read(outputs: Outputs) -> list[Piece]:
-    texts = outputs[TEXT].texts()
-    unknown = [None] * len(texts)
-    reasons = [reason or None for reason in outputs[REASON].texts()] if REASON in outputs else unknown
-    prompt_tokens, new_tokens = (
-        outputs[name].array().ravel().tolist() if name in outputs else unknown for name in (PROMPT_TOKENS, NEW_TOKENS)
-    )
-    return list(map(Piece, texts, reasons, prompt_tokens, new_tokens))
-
-
-def renamed(error: ApiError) -> ApiError:
-    """Return an error about an input of the model as one about a field of the request."""
-    if "has no chat template" in error.message:
-        return ApiError(400, "This model has no chat template: send its prompt to /v1/completions.", "messages")
-    if match := OPTION.match(error.message):
-        message = re.sub(r"'(\w+)'", lambda name: f"'{FIELDS.get(name[1], name[1])}'", error.message)
-        code = "context_length_exceeded" if TOO_LONG.search(message) else None
-        return ApiError(error.status, message, FIELDS.get(match[1], match[1]), code)
-    return error
-
-
 # --- the form of answers ----------------------------------------------------------------------------------------------
 
 
-class AnswerFormat:
-    """The form of the answer to one request: a whole one, or the events of a stream."""
+class Form:
+    """The form that the answers of completions and chats share."""
 
-    def __init__(self, body: GenerationBody, is_chat: bool) -> None:
-        self.is_chat = is_chat
-        self.includes_usage = bool(body.stream_options and body.stream_options.include_usage)
-        kind = ("chat.completion.chunk" if body.stream else "chat.completion") if is_chat else "text_completion"
-        id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+    end = DONE
+    failure = staticmethod(openai_failure)
+    prefix, whole_kind, event_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, body: GenerationBody) -> None:
+        self.n = body.n or 1
+        options = body.stream_options or StreamOptions()
+        self.includes_usage = bool(options.include_usage)
+        self.repeats_usage = bool(options.continuous_usage_stats)
+        kind = self.event_kind if body.stream else self.whole_kind
+        id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.head = {"id": id, "object": kind, "created": int(time.time()), "model": body.model}
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        choices = []
-        for index, piece in enumerate(pieces):
-            message = {"content": piece.text, "role": "assistant", "refusal": None}
-            content = {"message": message} if self.is_chat else {"text": piece.text}
-            choices.append(self.choice(index, content, piece.finish_reason))
-        tokens = usage([piece.prompt_tokens for piece in pieces], [piece.new_tokens for piece in pieces])
-        return self.head | {"choices": choices, "usage": tokens}
+    def whole(self, choices: Sequence[Chunk]) -> dict[str, Any]:
+        counts = TokenCounts(self.n)
+        for chunk in choices:
+            counts.add(chunk)
+        return self.head | {"choices": [self.choice(chunk) for chunk in choices], "usage": usage(counts)}
 
-    def choice(self, index: int, content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        return {"index": index, **content, "finish_reason": finish_reason, "logprobs": None}
-
-    def event(self, index: int, delta: dict[str, str], finish_reason: str | None = None) -> bytes:
-        """Return an event with a piece of a text. If one event has the usage, the others have null."""
-        content = {"delta": delta} if self.is_chat else {"text": delta.get("content", "")}
-        null = {"usage": None} if self.includes_usage else {}
-        return event(self.head | {"choices": [self.choice(index, content, finish_reason)]} | null)
-
-    async def events(self, streams: Sequence[AsyncGenerator[list[Piece], None]]) -> AsyncGenerator[bytes, None]:
-        """Yield the events of texts that are generated side by side.
-
-        A chat's text begins with the role. Each text ends with the reason.
-        """
-        prompt_tokens: dict[int, int | None] = {}  # each piece of a text repeats them
-        new_tokens: list[int | None] = []
-        async with aclosing(side_by_side(streams)) as arrivals:
-            async for index, (piece,) in arrivals:
-                new_tokens.append(piece.new_tokens)
-                events = b""
-                if self.is_chat and index not in prompt_tokens:
-                    events += self.event(index, {"role": "assistant", "content": ""})
-                if piece.text:
-                    events += self.event(index, {"content": piece.text})
-                if piece.finish_reason:
-                    events += self.event(index, {}, piece.finish_reason)
-                prompt_tokens.setdefault(index, piece.prompt_tokens)
-                yield events
+    async def events(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[bytes, None]:
+        """Yield the events of choices that are generated side by side. Each choice ends with the reason."""
+        counts = TokenCounts(self.n)
+        # If one event has the usage, the others have null.
+        more: dict[str, Any] = {"usage": None} if self.includes_usage else {}
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                counts.add(chunk)
+                if self.repeats_usage:
+                    more = {"usage": usage(counts)}
+                yield b"".join([event(self.head | {"choices": [piece]} | more) for piece in self.pieces(chunk)])
         if self.includes_usage:
-            yield event(self.head | {"choices": [], "usage": usage(prompt_tokens.values(), new_tokens)})
+            yield event(self.head | {"choices": [], "usage": usage(counts)})
+
+    def choice(self, chunk: Chunk) -> dict[str, Any]:
+        """Return a whole choice."""
+        raise NotImplementedError
+
+    def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """Yield the pieces of a choice that events have."""
+        raise NotImplementedError
 
 
-def usage(prompt_tokens: Iterable[int | None], new_tokens: Iterable[int | None]) -> dict[str, int] | None:
-    """Return the sums of these counts, or None if the model does not count tokens."""
-    counts = [*prompt_tokens], [*new_tokens]
-    if any(None in own for own in counts):
+class CompletionsForm(Form):
+    def __init__(self, body: CompletionsBody) -> None:
+        super().__init__(body)
+        self.offsets: dict[int, int] = {}  # by choice: of its next token in the text
+
+    def choice(self, chunk: Chunk) -> dict[str, Any]:
+        return choice(chunk.choice, {"text": chunk.content}, chunk.finish_reason, self.logprobs(chunk))
+
+    def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        text, logprobs = chunk.content, self.logprobs(chunk)
+        if text or logprobs:
+            yield choice(chunk.choice, {"text": text}, None, logprobs)
+        if chunk.finish_reason:
+            yield choice(chunk.choice, {"text": ""}, chunk.finish_reason)
+
+    def logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
+        if not chunk.logprobs:
+            return None
+        offsets = []
+        offset = self.offsets.get(chunk.choice, 0)
+        for token in chunk.logprobs:
+            offsets.append(offset)
+            offset += len(token.token)
+        self.offsets[chunk.choice] = offset
+        return {
+            "tokens": [token.token for token in chunk.logprobs],
+            "token_logprobs": [finite(token) for token in chunk.logprobs],
+            "top_logprobs": [{top.token: finite(top) for top in (token, *token.top)} for token in chunk.logprobs],
+            "text_offset": offsets,
+        }
+
+
+class ChatForm(Form):
+    prefix, whole_kind, event_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, body: ChatBody) -> None:
+        super().__init__(body)
+        self.begun: set[int] = set()  # the choices whose role was sent
+
+    def choice(self, chunk: Chunk) -> dict[str, Any]:
+        calls = [called(call) for call in chunk.calls]
+        message: dict[str, Any] = {
+            "content": chunk.content or (None if calls else ""),
+            "role": "assistant",
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = calls
+        if reasoning := chunk.reasoning:
+            message["reasoning_content"] = reasoning
+        return choice(chunk.choice, {"message": message}, chunk.finish_reason, chat_logprobs(chunk))
+
+    def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        if chunk.choice not in self.begun:
+            self.begun.add(chunk.choice)
+            yield choice(chunk.choice, {"delta": {"role": "assistant", "content": ""}})
+        logprobs = chat_logprobs(chunk)
+        for delta in chunk.deltas or [Delta()] * bool(logprobs):
+            yield choice(chunk.choice, {"delta": chat_delta(delta)}, None, logprobs)
+            logprobs = None
+        if chunk.finish_reason:
+            yield choice(chunk.choice, {"delta": {}}, chunk.finish_reason)
+
+
+def choice(
+    index: int, content: dict[str, Any], finish_reason: str | None = None, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, **content, "finish_reason": finish_reason, "logprobs": logprobs}
+
+
+def chat_delta(delta: Delta) -> dict[str, Any]:
+    if delta.call:
+        return {"tool_calls": [{"index": delta.call.index} | called(delta.call)]}
+    return {"reasoning_content": delta.reasoning} if delta.reasoning else {"content": delta.content}
+
+
+def called(call: CallDelta) -> dict[str, Any]:
+    """Return a call, or a piece of its arguments, which has no name."""
+    if not call.name:
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def chat_logprobs(chunk: Chunk) -> dict[str, Any] | None:
+    if not chunk.logprobs:
         return None
-    prompt, completion = (sum(count or 0 for count in own) for own in counts)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    content = [chat_token(token) | {"top_logprobs": [*map(chat_token, token.top)]} for token in chunk.logprobs]
+    return {"content": content, "refusal": None}
 
 
-async def side_by_side(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
-    """Yield what each stream yields, with the stream's number, in the order of arrival. Close them at the end."""
-    async with AsyncExitStack() as stack:
-        for stream in streams:
-            await stack.enter_async_context(aclosing(stream))
-        if len(streams) == 1:  # needs no task
-            async for item in streams[0]:
-                yield 0, item
-            return
-        waiting = {asyncio.ensure_future(anext(stream, None)): index for index, stream in enumerate(streams)}
-        try:
-            while waiting:
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    index = waiting.pop(task)
-                    if (next_item := task.result()) is not None:
-                        waiting[asyncio.ensure_future(anext(streams[index], None))] = index
-                        yield index, next_item
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+def chat_token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "logprob": finite(token), "bytes": list(token.token.encode())}
 
 
-# --- server-sent events -----------------------------------------------------------------------------------------------
+def finite(token: TokenLogprob) -> float:
+    return max(token.logprob, MIN_LOGPROB)
 
 
-def event(value: Any) -> bytes:
-    return b"data: %b\n\n" % ENCODER.encode(value)
-
-
-class EventStream(StreamingResponse):
-    """A stream of events whose first ones exist already. An error after them becomes the last event."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], timeout: float) -> None:
-        super().__init__(events, headers=HEADERS)
-        self.first = first
-        self.events = events
-        self.timeout = timeout  # seconds from one event to the next
-
-    @classmethod
-    async def begin(cls, events: AsyncGenerator[bytes, None], timeout: float) -> EventStream:
-        """Wait for the first events, so that an error before them gets its own status."""
-        return cls(await anext(events, b""), events, timeout)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events. Starlette would also wait for the client's end, which GatewayProtocol reports."""
-        async with aclosing(self.events):
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            try:
-                await self.send_events(send)
-                last = DONE
-            except ApiError as error:
-                scope["request_state"].status, scope["request_state"].failure = error.status, error.cause
-                last = event(openai_form(error))
-        await send({"type": "http.response.body", "body": last, "more_body": False})
-
-    async def send_events(self, send: Send) -> None:
-        clock = asyncio.get_running_loop().time
-        try:
-            async with asyncio.timeout(self.timeout) as limit:
-                await send({"type": "http.response.body", "body": self.first, "more_body": True})
-                async for events in self.events:
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
-                    limit.reschedule(clock() + self.timeout)
-        except TimeoutError:
-            message = f"The model sent nothing for {self.timeout:g} seconds (GATEWAY_TIMEOUT)."
-            raise ApiError(504, message, code="timeout") from None
+def usage(counts: TokenCounts) -> dict[str, Any] | None:
+    """Return the counts in OpenAI's form, or None if the model does not count tokens."""
+    prompt, completion, cached = counts.prompt_tokens, counts.new_tokens, counts.cached_tokens
+    if prompt is None or completion is None:
+        return None
+    tokens = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return tokens | ({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}})

@@ -18,6 +18,7 @@ from gateway.completions import Message, conversation
 from gateway.context import Gateway, gateway_of, read
 from gateway.rows import Answers, Input, Part, TokenId, check_rows, read_rows
 from gateway.served_systems import System
+from gateway.tools_fields import ToolUse
 from triton_transformers.kinds import SPAN_VECTORS
 
 JinaTask = Literal[
@@ -287,7 +288,7 @@ async def tokenize(request: Request) -> Response:
     gateway = gateway_of(request)
     system = await gateway.served.find(body.model, "tokens" if body.messages is None else "chat")
     if body.messages is not None:
-        (row,) = await encoders.tokenized(gateway, system, [conversation(body.messages)], "messages")
+        (row,) = await encoders.tokenized(gateway, system, [conversation(body.messages, ToolUse(system))], "messages")
     else:
         check_rows(gateway, [body.prompt or ""], "prompt", is_list=False)
         (row,) = await encoders.tokenized(gateway, system, [body.prompt or ""])

@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 from gateway import outages
-from gateway.completions import EventStream
 from gateway.config import Limits
+from gateway.event_streams import EventStream
 from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.triton_stand_in import (
     COUNTED,
@@ -434,9 +434,8 @@ def test_stream_that_does_not_begin_has_its_own_status(gateway, model, status, m
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 WRONG = {
-    "n": 2,
+    "n": 9,
     "logprobs": True,
-    "tools": [{"type": "function"}],
     "response_format": {"type": "json_object"},
     "max_tokens": 0,
     "temperature": 2.1,
@@ -468,9 +467,13 @@ WRONG = {
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": USER, "model": "plain"}, "messages"),
         (CHAT, {}, "messages"),
-        (CHAT, {"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "function", "content": "a"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function"),
+        (CHAT, {"messages": USER, "functions": [{}]}, "functions"),
+        (CHAT, {"messages": USER, "top_logprobs": 2}, "top_logprobs"),
         (CHAT, {"messages": [*USER, {"role": "user", "content": [IMAGE]}]}, "messages[1].content[0]"),
-        (CHAT, {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
         *((CHAT, {"messages": USER, name: value}, name) for name, value in WRONG.items()),
         *((COMPLETIONS, {"prompt": "a", name: value}, name) for name, value in WRONG.items()),
     ],

@@ -1,0 +1,382 @@
+"""Generate texts: what the APIs of completions, chats, responses and messages have in common.
+
+Each of them reads its body into a GenerationRequest, and writes the chunks of the answer in its own form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.api_error import ApiError
+from gateway.bodies import json_response
+from gateway.context import Gateway, gateway_of
+from gateway.event_streams import ENCODER, EventStream
+from gateway.images import Image, image_tensors, placed
+from gateway.inference import Outputs
+from gateway.served_systems import Served, System
+from gateway.tool_calls import AnswerParser, CallDelta, Delta
+from gateway.tools_fields import ToolUse
+from triton_transformers.tensors import Row, Tensor
+
+# Option that is an input of the model -> its type, and the value that a model without the option has: it takes the most
+# probable token.
+OPTIONS: dict[str, tuple[str, float | None]] = {
+    "max_new_tokens": ("INT32", None),
+    "temperature": ("FP32", 0),
+    "top_p": ("FP32", 1),
+    "seed": ("INT64", None),
+    "stop": ("BYTES", None),
+}
+# Option of the model's input `sampling_parameters`, one JSON object -> its values that change nothing.
+SAMPLING: dict[str, tuple[Any, ...]] = {
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (),
+    "ignore_eos": (False,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "skip_special_tokens": (True,),
+    "chat_template_kwargs": ({}, {"enable_thinking": False}),
+    "tools": ([],),
+    "structured_outputs": (),
+}
+SAMPLING_PARAMETERS = "sampling_parameters"
+# Option or input of the model -> field of a request to OpenAI's API, where the names differ.
+FIELDS = {"max_new_tokens": "max_tokens", "text_input": "prompt"}
+TEXT, REASON, LOGPROBS = "text_output", "finish_reason", "logprobs"
+COUNTS = "num_input_tokens", "num_output_tokens", "num_cached_tokens"
+# How the backends begin an error about an input or an option.
+OPTION = re.compile(r"(?:unknown )?(?:input|option|parameter|sampling parameter) '(\w+)'")
+# The backends' words for a prompt that leaves no room for the new tokens.
+TOO_LONG = re.compile(r"has \d+ tokens; (in the model's|of the model's|the model is compiled)")
+MAX_SEED = 2**63 - 1
+Item = TypeVar("Item")
+
+
+@dataclass(kw_only=True, slots=True)
+class GenerationRequest:
+    """Texts to continue, or a chat to answer."""
+
+    system: System  # as `find` returned it
+    source: Literal["text_input", "messages"]  # the model's input with the rows
+    rows: Sequence[Row]
+    options: Mapping[str, Any]  # of OPTIONS and SAMPLING; None: not set
+    model: str  # as the client named it
+    streams: bool = False
+    n: int = 1  # choices for each row
+    echo: bool = False
+    images: Sequence[Image] = ()  # of all messages, in their order
+    tools: ToolUse | None = None  # reads the answers to a chat
+    fields: Mapping[str, str] = field(default_factory=lambda: FIELDS)
+
+
+class TokenLogprob(msgspec.Struct, omit_defaults=True):
+    """A token and its logarithmic probability; `top` has the most probable tokens at its place."""
+
+    id: int
+    token: str
+    logprob: float
+    top: list[TokenLogprob] = []
+
+
+LOGPROBS_DECODER = msgspec.json.Decoder(list[TokenLogprob])
+
+
+class Chunk(NamedTuple):
+    """A choice, or a piece of one. A count is None if the model does not report it."""
+
+    choice: int
+    deltas: Sequence[Delta]
+    finish_reason: str | None  # "stop", "length" or "tool_calls"; None until the choice ends
+    prompt_tokens: int | None  # each piece of a choice repeats them
+    new_tokens: int | None  # of the piece
+    cached_tokens: int | None  # of the prompt
+    logprobs: list[TokenLogprob] | None  # for each new token
+
+    @property
+    def content(self) -> str:
+        return "".join([delta.content for delta in self.deltas])
+
+    @property
+    def reasoning(self) -> str:
+        return "".join([delta.reasoning for delta in self.deltas])
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        """Return each call with all its arguments."""
+        calls: dict[int, CallDelta] = {}
+        for call in (delta.call for delta in self.deltas if delta.call):
+            first = calls.setdefault(call.index, call)
+            if first is not call:
+                calls[call.index] = CallDelta(call.index, first.id, first.name, first.arguments + call.arguments)
+        return list(calls.values())
+
+
+class TokenCounts:
+    """The sums of the tokens of some chunks; None if the model does not count them. Choices share their prompt."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._prompts: dict[int, Chunk] = {}  # the first chunk for each
+        self.new_tokens: int | None = 0
+
+    def add(self, chunk: Chunk) -> None:
+        self._prompts.setdefault(chunk.choice // self._n, chunk)
+        self.new_tokens = _sum([self.new_tokens, chunk.new_tokens])
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return _sum([chunk.prompt_tokens for chunk in self._prompts.values()])
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return _sum([chunk.cached_tokens for chunk in self._prompts.values()])
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+class Form(Protocol):
+    """The form of an API's answers."""
+
+    end: bytes  # follows the last event of a stream
+
+    def whole(self, choices: Sequence[Chunk]) -> Any: ...
+
+    def events(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[bytes, None]: ...
+
+    def failure(self, error: ApiError) -> bytes: ...
+
+
+async def respond(http_request: Request, request: GenerationRequest, form: Form) -> Response:
+    """Generate, and return the answer in this form: whole, or a stream of events."""
+    gateway = gateway_of(http_request)
+    if (count := len(request.rows) * request.n) > gateway.limits.texts:
+        message = f"'n' asks for {count} texts; at most {gateway.limits.texts} are possible (GATEWAY_TEXTS)."
+        raise ApiError(400, message, "n", "too_many_inputs")
+    chunks = generate(gateway, request)
+    if not request.streams:
+        choices = [chunk async for chunk in chunks]
+        return json_response(form.whole(sorted(choices, key=lambda chunk: chunk.choice)))
+    response = await EventStream.begin(form.events(chunks), gateway.limits.timeout, form.end, form.failure)
+    state = http_request.scope["request_state"]
+    gateway.counters.first_token(state.route, state.seconds)
+    return response
+
+
+async def find(served: Served, model: str, source: str, streams: bool) -> System:
+    """Return the model that the request is for: the system itself, or its companion that streams."""
+    system = await served.find(model, "generation")
+    if source not in system.inputs:
+        advice = " Use /v1/completions." if source == "messages" else ""
+        message = f"The model '{model}' has no input '{source}', which this endpoint needs.{advice}"
+        raise ApiError(400, message, "model")
+    if not streams:
+        if system.streams and "stream" not in system.inputs:
+            raise ApiError(400, f"The model '{model}' only streams: send 'stream': true.", "stream")
+        return system
+    if (streaming := await served.stream_of(system)) is None:
+        advice = f"Serve '{model}_stream' too, or send 'stream': false."
+        raise ApiError(400, f"The model '{model}' does not stream. {advice}", "stream", "unsupported_parameter")
+    return streaming
+
+
+async def generate(gateway: Gateway, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
+    """Yield the choices, or their pieces in the order of arrival. Raise ApiError that names a field of the request.
+
+    A model that streams takes one text per request. Choices of a row have different seeds.
+    """
+    tensors, n = option_tensors(request), request.n
+    tensors += await image_tensors(gateway.config, request.system, request.images)
+    size = 1 if request.streams else len(request.rows)
+    parts = [(first, number) for first in range(0, len(request.rows), size) for number in range(n)]
+    answers = [
+        _pieces(gateway, request, [_rows_tensor(request, first, size), *tensors, *_seed_tensor(request, number)])
+        for first, number in parts
+    ]
+    choices: dict[int, Choice] = {}
+    async with aclosing(side_by_side(answers)) as arrivals:
+        async for part, pieces in arrivals:
+            first, number = parts[part]
+            for row, piece in enumerate(pieces, first):
+                index = row * n + number
+                if (choice := choices.get(index)) is None:
+                    choice = choices[index] = Choice(index, request)
+                yield choice.chunk(piece)
+
+
+class Piece(NamedTuple):
+    """A generated text, or a piece of it. A field is None if the model does not report it."""
+
+    text: str
+    finish_reason: str | None  # None also until the text ends
+    prompt_tokens: int | None
+    new_tokens: int | None
+    cached_tokens: int | None
+    logprobs: list[TokenLogprob] | None
+
+
+class Choice:
+    """Makes the chunks of one choice."""
+
+    def __init__(self, index: int, request: GenerationRequest) -> None:
+        self.index = index
+        self.streams = request.streams
+        self.parser: AnswerParser | None = request.tools.parser() if request.tools else None
+        self.calls = False
+
+    def chunk(self, piece: Piece) -> Chunk:
+        reason = piece.finish_reason
+        if self.parser is None:
+            deltas = [Delta(piece.text)] if piece.text else []
+        else:
+            deltas = self.parser.feed(piece.text, is_last=bool(reason) or not self.streams)
+            self.calls = self.calls or any(delta.call for delta in deltas)
+            if self.calls and reason == "stop":
+                reason = "tool_calls"
+        return Chunk(self.index, deltas, reason, *piece[2:])
+
+
+def _rows_tensor(request: GenerationRequest, first: int, size: int) -> Tensor:
+    return Tensor.from_texts(request.source, request.rows[first : first + size])
+
+
+def _seed_tensor(request: GenerationRequest, number: int) -> list[Tensor]:
+    """Return the seed of the choice with this number. OpenAI's may be negative."""
+    seed = request.options.get("seed")
+    return [] if seed is None else [Tensor.from_values("seed", "INT64", [(seed + number) & MAX_SEED])]
+
+
+def option_tensors(request: GenerationRequest) -> list[Tensor]:
+    """Return the options as tensors, without the seed. Raise ApiError for one that the model does not have."""
+    system, options = request.system, request.options
+    tensors = []
+    for name, (datatype, default) in OPTIONS.items():
+        value = options.get(name)
+        if name not in system.inputs:
+            if value not in (None, default):
+                raise unsupported(request, name)
+        elif name == "stop" and value:
+            tensors.append(Tensor.from_texts(name, [value] if isinstance(value, str) else value))
+        elif name == "temperature":
+            tensors.append(Tensor.from_values(name, datatype, [1.0 if value is None else value]))  # as OpenAI's default
+        elif name not in ("seed", "stop") and value is not None:
+            tensors.append(Tensor.from_values(name, datatype, [value]))
+    if sampling := dict(_sampling(request)):
+        tensors.append(Tensor.from_texts(SAMPLING_PARAMETERS, [ENCODER.encode(sampling).decode()]))
+    flags = {"exclude_input_in_output": not request.echo, "stream": request.streams}
+    return tensors + [
+        Tensor.from_values(name, "BOOL", [value])
+        for name, value in flags.items()
+        if name in system.inputs and (name != "stream" or system.streams)
+    ]
+
+
+def _sampling(request: GenerationRequest) -> Iterator[tuple[str, Any]]:
+    """Yield the options that change something, which a value does too if the model's configuration has another."""
+    system = request.system
+    for name, value in request.options.items():
+        if name in OPTIONS or value is None:
+            continue
+        if value in SAMPLING[name] and name not in system.config.parameters:
+            continue
+        if SAMPLING_PARAMETERS not in system.inputs:
+            raise unsupported(request, name)
+        yield name, value
+
+
+def unsupported(request: GenerationRequest, option: str) -> ApiError:
+    field = request.fields.get(option, option)
+    message = f"The model '{request.model}' does not support '{field}'."
+    return ApiError(400, message, field, "unsupported_parameter")
+
+
+async def _pieces(
+    gateway: Gateway, request: GenerationRequest, tensors: Sequence[Tensor]
+) -> AsyncGenerator[list[Piece], None]:
+    """Yield each response of the model as its texts. Raise ApiError that names a field of the request."""
+    wanted = (TEXT, REASON, *COUNTS, *([LOGPROBS] if request.options.get(LOGPROBS) is not None else []))
+    names = [name for name in wanted if name in request.system.outputs]
+    prompt_tokens = new_tokens = 0
+    try:
+        async with aclosing(gateway.responses(request.system, tensors, names)) as responses:
+            async for outputs in responses:
+                if TEXT in outputs:  # the last response of a stream may be empty
+                    pieces = read(outputs)
+                    prompt_tokens = sum([piece.prompt_tokens or 0 for piece in pieces])
+                    new_tokens += sum([piece.new_tokens or 0 for piece in pieces])
+                    yield pieces
+    except ApiError as error:
+        raise renamed(placed(error, request.images), request.fields) from None
+    finally:
+        gateway.counters.tokens(prompt_tokens, new_tokens)
+
+
+def read(outputs: Outputs) -> list[Piece]:
+    texts = outputs[TEXT].texts()
+    unknown = [None] * len(texts)
+    reasons = [reason or None for reason in outputs[REASON].texts()] if REASON in outputs else unknown
+    counts = (outputs[name].array().ravel().tolist() if name in outputs else unknown for name in COUNTS)
+    logprobs = [*map(LOGPROBS_DECODER.decode, outputs[LOGPROBS].texts())] if LOGPROBS in outputs else unknown
+    return list(map(Piece, texts, reasons, *counts, logprobs))
+
+
+def renamed(error: ApiError, fields: Mapping[str, str]) -> ApiError:
+    """Return an error about an input or option of the model as one about a field of the request."""
+    if "has no chat template" in error.message:
+        return ApiError(400, "This model has no chat template: send its prompt to /v1/completions.", "messages")
+    if match := OPTION.match(error.message):
+        message = re.sub(r"'(\w+)'", lambda name: f"'{fields.get(name[1], name[1])}'", error.message)
+        code = "context_length_exceeded" if TOO_LONG.search(message) else None
+        return ApiError(error.status, message, fields.get(match[1], match[1]), code)
+    return error
+
+
+async def side_by_side(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
+    """Yield what each stream yields, with the stream's number, in the order of arrival. Close them at the end."""
+    if len(streams) == 1:  # needs no task
+        async with aclosing(streams[0]) as stream:
+            async for item in stream:
+                yield 0, item
+        return
+    arrivals: asyncio.Queue[tuple[int, Item] | Exception | None] = asyncio.Queue(1)
+
+    async def read_all(number: int, stream: AsyncGenerator[Item, None]) -> None:
+        end = None
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    await arrivals.put((number, item))
+        except Exception as error:
+            end = error
+        await arrivals.put(end)
+
+    tasks = [asyncio.create_task(read_all(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            arrival = await arrivals.get()
+            if isinstance(arrival, Exception):
+                raise arrival
+            if arrival is None:
+                running -= 1
+            else:
+                yield arrival
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
