@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import json
+import re
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 
@@ -25,22 +29,554 @@ class Delta(NamedTuple):
     call: CallDelta | None = None
 
 
-class AnswerParser:
-    """Reads one answer, in pieces that may be cut anywhere."""
+# --- the families -----------------------------------------------------------------------------------------------------
 
-    def __init__(self, family: str, reasoning: str, tools: Sequence[dict[str, Any]] = ()) -> None:
-        """Read the calls that this family of models writes, if the request has tools, and this kind of reasoning."""
+NAME = r"(?P<name>[\w.-]{1,64})"
+
+
+class Elements(NamedTuple):
+    """The elements of a call whose arguments are not JSON."""
+
+    name: str  # stands before the name
+    name_end: str
+    key: str
+    key_end: str
+    value: str
+    value_end: str
+    end: str
+
+
+class Family(NamedTuple):
+    """The form of a family's calls."""
+
+    begins: tuple[str, ...]  # a call follows: JSON, or what `header` or `elements` describe
+    ends: tuple[str, ...] = ()  # may stand after a call
+    dropped: tuple[str, ...] = ()  # are never content
+    header: str = ""  # matches the text between the beginning and the arguments, which are JSON
+    elements: Elements | None = None
+    bare: bool = False  # an answer that begins with the JSON of a known tool is a call, too
+    special: bool = False  # the tokenizer takes the markers for special tokens, which are not in texts by default
+    # The form that a grammar enforces: text before all calls, before and after the arguments of one, between two, after.
+    first: str = ""
+    before: str = '{"name": "%s", "arguments": '
+    after: str = "}"
+    between: str = ", "
+    last: str = ""
+    schema: str = "json_schema"  # xgrammar's word for the form of the arguments
+
+
+HERMES = Family(
+    ("<tool_call>",), ("</tool_call>",), before='<tool_call>\n{"name": "%s", "arguments": ', after="}\n</tool_call>",
+    between="\n",
+)  # fmt: skip
+GENERIC = Family((), bare=True, first="[", last="]")
+PHI = Family(
+    ("<|tool_call|>", "functools"), ("<|/tool_call|>",), ("<|end|>",), special=True,
+    first="<|tool_call|>[", last="]<|/tool_call|>",
+)  # fmt: skip
+DEEPSEEK = Family(
+    ("<｜tool▁call▁begin｜>",), ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"), ("<｜tool▁calls▁begin｜>",),
+    header=rf"(function<｜tool▁sep｜>)?{NAME}(<｜tool▁sep｜>|\s*```json\s*)", special=True, first="<｜tool▁calls▁begin｜>",
+    before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n", after="\n```<｜tool▁call▁end｜>", between="\n",
+    last="<｜tool▁calls▁end｜>",
+)  # fmt: skip
+MISTRAL = Family(
+    ("[TOOL_CALLS]",), dropped=("</s>",), header=rf"{NAME}(\[CALL_ID\]\w+)?\[ARGS\]\s*", special=True,
+    first="[TOOL_CALLS][", last="]",
+)  # fmt: skip
+FAMILIES = {
+    "": GENERIC,
+    "json": GENERIC,
+    "hermes": HERMES,
+    "llama3": Family(
+        ("<|python_tag|>",), dropped=("<|eom_id|>", "<|eot_id|>"), bare=True, special=True,
+        before='{"name": "%s", "parameters": ', between="; ",
+    ),
+    "mistral": MISTRAL,
+    "mistral_args": MISTRAL._replace(first="", before="[TOOL_CALLS]%s[ARGS]", after="", between="", last=""),
+    "phi": PHI,
+    "granite": PHI._replace(last="]"),
+    "harmony": Family(
+        (), special=True, before="<|channel|>commentary to=functions.%s <|constrain|>json<|message|>", after="",
+        between="<|end|><|start|>assistant",
+    ),
+    "qwen3_coder": Family(
+        ("<tool_call>",), ("</tool_call>",),
+        elements=Elements("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>"),
+        before="<tool_call>\n<function=%s>\n", after="\n</function>\n</tool_call>", between="\n",
+        schema="qwen_xml_parameter",
+    ),
+    "glm": HERMES._replace(
+        elements=Elements("", "\n", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>")
+    ),
+    "deepseek": DEEPSEEK,
+    "deepseek_v31": DEEPSEEK._replace(
+        before="<｜tool▁call▁begin｜>%s<｜tool▁sep｜>", after="<｜tool▁call▁end｜>", between=""
+    ),
+    "kimi": Family(
+        ("<|tool_call_begin|>",), ("<|tool_call_end|>", "<|tool_calls_section_end|>"), ("<|tool_calls_section_begin|>",),
+        header=rf"\s*(functions\.)?{NAME}(:\d+)?\s*<\|tool_call_argument_begin\|>\s*", special=True,
+        first="<|tool_calls_section_begin|>", before="<|tool_call_begin|>functions.%s:0<|tool_call_argument_begin|>",
+        after="<|tool_call_end|>", between="", last="<|tool_calls_section_end|>",
+    ),
+}  # fmt: skip
+# The kind of reasoning -> the text before it, and the text after it.
+THINK = ("<think>", "</think>")
+REASONING = {"think": THINK, "think_opened": THINK, "mistral": ("[THINK]", "[/THINK]")}
+HARMONY = "harmony"
+HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+
+
+def keeps_special_tokens(family: str, reasoning: str, tools: Sequence[Any]) -> bool:
+    """Return whether the parser must see the special tokens of an answer."""
+    return reasoning in (HARMONY, "mistral") or bool(tools and FAMILIES[family].special)
+
+
+# --- reading an answer ------------------------------------------------------------------------------------------------
+
+ARGUMENTS = ("arguments", "parameters")
+OTHER_KEYS = ("id", "type", "index")
+# The maximum number of characters between the beginning of a call and its arguments.
+MAX_HEADER = 300
+# Outside of its strings, JSON has no other characters.
+JSON = re.compile(r"[\w\s{}\[\]:,+.-]", re.ASCII)
+# A part of the reader. It receives characters, and "" at the end of the answer.
+Steps = Generator[None, str, None]
+TextSteps = Generator[None, str, str]
+Emit = Callable[[str], None]
+
+
+class Malformed(Exception):
+    """What looked like a call is none."""
+
+
+class AnswerParser:
+    """Reads one answer, in pieces that may be cut anywhere: it goes from character to character."""
+
+    def __init__(
+        self, family: str, reasoning: str, tools: Sequence[dict[str, Any]] = (), parallel: bool = True
+    ) -> None:
+        """Read the calls that this family of models writes, if the request has tools, and this kind of reasoning.
+
+        Without `parallel`, leave out all calls but the first.
+        """
+        self._form = FAMILIES[family]
+        self._reasoning = reasoning
+        self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+        self._parallel = parallel
+        self._deltas: list[Delta] = []
+        self._unread: list[str] = []
+        self._ended = False
+        self._raw: list[str] = []  # the characters since the beginning of a call: content, if it is none
+        self._space = ""  # becomes content only if content follows
+        self._calls = 0
+        # Spaces are left out after a reasoning or a call, and the markers that end calls only after a call.
+        self._trims = self._after_call = False
+        self._steps = self._answer() if reasoning or self._schemas else None
+        if self._steps:
+            next(self._steps)
 
     def feed(self, text: str, is_last: bool) -> list[Delta]:
         """Return the deltas that this piece of the answer completes."""
-        return [Delta(content=text)] if text else []
+        if self._steps is None:
+            return [Delta(content=text)] if text else []
+        with contextlib.suppress(StopIteration):
+            for char in (*text, "") if is_last else text:
+                self._steps.send(char)
+        deltas, self._deltas = self._deltas, []
+        return [delta for delta in deltas if self._parallel or not delta.call or not delta.call.index]
+
+    # What was read becomes deltas.
+
+    def _add(self, delta: Delta) -> None:
+        last = self._deltas[-1] if self._deltas else Delta()
+        if delta.call and last.call and last.call.index == delta.call.index:
+            arguments = last.call.arguments + delta.call.arguments
+            self._deltas[-1] = Delta(call=replace(last.call, arguments=arguments))
+        elif (delta.content and last.content) or (delta.reasoning and last.reasoning):
+            self._deltas[-1] = Delta(last.content + delta.content, last.reasoning + delta.reasoning)
+        else:
+            self._deltas.append(delta)
+
+    def _content(self, text: str) -> None:
+        self._space += text.lstrip() if self._trims else text
+        if stripped := self._space.rstrip():
+            self._add(Delta(content=stripped))
+            self._space = self._space[len(stripped) :]
+            self._trims = self._after_call = False
+
+    def _thought(self, text: str) -> None:
+        if text:
+            self._add(Delta(reasoning=text))
+
+    def _arguments(self, text: str) -> None:
+        self._add(Delta(call=CallDelta(self._calls - 1, "", "", text)))
+        self._raw.clear()
+
+    def _call(self, name: str) -> None:
+        self._space = ""
+        self._trims = self._after_call = True
+        self._add(Delta(call=CallDelta(self._calls, f"call_{uuid.uuid4().hex[:24]}", name, "")))
+        self._calls += 1
+        self._raw.clear()
+
+    # The reader.
+
+    def _next(self) -> TextSteps:
+        """Read a character, or "" at the end."""
+        if self._unread:
+            char = self._unread.pop()
+        else:
+            char = "" if self._ended else (yield)
+            self._ended = not char
+        self._raw.append(char)
+        return char
+
+    def _back(self, text: str) -> None:
+        """Let the next reader read the last characters again."""
+        self._unread += reversed(text)
+        del self._raw[len(self._raw) - len(text) :]
+
+    def _after(self, skipped: str = "") -> TextSteps:
+        """Read the first character that is neither a space nor one of these."""
+        while (char := (yield from self._next())) and (char.isspace() or char in skipped):
+            pass
+        return char
+
+    def _until(self, markers: Sequence[str], emit: Emit) -> TextSteps:
+        """Read up to one of the markers and return it, or "" at the end. Emit the text before it."""
+        held = ""
+        while char := (yield from self._next()):
+            held += char
+            while held and not any(marker.startswith(held) for marker in markers):
+                emit(held[0])
+                held = held[1:]
+            if held in markers:
+                return held
+        emit(held)
+        return ""
+
+    def _before(self, *markers: str) -> Generator[None, str, tuple[str, str]]:
+        """Return the text before one of the markers, and the marker. Raise Malformed if there is none."""
+        text: list[str] = []
+        if not (marker := (yield from self._until(markers, text.append))):
+            raise Malformed
+        return "".join(text), marker
+
+    def _answer(self) -> Steps:
+        if self._reasoning == HARMONY:
+            yield from self._channels()
+        else:
+            if self._reasoning:
+                yield from self._reasoned(*REASONING[self._reasoning])
+            yield from self._contents()
+        if self._space:
+            self._add(Delta(content=self._space))
+
+    def _reasoned(self, begin: str, end: str) -> Steps:
+        """Read the reasoning at the beginning of the answer, if there is one."""
+        read = ""
+        while read.lstrip() != begin and (char := (yield from self._next())):
+            if not begin.startswith((read + char).lstrip()):
+                self._back(char)
+                break
+            read += char
+        if read.lstrip() == begin or self._reasoning == "think_opened":
+            self._thought(read.lstrip().removeprefix(begin))
+            yield from self._until((end,), self._thought)
+            self._trims = True
+        else:
+            self._back(read)
+
+    def _channels(self) -> Steps:
+        """Read messages, each with a header that names its channel. The prompt has begun the first header."""
+        header = marker = ""
+        while True:
+            pieces: list[str] = []
+            is_header = yield from self._until(("<|message|>",), pieces.append)
+            header = marker + "".join(pieces)
+            if not is_header:
+                if "<|" not in header:
+                    self._content(header)
+                return
+            recipient = re.search(r"to=functions\.([\w.-]+)", header)
+            emit = self._thought if "<|channel|>analysis" in header else self._content
+            if recipient and self._schemas:
+                self._call(recipient[1])
+                emit = self._arguments
+            marker = yield from self._until(HARMONY_ENDS, emit)
+            if not marker:
+                return
+            marker = marker if marker == "<|channel|>" else ""
+
+    def _contents(self) -> Steps:
+        """Read content and calls."""
+        form = self._form
+        markers = (*form.begins, *form.ends, *form.dropped) if self._schemas else ()
+        if form.bare and self._schemas:
+            yield from self._attempt("")
+        while marker := (yield from self._until(markers, self._content)):
+            if marker in form.begins:
+                yield from self._attempt(marker)
+            elif marker in form.ends and not self._after_call:
+                self._content(marker)
+
+    def _attempt(self, marker: str) -> Steps:
+        """Read the calls after a marker. Where there is none, the text is content."""
+        self._raw = [marker]
+        form = self._form
+        try:
+            char = yield from self._after()
+            if char and char in "{[":
+                yield from self._json_calls(char, is_bare=not marker)
+                return
+            self._back(char)
+            if form.elements:
+                yield from self._element_call(form.elements)
+            elif form.header:
+                yield from self._headed_call(form.header)
+            else:
+                raise Malformed
+        except Malformed:
+            self._content("".join(self._raw))
+
+    def _json_calls(self, char: str, is_bare: bool) -> Steps:
+        """Read calls as a JSON list, or one after the other. Bare ones must be of known tools."""
+        calls = self._calls
+        is_list = char == "["
+        if is_list:
+            char = yield from self._after()
+        while char == "{":
+            yield from self._json_call(is_bare)
+            char = yield from self._after(",;")
+        if not is_list or char != "]":
+            self._back(char)
+        if self._calls == calls:
+            raise Malformed
+
+    def _json_call(self, is_bare: bool, is_inner: bool = False) -> Steps:
+        """Read the members of a call, after its brace."""
+        calls = self._calls
+        name, held = "", ""
+        while (char := (yield from self._after(","))) != "}":
+            key = yield from self._string(char)
+            if (yield from self._after()) != ":":
+                raise Malformed
+            char = yield from self._after()
+            if key in ("name", "function") and char == '"':
+                name = yield from self._string(char)
+                if is_bare and name not in self._schemas:
+                    raise Malformed
+                if held:
+                    self._call(name)
+                    self._arguments(held)
+            elif key == "function" and char == "{" and not is_inner:
+                yield from self._json_call(is_bare, is_inner=True)
+            elif key in ARGUMENTS and char == "{" and name and self._calls == calls:
+                self._call(name)
+                yield from self._value(char, self._arguments)
+            elif key in ARGUMENTS and self._calls == calls:
+                held = yield from self._held_arguments(char)
+                if name:
+                    self._call(name)
+                    self._arguments(held)
+            elif is_bare and key not in OTHER_KEYS:
+                raise Malformed
+            else:
+                yield from self._value(char, lambda _: None)
+        if self._calls == calls:
+            if not name or is_bare:
+                raise Malformed
+            self._call(name)
+            self._arguments("{}")
+        self._raw.clear()
+
+    def _held_arguments(self, char: str) -> TextSteps:
+        """Return the arguments that come before the name, or as a string with JSON."""
+        pieces: list[str] = []
+        yield from self._value(char, pieces.append)
+        try:
+            value = json.loads("".join(pieces), strict=False)
+            value = json.loads(value or "{}", strict=False) if isinstance(value, str) else value or {}
+        except (ValueError, RecursionError):
+            raise Malformed from None
+        if not isinstance(value, dict):
+            raise Malformed
+        return json.dumps(value, ensure_ascii=False)
+
+    def _headed_call(self, header: str) -> Steps:
+        """Read a call whose name stands in a header before the arguments."""
+        text = ""
+        while (char := (yield from self._next())) and char != "{" and len(text) < MAX_HEADER:
+            text += char
+        match = re.fullmatch(header, text)
+        if char != "{" or not match:
+            self._back(char)
+            raise Malformed
+        self._call(match["name"])
+        yield from self._value(char, self._arguments)
+
+    def _element_call(self, form: Elements) -> Steps:
+        """Read a call whose arguments are elements, with the types that the tool's schema has."""
+        if form.name and (yield from self._before(form.name))[0].strip():
+            raise Malformed
+        text, marker = yield from self._before(form.key, form.end)
+        name = text.strip().removesuffix(form.name_end)
+        if not re.fullmatch(NAME, name):
+            raise Malformed
+        self._call(name)
+        properties = self._schemas.get(name, {}).get("properties", {})
+        begin = "{"
+        while marker == form.key:
+            key, _ = yield from self._before(form.key_end)
+            if form.value:
+                yield from self._before(form.value)
+            text, _ = yield from self._before(form.value_end)
+            value = typed(text.removeprefix("\n").removesuffix("\n"), properties.get(key.strip(), {}))
+            self._arguments(f"{begin}{json.dumps(key.strip(), ensure_ascii=False)}: {value}")
+            begin = ", "
+            _, marker = yield from self._before(form.key, form.end)
+        self._arguments("}" if begin == ", " else "{}")
+
+    def _string(self, quote: str) -> TextSteps:
+        """Return a string of JSON after its first quote."""
+        if quote != '"':
+            self._back(quote)
+            raise Malformed
+        pieces: list[str] = []
+        yield from self._value(quote, pieces.append)
+        try:
+            return str(json.loads("".join(pieces), strict=False))
+        except ValueError:
+            raise Malformed from None
+
+    def _value(self, char: str, emit: Emit) -> Steps:
+        """Read one value of JSON from its first character on, and emit its characters. Stop at what is no JSON."""
+        depth = 0
+        is_string = is_escaped = False
+        while char:
+            if is_string:
+                is_string = is_escaped or char != '"'
+                is_escaped = char == "\\" and not is_escaped
+            elif char == '"':
+                is_string = True
+            elif not JSON.match(char) or (not depth and (char in "]}," or char.isspace())):
+                break
+            else:
+                depth += (char in "[{") - (char in "]}")
+            emit(char)
+            if not depth and not is_string and char in '"]}':
+                return
+            char = yield from self._next()
+        self._back(char)
+
+
+def typed(text: str, schema: Any) -> str:
+    """Return the JSON of a value that a model wrote without quotes."""
+    kinds = schema.get("type", "") if isinstance(schema, dict) else ""
+    if "string" not in kinds or (text == "null" and "null" in kinds):
+        try:
+            json.loads(text)
+            return text
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps(text, ensure_ascii=False)
+
+
+# --- grammars ---------------------------------------------------------------------------------------------------------
 
 
 def grammar(
-    family: str, tools: Sequence[dict[str, Any]], tool_choice: str | dict[str, Any], parallel: bool
+    family: str,
+    tools: Sequence[dict[str, Any]],
+    tool_choice: str | dict[str, Any],
+    parallel: bool,
+    reasoning: str = "",
+    structured: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Return the value of `structured_outputs` that enforces required or named tools, None if nothing is enforced.
 
-    The tools are OpenAI's, {"type": "function", "function": {"name", "description", "parameters", "strict"}}.
+    The tools are OpenAI's, {"type": "function", "function": {"name", "description", "parameters", "strict"}}. A model
+    that reasons may do so first. `structured`, if given, is the form of an answer without calls.
     """
-    return None
+    is_enforced = tool_choice not in ("none", "auto")
+    if not is_enforced and not structured:
+        return None
+    formats = []
+    if tools and tool_choice != "none":
+        formats.append(calls_format(FAMILIES[family], tools, tool_choice, parallel))
+    if structured and not is_enforced:
+        if not formats and not reasoning:
+            return structured
+        final = [constant("<|channel|>final<|message|>")] if reasoning == HARMONY else []
+        formats.append(sequence(*final, answer_format(structured)))
+    return {"structural_tag": {"type": "structural_tag", "format": after_reasoning(reasoning, either(*formats))}}
+
+
+def calls_format(
+    form: Family, tools: Sequence[dict[str, Any]], choice: str | dict[str, Any], parallel: bool
+) -> dict[str, Any]:
+    """Return xgrammar's format of at least one call of the tools that may be chosen."""
+    named = choice["function"]["name"] if isinstance(choice, dict) else ""
+    functions = [tool["function"] for tool in tools if not named or tool["function"]["name"] == named]
+    tags = [tag(form.before % function["name"], arguments_format(form, function), form.after) for function in functions]
+    calls = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": form.between,
+        "at_least_one": True,
+        "stop_after_first": not parallel or bool(named),
+    }
+    return sequence(constant(form.first), calls, constant(form.last))
+
+
+def arguments_format(form: Family, function: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object"} | (function.get("parameters") or {"properties": {}})
+    return {"type": form.schema, "json_schema": schema}
+
+
+def answer_format(structured: dict[str, Any]) -> dict[str, Any]:
+    """Return xgrammar's format for another value of `structured_outputs`."""
+    ((kind, value),) = structured.items()
+    forms: dict[str, Callable[[], dict[str, Any]]] = {
+        "json": lambda: {"type": "json_schema", "json_schema": json.loads(value) if isinstance(value, str) else value},
+        "json_object": lambda: {"type": "json_schema", "json_schema": {"type": "object"}},
+        "regex": lambda: {"type": "regex", "pattern": value},
+        "choice": lambda: either(*map(constant, value)),
+        "grammar": lambda: {"type": "grammar", "grammar": value},
+        "structural_tag": lambda: value["format"],
+    }
+    return forms[kind]()
+
+
+def after_reasoning(reasoning: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the format of the answer, after the model's reasoning if it reasons."""
+    if not reasoning:
+        return answer
+    if reasoning == HARMONY:
+        thought = tag("<|channel|>analysis<|message|>", ANY_TEXT, "<|end|><|start|>assistant")
+    else:
+        begin, end = REASONING[reasoning]
+        thought = tag("" if reasoning == "think_opened" else begin, ANY_TEXT, f"{end}\n\n")
+    thoughtful = sequence(thought, answer)
+    return thoughtful if reasoning == "think_opened" else either(thoughtful, answer)
+
+
+ANY_TEXT = {"type": "any_text"}
+
+
+def constant(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
+
+
+def tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    kept = [element for element in elements if element != constant("")]
+    return kept[0] if len(kept) == 1 else {"type": "sequence", "elements": kept}
+
+
+def either(*elements: dict[str, Any]) -> dict[str, Any]:
+    return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}

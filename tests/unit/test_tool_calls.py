@@ -1,0 +1,149 @@
+"""The answers of each family of models, cut at every place, and the grammar that enforces their calls."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from gateway.tool_calls import FAMILIES, AnswerParser, grammar
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+CALL = ("weather", '{"city": "Köln", "days": 2}')
+NOW = ("now", "{}")
+
+
+def parsed(family, reasoning, pieces, tools=TOOLS, **options):
+    """Return the reasoning, the content and the calls of an answer that comes in these pieces."""
+    parser = AnswerParser(family, reasoning, tools, **options)
+    thought, content, calls = "", "", []
+    for number, piece in enumerate(pieces):
+        for delta in parser.feed(piece, number == len(pieces) - 1):
+            assert bool(delta.content) + bool(delta.reasoning) + bool(delta.call) == 1
+            thought += delta.reasoning
+            content += delta.content
+            if call := delta.call:
+                if call.name:
+                    assert call.index == len(calls) and call.id.startswith("call_")
+                    calls.append((call.name, ""))
+                else:
+                    assert call.index == len(calls) - 1 and not call.id
+                calls[-1] = (calls[-1][0], calls[-1][1] + call.arguments)
+    return thought, content, calls
+
+
+def check(family, reasoning, text, expected, **options):
+    assert parsed(family, reasoning, [text], **options) == expected
+    assert parsed(family, reasoning, [*text, ""], **options) == expected
+    for start, end in pairwise(range(len(text) + 1)):
+        assert parsed(family, reasoning, [text[:start], text[start:end], text[end:]], **options) == expected
+
+
+ARGUMENTS = CALL[1]
+HERMES = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+HERMES_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+DEEPSEEK = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>"
+XML = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "content", "calls"),
+    [
+        ("hermes", "Just text, 1 < 2 <tool", "Just text, 1 < 2 <tool", []),
+        ("hermes", HERMES, "", [CALL]),
+        ("hermes", f"I look.\n{HERMES}\n{HERMES_NOW}\nDone. ", "I look.Done. ", [CALL, NOW]),
+        ("hermes", f'<tool_call>{{"arguments": {ARGUMENTS}, "name": "weather"}}</tool_call>', "", [CALL]),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("weather", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "a } \\" </tool_call>"}}</tool_call>', "",
+         [("weather", '{"city": "a } \\" </tool_call>"}')]),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1}</tool_call> So.', "So.", [("weather", '{"a": 1}')]),
+        # What is no call, and what ends too early, is content.
+        ("hermes", '<tool_call>{"city": "Rome"} </tool_call>.', '<tool_call>{"city": "Rome"} </tool_call>.', []),
+        ("hermes", "<tool_call>weather<tool_call>[1]", "<tool_call>weather<tool_call>[1]", []),
+        ("hermes", '<tool_call>{"name": "weat', '<tool_call>{"name": "weat', []),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "K', "", [("weather", '{"city": "K')]),
+        ("llama3", f'{{"name": "weather", "parameters": {ARGUMENTS}}}', "", [CALL]),
+        ("llama3", f'<|python_tag|>{{"type": "function", "name": "weather", "parameters": {ARGUMENTS}}}; '
+         '{"name": "now", "parameters": {}}<|eom_id|>', "", [CALL, NOW]),
+        ("llama3", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),
+        ("llama3", '{"city": "Rome"}', '{"city": "Rome"}', []),
+        ("llama3", 'So {"name": "now", "parameters": {}}', 'So {"name": "now", "parameters": {}}', []),
+        ("mistral", f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]',
+         "", [CALL, NOW]),
+        ("mistral", f"Yes[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]now[CALL_ID]a1[ARGS]{{}}</s>", "Yes", [CALL, NOW]),
+        ("mistral", "[TOOL_CALLS]no call", "[TOOL_CALLS]no call", []),
+        ("phi", f'<|tool_call|>[{{"name": "weather", "arguments": {ARGUMENTS}}}]<|/tool_call|>', "", [CALL]),
+        ("phi", f'functools[{{"name": "weather", "arguments": {ARGUMENTS}}}]', "", [CALL]),
+        ("phi", f'<|tool_call|>[{{"type": "function", "function": {{"name": "weather", "arguments": {ARGUMENTS}}}}}]', "",
+         [CALL]),
+        ("phi", "functools is a module", "functools is a module", []),
+        ("granite", f'<|tool_call|>[{{"name": "weather", "arguments": {ARGUMENTS}}}]', "", [CALL]),
+        ("qwen3_coder", f"<tool_call>\n<function=weather>\n{XML}</function>\n</tool_call>\n"
+         "<tool_call>\n<function=now>\n</function>\n</tool_call>", "", [CALL, NOW]),
+        ("glm", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n<arg_key>days</arg_key>\n"
+         "<arg_value>2</arg_value>\n</tool_call><tool_call>now\n</tool_call>", "", [CALL, NOW]),
+        ("deepseek", f"<｜tool▁calls▁begin｜>{DEEPSEEK}\n{DEEPSEEK}<｜tool▁calls▁end｜>", "", [CALL, CALL]),
+        ("deepseek_v31", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>"
+         "<｜tool▁calls▁end｜>", "", [CALL]),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+         f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>", "", [CALL]),
+        ("json", f'[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]', "", [CALL, NOW]),
+        ("json", " [1, 2]", " [1, 2]", []),
+    ],
+)  # fmt: skip
+def test_calls(family, text, content, calls):
+    check(family, "", text, ("", content, calls))
+    check(family, "", text, ("", text, []), tools=())
+
+
+@pytest.mark.parametrize(
+    ("family", "reasoning", "text", "expected"),
+    [
+        ("", "", " as it is ", ("", " as it is ", [])),
+        ("", "think", "<think>\nHm.\n</think>\n\nYes. ", ("\nHm.\n", "Yes. ", [])),
+        ("", "think", "\n <thin", ("", "\n <thin", [])),
+        ("", "think", "Yes <think>no</think>", ("", "Yes <think>no</think>", [])),
+        ("", "think_opened", "Hm. </thi</think>Yes.", ("Hm. </thi", "Yes.", [])),
+        ("", "think_opened", "<think>Hm.", ("Hm.", "", [])),
+        ("", "mistral", "[THINK]Hm.[/THINK]Yes.", ("Hm.", "Yes.", [])),
+        ("hermes", "think", f"<think>{HERMES_NOW}</think>\n{HERMES}", (HERMES_NOW, "", [CALL])),
+        ("harmony", "harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+         ("Hm.", "Yes.", [])),
+        ("harmony", "harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary"
+         f" to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}", ("Hm.", "", [CALL])),
+        ("harmony", "harmony", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.weather"
+         f"<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>", ("", "I look.", [CALL])),
+        ("harmony", "harmony", "<|channel|>analysis<|mess", ("", "", [])),
+        ("harmony", "harmony", '{"a": 1}', ("", '{"a": 1}', [])),
+    ],
+)  # fmt: skip
+def test_reasoning(family, reasoning, text, expected):
+    check(family, reasoning, text, expected)
+
+
+def test_arguments_arrive_as_they_are_generated():
+    parser = AnswerParser("hermes", "", TOOLS)
+    deltas = [parser.feed(piece, False) for piece in ('<tool_call>{"name": "weather", "arguments": {"ci', 'ty": "Rom')]
+    assert [delta.call.arguments for (delta,) in deltas] == ['{"ci', 'ty": "Rom']
+
+
+def test_one_call_at_most_without_parallel_calls():
+    check("hermes", "", f"{HERMES}\n{HERMES_NOW}", ("", "", [CALL]), parallel=False)
+
+
+def test_long_answers_take_linear_time_and_deep_ones_no_recursion():
+    text = "[" * 100_000
+    assert parsed("json", "", [text]) == ("", text, [])
+    text = '<tool_call>{"name": "weather", "arguments": ' + '{"a":' * 10_000
+    assert parsed("hermes", "", [text])[2][0][1] == '{"a":' * 10_000
+    text = '<tool_call>' + '{"function": ' * 10_000
+    assert parsed("hermes", "", [text]) == ("", text, [])
