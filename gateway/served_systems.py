@@ -56,8 +56,11 @@ class System:
     @property
     def labels(self) -> list[str]:
         """Return the names of a classifier's labels, in the order of its scores; none if its configuration has none."""
-        parameter = self.config.parameters["labels"].string_value if "labels" in self.config.parameters else "[]"
-        return list(json.loads(parameter))
+        return list(json.loads(self.parameter("labels") or "[]"))
+
+    def parameter(self, name: str) -> str:
+        """Return a parameter of the model's configuration, "" if it has none of this name."""
+        return self.config.parameters[name].string_value if name in self.config.parameters else ""
 
 
 @dataclass(frozen=True)

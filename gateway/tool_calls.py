@@ -56,7 +56,7 @@ class Family(NamedTuple):
     elements: Elements | None = None
     bare: bool = False  # an answer that begins with the JSON of a known tool is a call, too
     special: bool = False  # the tokenizer takes the markers for special tokens, which are not in texts by default
-    # The form that a grammar enforces: text before all calls, before and after the arguments of one, between two, after.
+    # What a grammar enforces: the texts before all calls, around the arguments of one, between calls, and after all.
     first: str = ""
     before: str = '{"name": "%s", "arguments": '
     after: str = "}"
@@ -76,9 +76,9 @@ PHI = Family(
 )  # fmt: skip
 DEEPSEEK = Family(
     ("<｜tool▁call▁begin｜>",), ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"), ("<｜tool▁calls▁begin｜>",),
-    header=rf"(function<｜tool▁sep｜>)?{NAME}(<｜tool▁sep｜>|\s*```json\s*)", special=True, first="<｜tool▁calls▁begin｜>",
-    before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n", after="\n```<｜tool▁call▁end｜>", between="\n",
-    last="<｜tool▁calls▁end｜>",
+    header=rf"(function<｜tool▁sep｜>)?{NAME}(<｜tool▁sep｜>|\s*```json\s*)", special=True,
+    first="<｜tool▁calls▁begin｜>", before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n",
+    after="\n```<｜tool▁call▁end｜>", between="\n", last="<｜tool▁calls▁end｜>",
 )  # fmt: skip
 MISTRAL = Family(
     ("[TOOL_CALLS]",), dropped=("</s>",), header=rf"{NAME}(\[CALL_ID\]\w+)?\[ARGS\]\s*", special=True,
@@ -114,7 +114,8 @@ FAMILIES = {
         before="<｜tool▁call▁begin｜>%s<｜tool▁sep｜>", after="<｜tool▁call▁end｜>", between=""
     ),
     "kimi": Family(
-        ("<|tool_call_begin|>",), ("<|tool_call_end|>", "<|tool_calls_section_end|>"), ("<|tool_calls_section_begin|>",),
+        ("<|tool_call_begin|>",), ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        ("<|tool_calls_section_begin|>",),
         header=rf"\s*(functions\.)?{NAME}(:\d+)?\s*<\|tool_call_argument_begin\|>\s*", special=True,
         first="<|tool_calls_section_begin|>", before="<|tool_call_begin|>functions.%s:0<|tool_call_argument_begin|>",
         after="<|tool_call_end|>", between="", last="<|tool_calls_section_end|>",

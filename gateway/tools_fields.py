@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from gateway.api_error import ApiError, shown
 from gateway.served_systems import System
-from gateway.tool_calls import AnswerParser
+from gateway.tool_calls import FAMILIES, HARMONY, REASONING, AnswerParser, grammar, keeps_special_tokens
 
+# The names that templates give to the switch of a model's reasoning.
+THINKING = ("enable_thinking", "thinking")
 Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -53,6 +59,11 @@ class ToolCall(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+# For models whose chat template has no place for tools.
+INSTRUCTION = "\n\nAnswer with calls of these functions, as a JSON list of objects with name and arguments:\n"
+MISTRAL_ID = re.compile("[a-zA-Z0-9]{9}")
+
+
 class ToolUse:
     """The tools of one request: what the model gets for them, and how its answer is read. Without tools, too."""
 
@@ -65,22 +76,99 @@ class ToolUse:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """Check the fields. Raise ApiError for a wrong one, and for tools that the model cannot use."""
-        self.family = self.reasoning = ""
-        self.tools: list[dict[str, Any]] = msgspec.to_builtins(tools or [])
-        self.choice = choice
+        self.choice = msgspec.to_builtins(choice or "auto")
+        self.tools: list[dict[str, Any]] = []
         self.parallel = parallel is not False
+        family = system.parameter("tool_parser")
+        self.family = family if family in FAMILIES else ""
+        reasoning = system.parameter("reasoning")
+        self.reasoning = reasoning if reasoning in (HARMONY, *REASONING) else ""
+        if self.reasoning == "think_opened" and False in [(template_kwargs or {}).get(name) for name in THINKING]:
+            self.reasoning = "think"
+        check_tools(tools or [], choice)
+        if choice != "none":
+            self.tools = msgspec.to_builtins(tools or [])
+        if self.tools and not self.family and self.choice == "auto":
+            message = (
+                f"The chat template of '{system.name}' does not show tools to the model, so that it cannot choose one. "
+                "Send 'tool_choice': 'required', or use another model."
+            )
+            raise ApiError(400, message, "tools", "unsupported_parameter")
 
-    def options(self) -> dict[str, Any]:
-        """Return what `sampling_parameters` must have for them."""
-        return {}
+    def options(self, structured: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return what `sampling_parameters` must have for them. `structured` is the form of an answer without calls."""
+        options: dict[str, Any] = {"tools": self.tools} if self.tools and self.family else {}
+        if keeps_special_tokens(self.family, self.reasoning, self.tools):
+            options["skip_special_tokens"] = False
+        if form := grammar(self.family, self.tools, self.choice, self.parallel, self.reasoning, structured):
+            options["structured_outputs"] = form
+        return options
 
     def parser(self) -> AnswerParser:
         """Return a parser of one answer. Each of several answers needs its own."""
-        return AnswerParser(self.family, self.reasoning, self.tools)
+        return AnswerParser(self.family, self.reasoning, self.tools, self.parallel)
 
     def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages of OpenAI's form as chat templates expect them. Raise ApiError for a wrong one.
 
         The arguments of calls become objects, and a tool's message gets the name of its tool.
         """
-        return [*messages]
+        names: dict[str, str] = {}  # of the tools, by the ids of their calls
+        result = []
+        for number, message in enumerate(messages):
+            if calls := message.get("tool_calls"):
+                names |= {call["id"]: call["function"]["name"] for call in calls}
+                message = message | {"tool_calls": [self._call(call) for call in calls]}
+            if message["role"] == "tool":
+                id = message.get("tool_call_id")
+                if id not in names:
+                    param = f"messages[{number}].tool_call_id"
+                    raise ApiError(400, f"'{param}' must be the id of a call in an earlier message.", param)
+                message = {"name": names[id]} | message | {"tool_call_id": self._id(id)}
+            result.append(message)
+        if self.tools and not self.family:
+            instruct(result, json.dumps([tool["function"] for tool in self.tools], ensure_ascii=False))
+        return result
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return a call as templates expect it. Arguments that a model wrote wrong stay a string."""
+        function = call["function"]
+        try:
+            arguments = json.loads(function["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if isinstance(arguments, dict):
+            function = function | {"arguments": arguments}
+        return call | {"id": self._id(call["id"]), "function": function}
+
+    def _id(self, id: str) -> str:
+        """Return the id of a call, in the only form that the templates of Mistral's models take."""
+        is_short = not self.family.startswith("mistral") or MISTRAL_ID.fullmatch(id)
+        return id if is_short else hashlib.sha256(id.encode()).hexdigest()[:9]
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    names = [tool.function.name for tool in tools]
+    for number, tool in enumerate(tools):
+        place = f"tools[{number}].function"
+        if tool.function.name in names[:number]:
+            raise ApiError(
+                400, f"'{place}.name' must be unique: '{tool.function.name}' is there twice.", f"{place}.name"
+            )
+        if (tool.function.parameters or {}).get("type", "object") != "object":
+            raise ApiError(400, f"'{place}.parameters' must be the JSON schema of an object.", f"{place}.parameters")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        message = f"'tool_choice' names '{shown(choice.function.name)}', which is not in 'tools'."
+        raise ApiError(400, message, "tool_choice")
+    if choice == "required" and not tools:
+        raise ApiError(400, "'tool_choice' 'required' needs 'tools'.", "tool_choice")
+
+
+def instruct(messages: list[dict[str, Any]], tools: str) -> None:
+    """Tell the tools to a model in the last message of the user."""
+    for number, message in reversed([*enumerate(messages)]):
+        if message["role"] == "user":
+            content, text = message["content"], INSTRUCTION + tools
+            content = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+            messages[number] = message | {"content": content}
+            return

@@ -19,6 +19,7 @@ TOOLS = [
 ]
 CALL = ("weather", '{"city": "Köln", "days": 2}')
 NOW = ("now", "{}")
+SHORT = ("weather", '{"a": 1}')
 
 
 def parsed(family, reasoning, pieces, tools=TOOLS, **options):
@@ -48,6 +49,8 @@ def check(family, reasoning, text, expected, **options):
 
 
 ARGUMENTS = CALL[1]
+WEATHER = f'{{"name": "weather", "arguments": {ARGUMENTS}}}'
+BOTH = f'[{WEATHER}, {{"name": "now", "arguments": {{}}}}]'
 HERMES = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 HERMES_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 DEEPSEEK = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>"
@@ -61,11 +64,11 @@ XML = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\
         ("hermes", HERMES, "", [CALL]),
         ("hermes", f"I look.\n{HERMES}\n{HERMES_NOW}\nDone. ", "I look.Done. ", [CALL, NOW]),
         ("hermes", f'<tool_call>{{"arguments": {ARGUMENTS}, "name": "weather"}}</tool_call>', "", [CALL]),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("weather", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [SHORT]),
         ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "a } \\" </tool_call>"}}</tool_call>', "",
          [("weather", '{"city": "a } \\" </tool_call>"}')]),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1}</tool_call> So.', "So.", [("weather", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1}</tool_call> So.', "So.", [SHORT]),
         # What is no call, and what ends too early, is content.
         ("hermes", '<tool_call>{"city": "Rome"} </tool_call>.', '<tool_call>{"city": "Rome"} </tool_call>.', []),
         ("hermes", "<tool_call>weather<tool_call>[1]", "<tool_call>weather<tool_call>[1]", []),
@@ -77,26 +80,25 @@ XML = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\
         ("llama3", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),
         ("llama3", '{"city": "Rome"}', '{"city": "Rome"}', []),
         ("llama3", 'So {"name": "now", "parameters": {}}', 'So {"name": "now", "parameters": {}}', []),
-        ("mistral", f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]',
-         "", [CALL, NOW]),
-        ("mistral", f"Yes[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]now[CALL_ID]a1[ARGS]{{}}</s>", "Yes", [CALL, NOW]),
+        ("mistral", f"[TOOL_CALLS] {BOTH}", "", [CALL, NOW]),
+        ("mistral", f"Yes[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]now[CALL_ID]a1[ARGS]{{}}</s>",
+         "Yes", [CALL, NOW]),
         ("mistral", "[TOOL_CALLS]no call", "[TOOL_CALLS]no call", []),
-        ("phi", f'<|tool_call|>[{{"name": "weather", "arguments": {ARGUMENTS}}}]<|/tool_call|>', "", [CALL]),
-        ("phi", f'functools[{{"name": "weather", "arguments": {ARGUMENTS}}}]', "", [CALL]),
-        ("phi", f'<|tool_call|>[{{"type": "function", "function": {{"name": "weather", "arguments": {ARGUMENTS}}}}}]', "",
-         [CALL]),
+        ("phi", f"<|tool_call|>[{WEATHER}]<|/tool_call|>", "", [CALL]),
+        ("phi", f"functools[{WEATHER}]", "", [CALL]),
+        ("phi", f'<|tool_call|>[{{"type": "function", "function": {WEATHER}}}]', "", [CALL]),
         ("phi", "functools is a module", "functools is a module", []),
-        ("granite", f'<|tool_call|>[{{"name": "weather", "arguments": {ARGUMENTS}}}]', "", [CALL]),
+        ("granite", f"<|tool_call|>[{WEATHER}]", "", [CALL]),
         ("qwen3_coder", f"<tool_call>\n<function=weather>\n{XML}</function>\n</tool_call>\n"
          "<tool_call>\n<function=now>\n</function>\n</tool_call>", "", [CALL, NOW]),
         ("glm", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n<arg_key>days</arg_key>\n"
          "<arg_value>2</arg_value>\n</tool_call><tool_call>now\n</tool_call>", "", [CALL, NOW]),
         ("deepseek", f"<｜tool▁calls▁begin｜>{DEEPSEEK}\n{DEEPSEEK}<｜tool▁calls▁end｜>", "", [CALL, CALL]),
-        ("deepseek_v31", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>"
-         "<｜tool▁calls▁end｜>", "", [CALL]),
+        ("deepseek_v31", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}"
+         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", [CALL]),
         ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
          f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>", "", [CALL]),
-        ("json", f'[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]', "", [CALL, NOW]),
+        ("json", BOTH, "", [CALL, NOW]),
         ("json", " [1, 2]", " [1, 2]", []),
     ],
 )  # fmt: skip
@@ -116,8 +118,8 @@ def test_calls(family, text, content, calls):
         ("", "think_opened", "<think>Hm.", ("Hm.", "", [])),
         ("", "mistral", "[THINK]Hm.[/THINK]Yes.", ("Hm.", "Yes.", [])),
         ("hermes", "think", f"<think>{HERMES_NOW}</think>\n{HERMES}", (HERMES_NOW, "", [CALL])),
-        ("harmony", "harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
-         ("Hm.", "Yes.", [])),
+        ("harmony", "harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final"
+         "<|message|>Yes.", ("Hm.", "Yes.", [])),
         ("harmony", "harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary"
          f" to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}", ("Hm.", "", [CALL])),
         ("harmony", "harmony", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.weather"
@@ -145,5 +147,56 @@ def test_long_answers_take_linear_time_and_deep_ones_no_recursion():
     assert parsed("json", "", [text]) == ("", text, [])
     text = '<tool_call>{"name": "weather", "arguments": ' + '{"a":' * 10_000
     assert parsed("hermes", "", [text])[2][0][1] == '{"a":' * 10_000
-    text = '<tool_call>' + '{"function": ' * 10_000
+    text = "<tool_call>" + '{"function": ' * 10_000
     assert parsed("hermes", "", [text]) == ("", text, [])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parser_reads_what_the_grammar_enforces(family):
+    form = FAMILIES[family]
+    values, none = (XML, "") if family == "qwen3_coder" else (ARGUMENTS, "{}")
+    one = form.before % "weather" + values + form.after
+    text = form.first + one + form.between + form.before % "now" + none + form.after + form.last
+    check(family, "harmony" if family == "harmony" else "", text, ("", "", [CALL, NOW]))
+
+
+NAMED = {"type": "function", "function": {"name": "now"}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("", TOOLS, "auto", True), None),
+        (("", TOOLS, "none", True, "think"), None),
+        (("", [], "auto", True, "", {"json": SCHEMA}), {"json": SCHEMA}),
+    ],
+)
+def test_grammar_leaves_free_what_no_field_restricts(options, expected):
+    assert grammar(*options) == expected
+
+
+def test_grammar_of_required_and_named_tools():
+    def calls(choice, parallel):
+        return grammar("llama3", TOOLS, choice, parallel)["structural_tag"]["format"]
+
+    now = {
+        "type": "tag",
+        "begin": '{"name": "now", "parameters": ',
+        "content": {"type": "json_schema", "json_schema": {"type": "object", "properties": {}}},
+        "end": "}",
+    }
+    named = calls(NAMED, True)
+    assert named["tags"] == [now] and named["stop_after_first"] and named["at_least_one"]
+    required = calls("required", True)
+    assert len(required["tags"]) == 2 and now in required["tags"] and not required["stop_after_first"]
+    assert calls("required", False)["stop_after_first"]
+
+
+def test_grammar_allows_reasoning_and_the_schema_of_an_answer_without_calls():
+    form = grammar("hermes", TOOLS, "auto", True, "think", {"json": json.dumps(SCHEMA)})["structural_tag"]["format"]
+    thoughtful, direct = form["elements"]
+    assert thoughtful["elements"][0]["begin"] == "<think>" and thoughtful["elements"][1] == direct
+    assert direct["elements"][1] == {"type": "json_schema", "json_schema": SCHEMA}
+    (thought, _) = grammar("", [], "auto", True, "think_opened", {"regex": "a"})["structural_tag"]["format"]["elements"]
+    assert (thought["begin"], thought["end"]) == ("", "</think>\n\n")
