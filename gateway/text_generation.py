@@ -56,7 +56,7 @@ SAMPLING: dict[str, tuple[Any, ...]] = {
 SAMPLING_PARAMETERS = "sampling_parameters"
 # Option or input of the model -> field of a request to OpenAI's API, where the names differ.
 FIELDS = {"max_new_tokens": "max_tokens", "text_input": "prompt"}
-TEXT, REASON, LOGPROBS = "text_output", "finish_reason", "logprobs"
+TEXT, REASON, LOGPROBS, STOP = "text_output", "finish_reason", "logprobs", "stop_reason"
 COUNTS = "num_input_tokens", "num_output_tokens", "num_cached_tokens"
 # How the backends begin an error about an input or an option.
 OPTION = re.compile(r"(?:unknown )?(?:input|option|parameter|sampling parameter) '(\w+)'")
@@ -105,6 +105,7 @@ class Chunk(NamedTuple):
     new_tokens: int | None  # of the piece
     cached_tokens: int | None  # of the prompt
     logprobs: list[TokenLogprob] | None  # for each new token
+    stop_reason: str | None  # the stop string that ended the choice
 
     @property
     def content(self) -> str:
@@ -228,6 +229,7 @@ class Piece(NamedTuple):
     new_tokens: int | None
     cached_tokens: int | None
     logprobs: list[TokenLogprob] | None
+    stop_reason: str | None
 
 
 class Choice:
@@ -309,7 +311,11 @@ async def _pieces(
     gateway: Gateway, request: GenerationRequest, tensors: Sequence[Tensor]
 ) -> AsyncGenerator[list[Piece], None]:
     """Yield each response of the model as its texts. Raise ApiError that names a field of the request."""
-    wanted = (TEXT, REASON, *COUNTS, *([LOGPROBS] if request.options.get(LOGPROBS) is not None else []))
+    wanted = [TEXT, REASON, *COUNTS]
+    if request.options.get(LOGPROBS) is not None:
+        wanted.append(LOGPROBS)
+    if request.options.get("stop"):
+        wanted.append(STOP)
     names = [name for name in wanted if name in request.system.outputs]
     prompt_tokens = new_tokens = 0
     try:
@@ -329,10 +335,12 @@ async def _pieces(
 def read(outputs: Outputs) -> list[Piece]:
     texts = outputs[TEXT].texts()
     unknown = [None] * len(texts)
-    reasons = [reason or None for reason in outputs[REASON].texts()] if REASON in outputs else unknown
+    reasons, stops = (
+        [reason or None for reason in outputs[name].texts()] if name in outputs else unknown for name in (REASON, STOP)
+    )
     counts = (outputs[name].array().ravel().tolist() if name in outputs else unknown for name in COUNTS)
     logprobs = [*map(LOGPROBS_DECODER.decode, outputs[LOGPROBS].texts())] if LOGPROBS in outputs else unknown
-    return list(map(Piece, texts, reasons, *counts, logprobs))
+    return list(map(Piece, texts, reasons, *counts, logprobs, stops))
 
 
 def renamed(error: ApiError, fields: Mapping[str, str]) -> ApiError:

@@ -395,6 +395,9 @@ GENERATION_OUTPUTS: Signature = {
     "finish_reason": ("STRING", [-1]),
     "num_input_tokens": ("UINT32", [-1]),
     "num_output_tokens": ("UINT32", [-1]),
+    "num_cached_tokens": ("UINT32", [-1]),
+    "logprobs": ("STRING", [-1]),
+    "stop_reason": ("STRING", [-1]),
     "tokenized": ("STRING", [-1]),
 }
 COUNTED = [f" {word}" for word in ("ein", "zwei", "drei", "vier", "fünf", "🥖")]
@@ -405,12 +408,21 @@ def generator(
 ) -> Model:
     """Return a model that continues every text with the same pieces, one token each."""
 
+    def logprobs(text: str) -> str:
+        """Return the probabilities of each piece, all alike, with one alternative."""
+        tokens = [piece for piece in pieces if piece in text]
+        top = [{"id": 7, "token": "x", "logprob": -1e300}]
+        return json.dumps([{"id": 5, "token": token, "logprob": -0.5, "top": top} for token in tokens])
+
     def response(texts: list[str], reasons: list[str], prompts: list[str], new_tokens: list[int]) -> list[Tensor]:
         return [
             Tensor.from_texts("text_output", texts),
             Tensor.from_texts("finish_reason", reasons),
             Tensor.from_values("num_input_tokens", "UINT32", [len(prompt.split()) for prompt in prompts]),
             Tensor.from_values("num_output_tokens", "UINT32", new_tokens),
+            Tensor.from_values("num_cached_tokens", "UINT32", [1] * len(prompts)),
+            Tensor.from_texts("logprobs", [logprobs(text) for text in texts]),
+            Tensor.from_texts("stop_reason", ["x" if reason == "stop" else "" for reason in reasons]),
         ]
 
     def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:

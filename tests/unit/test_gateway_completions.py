@@ -35,6 +35,8 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WHOLE = "".join(COUNTED)
 NO_TEMPLATE = "this model has no chat template: send 'prompt' instead of 'messages'"
 LIMITS = Limits(texts=8)
+COUNTS = ["num_input_tokens", "num_output_tokens", "num_cached_tokens"]
+SAMPLER_INPUTS = GENERATION_INPUTS | {"sampling_parameters": ("STRING", [1])}
 USER = [{"role": "user", "content": "a"}]
 
 
@@ -67,7 +69,8 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
         embedding(),
         generator(),
         generator("counter_stream", streams=True),
-        generator("sampler", GENERATION_INPUTS | {"sampling_parameters": ("STRING", [1])}),
+        generator("sampler", SAMPLER_INPUTS),
+        generator("sampler_stream", SAMPLER_INPUTS, streams=True),
         generator("greedy", {name: GENERATION_INPUTS[name] for name in ("text_input", "max_new_tokens")}),
         generator("streamer", {"text_input": GENERATION_INPUTS["text_input"]}, streams=True),
         failing("broken_stream", grpc.StatusCode.INTERNAL, "RuntimeError: a secret of the server", after=2),
@@ -158,11 +161,12 @@ def test_answer_has_openais_form(gateway: RunningGateway, is_chat: bool) -> None
     message = {"role": "assistant", "content": " ein zwei", "refusal": None}
     content = {"message": message} if is_chat else {"text": " ein zwei"}
     prompt_tokens = answer["usage"]["prompt_tokens"] if is_chat else 1
+    details = {"prompt_tokens_details": {"cached_tokens": 1}}
     assert answer == {
         "object": "chat.completion" if is_chat else "text_completion",
         "model": "counter",
         "choices": [{"index": 0, **content, "finish_reason": "length", "logprobs": None}],
-        "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 2, "total_tokens": prompt_tokens + 2},
+        "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 2, "total_tokens": prompt_tokens + 2} | details,
     }
     assert complete(gateway)["choices"][0] == {"text": WHOLE, "index": 0, "finish_reason": "stop", "logprobs": None}
 
@@ -175,7 +179,7 @@ def test_completions_defaults_are_openais(gateway: RunningGateway, received: lis
         "temperature": [1.0],
         "exclude_input_in_output": [True],
     }
-    assert received[0].outputs == ["text_output", "finish_reason", "num_input_tokens", "num_output_tokens"]
+    assert received[0].outputs == ["text_output", "finish_reason", *COUNTS]
 
 
 def test_options_reach_the_model(gateway: RunningGateway, received: list[Any]) -> None:
@@ -258,11 +262,93 @@ def test_chat_sends_messages_and_no_default_length(gateway: RunningGateway, rece
     assert talk(gateway, max_tokens=5, max_completion_tokens=1)["usage"]["completion_tokens"] == 1
 
 
+def tokens(answer: Any) -> tuple[int, int, int]:
+    """Return the numbers of tokens of the prompts and of the answers, and how many of the first were cached."""
+    usage = answer["usage"]
+    assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    return usage["prompt_tokens"], usage["completion_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_choices_share_their_prompt_and_have_seeds_of_their_own(gateway, received, streams) -> None:
+    fields = {"prompt": ["a", "b c"], "n": 2, "best_of": 2, "seed": 2**63 - 1, "echo": True, "max_tokens": 1}
+    if streams:
+        *events, last, _ = stream(gateway, COMPLETIONS, **fields, stream_options={"include_usage": True})
+        texts = [""] * 4
+        for event in events:
+            (choice,) = event["choices"]
+            texts[choice["index"]] += choice["text"]
+    else:
+        last = complete(gateway, **fields)
+        assert [choice["index"] for choice in last["choices"]] == [0, 1, 2, 3]
+        texts = [choice["text"] for choice in last["choices"]]
+    assert texts == ["a ein", "a ein", "b c ein", "b c ein"]
+    assert tokens(last) == (3, 4, 2)
+    seeds = sorted(request.inputs["seed"].array().item() for request in received)
+    assert seeds == ([0, 0, 2**63 - 1, 2**63 - 1] if streams else [0, 2**63 - 1])
+
+
+def test_each_event_has_the_usage_so_far(gateway) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *events, last, _ = stream(gateway, COMPLETIONS, prompt="a", max_tokens=2, stream_options=options)
+    assert [tokens(event)[1] for event in events] == [1, 2, 2]
+    assert tokens(last) == (1, 2, 1)
+
+
+CHAT_TOKEN = {"token": " ein", "bytes": [32, 101, 105, 110], "logprob": -0.5}
+ALTERNATIVE = {"token": "x", "bytes": [120], "logprob": -9999.0}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_logprobs_have_openais_forms(gateway, received, streams) -> None:
+    def logprobs(path: str, **fields: Any) -> list[Any]:
+        fields |= {"model": "sampler", "max_tokens": 2}
+        if not streams:
+            return [answer(gateway, path, **fields)["choices"][0]["logprobs"]]
+        events = stream(gateway, path, **fields)[:-1]
+        return [choice["logprobs"] for event in events for choice in event["choices"] if choice["logprobs"]]
+
+    whole = {
+        "tokens": [" ein", " zwei"],
+        "token_logprobs": [-0.5, -0.5],
+        "top_logprobs": [{" ein": -0.5, "x": -9999.0}, {" zwei": -0.5, "x": -9999.0}],
+        "text_offset": [0, 4],
+    }
+    pieces = logprobs(COMPLETIONS, prompt="a", logprobs=1)
+    assert {name: [value for piece in pieces for value in piece[name]] for name in whole} == whole
+    first, *_ = logprobs(CHAT, messages=USER, logprobs=True, top_logprobs=1)
+    assert first["content"][0] == CHAT_TOKEN | {"top_logprobs": [ALTERNATIVE]}
+    assert first["refusal"] is None
+    logprobs(CHAT, messages=USER, logprobs=True)
+    sent = [json.loads(request.inputs["sampling_parameters"].texts()[0])["logprobs"] for request in received]
+    assert sent == [1, 1, 0]
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sent"),
+    [
+        ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}, {"json": SCHEMA}),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}, {"json": SCHEMA}),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": False}}, {"json": SCHEMA}),
+    ],
+)
+def test_response_format_becomes_a_structure(gateway, received, wanted, sent) -> None:
+    answer(gateway, CHAT, model="sampler", messages=USER, response_format=wanted)
+    answer(gateway, COMPLETIONS, model="sampler", prompt="a", response_format=wanted)
+    for request in received:
+        assert json.loads(request.inputs["sampling_parameters"].texts()[0]) == {"structured_outputs": sent}
+
+
 def test_several_prompts_get_a_choice_each(gateway: RunningGateway, received: list[Any]) -> None:
     answer = complete(gateway, ["a", "b c", "d"], echo=True, max_tokens=1)
     assert [choice["text"] for choice in answer["choices"]] == ["a ein", "b c ein", "d ein"]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+    assert tokens(answer) == (4, 3, 3)
     assert len(received) == 1
     # A model that streams answers whole, too.
     answer = complete(gateway, ["a", "b"], model="counter_stream", max_tokens=2)
@@ -307,7 +393,7 @@ def test_several_prompts_stream_side_by_side(gateway: RunningGateway) -> None:
     assert texts == ["a" + WHOLE, "b c" + WHOLE]
     assert {event["usage"] for event in events} == {None}
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+    assert tokens(last) == (3, 12, 2)
 
 
 def on_demand(model: Model) -> threading.Semaphore:
@@ -433,6 +519,7 @@ def test_stream_that_does_not_begin_has_its_own_status(gateway, model, status, m
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+FORMAT_TWICE = {"prompt": "a", "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}
 WRONG = {
     "n": 9,
     "logprobs": True,
@@ -464,6 +551,14 @@ WRONG = {
         (CHAT, {"messages": USER, "model": "greedy"}, "model"),
         (COMPLETIONS, {"prompt": "a", "model": "picky", "stream": True}, "top_k"),
         (COMPLETIONS, {"prompt": "a", "min_p": 2}, "min_p"),
+        (COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 3}, "best_of"),
+        (COMPLETIONS, {"prompt": ["a"] * 5, "n": 2}, "n"),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 1, "echo": True}, "echo"),
+        (COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
+        (COMPLETIONS, {"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type"),
+        (COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (COMPLETIONS, FORMAT_TWICE, "structured_outputs"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": USER, "model": "plain"}, "messages"),
         (CHAT, {}, "messages"),
