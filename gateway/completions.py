@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,6 @@ from gateway.context import gateway_of
 from gateway.event_streams import DONE, event, openai_failure
 from gateway.images import Image
 from gateway.rows import ImageUrl, Input, TokenId, as_rows, check_count, check_ids
-from gateway.served_systems import System
 from gateway.text_generation import FIELDS, Chunk, GenerationRequest, TokenCounts, TokenLogprob, find, respond
 from gateway.tool_calls import CallDelta, Delta
 from gateway.tools_fields import Tool, ToolCall, ToolChoice, ToolUse
@@ -56,6 +55,38 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     json_schema: JsonSchema | None = None
 
 
+class StructuredOutputs(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """The form that the text must have: one of these."""
+
+    json: dict[str, Any] | str | None = None  # a schema; vLLM also takes it as a string
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+    def option(self) -> dict[str, Any] | None:
+        """Return the option of the model. Raise ApiError if there is not exactly one."""
+        forms = {name: form for name, form in msgspec.to_builtins(self).items() if form not in (None, False)}
+        for name in ("json", "structural_tag"):
+            if isinstance(forms.get(name), str):
+                forms[name] = parsed_object(forms[name], f"structured_outputs.{name}")
+        if len(forms) > 1:
+            message = f"'structured_outputs' must have one of {' and '.join(map(repr, forms))}."
+            raise ApiError(400, message, "structured_outputs", "invalid_value")
+        if "format" not in forms.get("structural_tag", ["format"]):
+            param = "structured_outputs.structural_tag.format"
+            raise ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+        return forms or None
+
+
+def parsed_object(text: str, param: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        raise ApiError(400, f"'{param}' must be a JSON object.", param, "invalid_value") from None
+
+
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields that completions and chat share."""
 
@@ -80,7 +111,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
     skip_special_tokens: bool | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the options of the model. Raise ApiError for fields that exclude each other."""
@@ -95,7 +126,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def structure(self) -> dict[str, Any] | None:
         wanted = self.response_format
         if wanted is None or wanted.type == "text":
-            return self.structured_outputs
+            return self.structured_outputs.option() if self.structured_outputs else None
         if self.structured_outputs is not None:
             message = "'structured_outputs' and 'response_format' exclude each other: send one."
             raise ApiError(400, message, "structured_outputs", "invalid_value")
@@ -175,10 +206,6 @@ class ChatBody(GenerationBody, kw_only=True):
             effort = {"enable_thinking": thinks} | ({"reasoning_effort": self.reasoning_effort} if thinks else {})
         return effort | (self.chat_template_kwargs or {})
 
-    def tool_use(self, system: System, options: Mapping[str, Any]) -> ToolUse:
-        kwargs = options.get("chat_template_kwargs")
-        return ToolUse(system, self.tools, self.tool_choice, self.parallel_tool_calls, kwargs)
-
 
 async def completions(request: Request) -> Response:
     body = await bodies.read(request, CompletionsBody)
@@ -206,22 +233,20 @@ async def chat(request: Request) -> Response:
     body = await bodies.read(request, ChatBody)
     options = body.options()
     system = await find(gateway_of(request).served, body.model, "messages", bool(body.stream))
-    tools = body.tool_use(system, options)
-    structure = tools.options()
-    if "structured_outputs" in options and "structured_outputs" in structure:
-        message = "'tool_choice' and 'response_format' or 'structured_outputs' exclude each other: send one."
-        raise ApiError(400, message, "tool_choice", "invalid_value")
+    kwargs = options.get("chat_template_kwargs")
+    tools = ToolUse(system, body.tools, body.tool_choice, body.parallel_tool_calls, kwargs)
+    options |= tools.options(options.pop("structured_outputs", None))
     generation = GenerationRequest(
         model=body.model,
         system=system,
         source="messages",
         rows=[conversation(body.messages, tools)],
-        options=options | structure,
+        options=options,
         streams=bool(body.stream),
         n=body.n or 1,
         images=images_of(body.messages),
         tools=tools,
-        fields=field_names(body) | {name: "tools" for name in structure},
+        fields=field_names(body),
     )
     return await respond(request, generation, ChatForm(body))
 
@@ -231,6 +256,8 @@ def field_names(body: GenerationBody) -> dict[str, str]:
     names = dict(FIELDS)
     if body.response_format is not None:
         names["structured_outputs"] = "response_format"
+    elif body.structured_outputs is None:
+        names["structured_outputs"] = "tools"
     if isinstance(body, ChatBody) and body.reasoning_effort is not None and not body.chat_template_kwargs:
         names["chat_template_kwargs"] = "reasoning_effort"
     return names

@@ -63,6 +63,14 @@ def too_long(name: str, source: str) -> Model:
     )
 
 
+def caller(name: str, streams: bool) -> Model:
+    """Return a model of the family hermes, which thinks and calls a tool."""
+    pieces = ["<think>", "hm", "</think>", *(CALL[i : i + 7] for i in range(0, len(CALL), 7))]
+    model = generator(name, SAMPLER_INPUTS, streams, pieces)
+    model.parameters |= {"tool_parser": "hermes", "reasoning": "think"}
+    return model
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
     models = [
@@ -71,6 +79,8 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
         generator("counter_stream", streams=True),
         generator("sampler", SAMPLER_INPUTS),
         generator("sampler_stream", SAMPLER_INPUTS, streams=True),
+        caller("caller", streams=False),
+        caller("caller_stream", streams=True),
         generator("greedy", {name: GENERATION_INPUTS[name] for name in ("text_input", "max_new_tokens")}),
         generator("streamer", {"text_input": GENERATION_INPUTS["text_input"]}, streams=True),
         failing("broken_stream", grpc.StatusCode.INTERNAL, "RuntimeError: a secret of the server", after=2),
@@ -344,6 +354,44 @@ def test_response_format_becomes_a_structure(gateway, received, wanted, sent) ->
         assert json.loads(request.inputs["sampling_parameters"].texts()[0]) == {"structured_outputs": sent}
 
 
+TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "add"}}])
+def test_call_of_a_tool_has_openais_form(gateway, received, choice) -> None:
+    asked = {"model": "caller", "messages": USER, "tools": [TOOL], "tool_choice": choice}
+    (whole,) = answer(gateway, CHAT, **asked)["choices"]
+    (call,) = whole["message"].pop("tool_calls")
+    assert whole["message"] == {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "hm"}
+    assert whole["finish_reason"] == "tool_calls"
+    assert call.pop("id")
+    assert call == {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+    deltas = [event["choices"][0] for event in stream(gateway, CHAT, **asked)[:-1]]
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+    assert "".join(delta["delta"].get("reasoning_content", "") for delta in deltas) == "hm"
+    first, *others = [call for delta in deltas for call in delta["delta"].get("tool_calls", [])]
+    assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "add")
+    assert all(other.keys() == {"index", "function"} and not other["index"] for other in others)
+    assert json.loads("".join(piece["function"]["arguments"] for piece in (first, *others))) == {"a": 1}
+
+    sent = json.loads(received[0].inputs["sampling_parameters"].texts()[0])
+    assert sent["tools"] == [TOOL]
+    assert ("structured_outputs" in sent) == (choice != "auto")
+
+
+def test_result_of_a_tool_reaches_the_model(gateway, received) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    asked = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call], "refusal": None}
+    result = {"role": "tool", "tool_call_id": "1", "content": "2"}
+    answer(gateway, CHAT, model="caller", messages=[*USER, asked, result], tools=[TOOL])
+    _, sent, sent_result = json.loads(received[0].inputs["messages"].texts()[0])
+    assert sent["tool_calls"] == [call | {"function": {"name": "add", "arguments": {"a": 1}}}]
+    assert sent["reasoning_content"] == "hm"
+    assert sent_result == result | {"name": "add"}
+
+
 def test_several_prompts_get_a_choice_each(gateway: RunningGateway, received: list[Any]) -> None:
     answer = complete(gateway, ["a", "b c", "d"], echo=True, max_tokens=1)
     assert [choice["text"] for choice in answer["choices"]] == ["a ein", "b c ein", "d ein"]
@@ -520,6 +568,12 @@ def test_stream_that_does_not_begin_has_its_own_status(gateway, model, status, m
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 FORMAT_TWICE = {"prompt": "a", "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}
+WRONG_FORMS = {
+    "structured_outputs": {"regex": "a", "grammar": "b"},
+    "structured_outputs.json": {"json": "{"},
+    "structured_outputs.choice": {"choice": []},
+    "structured_outputs.structural_tag.format": {"structural_tag": {"triggers": []}},
+}
 WRONG = {
     "n": 9,
     "logprobs": True,
@@ -559,6 +613,7 @@ WRONG = {
         (COMPLETIONS, {"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type"),
         (COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (COMPLETIONS, FORMAT_TWICE, "structured_outputs"),
+        *((COMPLETIONS, {"prompt": "a", "structured_outputs": form}, param) for param, form in WRONG_FORMS.items()),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": USER, "model": "plain"}, "messages"),
         (CHAT, {}, "messages"),
