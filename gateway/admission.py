@@ -192,7 +192,7 @@ class Admission:
             if not _is_local_name(headers.get(b"host", b"").decode("latin-1")):
                 message = "Without API_KEYS the gateway answers only requests to localhost or to an IP address."
                 raise ApiError(403, message, code="host_not_allowed")
-        elif not self._has_key(headers.get(b"authorization", b"")):
+        elif not (self._has_key(headers.get(b"authorization", b"")) or self._is_key(headers.get(b"x-api-key", b""))):
             message = "Incorrect or missing API key: send one of API_KEYS as 'Authorization: Bearer KEY'."
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": scheme})
 
@@ -205,14 +205,18 @@ class Admission:
                 return False
         elif scheme.lower() != b"bearer":
             return False
+        return self._is_key(value)
+
+    def _is_key(self, value: bytes) -> bool:
         digest = hashlib.sha256(value.strip()).digest()
         # Compare with all, so that the time does not reveal which one is equal.
         return any([hmac.compare_digest(digest, key) for key in self._keys])
 
     def _check_origin(self, headers: Headers) -> None:
-        """Refuse what a page of another site makes a browser send. No page of another site knows a Bearer key."""
+        """Refuse what a page of another site makes a browser send. No page of another site knows a key."""
         origin = headers.get(b"origin")
-        if origin is None or (self._keys and headers.get(b"authorization", b"")[:6].lower() == b"bearer"):
+        is_bearer = bool(self._keys) and headers.get(b"authorization", b"")[:6].lower() == b"bearer"
+        if origin is None or is_bearer or self._is_key(headers.get(b"x-api-key", b"")):
             return
         # The scheme does not matter: a proxy may end TLS.
         if origin.lower().partition(b"://")[2] != headers.get(b"host", b"").lower():

@@ -66,6 +66,13 @@ def cohere_form(error: ApiError) -> dict[str, Any]:
     return {"message": error.message}
 
 
+def anthropic_form(error: ApiError) -> dict[str, Any]:
+    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+    kinds |= {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error", 504: "timeout_error"}
+    kind = kinds.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
 def tei_form(error: ApiError) -> dict[str, Any]:
     """Return the error as text-embeddings-inference reports it."""
     kinds = {404: "Validation", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}

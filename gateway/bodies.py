@@ -70,7 +70,7 @@ async def read(request: Request, struct: type[Body]) -> Body:
         decoded: Body = _decoder(struct).decode(body)
         return decoded
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return _convert(_parse(body), struct)
+        return convert(_parse(body), struct)
 
 
 def _parse(body: bytes) -> dict[str, Any]:
@@ -121,7 +121,8 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(element, f"{path}[{index}]")
 
 
-def _convert(fields: dict[str, Any], struct: type[Body]) -> Body:
+def convert(fields: dict[str, Any], struct: type[Body]) -> Body:
+    """Return the fields as this Struct. Raise ApiError for a wrong one."""
     known = {field.encode_name: field for field in msgspec.structs.fields(struct)}
     supported = {}
     for name, value in fields.items():

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gateway import bodies
 from gateway.api_error import ApiError
 from gateway.bodies import PositiveInt
-from gateway.context import gateway_of
+from gateway.context import Gateway, gateway_of
 from gateway.event_streams import DONE, event, openai_failure
 from gateway.images import Image
 from gateway.rows import ImageUrl, Input, TokenId, as_rows, check_count, check_ids
@@ -231,12 +231,16 @@ async def completions(request: Request) -> Response:
 
 async def chat(request: Request) -> Response:
     body = await bodies.read(request, ChatBody)
+    return await respond(request, await chat_request(gateway_of(request), body), ChatForm(body))
+
+
+async def chat_request(gateway: Gateway, body: ChatBody) -> GenerationRequest:
     options = body.options()
-    system = await find(gateway_of(request).served, body.model, "messages", bool(body.stream))
+    system = await find(gateway.served, body.model, "messages", bool(body.stream))
     kwargs = options.get("chat_template_kwargs")
     tools = ToolUse(system, body.tools, body.tool_choice, body.parallel_tool_calls, kwargs)
     options |= tools.options(options.pop("structured_outputs", None))
-    generation = GenerationRequest(
+    return GenerationRequest(
         model=body.model,
         system=system,
         source="messages",
@@ -248,7 +252,6 @@ async def chat(request: Request) -> Response:
         tools=tools,
         fields=field_names(body),
     )
-    return await respond(request, generation, ChatForm(body))
 
 
 def field_names(body: GenerationBody) -> dict[str, str]:

@@ -212,7 +212,7 @@ async def classify(gateway: Gateway, system: System, pairs: Sequence[tuple[str, 
 
 
 async def tokenized(
-    gateway: Gateway, system: System, rows: Sequence[Row], source: str = "text_input"
+    gateway: Gateway, system: System, rows: Sequence[Row], source: str = "text_input", options: Sequence[Tensor] = ()
 ) -> list[TokenizedRow]:
     """Return texts as token ids, and token ids as texts. A generating model takes them as its input `source`."""
     if system.max_batch:
@@ -222,7 +222,9 @@ async def tokenized(
         columns = {"query": rows, "text": [""] * len(rows)} if "text" in system.inputs else {"input_text": rows}
         texts = (await infer_rows(gateway, tokenizing, columns, [TOKENIZED])).texts(TOKENIZED)
     else:
-        async with aclosing(gateway.responses(system, [Tensor.from_texts(source, rows)], [TOKENIZED])) as responses:
+        async with aclosing(
+            gateway.responses(system, [Tensor.from_texts(source, rows), *options], [TOKENIZED])
+        ) as responses:
             parts = [outputs async for outputs in responses if TOKENIZED in outputs]
         texts = Answers(parts).texts(TOKENIZED)
     return [TOKENIZED_ROW.decode(text) for text in texts]

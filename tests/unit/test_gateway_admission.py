@@ -149,6 +149,23 @@ def test_key_opens_the_gateway(locked: RunningGateway, value: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x_api_key": KEYS[1]}, 200),
+        ({"x_api_key": "wrong", "authorization": f"Bearer {KEYS[0]}"}, 200),
+        ({"x_api_key": KEYS[0], "authorization": "Bearer wrong"}, 200),
+        ({"x_api_key": KEYS[0], "origin": "https://app.example"}, 200),
+        ({"x_api_key": "wrong", "authorization": basic(KEYS[0]), "origin": "https://evil.example"}, 403),
+        ({"x_api_key": "wrong"}, 401),
+        ({"x_api_key": ""}, 401),
+        ({"x_api_key": f"Bearer {KEYS[0]}"}, 401),
+    ],
+)
+def test_anthropics_clients_have_a_header_of_their_own(locked: RunningGateway, headers: Any, status: int) -> None:
+    assert locked.post(PATH, BODY, **headers).status == status
+
+
+@pytest.mark.parametrize(
     "value",
     [
         *("", "Bearer", "Bearer ", "Bearer wrong", f"Bearer {KEYS[0]}x", f"Bearer {KEYS[0]} {KEYS[1]}", KEYS[0]),
