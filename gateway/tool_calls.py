@@ -53,6 +53,7 @@ class Family(NamedTuple):
     ends: tuple[str, ...] = ()  # may stand after a call
     dropped: tuple[str, ...] = ()  # are never content
     header: str = ""  # matches the text between the beginning and the arguments, which are JSON
+    quote: str = ""  # stands around the strings of the arguments, whose names have no quotes
     elements: Elements | None = None
     bare: bool = False  # an answer that begins with the JSON of a known tool is a call, too
     special: bool = False  # the tokenizer takes the markers for special tokens, which are not in texts by default
@@ -109,6 +110,10 @@ FAMILIES = {
     "glm": HERMES._replace(
         elements=Elements("", "\n", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>")
     ),
+    "gemma4": Family(
+        ("<|tool_call>",), ("<tool_call|>",), header=rf"call:{NAME}", special=True, quote='<|"|>',
+        before="<|tool_call>call:%s", after="<tool_call|>", between="",
+    ),
     "deepseek": DEEPSEEK,
     "deepseek_v31": DEEPSEEK._replace(
         before="<｜tool▁call▁begin｜>%s<｜tool▁sep｜>", after="<｜tool▁call▁end｜>", between=""
@@ -123,14 +128,15 @@ FAMILIES = {
 }  # fmt: skip
 # The kind of reasoning -> the text before it, and the text after it.
 THINK = ("<think>", "</think>")
-REASONING = {"think": THINK, "think_opened": THINK, "mistral": ("[THINK]", "[/THINK]")}
+REASONING = {"think": THINK, "think_opened": THINK, "mistral": ("[THINK]", "[/THINK]"),
+             "gemma4": ("<|channel>thought\n", "<channel|>")}  # fmt: skip
 HARMONY = "harmony"
 HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 
 
 def keeps_special_tokens(family: str, reasoning: str, tools: Sequence[Any]) -> bool:
     """Return whether the parser must see the special tokens of an answer."""
-    return reasoning in (HARMONY, "mistral") or bool(tools and FAMILIES[family].special)
+    return reasoning in (HARMONY, "mistral", "gemma4") or bool(tools and FAMILIES[family].special)
 
 
 # --- reading an answer ------------------------------------------------------------------------------------------------
@@ -414,8 +420,14 @@ class AnswerParser:
         if char != "{" or not match:
             self._back(char)
             raise Malformed
+        if not self._form.quote:
+            self._call(match["name"])
+            yield from self._value(char, self._arguments)
+            return
+        body, _ = yield from self._before(*self._form.ends)
+        arguments = unquoted(char + body, self._form.quote)
         self._call(match["name"])
-        yield from self._value(char, self._arguments)
+        self._arguments(arguments)
 
     def _element_call(self, form: Elements) -> Steps:
         """Read a call whose arguments are elements, with the types that the tool's schema has."""
@@ -470,6 +482,18 @@ class AnswerParser:
                 return
             char = yield from self._next()
         self._back(char)
+
+
+def unquoted(text: str, quote: str) -> str:
+    """Return the JSON of an object whose strings have other quotes, and whose names may have none."""
+    parts = text.split(quote)
+    parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
+    if len(parts) > 1 or '"' not in text:
+        parts[::2] = [re.sub(r"([\w.-]+)\s*:", r'"\1":', part) for part in parts[::2]]
+    try:
+        return json.dumps(json.loads("".join(parts)), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        raise Malformed from None
 
 
 def typed(text: str, schema: Any) -> str:

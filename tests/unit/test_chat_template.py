@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import transformers
 
+from gateway import tool_calls
 from shared import chat_template
 from shared.chat_template import ChatTemplate
 from shared.decoding import Decoder
@@ -19,6 +20,7 @@ from shared.types import BadRequest
 from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, InferenceResponse, instance_args, parameters
 from triton_transformers.models.catalogue import Job
+from triton_transformers.models.exporters import chat_templates
 from triton_transformers.models.exporters.generation import assemble
 from triton_transformers.tensors import Tensor
 
@@ -82,6 +84,93 @@ JSON = """\
 {% endfor %}
 {{ last is defined }}{{ messages[1].reasoning_content }}
 """
+TOOLS_HERMES = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif %}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\nAnswer with <tool_call>...</tool_call>.<|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "tool" %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}{{ '\\n' + message.content }}{% endif %}
+        {%- for call in message.tool_calls %}
+            {%- if call.function %}{% set call = call.function %}{% endif %}
+            {{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}
+"""
+TOOLS_LLAMA = """\
+{{- bos_token }}
+{%- if not tools is defined %}{% set tools = none %}{% endif %}
+{%- if tools is not none %}
+    {{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}
+    {%- for t in tools %}{{ t | tojson(indent=4) + "\\n\\n" }}{% endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if 'tool_calls' in message %}
+        {%- if not message.tool_calls | length == 1 %}{{ raise_exception("single tool-calls only") }}{% endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '{"name": "' + call.name + '", "parameters": ' }}{{ call.arguments | tojson }}}
+    {%- elif message.role == "tool" %}
+        {{- "ipython " }}
+        {%- if message.content is mapping %}{{ message.content | tojson }}{% else %}{{ message.content }}{% endif %}
+    {%- else %}{{ message.role + ": " + message.content }}{% endif %}
+{%- endfor %}
+"""
+TOOLS_MISTRAL = """\
+{%- set users = messages | selectattr("role", "equalto", "user") | list %}
+{%- for message in messages %}
+    {%- if message["role"] == "user" %}
+        {%- if tools is not none and message == users[-1] %}
+            {{- "[AVAILABLE_TOOLS] [" }}
+            {%- for tool in tools %}
+                {{- '{"type": "function", "function": {' }}
+                {%- for key, val in tool.function.items() if key != "return" %}
+                    {{- '"' + key + '": ' }}{{ val | tojson }}{% if not loop.last %}{{ ", " }}{% endif %}
+                {%- endfor %}
+                {{- "}}" }}{% if not loop.last %}{{ ", " }}{% endif %}
+            {%- endfor %}
+            {{- "][/AVAILABLE_TOOLS]" }}
+        {%- endif %}
+        {{- "[INST] " + message["content"] + "[/INST]" }}
+    {%- elif message.tool_calls is defined %}
+        {{- "[TOOL_CALLS] [" }}
+        {%- for call in message.tool_calls %}
+            {%- if call.id | length != 9 %}{{ raise_exception("Tool call IDs should have length 9!") }}{% endif %}
+            {{- (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' }}
+        {%- endfor %}
+        {{- "]" + eos_token }}
+    {%- elif message["role"] == "tool" %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content | string + ', "call_id": "' + message.tool_call_id + '"}' }}
+    {%- endif %}
+{%- endfor %}
+"""
+TOOL_TEMPLATES = {"hermes": TOOLS_HERMES, "llama": TOOLS_LLAMA, "mistral": TOOLS_MISTRAL}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Wie ist es <b>dort</b>?",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
 TEMPLATES = {"llama": LLAMA, "chatml": CHATML, "mistral": MISTRAL, "json": JSON}
 QUESTION = [{"role": "user", "content": 'Which <b>battery</b> & torch fits? 비 그친 뒤 🥖\nOr "none" '}]
 CHATS = [
@@ -133,6 +222,76 @@ def test_prompts_equal_those_of_transformers(weights, name):
     assert [answer(template, chat) for chat in CHATS] == expected
 
 
+@pytest.mark.parametrize("name", TOOL_TEMPLATES)
+def test_prompts_with_tools_equal_those_of_transformers(weights, name):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
+    tokenizer.chat_template = TOOL_TEMPLATES[name]
+    template = ChatTemplate(TOOL_TEMPLATES[name], tokenizer.special_tokens_map)
+    call = {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
+    chat = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefgh1", "name": "weather", "content": "sunny"},
+    ]
+    for messages, tools, variables in ((chat, TOOLS, {}), (QUESTION, None, {"enable_thinking": False, "name": 1})):
+        expected = reference(tokenizer, messages, tokenize=False, tools=tools, **variables)
+        assert template.prompt(messages, tools, variables) == expected
+        assert expected
+
+
+@pytest.mark.parametrize(
+    ("template", "parameters"),
+    [
+        (TOOLS_HERMES, {"tool_parser": "hermes", "reasoning": "think"}),
+        (TOOLS_LLAMA, {"tool_parser": "llama3"}),
+        (TOOLS_MISTRAL, {"tool_parser": "mistral"}),
+        (TOOLS_MISTRAL + "[ARGS]", {"tool_parser": "mistral_args"}),
+        ("{{ tools }}<tool_call>\n<function=name>", {"tool_parser": "qwen3_coder"}),
+        ("{{ tools }}<|channel|>", {"tool_parser": "harmony", "reasoning": "harmony"}),
+        ("{{ message['tools'] }}<|tool|>", {"tool_parser": "phi"}),
+        ({"default": "", "tool_use": "{{ tools }}<|tool_call|>"}, {"tool_parser": "granite"}),
+        ("<think></think>{{ '<think>\n' }}", {"reasoning": "think_opened"}),
+        ("{{ raise_exception('no') }}</think>", {"reasoning": "think"}),
+        ("{{ tools }}", {}),  # in a form that is unknown
+        (TOOLS_MISTRAL.replace("tools", "others"), {}),
+        (None, {}),
+    ],
+)
+def test_form_of_calls_and_reasoning_is_found(weights, template, parameters):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
+    tokenizer.chat_template = template
+    assert chat_templates.chat_parameters(tokenizer) == parameters
+
+
+def test_gateway_knows_every_form():
+    assert {*chat_templates.FAMILIES.values()} <= tool_calls.FAMILIES.keys()
+    assert {*chat_templates.REASONING.values()} <= {tool_calls.HARMONY, *tool_calls.REASONING}
+
+
+def test_phi_reads_the_tools_in_the_message_of_the_system():
+    source = (
+        "{% for message in messages %}{{ message['role'] + message['content'] + (message['tools'] or '') }}{% endfor %}"
+    )
+    functions = json.dumps([TOOLS[0]["function"]], ensure_ascii=False)
+    assert (
+        ChatTemplate(source, {}).prompt([{"role": "system", "content": "Brief."}], TOOLS) == f"systemBrief.{functions}"
+    )
+    assert f"tools.{functions}user" in ChatTemplate(source, {}).prompt(QUESTION, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("tools", "variables", "reason"),
+    [
+        (TOOLS, {}, "option 'tools': this model's chat template has no place for tools"),
+        (None, {"messages": []}, "option 'chat_template_kwargs' must not have 'messages'"),
+        (None, {"add_generation_prompt": False}, "must not have 'add_generation_prompt'"),
+    ],
+)
+def test_wrong_variables_are_refused(tools, variables, reason):
+    with pytest.raises(BadRequest, match=reason):
+        ChatTemplate(MISTRAL, {}).prompt(QUESTION, tools, variables)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["vllm", "openvino-fp32", "python"])
 @pytest.mark.parametrize("name", ["mistral", "chatml"])
@@ -164,14 +323,22 @@ def set_in_tokenizer_config(folder: Path, template: object) -> None:
 @pytest.mark.parametrize("form", ["vllm", "python"])
 @pytest.mark.parametrize(
     "template",
-    [MISTRAL, [{"name": "tool_use", "template": CHATML}, {"name": "default", "template": MISTRAL}]],
+    [
+        MISTRAL,
+        [
+            {"name": "tool_use", "template": "{{ tools }}{{ messages[0].content }}"},
+            {"name": "default", "template": MISTRAL},
+        ],
+    ],
 )
 def test_templates_in_tokenizer_config_are_found(tmp_path, form, template):
     folder = language.save_llama(tmp_path / "weights")
     set_in_tokenizer_config(folder, template)
     assemble(Job("mine", "text-generation", form, folder, False, tmp_path))
-    prompt = loaded(tmp_path / "mine/1", form).chat_template.prompt(QUESTION)
-    assert prompt == f"<s>[INST] {QUESTION[0]['content']} [/INST]"
+    found = loaded(tmp_path / "mine/1", form).chat_template
+    assert found.prompt(QUESTION) == f"<s>[INST] {QUESTION[0]['content']} [/INST]"
+    if isinstance(template, list):
+        assert found.prompt(QUESTION, TOOLS).endswith(str(TOOLS) + QUESTION[0]["content"])
 
 
 @pytest.mark.parametrize("template", [None, [{"name": "tool_use", "template": CHATML}]])

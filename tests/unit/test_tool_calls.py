@@ -98,6 +98,11 @@ XML = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\
          "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", [CALL]),
         ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
          f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>", "", [CALL]),
+        ("gemma4", 'Yes.<|tool_call>call:weather{city:<|"|>Köln<|"|>,days:2}<tool_call|>'
+         "<|tool_call>call:now{}<tool_call|>", "Yes.", [CALL, NOW]),
+        ("gemma4", '<|tool_call>call:weather{x:[{a:<|"|>b:c<|"|>},null]}<tool_call|>', "",
+         [("weather", '{"x": [{"a": "b:c"}, null]}')]),
+        ("gemma4", "<|tool_call>call:weather{<tool_call|>", "<|tool_call>call:weather{<tool_call|>", []),
         ("json", BOTH, "", [CALL, NOW]),
         ("json", " [1, 2]", " [1, 2]", []),
     ],
@@ -116,6 +121,7 @@ def test_calls(family, text, content, calls):
         ("", "think", "Yes <think>no</think>", ("", "Yes <think>no</think>", [])),
         ("", "think_opened", "Hm. </thi</think>Yes.", ("Hm. </thi", "Yes.", [])),
         ("", "think_opened", "<think>Hm.", ("Hm.", "", [])),
+        ("", "gemma4", "<|channel>thought\nHm.<channel|>Yes.", ("Hm.", "Yes.", [])),
         ("", "mistral", "[THINK]Hm.[/THINK]Yes.", ("Hm.", "Yes.", [])),
         ("hermes", "think", f"<think>{HERMES_NOW}</think>\n{HERMES}", (HERMES_NOW, "", [CALL])),
         ("harmony", "harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final"

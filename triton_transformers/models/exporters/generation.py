@@ -10,6 +10,7 @@ from triton_transformers.corpus import MIXED
 from triton_transformers.model_config import CONFIGS
 from triton_transformers.models.catalogue import SYSTEMS, FormatUnavailable, Job, Outcome
 from triton_transformers.models.exporters import openvino_export
+from triton_transformers.models.exporters.chat_templates import chat_parameters, write_chat_templates
 from triton_transformers.models.exporters.config_writer import write_config
 from triton_transformers.models.exporters.quantized import readable_weights
 from triton_transformers.models.exporters.served import backend_config
@@ -48,11 +49,11 @@ def assemble_readable(job: Job) -> Outcome:
             outcome = openvino_export.export(job, tokenizer, limits["context"], version).join(outcome)
             limits |= {"weights": outcome.facts["weights"], "context": outcome.facts.pop("context")}
         (version / "limits.json").write_text(json.dumps(limits) + "\n")
-        write_chat_template(tokenizer, version)
         # The checkpoint's own file may lack what transformers adds, such as the token that begins a text.
         tokenizer.backend_tokenizer.save(str(version / "tokenizer.json"))
+    write_chat_templates(tokenizer, version)
     if job.system not in SYSTEMS:
-        write_configs(job, served, streamed)
+        write_configs(job, served, streamed, chat_parameters(tokenizer))
     return outcome
 
 
@@ -93,7 +94,7 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def write_configs(job: Job, served: Path, streamed: Path) -> None:
+def write_configs(job: Job, served: Path, streamed: Path, chat: dict[str, str]) -> None:
     """Write the configurations of falcon7b and falcon7b_stream, which are in git, for this system."""
     about = f"Continues a prompt like {job.system}, in pieces: docs/generation.md."
     own = {"trust_remote_code": 1} if job.trust_remote_code else {}
@@ -102,7 +103,7 @@ def write_configs(job: Job, served: Path, streamed: Path) -> None:
         (streamed, "falcon7b_stream", about, own | {"weights": job.system}),
     ):
         config = backend_config(CONFIGS / original / "config.pbtxt") | {"name": model.name}
-        write_config(model, comment, config, parameters)
+        write_config(model, comment, config, {**parameters, **chat})
 
 
 # --- the files that a server without transformers reads beside tokenizer.json -----------------------------------------
@@ -129,15 +130,6 @@ def read_limits(job: Job, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         "special_tokens": dict(tokenizer.special_tokens_map),
         "weights": "",  # the precision in which the weights are stored, if the export chose it
     }
-
-
-def write_chat_template(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the template that transformers would use, if there is one. A checkpoint may have several, by name."""
-    try:
-        template = tokenizer.get_chat_template()
-    except ValueError:
-        return
-    (folder / "chat_template.jinja").write_text(template)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:

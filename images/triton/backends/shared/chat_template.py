@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
@@ -21,27 +22,42 @@ MAX_REASON = 300
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
+# Names that a request's chat_template_kwargs must not have.
+PROTECTED = ("messages", "tools", "documents", "add_generation_prompt")
+# The templates of Phi-4 read the tools in a message.
+MESSAGE_TOOLS = re.compile(r"message(\.tools\b|\[['\"]tools['\"]\])")
+
+
 class ChatTemplate:
-    def __init__(self, source: str, special_tokens: Mapping[str, str | list[str]]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str | list[str]], tool_source: str = "") -> None:
         self.source = source  # empty if the checkpoint has none
         self.special_tokens = special_tokens  # bos_token, eos_token and so on, by these names
+        self.tool_use = ChatTemplate(tool_source, special_tokens) if tool_source else None  # used if there are tools
 
-    def prompt(self, messages: list[Message]) -> str:
+    def prompt(
+        self, messages: list[Message], tools: list[Any] | None = None, variables: Mapping[str, Any] | None = None
+    ) -> str:
         """Return the prompt that the model's answer continues. Raise BadRequest if there is none."""
+        if tools and self.tool_use:
+            return self.tool_use.prompt(messages, tools, variables)
         if not self.source:
             raise BadRequest("this model has no chat template: send 'prompt' instead of 'messages'")
-        return self.rendered("messages", messages, add_generation_prompt=True)
+        if tools and not re.search(r"\btools\b", self.source):
+            raise BadRequest("option 'tools': this model's chat template has no place for tools")
+        if wrong := [name for name in variables or () if name in PROTECTED]:
+            raise BadRequest(f"option 'chat_template_kwargs' must not have '{wrong[0]}', which the request sets itself")
+        if tools and MESSAGE_TOOLS.search(self.source):
+            messages = with_tools(messages, tools)
+        variables = {**(variables or {}), "tools": tools or None, "add_generation_prompt": True}
+        return self.rendered("messages", messages, variables)
 
-    def rendered(self, name: str, messages: list[Message], **variables: Any) -> str:
+    def rendered(self, name: str, messages: list[Message], variables: Mapping[str, Any]) -> str:
         """Return the text that the template makes of messages. Raise BadRequest that names this input if it fails."""
         pieces, length = [], 0
         try:
             for piece in self.template.generate(
-                messages=[prepared(message) for message in messages],
-                tools=None,
-                documents=None,
-                **self.special_tokens,
-                **variables,
+                {"tools": None, "documents": None, **self.special_tokens, **variables}
+                | {"messages": [prepared(message) for message in messages]}
             ):
                 pieces.append(piece)
                 length += len(piece)
@@ -97,6 +113,16 @@ def prepared(message: Message) -> Message:
         if name in message:
             return {"thinking": message[name]} | message | {"reasoning_content": message[name]}
     return message
+
+
+def with_tools(messages: list[Message], tools: list[Any]) -> list[Message]:
+    """Return the messages with the tools' functions, as JSON, in that of the system."""
+    functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    has_system = messages[0]["role"] == "system"
+    system = (
+        messages[0] if has_system else {"role": "system", "content": "You are a helpful assistant with some tools."}
+    )
+    return [system | {"tools": functions}, *messages[has_system:]]
 
 
 def to_json(

@@ -47,8 +47,9 @@ class Decoder:
         # The first call also sets up the tokenizer; after it, threads may share the tokenizer.
         self.start: list[int] = self.tokenizer("").input_ids or [token for token in starts if token is not None][:1]
         templates = tokenizer.chat_template or ""
-        source = templates.get("default", "") if isinstance(templates, dict) else templates
-        self.chat_template = ChatTemplate(source, tokenizer.special_tokens_map)
+        templates = templates if isinstance(templates, dict) else {"default": templates}
+        sources = (templates.get(name, "") for name in ("default", "tool_use"))
+        self.chat_template = ChatTemplate(next(sources), tokenizer.special_tokens_map, next(sources))
         self.measure()
 
     def traits(self) -> tuple[int, int | None, int | None, torch.device]:

@@ -68,4 +68,4 @@ class Chat:
             {"role": role, "content": [{"type": "text", "text": text}] if self.parts else text}
             for role, text in contents
         ]
-        return self.template.rendered(name, messages, **self.variables)
+        return self.template.rendered(name, messages, self.variables)

@@ -25,6 +25,7 @@ from shared.metrics import REQUEST_COUNTERS, Metrics
 from shared.parameters import int_parameter, parameter
 from shared.prompts import (
     IMAGES,
+    MESSAGES,
     NUMBERS,
     RULES,
     Piece,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from shared.decoding import Decoder
     from shared.text_tokenizer import TextTokenizer
 
+# The options that chat templates read.
+TEMPLATE_OPTIONS = ("tools", "chat_template_kwargs")
 # The default limit of an answer in a chat, for models whose context is unlimited.
 CHAT_TOKENS = 1024
 
@@ -149,7 +152,13 @@ class TextGeneration(Backend):
         return read.echoes(default="stream" not in read.options or not streams)
 
     def prompts(self, read: PromptRequest) -> list[str | TokenIds]:
-        return read.prompts if read.messages is None else [self.model.chat_template.prompt(read.messages)]
+        variables = [read.options.get(name) for name in TEMPLATE_OPTIONS]
+        if read.messages is not None:
+            return [self.model.chat_template.prompt(read.messages, *variables)]
+        for name, value in zip(TEMPLATE_OPTIONS, variables, strict=True):
+            if value:
+                raise BadRequest(f"option '{name}' is for the chat template: send '{MESSAGES}' with it")
+        return read.prompts
 
     def tokenized(self, read: PromptRequest) -> pb_utils.InferenceResponse:
         """Return the prompts in their other form: texts, or a chat, as token ids, and token ids as text."""

@@ -173,8 +173,6 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "skip_special_tokens": (),
     "structured_outputs": (),
     "lora_name": (),
-    "tools": (),
-    "chat_template_kwargs": (),
     IMAGES: (),
 }
 

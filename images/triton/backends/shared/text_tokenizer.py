@@ -13,8 +13,9 @@ from shared.types import ConfigError
 
 # Written by `make models`, from what transformers derives from the checkpoint's many files.
 LIMITS = "limits.json"
-# The name that transformers gives to this file.
+# The names that transformers gives to these files.
 CHAT_TEMPLATE = "chat_template.jinja"
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 
 
 class TextTokenizer:
@@ -31,9 +32,10 @@ class TextTokenizer:
         self.context: int | None = limits["context"]
         self.end_tokens = frozenset(limits["end_tokens"])
         self.start: list[int] = limits.get("start", [])  # the tokens of an empty prompt
-        template = folder / CHAT_TEMPLATE
-        source = template.read_text() if template.is_file() else ""
-        self.chat_template = ChatTemplate(source, limits.get("special_tokens", {}))
+        source, tool_source = (
+            file.read_text() if (file := folder / name).is_file() else "" for name in (CHAT_TEMPLATE, TOOL_TEMPLATE)
+        )
+        self.chat_template = ChatTemplate(source, limits.get("special_tokens", {}), tool_source)
 
     def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
         """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with.
