@@ -45,16 +45,16 @@ ASK_AGAIN_S = 1.0
 CLOSE_S = 3.0
 # The optional input of our backends that generate text: the id of a request to end.
 CANCEL = "cancel"
-# These find the status of an error in a stream in its message: of Triton, and of our backends (shared/types.py).
-# docs/triton-faults.md#errors-in-streams
-STREAM_ERRORS = (
-    (re.compile(r"unknown model"), grpc.StatusCode.NOT_FOUND),
-    (re.compile(r"^\d+ texts wait already"), grpc.StatusCode.UNAVAILABLE),
-    (
-        re.compile(r"^(inputs?|option|(sampling )?parameter|unknown [a-z ]+) '|^this (model|server) has no "),
-        grpc.StatusCode.INVALID_ARGUMENT,
-    ),
-)
+# The parameter that asks our backends (shared/prompts.py) to begin the message of an error with its status: it has none
+# in a stream, docs/triton-faults.md#errors-in-streams.
+ERROR_STATUS = "error_status"
+ERROR = re.compile(r"\[(\d+)\] (.*)", re.DOTALL)
+STATUSES = {
+    "400": grpc.StatusCode.INVALID_ARGUMENT,
+    "499": grpc.StatusCode.CANCELLED,
+    "500": grpc.StatusCode.INTERNAL,
+    "503": grpc.StatusCode.UNAVAILABLE,
+}
 
 
 Outputs = Mapping[str, Tensor]
@@ -141,6 +141,8 @@ class Inference:
         Set `cancellable` if the model has the input `cancel`.
         """
         request = request_message(model, tensors, outputs, cancellable)
+        if cancellable:
+            request.parameters[ERROR_STATUS].bool_param = True
         call = self._stub.ModelStreamInfer()
         responses: asyncio.Queue[service_pb2.ModelStreamInferResponse | None] = asyncio.Queue()
         # A task that awaits the call itself would cancel it when it is cancelled.
@@ -254,8 +256,10 @@ def retrieve_error(answer: asyncio.Future[Any]) -> None:
 
 def _stream_error(message: str) -> grpc.aio.AioRpcError:
     """Return the error of a response, with the status that it has outside of streams."""
-    codes = (code for pattern, code in STREAM_ERRORS if pattern.search(message))
-    return rpc_error(next(codes, grpc.StatusCode.UNKNOWN), message)
+    if match := ERROR.fullmatch(message):
+        return rpc_error(STATUSES.get(match[1], grpc.StatusCode.UNKNOWN), match[2])
+    is_missing = "unknown model" in message  # Triton's words
+    return rpc_error(grpc.StatusCode.NOT_FOUND if is_missing else grpc.StatusCode.UNKNOWN, message)
 
 
 def rpc_error(code: grpc.StatusCode, message: str) -> grpc.aio.AioRpcError:

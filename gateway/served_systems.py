@@ -18,6 +18,7 @@ from gateway.inference import CANCEL, Inference, retrieve_error
 from gateway.routes import Routes
 from triton_transformers import kinds
 from triton_transformers.kinds import listed_names
+from triton_transformers.model_config import ENGINE
 
 CACHED_S = 2.0
 # The same for a system that is not loaded: requests wait for it after a restart of Triton.
@@ -36,6 +37,8 @@ class System:
         self.tokenizing_model = tokenizing_model  # the one with the output `tokenized`: itself, or an ensemble's step
         self.max_batch = int(config.max_batch_size)  # rows of a request; 0 if the model has no batch dimension
         self.streams = bool(config.model_transaction_policy.decoupled)
+        # The model that generates for this one, if this one only forwards requests to it.
+        self.engine = config.parameters[ENGINE].string_value if ENGINE in config.parameters else ""
         self.inputs = frozenset(tensor.name for tensor in config.input)
         self.cancellable = CANCEL in self.inputs  # another request can end one by its id
         shapes = {tensor.name: [int(size) for size in tensor.dims] for tensor in config.output}
@@ -165,9 +168,9 @@ class Served:
         """
         if system.streams:
             return system
-        name = f"{system.name}_stream"
+        name = system.engine or f"{system.name}_stream"
         companion = await self.lookup(name)
-        if companion is None and name in self.names():
+        if companion is None and (system.engine or name in self.names()):
             raise not_ready(name)
         return companion
 

@@ -180,12 +180,14 @@ async def respond(http_request: Request, request: GenerationRequest, form: Form)
 
 
 async def find(served: Served, model: str, source: str, streams: bool) -> System:
-    """Return the model that the request is for: the system itself, or its companion that streams."""
+    """Return the model that generates for the request: the system's engine, its companion that streams, or itself."""
     system = await served.find(model, "generation")
     if source not in system.inputs:
         advice = " Use /v1/completions." if source == "messages" else ""
         message = f"The model '{model}' has no input '{source}', which this endpoint needs.{advice}"
         raise ApiError(400, message, "model")
+    if system.engine:
+        return await served.stream_of(system) or system
     if not streams:
         if system.streams and "stream" not in system.inputs:
             raise ApiError(400, f"The model '{model}' only streams: send 'stream': true.", "stream")

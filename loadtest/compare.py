@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import report, statistics
 from loadtest.examples import Examples
-from loadtest.generating import Reader, generates
+from loadtest.generating import Reader
 from loadtest.locust_users import Job
 from loadtest.machine import OtherPrograms, host, pin
 from loadtest.report import GENERATING_HEADER, WINDOWS_HEADER, print_table, window_line
@@ -34,7 +34,7 @@ from triton_transformers.files import ANOTHER_COMPARISON, comparison_lock, exclu
 from triton_transformers.ports import check_free
 from triton_transformers.prometheus import Prometheus
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.triton import Config, Triton, TritonError, engines
+from triton_transformers.triton import Config, Triton, TritonError, engines, generates
 
 INTERRUPTED = "interrupted"
 
@@ -259,6 +259,7 @@ class Comparison:
     def _run(
         self, users: Users, switch: Switch, show: Callable[[str, float], None], log: Callable[[str], None]
     ) -> None:
+        generating = [model for model, config in self.configs.items() if generates(config)][:1]
         experiment = Experiment(
             self.plan,
             self.modes,
@@ -269,7 +270,7 @@ class Comparison:
             self.metrics,
             OtherPrograms.from_environment(),
             lambda label, part: show(label, len(self.windows) + part),
-            Reader(self.settings.url("TRITON_METRICS_PORT"), self.plan.system) if self.generates else None,
+            Reader(self.settings.url("TRITON_METRICS_PORT"), *generating) if generating else None,
         )
         log(self.plan.announcement(self.modes))
         log(GENERATING_HEADER if self.generates else WINDOWS_HEADER)

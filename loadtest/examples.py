@@ -15,12 +15,11 @@ import numpy.typing as npt
 from PIL import Image as pillow
 from tritonclient.grpc import service_pb2
 
-from loadtest.generating import generates
 from loadtest.switching import composing
 from triton_transformers.kinds import embedding, kind
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.tensors import Tensor
-from triton_transformers.triton import Config, Triton
+from triton_transformers.triton import Config, Triton, generates, is_front
 
 # The length of the first of two texts. No tokenizer makes more tokens than bytes, and a model of 128 tokens cuts long
 # contexts into windows only if the question takes less than half of them.
@@ -95,14 +94,15 @@ class Examples:
             ]
             for row in range(len(texts))
         ]
-        if generates(config):
+        continues = generates(config) or is_front(config)
+        if continues:
             count = Tensor("max_new_tokens", "INT32", [1], new_tokens.to_bytes(4, "little"))
             requests = [[*request, count] for request in requests]
         outputs = {tensor["name"]: [int(size) for size in tensor["dims"]] for tensor in config.get("output", [])}
         # Other outputs than the vector may need a step of their own, which only requests for them pay.
         vector = embedding(outputs)
         system_kind = kind(inputs, outputs, int(config.get("max_batch_size", 0)))
-        return cls("texts", requests, generates(config), system_kind, (vector,) if vector else ())
+        return cls("texts", requests, continues, system_kind, (vector,) if vector else ())
 
 
 def _questions(texts: list[str]) -> list[str]:

@@ -13,28 +13,14 @@ from dataclasses import astuple, dataclass, fields
 import gevent
 
 from triton_transformers.settings import UserError
-from triton_transformers.triton import Config, metrics_page
+from triton_transformers.triton import TEXT_LIMIT, Config, metrics_page
 
-# The model parameter with the maximum number of texts that run together.
-LIMIT = "max_batch"
-# A model without the parameter takes its backend's default, which is this or the batch size of a compiled model.
-DEFAULT_LIMIT = 32
 # The backends send their counters every half second, one after the other.
 SETTLED_S, POLL_S = 2.0, 0.03
 
 
-def generates(config: Config) -> bool:
-    """Return whether the model continues texts and batches them itself."""
-    return not config.get("max_batch_size") and any(t["name"] == "max_new_tokens" for t in config.get("input", []))
-
-
-def limit(config: Config) -> int:
-    """Return how many texts run together at most."""
-    return int(config.get("parameters", {}).get(LIMIT, {}).get("string_value", DEFAULT_LIMIT))
-
-
 def with_limit(config: Config, texts: int) -> Config:
-    return config | {"parameters": config.get("parameters", {}) | {LIMIT: {"string_value": str(texts)}}}
+    return config | {"parameters": config.get("parameters", {}) | {TEXT_LIMIT: {"string_value": str(texts)}}}
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,19 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.generating import generates, limit, with_limit
+from loadtest.generating import with_limit
 from loadtest.machine import cpu_list
 from triton_transformers.files import write_atomically
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.triton import NOT_REPORTED, Config, Triton, TritonError, metrics_page
+from triton_transformers.triton import (
+    NOT_REPORTED,
+    Config,
+    Triton,
+    TritonError,
+    generates,
+    metrics_page,
+    text_limit,
+)
 
 # The parameter for the threads of an instance: this project's backends and NVIDIA's for ONNX have the default.
 THREADS = {"pytorch": "INTRA_OP_THREAD_COUNT", "openvino": "INFERENCE_NUM_THREADS"}
@@ -97,7 +105,7 @@ def plan(configs: dict[str, Config], max_batch: int | None, modes: Sequence[str]
 
 def batch_limit(config: Config) -> int:
     """Return how many requests run together at most."""
-    return limit(config) if generates(config) else config["max_batch_size"]
+    return text_limit(config) if generates(config) else config["max_batch_size"]
 
 
 def with_batching(config: Config) -> Config:

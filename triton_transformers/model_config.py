@@ -16,8 +16,10 @@ from triton_transformers.settings import ROOT, UserError
 
 # The configurations in git. A model repository elsewhere starts without them.
 CONFIGS = ROOT / "model_repository"
-# The parameters of the backend `text_or_image` that name models.
-CALLED = ("text_model", "image_model")
+# The parameter of the backend `generation` that names the model which generates for another one.
+ENGINE = "engine_model"
+# The parameters that name the models which a model calls; the first two are those of the backend `text_or_image`.
+CALLED = ("text_model", "image_model", ENGINE)
 # Begins a line of a configs/<profile>.pbtxt that `make tune` made from config.pbtxt.
 DIGEST = "# SHA-256 of config.pbtxt: "
 # The error message for an unreadable file contains this.

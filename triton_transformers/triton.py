@@ -14,7 +14,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from triton_transformers.http import answers, opener
-from triton_transformers.model_config import called_models
+from triton_transformers.model_config import ENGINE, called_models
 from triton_transformers.settings import Settings
 
 ADMIN_HEADER = "triton-admin-key"
@@ -26,6 +26,9 @@ CORES = "NEURON_CORE_START_INDEX"
 NOT_REPORTED = re.compile(r"is not healthy|health mutex")
 # Ends the error of a request that Triton did not answer in time, over HTTP and gRPC: a slow load is no crash.
 TIMED_OUT = "timed out"
+# The parameter of a generating model with the maximum number of texts that run together, and what a model without it
+# has: its backend's default, which is this or the batch size of a compiled model.
+TEXT_LIMIT, DEFAULT_TEXT_LIMIT = "max_batch", 32
 UNLOAD_S = 60
 LOAD_S = 600
 
@@ -53,13 +56,31 @@ def called(config: Config) -> list[str]:
     return called_models(steps, parameters)
 
 
+def generates(config: Config) -> bool:
+    """Return whether the model continues texts and batches them itself."""
+    names = {tensor["name"] for tensor in config.get("input", [])}
+    return not config.get("max_batch_size") and "max_new_tokens" in names and not is_front(config)
+
+
+def is_front(config: Config) -> bool:
+    """Return whether another model generates the texts of this one."""
+    return ENGINE in config.get("parameters", {})
+
+
+def text_limit(config: Config) -> int:
+    """Return how many texts of a generating model run together at most."""
+    return int(config.get("parameters", {}).get(TEXT_LIMIT, {}).get("string_value", DEFAULT_TEXT_LIMIT))
+
+
 def batching(config: Config) -> str:
     """Return how a model batches, as `make status` and the gateway's page show it."""
     if "ensemble_scheduling" in config:
         return "by its steps"
-    if parameter := config.get("parameters", {}).get("max_batch"):  # of a backend that generates
-        texts = parameter["string_value"]
-        return "one at a time" if texts == "1" else f"continuous, up to {texts}"
+    if is_front(config):
+        return f"by {config['parameters'][ENGINE]['string_value']}"
+    if generates(config):
+        texts = text_limit(config)
+        return "one at a time" if texts == 1 else f"continuous, up to {texts}"
     if "dynamic_batching" in config:
         return f"dynamic, up to {config['max_batch_size']}"
     return "sequences" if "sequence_batching" in config else "off"

@@ -19,13 +19,15 @@ from watchdog.tritonserver import Triton
 # Seconds for the requests in flight. Longer requests end with the server.
 LIMIT_S = 60
 POLL_S = 0.1
+# The parameters with which models name those that they call.
+CALLED = ("model", "text_model", "image_model", "engine_model")
 
 
 def called(config: dict) -> set[str]:
     """Return the models that a model sends requests to: an ensemble's steps, or those of its parameters."""
     steps = {step["model_name"] for step in config.get("ensemble_scheduling", {}).get("step", [])}
     parameters = config.get("parameters", {})
-    return steps | {parameters.get(key, {}).get("string_value", "") for key in ("model", "text_model", "image_model")}
+    return steps | {parameters.get(key, {}).get("string_value", "") for key in CALLED}
 
 
 def drain(triton: Triton) -> None:

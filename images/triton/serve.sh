@@ -78,6 +78,11 @@ fi
 if [[ -z ${SYSTEMS_FILE:-} ]]; then
   for system in ${SYSTEMS:-}; do
     flags+=(--load-model="$system")
+    # While Triton starts, a system cannot load the model that generates for it.
+    config=${MODEL_REPOSITORY:-/models}/$system/configs/${PROFILE:-cpu}.pbtxt
+    [[ -f $config ]] || config=${MODEL_REPOSITORY:-/models}/$system/config.pbtxt
+    engine=$({ tr -d '\n' <"$config"; } 2>/dev/null | sed -n 's/.*"engine_model"[^"]*"\([^"]*\)".*/\1/p' || true)
+    [[ -z $engine ]] || flags+=(--load-model="$engine")
   done
 fi
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.generating import generates, limit, with_limit
+from loadtest.generating import with_limit
 from loadtest.switching import DEFAULT_THREADS, DEVICES, THREADS, with_batching, with_instances, without_batching
-from triton_transformers.triton import CORES, Config, called
+from triton_transformers.triton import CORES, Config, called, generates, is_front, text_limit
 
 Value = int | str
 # model -> knob -> value
@@ -71,10 +71,10 @@ def all_knobs(configs: Mapping[str, Config], cores: int, engines: Mapping[str, s
     """Return the knobs of each model in turn; `engines` is what triton_transformers.triton.engines() returns."""
     knobs: list[Knob] = []
     for model, config in configs.items():
-        if "ensemble_scheduling" in config or "sequence_batching" in config:
+        if "ensemble_scheduling" in config or "sequence_batching" in config or is_front(config):
             continue
         if generates(config):
-            texts = around(limit(config))
+            texts = around(text_limit(config))
             knobs.append(Knob(model, "max_batch", texts, lambda config, value: with_limit(config, int(value))))
             continue
         kinds = {group["kind"] for group in config.get("instance_group", [])}

@@ -121,9 +121,6 @@ def add() -> None:
         systems = dict.fromkeys([*saved("SYSTEMS", " ".join(served)).split(), system])
         if list(systems) != saved("SYSTEMS").split():
             save_systems(systems)
-    streamed = f"{system}_stream"
-    if streamed not in systems and (settings.model_repository / streamed).is_dir():
-        out.print(f"`make add SYSTEM={streamed}` also serves its texts as streams.")
 
 
 def remove() -> None:

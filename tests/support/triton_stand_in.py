@@ -22,6 +22,12 @@ from triton_transformers.tensors import TOKEN_IDS, Tensor
 WAIT_S = 40  # less than GATEWAY_TIMEOUT, which would end a request too
 # An input or output: its type and dimensions, as in config.pbtxt.
 Signature = dict[str, tuple[str, list[int]]]
+# The statuses that our backends' errors have in streams.
+STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.UNAVAILABLE: 503,
+}
 Answer = Callable[[dict[str, Tensor]], Iterable[list[Tensor]]]
 
 
@@ -146,7 +152,9 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
                 for response in self._responses(request, context):
                     yield service_pb2.ModelStreamInferResponse(infer_response=response)
             except Failure as error:  # so are errors of the model
-                yield service_pb2.ModelStreamInferResponse(error_message=str(error))
+                status = STATUSES.get(error.code) if request.parameters["error_status"].bool_param else None
+                message = f"[{status}] {error}" if status else str(error)
+                yield service_pb2.ModelStreamInferResponse(error_message=message)
 
     def ModelConfig(self, request, context):
         if not self.answers_about_models.wait(WAIT_S):

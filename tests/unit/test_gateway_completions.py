@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import http.client
 import json
 import threading
@@ -77,6 +78,8 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
         embedding(),
         generator(),
         generator("counter_stream", streams=True),
+        dataclasses.replace(generator("front"), parameters={"engine_model": "counter_stream"}),
+        dataclasses.replace(generator("orphan"), parameters={"engine_model": "missing"}),
         generator("sampler", SAMPLER_INPUTS),
         generator("sampler_stream", SAMPLER_INPUTS, streams=True),
         caller("caller", streams=False),
@@ -231,6 +234,14 @@ SAMPLING = {
     "structured_outputs": {"regex": "a|b"},
 }
 THINK = {"chat_template_kwargs": {"a": 1, "enable_thinking": True, "reasoning_effort": "low"}}
+
+
+def test_requests_of_a_front_go_to_its_engine(gateway, received) -> None:
+    assert complete(gateway, ["a", "b"], model="front", max_tokens=2)["model"] == "front"
+    stream(gateway, COMPLETIONS, prompt="a", model="front")
+    assert [request.model for request in received] == ["counter_stream"] * 2
+    reply = gateway.post(COMPLETIONS, {"model": "orphan", "prompt": "a"})
+    assert (reply.status, reply.headers["retry-after"]) == (503, "1")
 
 
 @pytest.mark.parametrize(

@@ -281,8 +281,8 @@ def test_committed_configs_equal_generated_ones(tmp_path):
         generated = parsed(tmp_path / f"assembled/mymodel{suffix}/config.pbtxt")
         for system in ("falcon7b", "mistral7b", "persimmon8b"):
             generated.name = f"{system}{suffix}"
-            if suffix:
-                generated.parameters["weights"].string_value = system
+            name, value = ("weights", system) if suffix else ("engine_model", f"{system}_stream")
+            generated.parameters[name].string_value = value
             assert parsed(ROOT / f"model_repository/{system}{suffix}/config.pbtxt") == generated
 
 
@@ -298,7 +298,7 @@ def test_only_needed_files_are_copied(tmp_path):
 
     assemble(job(weights, tmp_path / "trusted", trust_remote_code=True))
     assert (tmp_path / "trusted/mymodel/1/modeling_custom.py").exists()
-    assert parsed(tmp_path / "trusted/mymodel/config.pbtxt").parameters["trust_remote_code"].string_value == "1"
+    assert parsed(tmp_path / "trusted/mymodel_stream/config.pbtxt").parameters["trust_remote_code"].string_value == "1"
 
 
 def test_sharded_weights_are_copied(tmp_path):

@@ -10,6 +10,7 @@ from tritonclient.grpc import model_config_pb2
 
 from triton_transformers.model_config import (
     CONFIGS,
+    ENGINE,
     SCHEMA,
     ModelConfig,
     Tensor,
@@ -58,7 +59,9 @@ def test_configs_in_git_read_the_same_with_tritons_schema(path):
         assert [spelled(tensor) for tensor in ours] == [
             (tensor.name, tensor.data_type, list(tensor.dims), getattr(tensor, "optional", False)) for tensor in theirs
         ]
-    assert list(config.steps) == [step.model_name for step in expected.ensemble_scheduling.step]
+    steps = [step.model_name for step in expected.ensemble_scheduling.step]
+    engines = [value.string_value for key, value in expected.parameters.items() if key == ENGINE]
+    assert list(config.steps) == steps + engines
     assert config.parameters == {key: value.string_value for key, value in expected.parameters.items()}
     assert config.decoupled == expected.model_transaction_policy.decoupled
 

@@ -24,6 +24,7 @@ transformers_engine{engine="onnxruntime",model="sentiment_encoder",precision="in
 transformers_engine{model="ham",version="1",engine="openvino",precision="f32"} 0
 transformers_max_batch_size{model="spam",version="1"} 1
 """
+GENERATING = {"max_batch_size": 0, "input": [{"name": "text_input"}, {"name": "max_new_tokens"}]}
 ENGINES = {"spam": "openvino bf16", "sentiment_encoder": "onnxruntime int8"}
 
 
@@ -43,7 +44,7 @@ class TritonStandIn:
 
     def config(self, model: str) -> dict:
         if model == "spam":
-            return {"max_batch_size": 0, "parameters": {"max_batch": {"string_value": "32"}}}
+            return GENERATING
         return {"max_batch_size": 64, "dynamic_batching": {}}
 
 
@@ -70,7 +71,9 @@ def test_status_shows_engines_in_80_columns(stack, monkeypatch):
     ("config", "shown"),
     [
         ({"max_batch_size": 8, "ensemble_scheduling": {"step": []}}, "by its steps"),
-        ({"max_batch_size": 0, "parameters": {"max_batch": {"string_value": "1"}}}, "one at a time"),
+        (GENERATING, "continuous, up to 32"),
+        (GENERATING | {"parameters": {"max_batch": {"string_value": "1"}}}, "one at a time"),
+        (GENERATING | {"parameters": {"engine_model": {"string_value": "spam_stream"}}}, "by spam_stream"),
         ({"max_batch_size": 8, "sequence_batching": {}}, "sequences"),
         ({"max_batch_size": 8, "parameters": {"task": {"string_value": "text-generation"}}}, "off"),
     ],

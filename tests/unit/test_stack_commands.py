@@ -190,7 +190,7 @@ def test_add_and_remove_need_one_system_on_the_command_line(calls, command):
             calls(command, dotenv="SYSTEM=spam\n", **environment)
 
 
-def test_add_serves_a_system_and_saves_it(calls, capsys):
+def test_add_serves_a_system_and_saves_it(calls):
     assert calls("add", served="ham", SYSTEM="spam") == [
         ("check_no_comparison",),
         ("check",),
@@ -202,11 +202,6 @@ def test_add_serves_a_system_and_saves_it(calls, capsys):
     assert calls.saved() == "embedding spam"
     assert calls("add", dotenv="SYSTEMS=ham\n", SYSTEM="spam") == [("assemble", "spam")]
     assert calls.saved() == "ham spam"
-    assert "streams" not in capsys.readouterr().out
-    calls("add", SYSTEM="falcon7b")
-    assert "`make add SYSTEM=falcon7b_stream` also serves its texts as streams." in capsys.readouterr().out
-    calls("add", dotenv="SYSTEMS=falcon7b_stream\n")
-    assert "streams" not in capsys.readouterr().out
 
 
 def test_remove_takes_the_system_out_of_dotenv(calls, capsys):

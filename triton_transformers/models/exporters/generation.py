@@ -1,4 +1,4 @@
-"""Prepare causal language models: one Triton model that generates text, and one that streams from its weights."""
+"""Prepare causal language models: one Triton model that generates and streams text, and one that answers once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton_transformers.corpus import MIXED
-from triton_transformers.model_config import CONFIGS
+from triton_transformers.model_config import CONFIGS, ENGINE
 from triton_transformers.models.catalogue import SYSTEMS, FormatUnavailable, Job, Outcome
 from triton_transformers.models.exporters import openvino_export
 from triton_transformers.models.exporters.chat_templates import chat_parameters, write_chat_templates
@@ -37,7 +37,7 @@ def assemble_readable(job: Job) -> Outcome:
     version = served / "1"
     for folder in (version, streamed / "1"):
         folder.mkdir(parents=True)
-    outcome = Outcome(f"{streamed.name} streams from the same files")
+    outcome = Outcome(f"{streamed.name} streams the same texts")
     if job.format == "python":
         outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
     else:
@@ -96,10 +96,10 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
 
 def write_configs(job: Job, served: Path, streamed: Path, chat: dict[str, str]) -> None:
     """Write the configurations of falcon7b and falcon7b_stream, which are in git, for this system."""
-    about = f"Continues a prompt like {job.system}, in pieces: docs/generation.md."
+    about = f"Continues prompts, also those of {job.system}, and streams the pieces: docs/generation.md."
     own = {"trust_remote_code": 1} if job.trust_remote_code else {}
     for model, original, comment, parameters in (
-        (served, "falcon7b", "Continues a prompt: docs/generation.md.", own),
+        (served, "falcon7b", f"Sends its requests to {streamed.name}: docs/generation.md.", {ENGINE: streamed.name}),
         (streamed, "falcon7b_stream", about, own | {"weights": job.system}),
     ):
         config = backend_config(CONFIGS / original / "config.pbtxt") | {"name": model.name}

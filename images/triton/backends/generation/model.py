@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from shared.backend import Backend, DelegatingBackend, new_backend
-from shared.parameters import weights_folder
+from shared.parameters import parameter, weights_folder
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # A file of the weights' folder -> (module, class). The first of these files that the folder has decides.
@@ -22,6 +22,8 @@ ENGINES = {
 
 class TritonPythonModel(DelegatingBackend):
     def chosen_backend(self, config: ModelConfig, args: InstanceArgs) -> Backend:
+        if parameter(config, "engine_model"):
+            return new_backend("shared.generation_front", "GenerationFront")
         folder = weights_folder(config, args)
         for file, engine in ENGINES.items():
             if (folder / file).is_file():

@@ -24,19 +24,22 @@ from shared.continuation import Options, Row
 from shared.metrics import REQUEST_COUNTERS, Metrics
 from shared.parameters import int_parameter, parameter
 from shared.prompts import (
+    ERROR_STATUS,
     IMAGES,
     MESSAGES,
     NUMBERS,
+    ONE_ANSWER,
     RULES,
     Piece,
     PromptRequest,
     Rule,
     check_available,
+    parameters,
     read_option,
     read_request,
 )
 from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
-from shared.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
+from shared.types import BadRequest, Busy, Cancelled, ConfigError, InstanceArgs, ModelConfig
 
 if TYPE_CHECKING:
     from shared.decoding import Decoder
@@ -109,6 +112,8 @@ class TextGeneration(Backend):
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         for request in requests:
             sender = request.get_response_sender()
+            wishes = parameters(request)
+            with_status = bool(wishes.get(ERROR_STATUS))
             try:
                 read = read_request(request, *self.names, self.rules)
                 if id := read.options.get("cancel"):
@@ -119,9 +124,13 @@ class TextGeneration(Backend):
                     serving.send_last(sender, self.tokenized(read))
                     continue
                 check_available([*read.options, *[IMAGES] * bool(read.images)], self.engine_name)
-                job = self.prepare(read, sender)
+                job = self.prepare(read, sender, bool(wishes.get(ONE_ANSWER)))
+                job.with_status = with_status
+                if wishes.get(ONE_ANSWER):
+                    # docs/triton-faults.md#calls-that-wait
+                    sender.send(pb_utils.InferenceResponse([]))
             except Exception as error:
-                serving.send_last(sender, serving.error_response(error))
+                serving.send_last(sender, serving.error_response(error, with_status))
                 continue
             if id := request.request_id():
                 self.cancellable[id] = job
@@ -133,9 +142,10 @@ class TextGeneration(Backend):
         if job := self.cancellable.get(id):
             job.end_requested = True
 
-    def prepare(self, read: PromptRequest, sender: pb_utils.InferenceResponseSender) -> Job:
-        streams = read.options.get("stream", self.streams)
-        if streams and not self.streams:
+    def prepare(self, read: PromptRequest, sender: pb_utils.InferenceResponseSender, one_answer: bool) -> Job:
+        can_stream = self.streams and not one_answer
+        streams = read.options.get("stream", can_stream)
+        if streams and not can_stream:
             raise BadRequest("option 'stream' is true, but this model answers once: send it to <this model>_stream")
         if streams and len(read.prompts) > 1:
             raise BadRequest(f"input '{read.name}' holds {len(read.prompts)} prompts; streaming takes one per request")
@@ -231,6 +241,7 @@ class Job:
         self.metrics = metrics
         self.rows: list[Row[Job]] = []
         self.sent = self.sent_tokens = 0  # characters of the texts, and new tokens
+        self.with_status = False  # an error's message begins with its status
         self.finished = False  # the last response is sent
         self.end_requested = False
         self.arrived_at = time.monotonic()
@@ -256,8 +267,7 @@ class Job:
 
     def end_if_cancelled(self) -> None:
         if not self.finished and (self.end_requested or self.sender.is_cancelled()):
-            error = pb_utils.TritonError("the client cancelled the request", pb_utils.TritonError.CANCELLED)
-            self.finish(pb_utils.InferenceResponse(error=error))
+            self.fail(Cancelled("the client cancelled the request"))
 
     def unsent(self, row: Row[Job]) -> Piece:
         text = ((row.prompt if self.echoes else "") + row.text)[self.sent :]
@@ -274,7 +284,7 @@ class Job:
 
     def fail(self, error: Exception) -> None:
         if not self.finished:
-            self.finish(serving.error_response(error))
+            self.finish(serving.error_response(error, self.with_status))
 
     def finish(self, response: pb_utils.InferenceResponse) -> None:
         self.finished = True

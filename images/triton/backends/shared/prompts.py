@@ -35,6 +35,9 @@ IMAGES = "images"
 SYNONYMS = {"max_tokens": "max_new_tokens"}
 # vLLM's input for options: one JSON object.
 SAMPLING_PARAMETERS = "sampling_parameters"
+# Parameters that only other parts of this project send: the front of a model asks for one answer. It and the gateway
+# ask for errors that begin with their status, because Triton loses the status in streams and between models.
+ONE_ANSWER, ERROR_STATUS = "one_answer", "error_status"
 # The loop searches for stop strings after every token, and every row waits for that.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 # The limits of OpenAI's API and of vLLM.
@@ -310,8 +313,14 @@ def option_values(request: pb_utils.InferenceRequest, rules: Mapping[str, Rule])
     if pb_utils.get_input_tensor_by_name(request, SAMPLING_PARAMETERS) is not None:
         for name, value in sampling_parameters(request).items():
             yield "sampling parameter", name, value
-    for name, value in json.loads(request.parameters() or "{}").items():
-        yield "parameter", name, value
+    for name, value in parameters(request).items():
+        if name not in (ONE_ANSWER, ERROR_STATUS):
+            yield "parameter", name, value
+
+
+def parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
+    """Return the parameters of the request itself."""
+    return dict(json.loads(request.parameters() or "{}"))
 
 
 def only_value(name: str, tensor: pb_utils.Tensor) -> Any:

@@ -7,10 +7,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
-from shared.types import Array, BadRequest, Busy
+from shared.types import Array, BadRequest, Busy, Cancelled
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+# Error -> its HTTP status, and the name of Triton's code for that.
+STATUSES: dict[type[Exception], int] = {BadRequest: 400, Cancelled: 499, Busy: 503}
+CODES = {400: "INVALID_ARG", 499: "CANCELLED", 503: "UNAVAILABLE"}
 
 
 class Response:
@@ -120,14 +124,18 @@ def tensors_response(tensors: Mapping[str, Array], names: Iterable[str]) -> pb_u
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, tensors[name]) for name in tensors if name in names])
 
 
-def error_response(error: Exception) -> pb_utils.InferenceResponse:
-    code, message = pb_utils.TritonError.INTERNAL, f"{type(error).__name__}: {error}"
-    if isinstance(error, BadRequest):
-        code, message = pb_utils.TritonError.INVALID_ARG, str(error)
-    elif isinstance(error, Busy):
-        code, message = pb_utils.TritonError.UNAVAILABLE, str(error)
-    elif type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values that the graph refuses
-        code, message = pb_utils.TritonError.INVALID_ARG, f"the model refused the values of the inputs: {error}"
+def error_response(error: Exception, with_status: bool = False) -> pb_utils.InferenceResponse:
+    """Return the error as a response. `with_status`: its message begins with its HTTP status, as in "[400] "."""
+    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 0)
+    message = str(error) if status else f"{type(error).__name__}: {error}"
+    if type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values that the graph refuses
+        status, message = STATUSES[BadRequest], f"the model refused the values of the inputs: {error}"
+    return coded_response(status, f"[{status or 500}] {message}" if with_status else message)
+
+
+def coded_response(status: int, message: str) -> pb_utils.InferenceResponse:
+    """Return an error that has this HTTP status, 500 if the status is unknown."""
+    code = getattr(pb_utils.TritonError, CODES.get(status, "INTERNAL"))
     # JSON can escape half a character, which Triton does not take.
     message = message.encode(errors="backslashreplace").decode()
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))

@@ -19,6 +19,10 @@ class Busy(RuntimeError):
     """Raised when too many requests wait: HTTP status 503."""
 
 
+class Cancelled(RuntimeError):
+    """Raised for a request that its client no longer waits for: HTTP status 499."""
+
+
 class BadRequest(ValueError):
     """Raised for a wrong request: HTTP status 400. The message names the input and never quotes its content."""
 

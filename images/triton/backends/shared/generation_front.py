@@ -1,0 +1,187 @@
+"""The front of a model that streams: it forwards each request to that model, the engine, and answers it once.
+
+Triton lets a model either stream or answer once. So a system has two models, and this one needs neither the weights nor
+a library that computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from shared import serving
+from shared.backend import Backend
+from shared.metrics import REQUEST_COUNTERS
+from shared.parameters import parameter
+from shared.prompts import ERROR_STATUS, MESSAGES, ONE_ANSWER, TEXT_INPUT, parameters
+from shared.types import Array, BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
+
+# One thread waits for each answer. With its defaults an engine refuses requests before there are so many.
+MAX_REQUESTS = 2048
+# How often to ask Triton whether clients still wait, and the largest share of the time for it.
+CHECK_S, CHECK_SHARE = 0.5, 0.05
+# Triton's words while it starts, and for a model that is not loaded: docs/triton-faults.md#errors-of-called-models.
+STARTING, NOT_READY = "Server not ready", "is not ready"
+ITS_PART = "which generates for this one"
+# The form of the engine's errors, and Triton's words for a tensor that the engine's configuration does not allow.
+ERROR = re.compile(r"\[(\d+)\] (.*)", re.DOTALL)
+WRONG_TENSOR = re.compile(r"unexpected (shape|data ?type|datatype|inference input)|input '")
+
+
+class Waiting(NamedTuple):
+    """A request that the engine has not answered yet."""
+
+    id: str
+    sender: pb_utils.InferenceResponseSender
+    shape: tuple[int, ...] | None  # of the outputs, if the engine gives them another one
+    arrived_at: float
+
+
+class GenerationFront(Backend):
+    counters = REQUEST_COUNTERS
+
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
+        self.engine = parameter(config, "engine_model")
+        self.has_rows = config.get("max_batch_size", 0) > 0
+        self.workers = ThreadPoolExecutor(MAX_REQUESTS)
+        self.waiting: set[Waiting] = set()
+        self.lock = threading.Lock()  # no thread may ask Triton about a request after its last response
+        self.closed = threading.Event()
+        try:
+            if not pb_utils.is_model_ready(self.engine):
+                pb_utils.load_model(self.engine)
+        except Exception as error:
+            if STARTING not in str(error):  # while Triton starts, serve.sh lets it load the engine
+                raise ConfigError(f"model '{self.engine}', {ITS_PART}, does not load: {error}") from None
+
+    def initialize(self, args: InstanceArgs) -> None:
+        super().initialize(args)
+        self.watcher = threading.Thread(target=self.watch, daemon=True)
+        self.watcher.start()
+
+    def finalize(self) -> None:
+        """End the threads. Triton unloads a model only after all its requests got responses."""
+        self.closed.set()
+        self.watcher.join(timeout=2)
+        self.workers.shutdown()
+        super().finalize()
+
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                # Triton reuses the memory of the inputs after this call, so build the other request now.
+                id = request.request_id() or secrets.token_hex(8)
+                inputs, shape = self.forwarded(request)
+                wishes = {name: plain(value) for name, value in parameters(request).items()}
+                names = list(request.requested_output_names())
+                call = self.request(id, inputs, names, wishes)
+                waiting = Waiting(id, sender, shape, time.monotonic())
+            except Exception as error:
+                serving.send_last(sender, serving.error_response(error))
+                continue
+            with self.lock:
+                self.waiting.add(waiting)
+            self.workers.submit(self.answer, waiting, call)
+
+    def request(
+        self, id: str, inputs: dict[str, Array], names: list[str], wishes: dict[str, bool | int | str]
+    ) -> pb_utils.InferenceRequest:
+        return pb_utils.InferenceRequest(
+            request_id=id,
+            model_name=self.engine,
+            inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
+            requested_output_names=names,
+            parameters=wishes | {ONE_ANSWER: True, ERROR_STATUS: True},
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
+        )
+
+    def forwarded(self, request: pb_utils.InferenceRequest) -> tuple[dict[str, Array], tuple[int, ...] | None]:
+        """Return the inputs for the engine, and the shape of the outputs if it is another one.
+
+        A config.pbtxt can give the front a batch dimension, which the engine does not have.
+        """
+        inputs = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
+        if not self.has_rows:
+            return inputs, None
+        shape = None
+        for name, rows in inputs.items():
+            if name in ("prompt", TEXT_INPUT, MESSAGES):
+                shape, inputs[name] = rows.shape, rows.reshape(-1)
+            elif (rows == rows[0]).all():
+                inputs[name] = rows[0]
+            else:
+                raise BadRequest(f"input '{name}' must have the same value for all prompts of the request")
+        return inputs, shape
+
+    def answer(self, waiting: Waiting, call: pb_utils.InferenceRequest) -> None:
+        try:
+            response = self.passed_on(last_response(call, self.engine), waiting)
+        except Exception as error:
+            response = serving.error_response(error)
+        with self.lock:
+            self.waiting.remove(waiting)
+        serving.send_last(waiting.sender, response)
+
+    def passed_on(self, response: pb_utils.InferenceResponse, waiting: Waiting) -> pb_utils.InferenceResponse:
+        if response.has_error():
+            return error_of(response.error().message(), self.engine)
+        self.metrics.add_request(waiting.arrived_at, waiting.arrived_at)
+        tensors = response.output_tensors()
+        if waiting.shape:
+            tensors = [pb_utils.Tensor(tensor.name(), tensor.as_numpy().reshape(waiting.shape)) for tensor in tensors]
+        return pb_utils.InferenceResponse(tensors)
+
+    def watch(self) -> None:
+        """End the texts of clients that left: docs/triton-faults.md#cancellations."""
+        pause = CHECK_S
+        while not self.closed.wait(pause):
+            begin = time.monotonic()
+            for waiting in list(self.waiting):
+                with self.lock:
+                    left = waiting in self.waiting and waiting.sender.is_cancelled()
+                if left:
+                    inputs = {TEXT_INPUT: b"", "cancel": waiting.id.encode()}
+                    arrays = {name: np.array([value], np.object_) for name, value in inputs.items()}
+                    with contextlib.suppress(Exception):  # the next round tries again
+                        last_response(self.request("", arrays, ["text_output"], {}), self.engine)
+            pause = max(CHECK_S, (time.monotonic() - begin) / CHECK_SHARE)
+
+
+def last_response(call: pb_utils.InferenceRequest, engine: str) -> pb_utils.InferenceResponse:
+    """Send the request, and return the response with its outputs, or with its error.
+
+    The engine sends an empty response first, and Triton may send one at the end.
+    """
+    answer = None
+    for response in call.exec(decoupled=True):
+        if response.has_error() or response.output_tensors():
+            answer = response
+    if answer is None:
+        raise RuntimeError(f"model '{engine}' sent no answer")
+    return answer
+
+
+def error_of(message: str, engine: str) -> pb_utils.InferenceResponse:
+    if match := ERROR.fullmatch(message):
+        return serving.coded_response(int(match[1]), match[2])
+    if NOT_READY in message:
+        return serving.error_response(Busy(f"model '{engine}', {ITS_PART}, is not loaded: load it, or try again later"))
+    return serving.coded_response(400 if WRONG_TENSOR.search(message) else 500, message)
+
+
+def plain(value: Any) -> bool | int | str:
+    """Return the value of a parameter in a type that requests to other models can have: Triton refuses floats there."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else repr(value)
+    return value if isinstance(value, bool | int | str) else json.dumps(value)
