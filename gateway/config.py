@@ -32,6 +32,7 @@ class Config:
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; none: no key is required
     tls: tuple[Path, Path] | None = None  # certificate and private key
     image_urls: bool = False  # fetch the images of chats from addresses of the web
+    tool_parser: str = ""  # the form of all models' calls of tools, instead of the one in their configurations
     limits: Limits = field(default_factory=Limits)
 
     @classmethod
@@ -48,6 +49,7 @@ class Config:
             keys=settings.gateway_keys(),
             tls=settings.tls(),
             image_urls=settings.image_urls,
+            tool_parser=settings.tool_parser or "",
             limits=Limits(
                 in_flight=settings.gateway_in_flight,
                 texts=settings.gateway_texts,

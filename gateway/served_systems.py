@@ -31,10 +31,11 @@ PATIENCE_S = 0.2
 class System:
     """One system of the running server."""
 
-    def __init__(self, name: str, config: ModelConfig, tokenizing_model: str = "") -> None:
+    def __init__(self, name: str, config: ModelConfig, tokenizing_model: str = "", tool_parser: str = "") -> None:
         self.name = name
         self.config = config
         self.tokenizing_model = tokenizing_model  # the one with the output `tokenized`: itself, or an ensemble's step
+        self.tool_parser = tool_parser or self.parameter("tool_parser")  # the form of the model's calls of tools
         self.max_batch = int(config.max_batch_size)  # rows of a request; 0 if the model has no batch dimension
         self.streams = bool(config.model_transaction_policy.decoupled)
         # The model that generates for this one, if this one only forwards requests to it.
@@ -203,7 +204,7 @@ class Served:
             self.forget(name)
             raise from_triton(error, name) from None
         able = (one.name for one in models if one and any(out.name == kinds.TOKENIZED for out in one.output))
-        return System(name, config, next(able, ""))
+        return System(name, config, next(able, ""), self._config.tool_parser)
 
     async def _model_config(self, name: str) -> ModelConfig | None:
         """Return the configuration of a model, or None if Triton has not loaded it."""

@@ -49,7 +49,7 @@ SAMPLING: dict[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "stop_token_ids": ([],),
     "skip_special_tokens": (True,),
-    "chat_template_kwargs": ({}, {"enable_thinking": False}),
+    "chat_template_kwargs": ({},),
     "tools": ([],),
     "structured_outputs": (),
 }

@@ -79,8 +79,7 @@ class ToolUse:
         self.choice = msgspec.to_builtins(choice or "auto")
         self.tools: list[dict[str, Any]] = []
         self.parallel = parallel is not False
-        family = system.parameter("tool_parser")
-        self.family = family if family in FAMILIES else ""
+        self.family = system.tool_parser if system.tool_parser in FAMILIES else ""
         reasoning = system.parameter("reasoning")
         self.reasoning = reasoning if reasoning in (HARMONY, *REASONING) else ""
         if self.reasoning == "think_opened" and False in [(template_kwargs or {}).get(name) for name in THINKING]:
@@ -90,8 +89,8 @@ class ToolUse:
             self.tools = msgspec.to_builtins(tools or [])
         if self.tools and not self.family and self.choice == "auto":
             message = (
-                f"The chat template of '{system.name}' does not show tools to the model, so that it cannot choose one. "
-                "Send 'tool_choice': 'required', or use another model."
+                f"The model '{system.name}' has no form of tool calls that is known here, so that it cannot choose to "
+                "call one. Send 'tool_choice': 'required', or set TOOL_PARSER on the server."
             )
             raise ApiError(400, message, "tools", "unsupported_parameter")
 

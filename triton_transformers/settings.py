@@ -224,6 +224,11 @@ class Setting(Generic[T]):
 
 
 TABLE: dict[str, Setting[Any]] = {}
+# The families of gateway/tool_calls.py.
+TOOL_PARSERS = (
+    "deepseek", "deepseek_v31", "gemma4", "glm", "granite", "harmony", "hermes", "json", "kimi", "llama3", "mistral",
+    "mistral_args", "phi", "qwen3_coder",
+)  # fmt: skip
 
 
 class Settings(dict[str, str]):
@@ -276,6 +281,7 @@ class Settings(dict[str, str]):
     gateway_body = Setting(_body_size, "4m", restarts="gateway")
     gateway_timeout = Setting(_decimal(0.1), "60", restarts="gateway")
     image_urls = Setting(_flag, "0", restarts="gateway")
+    tool_parser = Setting(_optional(_choice("none", *TOOL_PARSERS)), restarts="gateway")
 
     # Triton
     triton_admin_key = Setting(str, restarts="stack")

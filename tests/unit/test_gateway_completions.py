@@ -233,6 +233,7 @@ SAMPLING = {
     "skip_special_tokens": False,
     "structured_outputs": {"regex": "a|b"},
 }
+NO_THOUGHT = {"chat_template_kwargs": {"enable_thinking": False}}
 THINK = {"chat_template_kwargs": {"a": 1, "enable_thinking": True, "reasoning_effort": "low"}}
 
 
@@ -253,7 +254,7 @@ def test_requests_of_a_front_go_to_its_engine(gateway, received) -> None:
         (COMPLETIONS, NEUTRAL | {"top_k": 0, "min_p": 0.5}, {"min_p": 0.5}),
         (CHAT, {"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
         (CHAT, {"chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}, THINK),
-        (CHAT, {"reasoning_effort": "none", "chat_template_kwargs": {}}, None),
+        (CHAT, {"reasoning_effort": "none", "chat_template_kwargs": {}}, NO_THOUGHT),
     ],
 )
 def test_sampling_parameters_reach_the_model(gateway, received, path, fields, sent) -> None:

@@ -8,7 +8,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from gateway.api_error import ApiError
 from gateway.served_systems import System
+from gateway.tool_calls import FAMILIES
 from gateway.tools_fields import NamedTool, Tool, ToolUse
+from triton_transformers.settings import TOOL_PARSERS
 
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "Forecast", "parameters": {"type": "object"}}},
@@ -46,14 +48,22 @@ def named(name):
          "tools[0].function.parameters", "schema of an object"),
         ({"choice": named("then")}, "tool_choice", "'then', which is not in 'tools'"),
         ({"choice": "required", "tools": []}, "tool_choice", "needs 'tools'"),
-        ({"served": system("")}, "tools", "does not show tools to the model"),
-        ({"served": system("unknown")}, "tools", "does not show tools to the model"),
+        ({"served": system("")}, "tools", "has no form of tool calls"),
+        ({"served": system("unknown")}, "tools", "has no form of tool calls"),
     ],
 )  # fmt: skip
 def test_wrong_fields_are_refused(options, param, words):
     with pytest.raises(ApiError, match=words) as error:
         use(**options)
     assert (error.value.status, error.value.param) == (400, param)
+
+
+def test_setting_overrides_what_the_template_asks_for():
+    mine = system("hermes").config
+    assert use(served=System("mychat", mine, tool_parser="llama3")).family == "llama3"
+    with pytest.raises(ApiError, match="has no form of tool calls"):
+        use(served=System("mychat", mine, tool_parser="none"))
+    assert {*TOOL_PARSERS} == {*FAMILIES} - {""}
 
 
 @pytest.mark.parametrize("name", ["", "two words", "x" * 65])
