@@ -34,27 +34,16 @@ class Delta(NamedTuple):
 NAME = r"(?P<name>[\w.-]{1,64})"
 
 
-class Elements(NamedTuple):
-    """The elements of a call whose arguments are not JSON."""
-
-    name: str  # stands before the name
-    name_end: str
-    key: str
-    key_end: str
-    value: str
-    value_end: str
-    end: str
-
-
 class Family(NamedTuple):
     """The form of a family's calls."""
 
-    begins: tuple[str, ...]  # a call follows: JSON, or what `header` or `elements` describe
+    begins: tuple[str, ...]  # a call follows: JSON, or what `header` describes
     ends: tuple[str, ...] = ()  # may stand after a call
     dropped: tuple[str, ...] = ()  # are never content
-    header: str = ""  # matches the text between the beginning and the arguments, which are JSON
-    quote: str = ""  # stands around the strings of the arguments, whose names have no quotes
-    elements: Elements | None = None
+    header: str = ""  # matches the text between the beginning and the arguments
+    # The arguments are JSON, unless one of these is set.
+    pair: str = ""  # matches an argument's name and value
+    quote: str = ""  # stands around the strings of an object, whose names have no quotes
     bare: bool = False  # an answer that begins with the JSON of a known tool is a call, too
     special: bool = False  # the tokenizer takes the markers for special tokens, which are not in texts by default
     # What a grammar enforces: the texts before all calls, around the arguments of one, between calls, and after all.
@@ -102,13 +91,12 @@ FAMILIES = {
         between="<|end|><|start|>assistant",
     ),
     "qwen3_coder": Family(
-        ("<tool_call>",), ("</tool_call>",),
-        elements=Elements("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>"),
-        before="<tool_call>\n<function=%s>\n", after="\n</function>\n</tool_call>", between="\n",
-        schema="qwen_xml_parameter",
+        ("<tool_call>", "<function="), ("</function>", "</tool_call>"), header=rf"\s*(<function=)?{NAME}>",
+        pair=r"<parameter=(.*?)>\n?(.*?)\n?</parameter>", before="<tool_call>\n<function=%s>\n",
+        after="\n</function>\n</tool_call>", between="\n", schema="qwen_xml_parameter",
     ),
     "glm": HERMES._replace(
-        elements=Elements("", "\n", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>")
+        header=rf"\s*{NAME}\s*", pair=r"<arg_key>(.*?)</arg_key>\s*<arg_value>\n?(.*?)\n?</arg_value>"
     ),
     "gemma4": Family(
         ("<|tool_call>",), ("<tool_call|>",), header=rf"call:{NAME}", special=True, quote='<|"|>',
@@ -263,13 +251,6 @@ class AnswerParser:
         emit(held)
         return ""
 
-    def _before(self, *markers: str) -> Generator[None, str, tuple[str, str]]:
-        """Return the text before one of the markers, and the marker. Raise Malformed if there is none."""
-        text: list[str] = []
-        if not (marker := (yield from self._until(markers, text.append))):
-            raise Malformed
-        return "".join(text), marker
-
     def _answer(self) -> Steps:
         if self._reasoning == HARMONY:
             yield from self._channels()
@@ -338,8 +319,8 @@ class AnswerParser:
                 yield from self._json_calls(char, is_bare=not marker)
                 return
             self._back(char)
-            if form.elements:
-                yield from self._element_call(form.elements)
+            if form.pair or form.quote:
+                yield from self._whole_call(form)
             elif form.header:
                 yield from self._headed_call(form.header)
             else:
@@ -420,36 +401,21 @@ class AnswerParser:
         if char != "{" or not match:
             self._back(char)
             raise Malformed
-        if not self._form.quote:
-            self._call(match["name"])
-            yield from self._value(char, self._arguments)
-            return
-        body, _ = yield from self._before(*self._form.ends)
-        arguments = unquoted(char + body, self._form.quote)
         self._call(match["name"])
-        self._arguments(arguments)
+        yield from self._value(char, self._arguments)
 
-    def _element_call(self, form: Elements) -> Steps:
-        """Read a call whose arguments are elements, with the types that the tool's schema has."""
-        if form.name and (yield from self._before(form.name))[0].strip():
+    def _whole_call(self, form: Family) -> Steps:
+        """Read a call whose arguments are JSON only when all of them are there."""
+        pieces: list[str] = []
+        marker = yield from self._until(form.ends, pieces.append)
+        text = "".join(pieces)
+        match = re.match(form.header, text)
+        if not marker or not match:
             raise Malformed
-        text, marker = yield from self._before(form.key, form.end)
-        name = text.strip().removesuffix(form.name_end)
-        if not re.fullmatch(NAME, name):
-            raise Malformed
+        name, rest = match["name"], text[match.end() :]
+        arguments = unquoted(rest, form.quote) if form.quote else paired(form.pair, rest, self._schemas.get(name, {}))
         self._call(name)
-        properties = self._schemas.get(name, {}).get("properties", {})
-        begin = "{"
-        while marker == form.key:
-            key, _ = yield from self._before(form.key_end)
-            if form.value:
-                yield from self._before(form.value)
-            text, _ = yield from self._before(form.value_end)
-            value = typed(text.removeprefix("\n").removesuffix("\n"), properties.get(key.strip(), {}))
-            self._arguments(f"{begin}{json.dumps(key.strip(), ensure_ascii=False)}: {value}")
-            begin = ", "
-            _, marker = yield from self._before(form.key, form.end)
-        self._arguments("}" if begin == ", " else "{}")
+        self._arguments(arguments)
 
     def _string(self, quote: str) -> TextSteps:
         """Return a string of JSON after its first quote."""
@@ -494,6 +460,14 @@ def unquoted(text: str, quote: str) -> str:
         return json.dumps(json.loads("".join(parts)), ensure_ascii=False)
     except (ValueError, RecursionError):
         raise Malformed from None
+
+
+def paired(pair: str, text: str, schema: dict[str, Any]) -> str:
+    """Return the JSON of arguments that are pairs, with the types that the schema has."""
+    values = {name.strip(): value for name, value in re.findall(pair, text, re.DOTALL)}
+    types = schema.get("properties", {})
+    written = [f"{json.dumps(name)}: {typed(value, types.get(name))}" for name, value in values.items()]
+    return f"{{{', '.join(written)}}}"
 
 
 def typed(text: str, schema: Any) -> str:
