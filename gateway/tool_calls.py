@@ -52,7 +52,6 @@ class Family(NamedTuple):
     after: str = "}"
     between: str = ", "
     last: str = ""
-    schema: str = "json_schema"  # xgrammar's word for the form of the arguments
 
 
 HERMES = Family(
@@ -90,10 +89,9 @@ FAMILIES = {
         (), special=True, before="<|channel|>commentary to=functions.%s <|constrain|>json<|message|>", after="",
         between="<|end|><|start|>assistant",
     ),
-    "qwen3_coder": Family(
-        ("<tool_call>", "<function="), ("</function>", "</tool_call>"), header=rf"\s*(<function=)?{NAME}>",
-        pair=r"<parameter=(.*?)>\n?(.*?)\n?</parameter>", before="<tool_call>\n<function=%s>\n",
-        after="\n</function>\n</tool_call>", between="\n", schema="qwen_xml_parameter",
+    "qwen3_coder": HERMES._replace(
+        begins=("<tool_call>", "<function="), ends=("</function>", "</tool_call>"),
+        header=rf"\s*(<function=)?{NAME}>", pair=r"<parameter=(.*?)>\n?(.*?)\n?</parameter>",
     ),
     "glm": HERMES._replace(
         header=rf"\s*{NAME}\s*", pair=r"<arg_key>(.*?)</arg_key>\s*<arg_value>\n?(.*?)\n?</arg_value>"
@@ -518,7 +516,10 @@ def calls_format(
     """Return xgrammar's format of at least one call of the tools that may be chosen."""
     named = choice["function"]["name"] if isinstance(choice, dict) else ""
     functions = [tool["function"] for tool in tools if not named or tool["function"]["name"] == named]
-    tags = [tag(form.before % function["name"], arguments_format(form, function), form.after) for function in functions]
+    tags = [
+        tag(form.before % own["name"], schema_format({"type": "object"} | (own.get("parameters") or EMPTY)), form.after)
+        for own in functions
+    ]
     calls = {
         "type": "tags_with_separator",
         "tags": tags,
@@ -529,17 +530,12 @@ def calls_format(
     return sequence(constant(form.first), calls, constant(form.last))
 
 
-def arguments_format(form: Family, function: dict[str, Any]) -> dict[str, Any]:
-    schema = {"type": "object"} | (function.get("parameters") or {"properties": {}})
-    return {"type": form.schema, "json_schema": schema}
-
-
 def answer_format(structured: dict[str, Any]) -> dict[str, Any]:
     """Return xgrammar's format for another value of `structured_outputs`."""
     ((kind, value),) = structured.items()
     forms: dict[str, Callable[[], dict[str, Any]]] = {
-        "json": lambda: {"type": "json_schema", "json_schema": json.loads(value) if isinstance(value, str) else value},
-        "json_object": lambda: {"type": "json_schema", "json_schema": {"type": "object"}},
+        "json": lambda: schema_format(value),
+        "json_object": lambda: schema_format({"type": "object"}),
         "regex": lambda: {"type": "regex", "pattern": value},
         "choice": lambda: either(*map(constant, value)),
         "grammar": lambda: {"type": "grammar", "grammar": value},
@@ -549,19 +545,24 @@ def answer_format(structured: dict[str, Any]) -> dict[str, Any]:
 
 
 def after_reasoning(reasoning: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the format of the answer, after the model's reasoning if it reasons."""
-    if not reasoning:
+    """Return the format of the answer, after the model's reasoning if it is in tokens that grammars allow.
+
+    They allow no special tokens, so that the others spell the markers of a family that has special ones.
+    """
+    if reasoning not in ("think", "think_opened"):
         return answer
-    if reasoning == HARMONY:
-        thought = tag("<|channel|>analysis<|message|>", ANY_TEXT, "<|end|><|start|>assistant")
-    else:
-        begin, end = REASONING[reasoning]
-        thought = tag("" if reasoning == "think_opened" else begin, ANY_TEXT, f"{end}\n\n")
-    thoughtful = sequence(thought, answer)
-    return thoughtful if reasoning == "think_opened" else either(thoughtful, answer)
+    begin, end = THINK
+    is_opened = reasoning == "think_opened"
+    thoughtful = sequence(tag("" if is_opened else begin, ANY_TEXT, f"{end}\n\n"), answer)
+    return thoughtful if is_opened else either(thoughtful, answer)
 
 
 ANY_TEXT = {"type": "any_text"}
+EMPTY = {"additionalProperties": False}
+
+
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def constant(text: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The answers of each family of models, cut at every place, and the grammar that enforces their calls."""
 
-import json
 from itertools import pairwise
 
 import pytest
@@ -160,9 +159,8 @@ def test_long_answers_take_linear_time_and_deep_ones_no_recursion():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parser_reads_what_the_grammar_enforces(family):
     form = FAMILIES[family]
-    values, none = (XML, "") if family == "qwen3_coder" else (ARGUMENTS, "{}")
-    one = form.before % "weather" + values + form.after
-    text = form.first + one + form.between + form.before % "now" + none + form.after + form.last
+    one = form.before % "weather" + ARGUMENTS + form.after
+    text = form.first + one + form.between + form.before % "now" + "{}" + form.after + form.last
     check(family, "harmony" if family == "harmony" else "", text, ("", "", [CALL, NOW]))
 
 
@@ -189,7 +187,7 @@ def test_grammar_of_required_and_named_tools():
     now = {
         "type": "tag",
         "begin": '{"name": "now", "parameters": ',
-        "content": {"type": "json_schema", "json_schema": {"type": "object", "properties": {}}},
+        "content": {"type": "json_schema", "json_schema": {"type": "object", "additionalProperties": False}},
         "end": "}",
     }
     named = calls(NAMED, True)
@@ -200,9 +198,14 @@ def test_grammar_of_required_and_named_tools():
 
 
 def test_grammar_allows_reasoning_and_the_schema_of_an_answer_without_calls():
-    form = grammar("hermes", TOOLS, "auto", True, "think", {"json": json.dumps(SCHEMA)})["structural_tag"]["format"]
+    form = grammar("hermes", TOOLS, "auto", True, "think", {"json": SCHEMA})["structural_tag"]["format"]
     thoughtful, direct = form["elements"]
     assert thoughtful["elements"][0]["begin"] == "<think>" and thoughtful["elements"][1] == direct
     assert direct["elements"][1] == {"type": "json_schema", "json_schema": SCHEMA}
+    final = grammar("harmony", [], "auto", True, "harmony", {"json": SCHEMA})["structural_tag"]["format"]
+    assert final["elements"] == [
+        {"type": "const_string", "value": "<|channel|>final<|message|>"},
+        direct["elements"][1],
+    ]
     (thought, _) = grammar("", [], "auto", True, "think_opened", {"regex": "a"})["structural_tag"]["format"]["elements"]
     assert (thought["begin"], thought["end"]) == ("", "</think>\n\n")
