@@ -84,7 +84,8 @@ def reference(decoder: Decoder, prompt: str, new_tokens: int = 24) -> str:
 def reference_tokens(decoder: Decoder, prompt: str, new_tokens: int) -> tuple[int, torch.Tensor]:
     """Return the prompt's number of tokens and those of a greedy run; shorter runs are its beginnings."""
     encoded = decoder.tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    tokens = decoder.model.generate(**encoded, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+    options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+    tokens = decoder.model.generate(**encoded, **options, eos_token_id=sorted(decoder.end_tokens))
     return encoded["input_ids"].shape[1], tokens[0]
 
 

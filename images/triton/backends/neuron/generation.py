@@ -53,6 +53,8 @@ class NeuronGeneration(BatchedGeneration):
             )
         if row.options.temperature and not self.decoder.samples:
             raise BadRequest(f"option 'temperature' must be 0: {NO_SAMPLING}")
+        if (row.options.adjusts or row.options.logprobs is not None) and not self.decoder.samples:
+            raise BadRequest(f"options that change or report the probabilities of tokens are refused: {NO_SAMPLING}")
         return row
 
     def count_padding(self, lengths: list[int]) -> None:

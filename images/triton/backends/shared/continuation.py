@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 # The tokenizer decodes an incomplete character to this.
 INCOMPLETE = "\ufffd"
 # Prompt tokens that are decoded with the first new ones, because a token's text can depend on those before it.
 LEAD = 5
+MIN_LOGPROB = -9999.0
 
 Owner = TypeVar("Owner")
 
@@ -39,6 +41,19 @@ class Options:
     structured_outputs: Mapping[str, Any] | None = None
     lora_name: str = ""
 
+    @property
+    def adjusts(self) -> bool:
+        """Return whether the options change the scores of tokens."""
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(penalties or self.logit_bias or self.min_tokens)
+
+
+class Logprobs(NamedTuple):
+    """The logarithm of a token's probability, as the model computed it, and the most probable tokens with theirs."""
+
+    logprob: float
+    top: Sequence[tuple[int, float]] = ()
+
 
 class Row(Generic[Owner]):
     """One prompt, and what the model has added to it so far."""
@@ -55,6 +70,9 @@ class Row(Generic[Owner]):
         """Reset the row; called again when its batch failed and is retried."""
         self.tokens = list(self.prompt_tokens)
         self.first_token_at = self.last_token_at = math.nan  # by time.monotonic()
+        self.cached_tokens = 0  # of the prompt, whose keys and values the engine had
+        self.logprobs: list[dict[str, Any]] = []  # for each new token except the one that ended the text, if asked
+        self.spans: list[tuple[int, int]] = []  # where the text of each begins and ends in `decoded`
         self.finish_reason = ""  # "stop" or "length" when the text has ended by itself
         self.stop_reason = ""  # the stop string that ended it
         self.decoded = ""
@@ -66,31 +84,66 @@ class Row(Generic[Owner]):
     def new_tokens(self) -> int:
         return len(self.tokens) - len(self.prompt_tokens)
 
-    def add(self, token: int, end_tokens: Collection[int], decode: Callable[[list[int]], str]) -> None:
+    def add(
+        self,
+        token: int,
+        end_tokens: Collection[int],
+        decode: Callable[[list[int], bool], str],
+        logprobs: Logprobs | None = None,
+    ) -> None:
+        """Add a new token. `end_tokens` are the model's own; `decode` gets tokens and whether to skip special ones."""
         self.last_token_at = time.monotonic()
         if not self.new_tokens:
             self.first_token_at = self.last_token_at
         self.tokens.append(token)
-        ends = token in end_tokens
-        self.done = ends or self.new_tokens >= self.options.max_new_tokens
-        self.decoded += self._new_text(decode)
+        own = self.options
+        ends = token in own.stop_token_ids or (token in end_tokens and not own.ignore_eos)
+        self.done = ends or self.new_tokens >= own.max_new_tokens
+        begin, read = len(self.decoded), self.read
+        self.decoded += self._new_text(decode, len(self.tokens) - ends)
+        if logprobs and own.logprobs is not None and not ends:
+            self.logprobs.append(named(token, logprobs, decode))
+        if self.logprobs:
+            self.spans += [(begin, len(self.decoded))] * (self.read - read)
+        # As in vLLM, the first `min_tokens` cannot end the text with a stop string either.
+        strings = own.stop if self.new_tokens > own.min_tokens else ()
         start = len(self.text)
-        stops = [(at, stop) for stop in self.options.stop if (at := self.decoded.find(stop, start)) >= 0]
+        stops = [(at, stop) for stop in strings if (at := self.decoded.find(stop, start)) >= 0]
         self.done = self.done or bool(stops)
         if self.done:
             self.finish_reason = "stop" if ends or stops else "length"
-        held = 0 if self.done else partial_stop_length(self.options.stop, self.decoded[start:])
+        held = 0 if self.done else partial_stop_length(strings, self.decoded[start:])
         end, self.stop_reason = min(stops, default=(len(self.decoded) - held, ""))
         self.text = self.decoded[:end]
 
-    def _new_text(self, decode: Callable[[list[int]], str]) -> str:
-        """Return the text of the tokens since the last call, or "" while they end inside a character."""
-        before = decode(self.tokens[self.window : self.read])
-        now = decode(self.tokens[self.window :])
+    def _new_text(self, decode: Callable[[list[int], bool], str], end: int) -> str:
+        """Return the text of the tokens from the last call to `end`, or "" while they end inside a character."""
+        skip = self.options.skip_special_tokens
+        before = decode(self.tokens[self.window : self.read], skip)
+        now = decode(self.tokens[self.window : end], skip)
         if len(now) <= len(before) or (now.endswith(INCOMPLETE) and not self.done):
             return ""
-        self.window, self.read = self.read, len(self.tokens)
+        self.window, self.read = self.read, end
         return now[len(before) :]
+
+    @property
+    def known_logprobs(self) -> int:
+        """Return how many of the new tokens, from the first, have a text that is in `text` and will stay there."""
+        if not self.done:
+            return bisect_right(self.spans, len(self.text), key=lambda span: span[1])
+        if not self.stop_reason:
+            return len(self.logprobs)
+        return bisect_left(self.spans, len(self.text), key=lambda span: span[0])
+
+
+def named(token: int, logprobs: Logprobs, decode: Callable[[list[int], bool], str]) -> dict[str, Any]:
+    """Return the logprobs of a token as responses have them."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        # JSON has no infinity; this is the minimum in OpenAI's API.
+        return {"id": token, "token": decode([token], False), "logprob": max(logprob, MIN_LOGPROB)}
+
+    return entry(token, logprobs.logprob) | {"top": [entry(*pair) for pair in logprobs.top]}
 
 
 def partial_stop_length(stops: Sequence[str], text: str) -> int:

@@ -6,12 +6,14 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
 
-from shared.continuation import Options, Row
+from shared.continuation import Logprobs, Options, Row
 from shared.generation import Job, TextGeneration
 from shared.parameters import weights_folder
 from shared.text_tokenizer import TextTokenizer
@@ -31,6 +33,8 @@ class NewTokens:
     tokens: list[int]  # may end with the end token
     finished: bool  # the engine has dropped the text
     error: str = ""  # the reason why the engine could not continue it
+    logprobs: Sequence[Logprobs] = ()  # those of the tokens, if the options ask for them
+    cached_tokens: int = 0  # tokens of the prompt whose keys and values the engine had
 
 
 @dataclass(frozen=True)
@@ -141,9 +145,10 @@ class ContinuousGeneration(TextGeneration):
     def add_tokens(self, new: NewTokens) -> None:
         row = self.rows[new.key]
         self.metrics.add(generated_tokens=len(new.tokens))
-        for token in new.tokens:
+        row.cached_tokens = new.cached_tokens
+        for token, logprobs in zip_longest(new.tokens, new.logprobs):
             if not row.done:
-                row.add(token, self.tokenizer.end_tokens, self.tokenizer.decode)
+                row.add(token, self.tokenizer.end_tokens, self.tokenizer.decode, logprobs)
         if new.finished:
             self.count_end(self.rows.pop(new.key))
             if not row.done:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from shared.chat_template import ChatTemplate
-from shared.continuation import Options, Owner, Row
+from shared.continuation import Logprobs, Options, Owner, Row
 from shared.lean_transformers import transformers
 from shared.packing import RunCost, cheapest_cut
 from shared.pretrained import rotary_context
@@ -37,9 +38,9 @@ class Decoder:
         ends = model.generation_config.eos_token_id
         self.end_tokens = set(ends if isinstance(ends, list) else [ends]) - {None}
         starts = (tokenizer.bos_token_id, model.generation_config.bos_token_id, tokenizer.eos_token_id)
-        # Drop the checkpoint's other settings: a penalty on repetition would count a row's padding, which depends on
-        # the rest of the batch.
-        model.generation_config = transformers.GenerationConfig(eos_token_id=sorted(self.end_tokens) or None)
+        # Drop the checkpoint's settings: a penalty on repetition would count a row's padding, which depends on the rest
+        # of the batch. Each row ends by itself, because it may ignore end tokens.
+        model.generation_config = transformers.GenerationConfig()
         self.vocabulary, self.context, self.shared_context, self.device = self.traits()
         self.padding = next(
             token for token in (tokenizer.pad_token_id, *sorted(self.end_tokens), 0) if token is not None
@@ -82,7 +83,7 @@ class Decoder:
     def seconds(self, length: int, new_tokens: int) -> float:
         """Time one prompt: the best of three runs, of fewer if they take more than a second."""
         tokens = torch.full((1, length), self.padding, device=self.device)
-        options = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
+        options = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
         times: list[float] = []
         while len(times) < 3 and sum(times) < 1:
             begin = time.perf_counter()
@@ -129,8 +130,8 @@ class Decoder:
             do_sample=False,
             num_beams=1,
             pad_token_id=self.padding,
-            logits_processor=transformers.LogitsProcessorList([Sampling(rows)]),
-            stopping_criteria=transformers.StoppingCriteriaList([Progress(rows, self, after_token)]),
+            logits_processor=transformers.LogitsProcessorList([sampling := Sampling(rows, self.end_tokens)]),
+            stopping_criteria=transformers.StoppingCriteriaList([Progress(rows, self, sampling, after_token)]),
         )
         if not all(row.done for row in rows):
             raise RuntimeError("the model stopped before every text was done")
@@ -139,28 +140,42 @@ class Decoder:
 class Progress(transformers.StoppingCriteria):
     """Adds the new token to each row and returns which rows are done."""
 
-    def __init__(self, rows: Sequence[Row[Any]], decoder: Decoder, after_token: Callable[[], None]) -> None:
+    def __init__(
+        self, rows: Sequence[Row[Any]], decoder: Decoder, sampling: Sampling, after_token: Callable[[], None]
+    ) -> None:
         self.rows = rows
         self.decoder = decoder
+        self.sampling = sampling
         self.after_token = after_token
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
-        for row, token in zip(self.rows, input_ids[:, -1].tolist(), strict=True):
+        for i, (row, token) in enumerate(zip(self.rows, input_ids[:, -1].tolist(), strict=True)):
             if not row.done:
-                row.add(token, self.decoder.end_tokens, self.decoder.decode)
+                row.add(token, self.decoder.end_tokens, self.decoder.decode, self.sampling.logprobs(i, token))
         self.after_token()
         return torch.tensor([row.done for row in self.rows], device=input_ids.device)
 
 
 class Sampling(transformers.LogitsProcessor):
-    """Leaves each sampling row only the token that it drew, so that one greedy search serves all rows."""
+    """Changes the scores of the rows that ask for it, so that one greedy search serves all rows.
 
-    def __init__(self, rows: Sequence[Row[Any]]) -> None:
+    It leaves each sampling row only the token that it drew.
+    """
+
+    def __init__(self, rows: Sequence[Row[Any]], end_tokens: Collection[int]) -> None:
         self.rows = rows
+        self.end_tokens = end_tokens
         # Each row has random numbers of its own, so that the rest of the batch changes nothing.
         self.generators = [torch.Generator().manual_seed(row.options.seed) for row in rows]
+        self.adjusted = [i for i, row in enumerate(rows) if row.options.adjusts]
+        self.reported = [i for i, row in enumerate(rows) if row.options.logprobs is not None]
+        self.distributions: dict[int, torch.Tensor] = {}  # of the last step, for each row that reports logprobs
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.distributions = {i: scores[i].log_softmax(-1) for i in self.reported if not self.rows[i].done}
+        for i in self.adjusted:
+            if not self.rows[i].done:
+                adjust(scores[i], self.rows[i], self.end_tokens)
         sampling = [i for i, row in enumerate(self.rows) if row.options.temperature and not row.done]
         if sampling:
             places = torch.tensor(sampling, device=scores.device)
@@ -169,6 +184,34 @@ class Sampling(transformers.LogitsProcessor):
             scores[places] = -torch.inf
             scores[places, tokens] = 0
         return scores
+
+    def logprobs(self, i: int, token: int) -> Logprobs | None:
+        """Return those of the token that the last step added to row `i`, or None if it did not ask."""
+        if (distribution := self.distributions.get(i)) is None:
+            return None
+        top = distribution.topk(self.rows[i].options.logprobs or 0)
+        return Logprobs(distribution[token].item(), [*zip(top.indices.tolist(), top.values.tolist(), strict=True)])
+
+
+def adjust(scores: torch.Tensor, row: Row[Any], end_tokens: Collection[int]) -> None:
+    """Change a row's scores in vLLM's order. Only the row's own tokens count, never its padding."""
+
+    def at(tokens: Iterable[int]) -> torch.Tensor:
+        return torch.tensor([*tokens], dtype=torch.long, device=scores.device)
+
+    own, new = row.options, row.tokens[len(row.prompt_tokens) :]
+    if len(new) < own.min_tokens:
+        scores[at({*end_tokens, *own.stop_token_ids})] = -torch.inf
+    if own.logit_bias:
+        scores[at(own.logit_bias)] += torch.tensor([*own.logit_bias.values()], device=scores.device)
+    if own.repetition_penalty != 1:
+        seen = at({*row.tokens})
+        factors = torch.where(scores[seen] > 0, 1 / own.repetition_penalty, own.repetition_penalty)
+        scores[seen] *= factors
+    if own.presence_penalty or own.frequency_penalty:
+        counts = Counter(new)
+        penalties = [own.presence_penalty + own.frequency_penalty * count for count in counts.values()]
+        scores[at(counts)] -= torch.tensor(penalties, device=scores.device)
 
 
 def draw(scores: torch.Tensor, options: Sequence[Options], numbers: Sequence[float]) -> torch.Tensor:
@@ -179,11 +222,17 @@ def draw(scores: torch.Tensor, options: Sequence[Options], numbers: Sequence[flo
 
     temperature = column([own.temperature for own in options])
     top_p = column([own.top_p for own in options])
+    top_k = column([own.top_k or math.inf for own in options])
+    min_p = column([own.min_p for own in options])
     # Shift the maximum to 0 first, so that no temperature is too small to divide by.
     probabilities = ((scores - scores.amax(-1, keepdim=True)).double() / temperature).softmax(-1)
-    if (top_p < 1).any():
+    if min_p.any():
+        probabilities = probabilities.masked_fill(probabilities < min_p * probabilities.amax(-1, keepdim=True), 0)
+    if (top_p < 1).any() or top_k.isfinite().any():
         falling, order = probabilities.sort(descending=True)
-        surplus = (falling.cumsum(-1) - falling >= top_p) & (top_p < 1)
+        surplus = torch.arange(falling.shape[-1], device=scores.device) >= top_k
+        falling = falling.masked_fill(surplus, 0)
+        surplus |= (falling.cumsum(-1) - falling >= top_p * falling.sum(-1, keepdim=True)) & (top_p < 1)
         probabilities = probabilities.masked_fill(surplus.scatter(-1, order, surplus), 0)
     cumulative = probabilities.cumsum(-1)
     # Clamp for models that return NaN: on a GPU, an index out of range would break every later operation.

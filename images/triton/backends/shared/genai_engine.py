@@ -7,7 +7,7 @@ from pathlib import Path
 
 import openvino_genai as genai
 
-from shared.continuation import Options
+from shared.continuation import Logprobs, Options
 from shared.continuous_generation import ContinuousGeneration, EngineStats, NewTokens, TokenEngine
 from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, NO_TOKEN, load_pipeline, tensor
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
@@ -16,8 +16,8 @@ from shared.prompts import OPENVINO
 from shared.text_tokenizer import LIMITS
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
-# The engine computes probabilities in float32. It refuses a temperature or top_p that is 0 there.
-SMALLEST = 1e-30
+# The engine computes probabilities in float32. It refuses a temperature or top_p that is 0 there, or a min_p of 1.
+SMALLEST, LARGEST = 1e-30, 1 - 1e-7
 
 
 class GenAIGeneration(ContinuousGeneration):
@@ -64,13 +64,25 @@ class GenAIEngine(TokenEngine):
     def add(self, key: int, tokens: list[int], options: Options) -> None:
         config = genai.GenerationConfig()
         config.max_new_tokens = options.max_new_tokens
-        config.set_eos_token_id(min(self.end_tokens, default=NO_TOKEN))
-        config.stop_token_ids = {*config.stop_token_ids, *self.end_tokens}
+        ends = {*self.end_tokens, *options.stop_token_ids}
+        config.set_eos_token_id(min(ends, default=NO_TOKEN))
+        config.stop_token_ids = {*config.stop_token_ids, *ends}
+        # The engine then ignores all of them; the row ends at those in `stop_token_ids`.
+        config.ignore_eos = options.ignore_eos
+        if ends:  # the engine would forbid NO_TOKEN and crash, because the model has no such token
+            config.min_new_tokens = options.min_tokens
+        config.presence_penalty = options.presence_penalty
+        config.frequency_penalty = options.frequency_penalty
+        config.repetition_penalty = options.repetition_penalty
+        config.logprobs = int(options.logprobs is not None)
         if options.temperature:
             config.do_sample = True
             config.temperature = max(options.temperature, SMALLEST)
             config.top_p = max(options.top_p, SMALLEST)
             config.rng_seed = options.seed
+            config.min_p = min(options.min_p, LARGEST)
+            if options.top_k:
+                config.top_k = options.top_k
         self.handles[key] = self.pipeline.add_request(key, tensor(tokens), config)
 
     def cancel(self, key: int) -> None:
@@ -84,16 +96,18 @@ class GenAIEngine(TokenEngine):
     def new_tokens(self, key: int) -> NewTokens | None:
         handle = self.handles[key]
         tokens: list[int] = []
+        logprobs: list[Logprobs] = []
         while handle.can_read():
             for output in handle.read().values():
                 tokens += output.generated_ids
+                logprobs += map(Logprobs, output.generated_log_probs)
         status = handle.get_status()
         finished = status != genai.GenerationStatus.RUNNING
         if finished:
             del self.handles[key]
         full = status == genai.GenerationStatus.IGNORED
         error = "the text needs more than the cache for keys and values: raise 'cache_gigabytes'" if full else ""
-        return NewTokens(key, tokens, finished, error) if tokens or finished else None
+        return NewTokens(key, tokens, finished, error, logprobs) if tokens or finished else None
 
     def stats(self) -> EngineStats:
         return EngineStats(self.pipeline.get_metrics().cache_usage / 100)

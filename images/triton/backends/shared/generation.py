@@ -6,6 +6,7 @@ request and queues its prompts; a thread generates, and responds when a text is 
 
 from __future__ import annotations
 
+import json
 import math
 import queue
 import random
@@ -25,7 +26,6 @@ from shared.metrics import REQUEST_COUNTERS, Metrics
 from shared.parameters import int_parameter, parameter
 from shared.prompts import (
     ERROR_STATUS,
-    IMAGES,
     MESSAGES,
     NUMBERS,
     ONE_ANSWER,
@@ -123,7 +123,7 @@ class TextGeneration(Backend):
                 if read.outputs == [TOKENIZED]:
                     serving.send_last(sender, self.tokenized(read))
                     continue
-                check_available([*read.options, *[IMAGES] * bool(read.images)], self.engine_name)
+                check_available(read, self.engine_name)
                 job = self.prepare(read, sender, bool(wishes.get(ONE_ANSWER)))
                 job.with_status = with_status
                 if wishes.get(ONE_ANSWER):
@@ -209,7 +209,20 @@ class TextGeneration(Backend):
                 f"leaves {left}, and 'max_new_tokens' is {options['max_new_tokens']}"
             )
         options["max_new_tokens"] = min(options["max_new_tokens"], room)
+        self.check_options(options)
         return Row(prompt, tokens, Options(**options), job)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise BadRequest for values that do not fit the model or each other."""
+        for name in ("stop_token_ids", "logit_bias"):
+            if unknown := [id for id in options.get(name, ()) if id >= self.model.vocabulary]:
+                raise BadRequest(
+                    f"option '{name}' has the token id {unknown[0]}; this model's ids are 0 to "
+                    f"{self.model.vocabulary - 1}"
+                )
+        most = options["max_new_tokens"]
+        if (least := options.get("min_tokens", 0)) > most:
+            raise BadRequest(f"option 'min_tokens' is {least}, and 'max_new_tokens' is {most}: it must not be larger")
 
     def count_end(self, row: Row[Job]) -> None:
         """Count a text that has ended, and how long its client waited."""
@@ -240,7 +253,8 @@ class Job:
         self.echoes = echoes  # each text begins with its prompt
         self.metrics = metrics
         self.rows: list[Row[Job]] = []
-        self.sent = self.sent_tokens = 0  # characters of the texts, and new tokens
+        # Characters of the texts, new tokens, and their logprobs.
+        self.sent = self.sent_tokens = self.sent_logprobs = 0
         self.with_status = False  # an error's message begins with its status
         self.finished = False  # the last response is sent
         self.end_requested = False
@@ -273,13 +287,17 @@ class Job:
         text = ((row.prompt if self.echoes else "") + row.text)[self.sent :]
         # A batch that failed runs again from its first token.
         new_tokens = max(0, row.new_tokens - self.sent_tokens)
-        return Piece(text, row.finish_reason, len(row.prompt_tokens), new_tokens, stop_reason=row.stop_reason)
+        logprobs = json.dumps(row.logprobs[self.sent_logprobs : row.known_logprobs]) if row.logprobs else "[]"
+        return Piece(
+            text, row.finish_reason, len(row.prompt_tokens), new_tokens, row.cached_tokens, logprobs, row.stop_reason
+        )
 
     def send_piece(self) -> None:
         piece = self.unsent(*self.rows)
         if piece.text:
             self.sent += len(piece.text)
             self.sent_tokens += piece.num_output_tokens
+            self.sent_logprobs = max(self.sent_logprobs, self.rows[0].known_logprobs)
             self.sender.send(self.request.response([piece]))
 
     def fail(self, error: Exception) -> None:

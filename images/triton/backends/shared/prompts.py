@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -162,30 +162,14 @@ RULES = NUMBERS | {
 # The engines that have an option, or the input `images`; each engine has the options that are not listed here.
 # An empty tuple: no engine has it yet.
 OPENVINO, VLLM, TRANSFORMERS = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=python)"
+ALTERNATIVES = "logprobs above 0"
 ENGINES: dict[str, tuple[str, ...]] = {
-    "top_k": (),
-    "min_p": (),
-    "presence_penalty": (),
-    "frequency_penalty": (),
-    "repetition_penalty": (),
-    "logit_bias": (),
-    "logprobs": (),
-    "ignore_eos": (),
-    "min_tokens": (),
-    "stop_token_ids": (),
-    "skip_special_tokens": (),
+    "logit_bias": (VLLM, TRANSFORMERS),
+    ALTERNATIVES: (VLLM, TRANSFORMERS),
     "structured_outputs": (),
     "lora_name": (),
     IMAGES: (),
 }
-
-
-def check_available(names: Iterable[str], engine: str) -> None:
-    """Raise BadRequest for an option, or input, that the engine lacks. Name the engines that have it."""
-    for name in names:
-        if engine not in (others := ENGINES.get(name, (engine,))):
-            remedy = f"{' and '.join(others)} {'do' if len(others) > 1 else 'does'}" if others else "no engine does yet"
-            raise BadRequest(f"option '{name}': {engine} does not have it; {remedy}")
 
 
 class Piece(NamedTuple):
@@ -260,6 +244,15 @@ def response_outputs(
         requested = [fitting]
     outputs = [name for name in texts if name in requested]
     return outputs + [name for name in DETAILS if name in requested or options.get(f"return_{name}")]
+
+
+def check_available(request: PromptRequest, engine: str) -> None:
+    """Raise BadRequest for an option, or input, that the engine lacks. Name the engines that have it."""
+    options = request.options | {IMAGES: request.images, ALTERNATIVES: request.options.get("logprobs")}
+    for name, engines in ENGINES.items():
+        if options.get(name) and engine not in engines:
+            remedy = f"{' and '.join(engines)} {'do' if len(engines) > 1 else 'does'}" if engines else "no engine does"
+            raise BadRequest(f"option '{name}': {engine} does not have it; {remedy}")
 
 
 def read_images(request: pb_utils.InferenceRequest) -> list[bytes]:

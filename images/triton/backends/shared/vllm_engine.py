@@ -6,12 +6,12 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared.continuation import Options
+from shared.continuation import Logprobs, Options
 from shared.continuous_generation import ContinuousGeneration, EngineFailed, EngineStats, NewTokens, TokenEngine
 from shared.memory import HEADROOM, one_load_at_a_time
 from shared.parameters import DEVICES, choice_parameter, parameter
@@ -170,7 +170,7 @@ class VllmEngine(TokenEngine):
     def __init__(self, arguments: dict[str, Any]) -> None:
         # vLLM keeps its CUDA streams per thread: the thread that loads it makes all calls.
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
-        self.keys: set[int] = set()
+        self.keys: dict[int, int] = {}  # of the running texts, with the number of alternatives to each token
         self.counted: set[int] = set()  # the texts whose cached tokens are in `prefix_tokens`
         self.prefix_tokens = 0
         self.watcher = Watcher()
@@ -202,14 +202,22 @@ class VllmEngine(TokenEngine):
             max_tokens=options.max_new_tokens,
             temperature=options.temperature,
             top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
             seed=options.seed if options.temperature else None,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty,
+            logit_bias=dict(options.logit_bias) or None,
+            logprobs=options.logprobs,
+            min_tokens=options.min_tokens,
             ignore_eos=True,  # the backend and the engine must agree on which tokens end a text
-            stop_token_ids=sorted(self.end_tokens),
+            stop_token_ids=sorted({*options.stop_token_ids, *(() if options.ignore_eos else self.end_tokens)}),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
         self.call(self.engine.add_request, str(key), TokensPrompt(prompt_token_ids=tokens), sampling)
-        self.keys.add(key)
+        self.keys[key] = options.logprobs or 0
 
     def cancel(self, key: int) -> None:
         if key in self.keys:
@@ -226,6 +234,7 @@ class VllmEngine(TokenEngine):
 
     def new_tokens(self, output: Any) -> NewTokens:
         key, (completion,) = int(output.request_id), output.outputs
+        count = self.keys[key]
         if key not in self.counted:
             self.counted.add(key)
             self.prefix_tokens += output.num_cached_tokens or 0
@@ -233,10 +242,16 @@ class VllmEngine(TokenEngine):
             self.forget(key)
         failed = output.finished and completion.finish_reason not in ("stop", "length")
         error = f"vLLM ended the text: {completion.finish_reason}" if failed else ""
-        return NewTokens(key, list(completion.token_ids), output.finished, error)
+        logprobs = [
+            Logprobs(position[token].logprob, most_probable(position, count))
+            for token, position in zip(completion.token_ids, completion.logprobs or (), strict=False)
+        ]
+        return NewTokens(
+            key, list(completion.token_ids), output.finished, error, logprobs, output.num_cached_tokens or 0
+        )
 
     def forget(self, key: int) -> None:
-        self.keys.discard(key)
+        self.keys.pop(key, None)
         self.counted.discard(key)
 
     def stats(self) -> EngineStats:
@@ -245,6 +260,12 @@ class VllmEngine(TokenEngine):
     def close(self) -> None:
         self.call(self.engine.engine_core.shutdown)
         self.thread.shutdown()
+
+
+def most_probable(position: Mapping[int, Any], count: int) -> list[tuple[int, float]]:
+    """Return the first of the tokens for which vLLM reports logprobs; the new one is among them, whatever its rank."""
+    pairs = [(token, own.logprob) for token, own in position.items()]
+    return sorted(pairs, key=lambda pair: pair[1], reverse=True)[:count]
 
 
 class Watcher:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable
 from itertools import takewhile
@@ -153,11 +154,11 @@ class LLMEngine:
         logits = self.model(torch.tensor([unread]), past_key_values=request.cache, use_cache=True).logits[0, -1]
         request.read += len(unread)
         if request.read == len(request.prompt) + len(request.new):
-            request.new.append(sample(logits, request))
-            outputs.append(self.output(request))
+            request.new.append(sample(adjusted(logits, request), request))
+            outputs.append(self.output(request, logits.float().log_softmax(-1)))
         return budget - len(unread)
 
-    def output(self, request: Request) -> Any:
+    def output(self, request: Request, logprobs: torch.Tensor) -> Any:
         token, params = request.new[-1], request.params
         reason = None
         if token in (params.stop_token_ids or ()):
@@ -171,19 +172,49 @@ class LLMEngine:
             request_id=request.id,
             finished=reason is not None,
             num_cached_tokens=request.cached_tokens,
-            outputs=[SimpleNamespace(token_ids=[token] if delta else request.new, finish_reason=reason)],
+            outputs=[
+                SimpleNamespace(
+                    token_ids=[token] if delta else request.new,
+                    finish_reason=reason,
+                    logprobs=None if params.logprobs is None else [position(token, logprobs, params.logprobs)],
+                )
+            ],
         )
 
     def shut_down(self) -> None:
         del self.model
 
 
+def adjusted(logits: torch.Tensor, request: Request) -> torch.Tensor:
+    """Return the scores after the processors and penalties of vLLM, in its order."""
+    params, logits = request.params, logits.float().clone()
+    if len(request.new) < params.min_tokens:
+        logits[params.stop_token_ids or []] = -math.inf
+    for token, bias in (params.logit_bias or {}).items():
+        logits[token] += bias
+    for token in {*request.prompt, *request.new}:
+        logits[token] *= params.repetition_penalty if logits[token] < 0 else 1 / params.repetition_penalty
+    for token in {*request.new}:
+        logits[token] -= params.presence_penalty + params.frequency_penalty * request.new.count(token)
+    return logits
+
+
 def sample(logits: torch.Tensor, request: Request) -> int:
-    if not request.params.temperature:
+    params = request.params
+    if not params.temperature:
         return int(logits.argmax())
-    scores, order = (logits.double() / request.params.temperature).softmax(-1).sort(descending=True)
-    scores[scores.cumsum(-1) - scores >= request.params.top_p] = 0
+    scores, order = (logits.double() / params.temperature).softmax(-1).sort(descending=True)
+    scores[scores < params.min_p * scores[0]] = 0
+    scores[params.top_k or len(scores) :] = 0
+    scores /= scores.sum()
+    scores[scores.cumsum(-1) - scores >= params.top_p] = 0
     return int(order[torch.multinomial(scores, 1, generator=request.random)])
+
+
+def position(token: int, logprobs: torch.Tensor, count: int) -> dict[int, Any]:
+    """Return the new token and the most probable ones, as vLLM does."""
+    tokens = [token, *logprobs.topk(count).indices.tolist()]
+    return {token: SimpleNamespace(logprob=logprobs[token].item(), decoded_token=None) for token in tokens}
 
 
 def common_length(one: list[int], other: list[int]) -> int:
