@@ -281,7 +281,11 @@ def option_tensors(request: GenerationRequest) -> list[Tensor]:
         elif name not in ("seed", "stop") and value is not None:
             tensors.append(Tensor.from_values(name, datatype, [value]))
     if sampling := dict(_sampling(request)):
-        tensors.append(Tensor.from_texts(SAMPLING_PARAMETERS, [ENCODER.encode(sampling).decode()]))
+        try:
+            encoded = ENCODER.encode(sampling).decode()
+        except RecursionError:  # the depth at which the body could just be read
+            raise ApiError(400, "The body is nested too deeply.") from None
+        tensors.append(Tensor.from_texts(SAMPLING_PARAMETERS, [encoded]))
     flags = {"exclude_input_in_output": not request.echo, "stream": request.streams}
     return tensors + [
         Tensor.from_values(name, "BOOL", [value])
