@@ -27,11 +27,15 @@ IGNORED = frozenset({"metadata", "prompt_cache_key", "prompt_cache_retention", "
 NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     ((), "audio dimensions max_chunks_per_doc max_tokens_per_doc moderation prediction stream_options"),
     ((), "web_search_options"),
-    ((False,), "continue_final_message echo logprobs raw_scores return_token_strs store stream"),
-    ((True,), "add_generation_prompt"),
+    (
+        (False,),
+        "continue_final_message echo include_stop_str_in_output logprobs raw_scores return_token_strs store stream",
+    ),
+    ((False,), "use_beam_search"),
+    ((True,), "add_generation_prompt include_reasoning spaces_between_special_tokens"),
     ((True, False), "parallel_tool_calls"),
     ((0,), "frequency_penalty presence_penalty priority top_logprobs"),
-    ((1,), "best_of n"),
+    ((1,), "best_of length_penalty n"),
     (([],), "functions tools"),
     (({},), "logit_bias"),
     (("",), "suffix"),
